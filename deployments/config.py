@@ -1,0 +1,139 @@
+"""What a user says about a model, its engines and where they run (pure; no ray, no vllm)."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+# Set from other fields, or fixed by the design; in engine_kwargs they would contradict them.
+_OWNED_ENGINE_KWARGS = {
+    "model": "model.source",
+    "served_model_name": "model.id",
+    "tensor_parallel_size": "the role's tensor_parallel_size",
+    "pipeline_parallel_size": "the role's pipeline_parallel_size",
+    "kv_transfer_config": "kv_transfer",
+    "worker_extension_cls": None,
+    "distributed_executor_backend": None,
+    "disable_log_stats": None,
+    "enable_request_id_headers": None,
+}
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Config):
+    """The one model that an application serves."""
+
+    id: str = Field(min_length=1, description="The name that clients ask for.")
+    source: str = Field(
+        min_length=1,
+        description="A folder (starting with '/', './', '../' or '~') with config.json, weights and tokenizer, or a hub id.",
+    )
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder, or ``None`` where ``source`` is a hub id."""
+        if self.source.startswith(("/", "./", "../", "~")):
+            return Path(self.source).expanduser().resolve()
+        return None
+
+
+class PlacementConfig(_Config):
+    """Where one replica's engine workers run; becomes Serve placement-group bundles and their label selectors."""
+
+    accelerator_type: str | None = Field(
+        None, description="GPU type as Ray names it (H100, A100-80G, ...). None runs the engine on CPU cores."
+    )
+    cpus_per_worker: float = Field(1.0, ge=0.0, description="Ray CPUs in the bundle of each engine worker.")
+    cpus_per_replica: float = Field(
+        1.0, ge=0.0, description="Ray CPUs of the Serve replica itself (front end, tokeniser), added to the first bundle."
+    )
+    strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        "STRICT_PACK", description="How the bundles of one replica spread over nodes; STRICT_PACK keeps them on one."
+    )
+    node_labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Ray label selector that each bundle demands, such as {tandem.io/s1: switch-a}. "
+        "Values may be 'v', '!v', 'in(a,b)' or '!in(a,b)'.",
+    )
+
+
+class RoleConfig(_Config):
+    """One pool: the replicas of one role in one group."""
+
+    replicas: int = Field(1, ge=1, le=1024, description="Replicas, each one engine.")
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    pipeline_parallel_size: int = Field(1, ge=1, le=64)
+    placement: PlacementConfig = PlacementConfig()
+    engine_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM engine arguments of this role; they win over the application's."
+    )
+    cores_per_engine: int = Field(
+        1, ge=1, description="On CPU: cores that this engine is bound to, the least claimed on its node."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the replicas and engines.")
+    graceful_shutdown_timeout_s: float = Field(
+        600.0, gt=0.0, description="How long a stopping replica may finish what it has in flight (Serve's default is 20)."
+    )
+    max_ongoing_requests: int = Field(
+        1000, ge=1, description="Requests that Serve sends one replica at a time; the engine queues and batches them."
+    )
+
+    @property
+    def workers(self) -> int:
+        """Engine workers per replica: tensor x pipeline parallel."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs per replica; 0 on CPU."""
+        return self.workers if self.placement.accelerator_type else 0
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _reject_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return check_engine_kwargs(value)
+
+
+class GroupConfig(_Config):
+    """A deployment group (HeteroScale section 3.5): prefill and decode between which KV moves."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$", description="Lower case, digits, dashes.")
+    prefill: RoleConfig = RoleConfig()
+    decode: RoleConfig = RoleConfig()
+
+    @model_validator(mode="after")
+    def _check_parallel(self) -> Self:
+        if self.prefill.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"group {self.name!r}: prefill.pipeline_parallel_size is {self.prefill.pipeline_parallel_size}, and the "
+                "NIXL connector in pull mode takes no pipeline-parallel prefill: use tensor_parallel_size instead"
+            )
+        return self
+
+    def role(self, role: Role) -> RoleConfig:
+        """The pool settings of one role."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def pools(self) -> dict[PoolKey, RoleConfig]:
+        """Both pools of the group by key."""
+        return {PoolKey(self.name, role): self.role(role) for role in Role}
+
+
+def check_engine_kwargs(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse engine arguments that other fields set.
+
+    Raises:
+        ValueError: names the argument and the field to use instead.
+    """
+    for key in value:
+        if key in _OWNED_ENGINE_KWARGS:
+            field = _OWNED_ENGINE_KWARGS[key]
+            use = f"set {field} instead" if field else "Tandem sets it itself; leave it out"
+            raise ValueError(f"engine argument {key!r} is not yours to set here: {use}")
+    return value

@@ -1,0 +1,56 @@
+"""What a replica does before and around its engine: a port, cores, and its metrics."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+from prometheus_client.metrics_core import Metric
+from ray import serve
+from ray.serve.llm import LLMConfig
+
+from autoscale.types import PoolKey
+from deployments.cores import CoreClaim
+from deployments.metrics import process_metrics
+from deployments.ports import free_side_channel_port
+from kvtransfer.topology import Role
+
+
+class EngineHost:
+    """Mixed into both servers, before Ray's own server class.
+
+    Ray's NIXL backend derives the side-channel port from the replica's rank unless the variable is set; each replica
+    is a process of its own, so setting it here is safe.
+    """
+
+    def _prepare_host(self, llm_config: LLMConfig, cores_per_engine: int) -> None:
+        context = serve.get_replica_context()
+        self.pool = PoolKey.parse(context.deployment)
+        self.replica_id = context.replica_id.unique_id
+        decode = self.pool.role is Role.DECODE
+        host = ray.util.get_node_ip_address()
+        start = 20000 + 100 * (os.getpid() % 80)
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_side_channel_port(host, start=start))
+        if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+            workers = llm_config.get_engine_config().num_devices
+            folder = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"
+            self._claim = CoreClaim(folder, count=cores_per_engine * workers, from_end=decode)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._claim.cores, workers)
+
+    async def metrics(self) -> list[Metric]:
+        """This process's Prometheus metrics, vLLM's included, labelled with pool and replica."""
+        return process_metrics(role=str(self.pool.role), group=self.pool.group, replica=self.replica_id)
+
+
+def _spec(cores: list[int], workers: int) -> str:
+    """vLLM's binding string: one comma list of cores per worker, joined by '|'."""
+    share = max(1, len(cores) // workers)
+    parts = [cores[(i * share) % len(cores) :][:share] for i in range(workers)]
+    return "|".join(",".join(map(str, part)) for part in parts)
+
+
+def engine_client(server: Any) -> Any:
+    """The vLLM AsyncLLM behind a Ray Serve LLM server (private in Ray 2.60; the contract test covers it)."""
+    return server.engine._engine_client

@@ -1,0 +1,64 @@
+"""The deployment graph: ingress -> decode -> prefill, for every group."""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.llm import build_llm_deployment
+
+from autoscale.types import PoolKey
+from deployments.config import GroupConfig, ModelConfig
+from deployments.decode import DecodeServer
+from deployments.ingress import Ingress
+from deployments.options import llm_config, router_options, serve_options
+from deployments.prefill import PrefillServer
+from kvtransfer.connector import ConnectorConfig
+from kvtransfer.topology import Role
+from router.config import RouterConfig
+
+
+def build_graph(
+    *,
+    model: ModelConfig,
+    groups: tuple[GroupConfig, ...],
+    engine_kwargs: dict[str, Any],
+    kv_transfer: ConnectorConfig,
+    router: RouterConfig,
+    ingress_replicas: int,
+    ingress_cpus: float,
+    request_timeout_s: float,
+) -> Application:
+    """Bind every deployment of an application; Ray's own builder hard-codes its server classes.
+
+    Raises:
+        ValueError: an engine argument that vLLM does not know.
+    """
+    prefills: dict[str, Application] = {}
+    decodes: dict[str, Application] = {}
+    for group in groups:
+        for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
+            pool = group.role(role)
+            bind: dict[str, Any] = {"cores_per_engine": pool.cores_per_engine}
+            if role is Role.DECODE:
+                bind |= {"prefill_server": prefills[group.name], "router": router}
+            servers[group.name] = build_llm_deployment(
+                llm_config(
+                    role, pool, model=model, engine_kwargs=engine_kwargs, kv_transfer=kv_transfer, router=router
+                ),
+                deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
+                bind_kwargs=bind,
+                override_serve_options={"name": PoolKey(group.name, role).deployment_name, **serve_options(pool)},
+            )
+    return serve.deployment(Ingress).options(
+        name="ingress",
+        num_replicas=ingress_replicas,
+        max_ongoing_requests=10_000,
+        ray_actor_options={"num_cpus": ingress_cpus},
+        request_router_config=router_options(router),
+    ).bind(
+        model_id=model.id,
+        max_model_len=engine_kwargs.get("max_model_len"),
+        groups=decodes,
+        prefills=prefills,
+        request_timeout_s=request_timeout_s,
+    )

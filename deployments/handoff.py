@@ -1,0 +1,28 @@
+"""What decode and prefill say to each other about one prompt."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRequest:
+    """A rendered prompt for a prefill replica; the ids are those that decode tokenised, once."""
+
+    request_id: str
+    token_ids: list[int]
+    cache_salt: str | None = None
+    priority: int = 0
+
+    @property
+    def work_tokens(self) -> int:
+        """What this request weighs for the router."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """Where the KV lies, for the decode engine's connector, and how much still waits behind this prompt."""
+
+    kv_transfer_params: dict[str, Any]
+    backlog_tokens: int
+    replica_id: str

@@ -1,0 +1,241 @@
+"""The OpenAI-compatible HTTP endpoint: picks a group, forwards to its decode pool, keeps its place in the stream."""
+
+import asyncio
+import json
+import logging
+import random
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+
+from deployments.frames import Frame
+from deployments.metrics import REQUESTS, TPOT_S, TTFT_S, process_metrics, render
+from deployments.openai_errors import OpenAIError
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_HEALTH_TIMEOUT_S = 5.0
+
+app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
+
+
+@app.exception_handler(OpenAIError)
+async def _openai_error(request: Request, error: OpenAIError) -> Response:
+    return _error_response(error)
+
+
+@app.exception_handler(HTTPException)
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    what = f"{request.method} {request.url.path}: {error.detail}"
+    return _error_response(OpenAIError(error.status_code, what))
+
+
+def _error_response(error: OpenAIError) -> Response:
+    return Response(error.body(), status_code=error.status, media_type="application/json")
+
+
+def _failure(status: int, message: str, error: str) -> Frame:
+    return Frame(OpenAIError(status, message).body(), status=status, error=error)
+
+
+async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
+    """The stream's events; a failure after the headers becomes an error event and an end, never silence."""
+    tokens = 0
+    first_s = last_s = 0.0
+    async with aclosing(frames):
+        frame: Frame | None = first
+        while frame is not None:
+            if frame.token_ids:
+                last_s = time.monotonic()
+                if not tokens:
+                    first_s = last_s
+                    TTFT_S.observe(first_s - arrived_s)
+                tokens += len(frame.token_ids)
+            if frame.error is not None and not frame.text.startswith("data: "):
+                yield f"data: {frame.text}\n\ndata: [DONE]\n\n"
+                return
+            yield frame.text
+            frame = await anext(frames, None)
+    if tokens > 1:
+        TPOT_S.observe((last_s - first_s) / (tokens - 1))
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise OpenAIError(400, f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+
+
+async def _unary(handle: DeploymentHandle, method: str) -> Any:
+    return await handle.options(method_name=method, stream=False).remote()
+
+
+async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
+    return list(await handle.broadcast(method).results_async())
+
+
+# Everything the class uses stands above it: serve.ingress pickles the app, and with it these globals, right there.
+@serve.ingress(app)
+class Ingress:
+    """One replica of the endpoint; any number may run."""
+
+    def __init__(
+        self,
+        *,
+        model_id: str,
+        max_model_len: int | None,
+        groups: dict[str, DeploymentHandle],
+        prefills: dict[str, DeploymentHandle],
+        request_timeout_s: float,
+    ) -> None:
+        self._model_id = model_id
+        self._created_s = int(time.time())
+        self._groups = {name: handle.options(method_name="respond", stream=True) for name, handle in groups.items()}
+        self._engines = [*groups.values(), *prefills.values()]
+        self._in_flight = dict.fromkeys(groups, 0)
+        self._timeout_s = request_timeout_s
+        self._max_model_len = max_model_len
+        self._rng = random.Random()
+        context = serve.get_replica_context()
+        self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._replica = context.replica_id.unique_id
+
+    @app.get("/health")
+    async def health(self) -> Response:
+        """200 when every group's decode pool answers."""
+        for handle in self._groups.values():
+            try:
+                await asyncio.wait_for(_unary(handle, "check_health"), _HEALTH_TIMEOUT_S)
+            except Exception as error:
+                return _error_response(OpenAIError(503, f"no healthy decode replica: {type(error).__name__}"))
+        return Response(status_code=200)
+
+    @app.get("/metrics")
+    async def metrics(self) -> Response:
+        """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics included."""
+        pages = []
+        for handle in (self._own_handle, *self._engines):
+            pages.extend(await _broadcast(handle, "process_page" if handle is self._own_handle else "metrics"))
+        return Response(await asyncio.to_thread(render, pages), media_type="text/plain; version=0.0.4")
+
+    async def process_page(self) -> list[Any]:
+        """This replica's own metrics."""
+        return process_metrics(role="ingress", replica=self._replica)
+
+    @app.get("/v1/models")
+    async def models(self) -> JSONResponse:
+        """The one model."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(self, model: str) -> JSONResponse:
+        """One model by name."""
+        self._check_model(model)
+        return JSONResponse(self._card())
+
+    @app.post("/v1/chat/completions")
+    async def chat(self, request: Request) -> Response:
+        """OpenAI chat completions."""
+        return await self._serve("chat", request)
+
+    @app.post("/v1/completions")
+    async def completions(self, request: Request) -> Response:
+        """OpenAI completions."""
+        return await self._serve("completions", request)
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._model_id,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "tandem",
+            "max_model_len": self._max_model_len,
+        }
+
+    def _check_model(self, model: Any) -> None:
+        if model != self._model_id:
+            raise OpenAIError(
+                404,
+                f"the model {model!r} does not exist; this endpoint serves {self._model_id!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _serve(self, endpoint: str, request: Request) -> Response:
+        arrived_s = time.monotonic()
+        request_id = _request_id(request)
+        try:
+            response = await self._respond(endpoint, request, request_id, arrived_s)
+        except OpenAIError as error:
+            response = _error_response(error)
+        response.headers["x-request-id"] = request_id
+        REQUESTS.labels(endpoint, str(response.status_code)).inc()
+        return response
+
+    async def _respond(self, endpoint: str, request: Request, request_id: str, arrived_s: float) -> Response:
+        body = _json_object(await request.body())
+        if "model" not in body:
+            raise OpenAIError(400, "model is missing", param="model")
+        self._check_model(body["model"])
+        frames = self._frames(endpoint, body, request_id, arrived_s + self._timeout_s)
+        try:
+            first = await anext(frames)
+        except StopAsyncIteration:
+            raise OpenAIError(500, "the decode replica answered with nothing") from None
+        if first.error is not None or not first.text.startswith("data: "):
+            await frames.aclose()
+            text = first.text.removeprefix("data: ").strip()
+            if first.error is None:
+                TTFT_S.observe(time.monotonic() - arrived_s)
+            return Response(text, status_code=first.status, media_type="application/json")
+        return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
+
+    async def _frames(
+        self, endpoint: str, body: dict[str, Any], request_id: str, deadline_s: float
+    ) -> AsyncGenerator[Frame, None]:
+        group = min(self._groups, key=lambda name: (self._in_flight[name], self._rng.random()))
+        self._in_flight[group] += 1
+        stream = self._groups[group].remote(endpoint, body, request_id)
+        iterator: AsyncIterator[Frame] = stream.__aiter__()
+        done = False
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(deadline_s - time.monotonic()):
+                        frame = await anext(iterator)
+                except StopAsyncIteration:
+                    done = True
+                    return
+                yield frame
+        except TimeoutError:
+            yield _failure(408, f"the request took longer than {self._timeout_s:g} s (http.request_timeout_s)", "timeout")
+        except BackPressureError as error:
+            yield _failure(503, f"every decode replica is full: {error.message}", "overloaded")
+        except (RayError, RayServeException) as error:
+            logger.warning("request %s lost its decode replica: %s", request_id, error)
+            yield _failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
+        finally:
+            self._in_flight[group] -= 1
+            if not done:
+                stream.cancel()

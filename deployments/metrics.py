@@ -1,0 +1,67 @@
+"""Tandem's Prometheus metrics, and the merge of every process's metrics into one page."""
+
+from collections.abc import Iterable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
+_TPOT_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2)
+_TOKENS_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+PREFILL_PATH = Counter(
+    "tandem_prefill_path", "Prompts by where they were prefilled and why", ["path", "reason"]
+)
+REMOTE_PREFILL_S = Histogram(
+    "tandem_remote_prefill_seconds", "Decode's call to prefill, sent to answered", buckets=_LATENCY_BUCKETS_S
+)
+HANDOFF_S = Histogram(
+    "tandem_handoff_seconds",
+    "Prefill's answer to the first token on decode: KV pull, queueing and one step",
+    buckets=_LATENCY_BUCKETS_S,
+)
+CACHED_TOKENS_ERROR = Histogram(
+    "tandem_cached_tokens_error_tokens",
+    "Absolute error of the estimated prefix-cache hit against the engine's own count, local prompts",
+    buckets=_TOKENS_BUCKETS,
+)
+PREFILL_BACKLOG = Gauge("tandem_prefill_backlog_tokens", "Prompt tokens that this decode replica believes wait on prefill")
+REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
+TTFT_S = Histogram(
+    "tandem_ttft_seconds", "Arrival at the ingress to the first output token", buckets=_LATENCY_BUCKETS_S
+)
+TPOT_S = Histogram(
+    "tandem_tpot_seconds", "Mean time per output token after the first, one value per stream", buckets=_TPOT_BUCKETS_S
+)
+
+
+def process_metrics(**labels: str) -> list[Metric]:
+    """All metrics of this process, each sample with these labels added."""
+    families = []
+    for family in REGISTRY.collect():
+        copy = Metric(family.name, family.documentation, family.type, family.unit)
+        copy.samples = [sample._replace(labels={**sample.labels, **labels}) for sample in family.samples]
+        families.append(copy)
+    return families
+
+
+class _Collected:
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def render(pages: Iterable[list[Metric]]) -> bytes:
+    """One Prometheus text page from the metrics of many processes; families of one name are joined."""
+    merged: dict[str, Metric] = {}
+    for page in pages:
+        for family in page:
+            if family.name in merged:
+                merged[family.name].samples.extend(family.samples)
+            else:
+                merged[family.name] = family
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(merged.values()))  # type: ignore[arg-type]
+    return generate_latest(registry)

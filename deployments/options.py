@@ -1,0 +1,87 @@
+"""Config -> Ray Serve LLM's LLMConfig and Serve's deployment options; all third-party environment variables."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+from ray.serve.llm import LLMConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+from deployments.config import ModelConfig, RoleConfig
+from kvtransfer.connector import ConnectorConfig
+from kvtransfer.topology import Role
+from router.config import RouterConfig
+
+
+def llm_config(
+    role: Role,
+    pool: RoleConfig,
+    *,
+    model: ModelConfig,
+    engine_kwargs: dict[str, Any],
+    kv_transfer: ConnectorConfig,
+    router: RouterConfig,
+) -> LLMConfig:
+    """Ray Serve LLM's configuration of one pool.
+
+    Raises:
+        ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
+    """
+    kwargs = {**engine_kwargs, **pool.engine_kwargs}
+    _check_known(kwargs)
+    return LLMConfig(
+        model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
+        engine_kwargs={
+            **kwargs,
+            "tensor_parallel_size": pool.tensor_parallel_size,
+            "pipeline_parallel_size": pool.pipeline_parallel_size,
+            "kv_transfer_config": kv_transfer.kv_transfer_config(role),
+        },
+        accelerator_type=pool.placement.accelerator_type,
+        placement_group_config={"bundles": _bundles(pool), "strategy": pool.placement.strategy},
+        runtime_env={"env_vars": pool.env} if pool.env else None,
+        # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
+        # wrapper would send the same numbers to write-only metrics that nobody can read back.
+        log_engine_metrics=False,
+        experimental_configs={"stream_batching_interval_ms": 0},
+        deployment_config={
+            "num_replicas": pool.replicas,
+            "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
+            "max_ongoing_requests": pool.max_ongoing_requests,
+            "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
+            "request_router_config": router_options(router),
+        },
+    )
+
+
+def serve_options(pool: RoleConfig) -> dict[str, Any]:
+    """Serve options that LLMConfig has no field for."""
+    options: dict[str, Any] = {}
+    if pool.placement.node_labels:
+        options["placement_group_bundle_label_selector"] = [dict(pool.placement.node_labels) for _ in _bundles(pool)]
+    return options
+
+
+def router_options(router: RouterConfig) -> dict[str, Any]:
+    """Serve's request-router options; attached from the start, since changing them restarts the application."""
+    return {
+        "request_router_class": "router.ray_router:TandemRouter",
+        "request_router_kwargs": {"policy": router.policy},
+    }
+
+
+def _bundles(pool: RoleConfig) -> list[dict[str, float]]:
+    bundle: dict[str, float] = {"CPU": pool.placement.cpus_per_worker}
+    if pool.placement.accelerator_type:
+        bundle["GPU"] = 1
+    return [dict(bundle) for _ in range(pool.workers)]
+
+
+def _check_known(kwargs: dict[str, Any]) -> None:
+    known = {field.name for args in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(args)}
+    for key in kwargs:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{hint}")

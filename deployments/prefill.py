@@ -1,0 +1,45 @@
+"""The prefill replica: computes a prompt's KV and keeps it until a decode replica has pulled it."""
+
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import PDPrefillServer
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from deployments.engine_host import EngineHost, engine_client
+from deployments.handoff import PrefillRequest, PrefillResult
+from kvtransfer.connector import prefill_request_params
+
+
+class PrefillServer(EngineHost, PDPrefillServer):
+    """Ray Serve LLM's prefill server with a door for rendered prompts."""
+
+    async def __init__(self, llm_config: LLMConfig, *, cores_per_engine: int) -> None:  # type: ignore[misc]
+        self._prepare_host(llm_config, cores_per_engine)
+        await super().__init__(llm_config)
+
+    async def prefill(self, request: PrefillRequest) -> PrefillResult:
+        """Prefill one prompt and return where decode finds its KV.
+
+        Raises:
+            RuntimeError: the engine ended the request without KV to hand over.
+        """
+        client = engine_client(self)
+        sampling = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": prefill_request_params()},
+        )
+        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
+        params = None
+        async for output in client.generate(
+            prompt, sampling, request.request_id, priority=request.priority
+        ):
+            params = output.kv_transfer_params
+        if not params:
+            raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
+        return PrefillResult(
+            kv_transfer_params=params, backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
+        )

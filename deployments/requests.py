@@ -1,0 +1,98 @@
+"""An OpenAI request body -> vLLM's request model, or an error that names the field."""
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+from deployments.openai_errors import OpenAIError
+
+logger = logging.getLogger(__name__)
+
+_MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
+    "chat": ChatCompletionRequest,
+    "completions": CompletionRequest,
+}
+
+# Official fields that would change the answer and that no engine here implements: refused unless they are
+# absent, null, or the value given, which asks for nothing.
+_NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
+    "chat": {
+        "audio": (None, "audio output is not supported"),
+        "modalities": (["text"], "only text output is supported"),
+        "functions": (None, "it is deprecated: use tools"),
+        "function_call": (None, "it is deprecated: use tool_choice"),
+        "web_search_options": (None, "there is no web search here"),
+    },
+    "completions": {
+        "suffix": (None, "text after the completion is not supported"),
+        "best_of": (1, "use n"),
+    },
+}
+
+# Ours alone: a client that could set them could read other requests' KV.
+_INTERNAL = ("kv_transfer_params", "request_id")
+
+
+def parse_request(
+    endpoint: str, body: dict[str, Any], request_id: str
+) -> ChatCompletionRequest | CompletionRequest:
+    """Validate one request body for ``chat`` or ``completions``.
+
+    Raises:
+        OpenAIError: 400, naming the field.
+    """
+    fields = {key: value for key, value in body.items() if key not in _INTERNAL}
+    for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
+        value = fields.pop(name, None)
+        if value is not None and value != harmless:
+            raise OpenAIError(400, f"{name} cannot be honoured ({value!r} was asked for): {why}", param=name)
+    _check_prompt(endpoint, fields)
+    _check_max_tokens(fields)
+    model = _MODELS[endpoint]
+    ignored = [key for key in fields if key not in model.model_fields]
+    if ignored:
+        logger.debug("request %s: ignored fields %s", request_id, ignored)
+    try:
+        return model.model_validate({**fields, "request_id": request_id})
+    except ValidationError as error:
+        raise _from_pydantic(error) from None
+    except RecursionError:
+        raise OpenAIError(400, "the body is nested too deeply") from None
+
+
+def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """The output limit that the client asked for, tokens."""
+    newer = getattr(request, "max_completion_tokens", None)
+    return newer if newer is not None else request.max_tokens
+
+
+def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
+    name = "messages" if endpoint == "chat" else "prompt"
+    value = fields.get(name)
+    if value is None and fields.get("prompt_embeds") is None:
+        raise OpenAIError(400, f"{name} is missing", param=name)
+    if value in ("", []) or (isinstance(value, list) and any(part in ("", []) for part in value)):
+        raise OpenAIError(400, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}", param=name)
+
+
+def _check_max_tokens(fields: dict[str, Any]) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = fields.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise OpenAIError(400, f"{name} must be at least 1, got {value}", param=name)
+
+
+def _from_pydantic(error: ValidationError) -> OpenAIError:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    # A union's branches add their type names to the location; the client knows only its own field.
+    param = path[0] if path else None
+    cause = first.get("ctx", {}).get("error")
+    param = getattr(cause, "parameter", None) or param
+    message = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    shown = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
+    return OpenAIError(400, f"{'.'.join(path) + ': ' if path else ''}{message}{shown}", param=param)

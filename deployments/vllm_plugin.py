@@ -1,0 +1,60 @@
+"""What Tandem installs into every vLLM engine process: core binding and a parent-death watch.
+
+vLLM loads the entry point ``vllm.general_plugins`` in the front end, in the engine core and in each worker. In the
+front end (the Serve replica) ``register`` does nothing.
+"""
+
+import logging
+import multiprocessing
+import os
+import threading
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_S = 1.0
+
+
+def register() -> None:
+    """Entry point: prepare this process, if it is a child that vLLM started."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
+    _bind_cores()
+
+
+def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
+    # An engine core whose replica was killed lives on, with its memory and its NIXL port, and the next replica
+    # hangs on that port. The sentinel tells at once; the poll covers a sentinel that another child inherited.
+    while os.getppid() == parent.pid:
+        parent.join(timeout=_WATCH_INTERVAL_S)
+    os._exit(1)
+
+
+def _bind_cores() -> None:
+    """Bind this process to the cores of ``VLLM_CPU_OMP_THREADS_BIND`` and keep the NIXL connector from rebinding it.
+
+    On the CPU platform the connector pins every engine's main thread to the last core of each NUMA node
+    (vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py:474), so a prefill and a decode engine on one
+    machine would share that core. It does so only where the platform reports a topology.
+    """
+    cores = _bound_cores(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"))
+    if not cores:
+        return
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+    os.sched_setaffinity(0, cores)
+    logger.info("bound to cores %s", sorted(cores))
+
+
+def _bound_cores(spec: str) -> set[int]:
+    """Cores of a binding such as ``0-2,5|6``; empty for ``auto``, ``nobind`` and anything unreadable."""
+    cores: set[int] = set()
+    for part in spec.replace("|", ",").split(","):
+        first, _, last = part.partition("-")
+        try:
+            cores.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            return set()
+    return cores

@@ -1,0 +1,58 @@
+"""Which prompt blocks a replica has served: an estimate of what its prefix cache holds."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class PrefixIndex:
+    """Bounded, least-recently-used index of chained block hashes.
+
+    No engine API tells how much of a prompt is cached (the cache lives in the core process), so a decode replica
+    remembers the blocks it served. A block's key covers everything before it, so two prompts share exactly their
+    common leading blocks, as in vLLM's own cache.
+    """
+
+    __slots__ = ("_blocks", "_max_blocks", "block_tokens")
+
+    def __init__(self, *, block_tokens: int, max_blocks: int) -> None:
+        """``block_tokens``: the engine's block size; ``max_blocks``: its KV capacity in blocks."""
+        self.block_tokens = block_tokens
+        self._max_blocks = max_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def cached_tokens(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """Leading tokens of this prompt that are probably cached: whole blocks, and never the last token.
+
+        The engine recomputes at least the last prompt token, to have something to sample from.
+        """
+        usable = max(0, len(token_ids) - 1) // self.block_tokens
+        hits = 0
+        for key in self._keys(token_ids, salt, usable):
+            if key not in self._blocks:
+                break
+            self._blocks.move_to_end(key)
+            hits += 1
+        return hits * self.block_tokens
+
+    def add(self, token_ids: Sequence[int], salt: str = "") -> None:
+        """Remember the whole blocks of a sequence whose KV this replica has computed or loaded."""
+        for key in self._keys(token_ids, salt, len(token_ids) // self.block_tokens):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._max_blocks:
+            self._blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything (the engine's cache was reset)."""
+        self._blocks.clear()
+
+    def _keys(self, token_ids: Sequence[int], salt: str, blocks: int) -> list[int]:
+        keys = []
+        parent = hash(salt)
+        for start in range(0, blocks * self.block_tokens, self.block_tokens):
+            parent = hash((parent, *token_ids[start : start + self.block_tokens]))
+            keys.append(parent)
+        return keys

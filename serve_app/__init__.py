@@ -1,0 +1,1 @@
+"""The doors: Serve's import path, the SDK, the command line and the benchmark."""

@@ -1,0 +1,33 @@
+"""``serve_app.app:build``: the import path that Serve's YAML names."""
+
+from typing import Any
+
+from ray.serve import Application
+
+from serve_app.config import AppConfig
+from serve_app.validate import parse_app_config
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application of one ``args`` mapping.
+
+    Raises:
+        ValueError: the configuration is wrong; says which field, its value and what to do.
+    """
+    return build_app(parse_app_config(args))
+
+
+def build_app(config: AppConfig) -> Application:
+    """The application of a checked configuration."""
+    from deployments.graph import build_graph  # imports vllm: seconds, and only needed where the graph is built
+
+    return build_graph(
+        model=config.model,
+        groups=config.groups,
+        engine_kwargs=config.engine_kwargs,
+        kv_transfer=config.kv_transfer,
+        router=config.router,
+        ingress_replicas=config.ingress.replicas,
+        ingress_cpus=config.ingress.cpus_per_replica,
+        request_timeout_s=config.ingress.request_timeout_s,
+    )

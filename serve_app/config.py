@@ -1,0 +1,47 @@
+"""AppConfig: everything a user may say about one Tandem application, checked before anything starts."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from deployments.config import GroupConfig, ModelConfig, check_engine_kwargs
+from kvtransfer.connector import ConnectorConfig
+from router.config import RouterConfig
+
+
+class IngressConfig(BaseModel):
+    """The HTTP endpoint's replicas."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replicas: int = Field(1, ge=1, le=256)
+    cpus_per_replica: float = Field(1.0, ge=0.0)
+    request_timeout_s: float = Field(
+        300.0, gt=0.0, le=86_400.0, description="A request that takes longer ends with an error (Ray's own limit is 600)."
+    )
+
+
+class AppConfig(BaseModel):
+    """The ``args`` of an application in Serve's YAML."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelConfig
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments of both roles.")
+    groups: tuple[GroupConfig, ...] = Field(min_length=1)
+    kv_transfer: ConnectorConfig = ConnectorConfig()
+    router: RouterConfig = RouterConfig()
+    ingress: IngressConfig = IngressConfig()
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _reject_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return check_engine_kwargs(value)
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        names = [group.name for group in self.groups]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"groups: the name {twice[0]!r} is used twice; each group needs its own")
+        return self
