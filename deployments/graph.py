@@ -10,7 +10,7 @@ from autoscale.types import PoolKey
 from deployments.config import GroupConfig, ModelConfig
 from deployments.decode import DecodeServer
 from deployments.ingress import Ingress
-from deployments.options import llm_config, router_options, serve_options
+from deployments.options import llm_config, serve_options
 from deployments.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
@@ -54,7 +54,6 @@ def build_graph(
         num_replicas=ingress_replicas,
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": ingress_cpus},
-        request_router_config=router_options(router),
     ).bind(
         model_id=model.id,
         max_model_len=engine_kwargs.get("max_model_len"),

@@ -1,0 +1,144 @@
+"""A Ray cluster on this machine that lives exactly as long as its owner."""
+
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deployments.environment import cluster_environment
+from serve_app.guardian import guardian_plan
+
+# Loopback, but not 127.0.0.1, which ray.init replaces by the interface's address.
+_NODE_IP = "127.0.0.2"
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One Ray node: its logical CPUs and its labels."""
+
+    cpus: int = 4
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class LocalCluster:
+    """Ray nodes on the loopback interface, their own ports and folder, under a guardian process.
+
+    Use as a context manager, or call ``close``; when the owner dies in any other way the guardian ends everything.
+    """
+
+    def __init__(
+        self, nodes: Sequence[NodeSpec] = (NodeSpec(),), *, environment: dict[str, str] | None = None
+    ) -> None:
+        """Start the nodes; the first is the head.
+
+        Raises:
+            RuntimeError: a node did not start, with Ray's own words.
+        """
+        # Ray puts UNIX sockets below this folder, and their paths may have 107 characters at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir="/tmp"))  # noqa: S108
+        port = _free_port()
+        self.address = f"{_NODE_IP}:{port}"
+        # Whoever can reach a Ray cluster can run code on it, so this one asks for a token, whatever the user's own
+        # Ray settings say. Ray reads it once per process: a second cluster of one owner has to use the same.
+        token = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+        os.environ["RAY_AUTH_MODE"] = "token"
+        self.environment = {
+            **cluster_environment(self.folder),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            **(environment or {}),
+        }
+        plan = guardian_plan(
+            self.folder,
+            [self._arguments(node, port, head=index == 0) for index, node in enumerate(nodes)],
+            self.environment,
+        )
+        self._log = (self.folder / "guardian.log").open("w")
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.guardian"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.write(json.dumps(plan) + "\n")
+        self._guardian.stdin.flush()
+        self._await_ready()
+
+    def _arguments(self, node: NodeSpec, port: int, *, head: bool) -> list[str]:
+        common = [
+            f"--node-ip-address={_NODE_IP}",
+            f"--num-cpus={node.cpus}",
+            "--num-gpus=0",
+            "--object-store-memory=268435456",
+            "--disable-usage-stats",
+        ]
+        if node.labels:
+            common.append("--labels=" + ",".join(f"{key}={value}" for key, value in node.labels.items()))
+        if head:
+            return [
+                "--head",
+                f"--port={port}",
+                f"--temp-dir={self.folder}",
+                "--include-dashboard=false",
+                f"--ray-client-server-port={_free_port()}",
+                *common,
+            ]
+        return [f"--address={_NODE_IP}:{port}", *common]
+
+    def _await_ready(self) -> None:
+        stdout = self._guardian.stdout
+        assert stdout is not None
+        readable, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
+        line = stdout.readline() if readable else ""
+        answer = json.loads(line) if line else {"ready": False, "error": f"no answer in {_START_TIMEOUT_S:g} s"}
+        if not answer["ready"]:
+            self.close()
+            raise RuntimeError(f"Ray did not start on this machine: {answer['error']}")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the guardian still runs."""
+        return self._guardian.poll() is None
+
+    def close(self) -> None:
+        """End every process of the cluster and wait until they are gone."""
+        if self._guardian.stdin is not None and not self._guardian.stdin.closed:
+            self._guardian.stdin.close()
+        try:
+            self._guardian.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_NODE_IP, 0))
+        return int(probe.getsockname()[1])
+
+
+def logical_cpus() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,100 @@
+"""The process that owns a local Ray cluster and outlives whoever asked for it, just long enough to end it.
+
+Run as ``python -m serve_app.guardian`` with a JSON plan as its first line on standard input. It makes itself the
+subreaper of everything below it, starts the Ray nodes, prints one line, and waits. When its standard input closes (a
+normal end, Ctrl-C, or ``kill -9`` of the process that holds the other end) it ends every descendant: the kernel
+reparents orphans to a subreaper, so nothing can slip away, whatever it did to its environment or its parent.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 5.0
+
+
+def main() -> None:
+    """Entry point."""
+    # A Ctrl-C in the terminal goes to the owner, who then closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    plan = json.loads(sys.stdin.readline())
+    try:
+        for node in plan["nodes"]:
+            _start_node(node, plan["environment"], Path(plan["folder"]))
+        print(json.dumps({"ready": True}), flush=True)
+        sys.stdin.read()
+    except RuntimeError as error:
+        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+    finally:
+        end_descendants(psutil.Process(), _GRACE_S)
+        shutil.rmtree(plan["folder"], ignore_errors=True)
+
+
+def _start_node(arguments: list[str], environment: dict[str, str], folder: Path) -> None:
+    log = folder / "ray-start.log"
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
+    with log.open("a") as out:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **environment}, check=False
+        ).returncode
+    if code:
+        tail = " ".join(log.read_text().split()[-60:])
+        raise RuntimeError(f"'ray start' failed with exit code {code}: {tail}")
+
+
+def end_descendants(root: psutil.Process, grace_s: float) -> None:
+    """End every descendant of a process: SIGTERM, then SIGKILL to what is left, until there is none."""
+    deadline = time.monotonic() + grace_s
+    signalled: set[int] = set()
+    while True:
+        children = [child for child in root.children(recursive=True) if _is_alive(child)]
+        if not children:
+            return
+        kill = time.monotonic() > deadline
+        for child in children:
+            try:
+                if kill:
+                    child.kill()
+                elif child.pid not in signalled:
+                    signalled.add(child.pid)
+                    child.terminate()
+            except psutil.NoSuchProcess:
+                pass
+        _reap()
+        time.sleep(0.1)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def guardian_plan(folder: Path, nodes: list[list[str]], environment: dict[str, str]) -> dict[str, Any]:
+    """The first line that ``main`` reads."""
+    return {"folder": str(folder), "nodes": nodes, "environment": environment}
+
+
+if __name__ == "__main__":
+    main()
