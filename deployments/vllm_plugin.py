@@ -1,4 +1,4 @@
-"""What Tandem installs into every vLLM engine process: core binding and a parent-death watch.
+"""What Tandem installs into every vLLM engine process: core binding, a quiet NIXL thread, a parent-death watch.
 
 vLLM loads the entry point ``vllm.general_plugins`` in the front end, in the engine core and in each worker. In the
 front end (the Serve replica) ``register`` does nothing.
@@ -12,6 +12,7 @@ import threading
 logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 1.0
+_NIXL_POLL_US = 1
 
 
 def register() -> None:
@@ -21,6 +22,7 @@ def register() -> None:
         return
     threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
     _bind_cores()
+    _quieten_nixl()
 
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
@@ -46,6 +48,27 @@ def _bind_cores() -> None:
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
     os.sched_setaffinity(0, cores)
     logger.info("bound to cores %s", sorted(cores))
+
+
+def _quieten_nixl() -> None:
+    """Let NIXL's progress thread sleep until there is something to progress.
+
+    NIXL's Python API sets the thread's poll timeout to 0 whatever its caller asks, so an idle engine burns a whole
+    core per worker (nixl_cu13/_api.py:213). With any other timeout the thread sleeps in poll() and the kernel wakes it
+    on events at once; the timeout only bounds how late it sees work that raises none.
+    """
+    try:
+        import vllm.distributed.nixl_utils  # noqa: F401  sets what UCX reads when nixl is imported
+        from nixl import _api as nixl_api
+    except ImportError:
+        return
+    config_class = nixl_api.nixlBind.nixlAgentConfig
+
+    class QuietAgentConfig(config_class):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, _NIXL_POLL_US if name == "pthrDelay" and value == 0 else value)
+
+    nixl_api.nixlBind.nixlAgentConfig = QuietAgentConfig
 
 
 def _bound_cores(spec: str) -> set[int]:
