@@ -32,7 +32,8 @@ class ModelConfig(_Config):
     id: str = Field(min_length=1, description="The name that clients ask for.")
     source: str = Field(
         min_length=1,
-        description="A folder (starting with '/', './', '../' or '~') with config.json, weights and tokenizer, or a hub id.",
+        description="A folder (starting with '/', './', '../' or '~') with config.json, weights and tokenizer, "
+        "or a hub id.",
     )
 
     @property
@@ -51,7 +52,9 @@ class PlacementConfig(_Config):
     )
     cpus_per_worker: float = Field(1.0, ge=0.0, description="Ray CPUs in the bundle of each engine worker.")
     cpus_per_replica: float = Field(
-        1.0, ge=0.0, description="Ray CPUs of the Serve replica itself (front end, tokeniser), added to the first bundle."
+        1.0,
+        ge=0.0,
+        description="Ray CPUs of the Serve replica itself (front end, tokeniser), added to the first bundle.",
     )
     strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         "STRICT_PACK", description="How the bundles of one replica spread over nodes; STRICT_PACK keeps them on one."
@@ -78,7 +81,9 @@ class RoleConfig(_Config):
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the replicas and engines.")
     graceful_shutdown_timeout_s: float = Field(
-        600.0, gt=0.0, description="How long a stopping replica may finish what it has in flight (Serve's default is 20)."
+        600.0,
+        gt=0.0,
+        description="How long a stopping replica may finish what it has in flight (Serve's default is 20).",
     )
     max_ongoing_requests: int = Field(
         1000, ge=1, description="Requests that Serve sends one replica at a time; the engine queues and batches them."
@@ -111,8 +116,8 @@ class GroupConfig(_Config):
     def _check_parallel(self) -> Self:
         if self.prefill.pipeline_parallel_size > 1:
             raise ValueError(
-                f"group {self.name!r}: prefill.pipeline_parallel_size is {self.prefill.pipeline_parallel_size}, and the "
-                "NIXL connector in pull mode takes no pipeline-parallel prefill: use tensor_parallel_size instead"
+                f"group {self.name!r}: prefill.pipeline_parallel_size is {self.prefill.pipeline_parallel_size}, and "
+                "the NIXL connector in pull mode takes no pipeline-parallel prefill: use tensor_parallel_size instead"
             )
         return self
 

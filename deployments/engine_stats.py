@@ -97,5 +97,6 @@ def engine_stats(engine_index: int = 0) -> EngineStatsLogger:
     except KeyError:
         raise RuntimeError(
             "no engine stats in this process: vLLM did not load the 'tandem' entry point of "
-            "'vllm.stat_logger_plugins'; install the package in the environment of the Serve replicas (pip install -e .)"
+            "'vllm.stat_logger_plugins'; install the package in the environment of the Serve replicas "
+            "(pip install -e .)"
         ) from None

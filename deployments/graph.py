@@ -49,15 +49,19 @@ def build_graph(
                 bind_kwargs=bind,
                 override_serve_options={"name": PoolKey(group.name, role).deployment_name, **serve_options(pool)},
             )
-    return serve.deployment(Ingress).options(
-        name="ingress",
-        num_replicas=ingress_replicas,
-        max_ongoing_requests=10_000,
-        ray_actor_options={"num_cpus": ingress_cpus},
-    ).bind(
-        model_id=model.id,
-        max_model_len=engine_kwargs.get("max_model_len"),
-        groups=decodes,
-        prefills=prefills,
-        request_timeout_s=request_timeout_s,
+    return (
+        serve.deployment(Ingress)
+        .options(
+            name="ingress",
+            num_replicas=ingress_replicas,
+            max_ongoing_requests=10_000,
+            ray_actor_options={"num_cpus": ingress_cpus},
+        )
+        .bind(
+            model_id=model.id,
+            max_model_len=engine_kwargs.get("max_model_len"),
+            groups=decodes,
+            prefills=prefills,
+            request_timeout_s=request_timeout_s,
+        )
     )

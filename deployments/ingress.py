@@ -133,7 +133,7 @@ class Ingress:
 
     @app.get("/metrics")
     async def metrics(self) -> Response:
-        """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics included."""
+        """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
         pages = []
         for handle in (self._own_handle, *self._engines):
             pages.extend(await _broadcast(handle, "process_page" if handle is self._own_handle else "metrics"))
@@ -229,7 +229,9 @@ class Ingress:
                     return
                 yield frame
         except TimeoutError:
-            yield _failure(408, f"the request took longer than {self._timeout_s:g} s (http.request_timeout_s)", "timeout")
+            yield _failure(
+                408, f"the request took longer than {self._timeout_s:g} s (http.request_timeout_s)", "timeout"
+            )
         except BackPressureError as error:
             yield _failure(503, f"every decode replica is full: {error.message}", "overloaded")
         except (RayError, RayServeException) as error:

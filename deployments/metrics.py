@@ -9,9 +9,7 @@ _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
 _TPOT_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2)
 _TOKENS_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-PREFILL_PATH = Counter(
-    "tandem_prefill_path", "Prompts by where they were prefilled and why", ["path", "reason"]
-)
+PREFILL_PATH = Counter("tandem_prefill_path", "Prompts by where they were prefilled and why", ["path", "reason"])
 REMOTE_PREFILL_S = Histogram(
     "tandem_remote_prefill_seconds", "Decode's call to prefill, sent to answered", buckets=_LATENCY_BUCKETS_S
 )
@@ -25,7 +23,9 @@ CACHED_TOKENS_ERROR = Histogram(
     "Absolute error of the estimated prefix-cache hit against the engine's own count, local prompts",
     buckets=_TOKENS_BUCKETS,
 )
-PREFILL_BACKLOG = Gauge("tandem_prefill_backlog_tokens", "Prompt tokens that this decode replica believes wait on prefill")
+PREFILL_BACKLOG = Gauge(
+    "tandem_prefill_backlog_tokens", "Prompt tokens that this decode replica believes wait on prefill"
+)
 REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
 TTFT_S = Histogram(
     "tandem_ttft_seconds", "Arrival at the ingress to the first output token", buckets=_LATENCY_BUCKETS_S
@@ -58,10 +58,9 @@ def render(pages: Iterable[list[Metric]]) -> bytes:
     merged: dict[str, Metric] = {}
     for page in pages:
         for family in page:
-            if family.name in merged:
-                merged[family.name].samples.extend(family.samples)
-            else:
-                merged[family.name] = family
+            if family.name not in merged:
+                merged[family.name] = Metric(family.name, family.documentation, family.type, family.unit)
+            merged[family.name].samples.extend(family.samples)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(merged.values()))  # type: ignore[arg-type]
+    registry.register(_Collected(merged.values()))
     return generate_latest(registry)

@@ -66,7 +66,7 @@ class PrefillBacklog:
             self._reports[result.replica_id] = (self._clock(), result.backlog_tokens)
 
     def tokens(self) -> int:
-        """Own prompts in flight, spread over the replicas seen lately, or the shortest fresh report if that is longer."""
+        """Own prompts in flight, spread over the replicas seen lately, or the shortest fresh report if longer."""
         now = self._clock()
         self._reports = {k: v for k, v in self._reports.items() if now - v[0] < _REPLICA_SEEN_S}
         own = self._in_flight_tokens // max(1, len(self._reports))

@@ -34,9 +34,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
         )
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         params = None
-        async for output in client.generate(
-            prompt, sampling, request.request_id, priority=request.priority
-        ):
+        async for output in client.generate(prompt, sampling, request.request_id, priority=request.priority):
             params = output.kv_transfer_params
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")

@@ -36,9 +36,7 @@ _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
 _INTERNAL = ("kv_transfer_params", "request_id")
 
 
-def parse_request(
-    endpoint: str, body: dict[str, Any], request_id: str
-) -> ChatCompletionRequest | CompletionRequest:
+def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
     """Validate one request body for ``chat`` or ``completions``.
 
     Raises:
@@ -75,7 +73,9 @@ def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
     if value is None and fields.get("prompt_embeds") is None:
         raise OpenAIError(400, f"{name} is missing", param=name)
     if value in ("", []) or (isinstance(value, list) and any(part in ("", []) for part in value)):
-        raise OpenAIError(400, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}", param=name)
+        raise OpenAIError(
+            400, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}", param=name
+        )
 
 
 def _check_max_tokens(fields: dict[str, Any]) -> None:

@@ -8,11 +8,16 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 1.0
 _NIXL_POLL_US = 1
+_RECENT_S = 1.0
+_RECENT_WAIT_MS = 1
+_IDLE_WAIT_MS = 100
 
 
 def register() -> None:
@@ -47,7 +52,30 @@ def _bind_cores() -> None:
 
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
     os.sched_setaffinity(0, cores)
+    _sleep_between_steps()
     logger.info("bound to cores %s", sorted(cores))
+
+
+def _sleep_between_steps() -> None:
+    """Let engine processes wait for each other asleep rather than spinning.
+
+    vLLM's shared-memory queue calls ``sched_yield`` in a loop for a second after every message
+    (vllm/distributed/device_communicators/shm_broadcast.py:134). Where engine core, worker and front end share a core,
+    that second is taken from the others: token streams stalled for 1.0 s at a time on Linux 6.18. Waiting for the
+    queue's own notification costs nothing; a notification can get lost (its socket drops what does not fit), so the
+    wait is bounded.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    notified_wait = SpinCondition.wait
+
+    def bounded_wait(self: Any, timeout_ms: int | None = None) -> None:
+        is_recent = time.monotonic() <= self.last_read + _RECENT_S
+        bound_ms = _RECENT_WAIT_MS if is_recent else _IDLE_WAIT_MS
+        self.busy_loop_s = -1.0
+        notified_wait(self, bound_ms if timeout_ms is None else min(bound_ms, timeout_ms))
+
+    SpinCondition.wait = bounded_wait
 
 
 def _quieten_nixl() -> None:

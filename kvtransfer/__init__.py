@@ -1,1 +1,1 @@
-"""How KV moves: roles, links and the connector that carries blocks from prefill to decode (pure; imports nothing of Tandem)."""
+"""How KV moves: roles, links and the connector that carries blocks from prefill to decode (pure; leftmost)."""

@@ -33,8 +33,8 @@ class ConnectorConfig(BaseModel):
     )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute",
-        description="What decode does when a transfer fails: prefill the prompt itself, or end the request with an error "
-        "(vLLM's own default). Recompute is right for dense full-attention models only (vllm issue 52234).",
+        description="What decode does when a transfer fails: prefill the prompt itself, or end the request with an "
+        "error (vLLM's own default). Recompute is right for dense full-attention models only (vllm issue 52234).",
     )
 
     def kv_transfer_config(self, role: Role) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Which replica serves a request, and where its prompt is prefilled (pure except ``ray_router``; imports ``kvtransfer`` only)."""
+"""Which replica serves a request, and where its prompt is prefilled (pure except ``ray_router``)."""

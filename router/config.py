@@ -13,31 +13,42 @@ class LengthConfig(BaseModel):
     local_max_tokens: int = Field(
         128,
         ge=0,
-        description="Prompts of at most this many uncached tokens are prefilled where they decode. 0 sends all to prefill.",
+        description="Prompts of at most this many uncached tokens are prefilled where they decode; 0 sends all to "
+        "prefill.",
     )
     local_cap_tokens: int = Field(
-        512, ge=0, description="The bound never rises above this, however long the prefill queue: it limits how long "
-        "one local prefill can stall the streams that decode beside it."
+        512,
+        ge=0,
+        description="The bound never rises above this, however long the prefill queue: it limits how long "
+        "one local prefill can stall the streams that decode beside it.",
     )
     backlog_share_frac: float = Field(
         0.5, ge=0.0, le=1.0, description="How much the bound rises per token that waits on prefill and not on decode."
     )
     decode_room_frac: float = Field(
-        0.5, gt=0.0, le=1.0, description="The bound rises only while decode has at least this share of slots and KV free."
+        0.5,
+        gt=0.0,
+        le=1.0,
+        description="The bound rises only while decode has at least this share of slots and KV free.",
     )
     decode_busy_frac: float = Field(
-        0.2, gt=0.0, le=1.0, description="Below this free share the bound falls in proportion, to 0 when nothing is free."
+        0.2,
+        gt=0.0,
+        le=1.0,
+        description="Below this free share the bound falls in proportion, to 0 when nothing is free.",
     )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.local_cap_tokens < self.local_max_tokens:
             raise ValueError(
-                f"local_cap_tokens ({self.local_cap_tokens}) must be at least local_max_tokens ({self.local_max_tokens})"
+                f"local_cap_tokens ({self.local_cap_tokens}) must be at least "
+                f"local_max_tokens ({self.local_max_tokens})"
             )
         if self.decode_room_frac < self.decode_busy_frac:
             raise ValueError(
-                f"decode_room_frac ({self.decode_room_frac}) must be at least decode_busy_frac ({self.decode_busy_frac})"
+                f"decode_room_frac ({self.decode_room_frac}) must be at least "
+                f"decode_busy_frac ({self.decode_busy_frac})"
             )
         return self
 

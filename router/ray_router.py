@@ -17,7 +17,7 @@ class TandemRouter(RequestRouter):
     there is none).
     """
 
-    def initialize_state(self, policy: str = "least_tokens", **_: Any) -> None:  # type: ignore[override]
+    def initialize_state(self, policy: str = "least_tokens", **_: Any) -> None:
         """Called once by Serve with the deployment's ``request_router_kwargs``."""
         self._order = POLICIES[policy]
         self._turn = 0
@@ -40,9 +40,7 @@ class TandemRouter(RequestRouter):
         ]
         return [[by_id[view.replica_id]] for view in self._order(views, self._turn, self._rng)]
 
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
-    ) -> None:
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request's tokens against the replica that got it."""
         first = pending_request.args[0] if pending_request.args else None
         tokens = int(getattr(first, "work_tokens", 1))

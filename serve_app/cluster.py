@@ -37,16 +37,14 @@ class LocalCluster:
     Use as a context manager, or call ``close``; when the owner dies in any other way the guardian ends everything.
     """
 
-    def __init__(
-        self, nodes: Sequence[NodeSpec] = (NodeSpec(),), *, environment: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[NodeSpec] = (NodeSpec(),), *, environment: dict[str, str] | None = None) -> None:
         """Start the nodes; the first is the head.
 
         Raises:
             RuntimeError: a node did not start, with Ray's own words.
         """
         # Ray puts UNIX sockets below this folder, and their paths may have 107 characters at most.
-        self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir="/tmp"))  # noqa: S108
+        self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir="/tmp"))
         port = _free_port()
         self.address = f"{_NODE_IP}:{port}"
         # Whoever can reach a Ray cluster can run code on it, so this one asks for a token, whatever the user's own

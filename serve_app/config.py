@@ -17,7 +17,10 @@ class IngressConfig(BaseModel):
     replicas: int = Field(1, ge=1, le=256)
     cpus_per_replica: float = Field(1.0, ge=0.0)
     request_timeout_s: float = Field(
-        300.0, gt=0.0, le=86_400.0, description="A request that takes longer ends with an error (Ray's own limit is 600)."
+        300.0,
+        gt=0.0,
+        le=86_400.0,
+        description="A request that takes longer ends with an error (Ray's own limit is 600).",
     )
 
 

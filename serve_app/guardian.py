@@ -38,6 +38,8 @@ def main() -> None:
     except RuntimeError as error:
         print(json.dumps({"ready": False, "error": str(error)}), flush=True)
     finally:
+        # The handler would leave end_descendants half way.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(psutil.Process(), _GRACE_S)
         shutil.rmtree(plan["folder"], ignore_errors=True)
 

@@ -34,14 +34,15 @@ def load_serve_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not a mapping.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file") from None
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # PyYAML lets through what its constructors raise for a value such as 2024-13-45 or !!bool x, and deep nesting.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping with 'applications', got {type(data).__name__}")
@@ -49,15 +50,27 @@ def load_serve_yaml(path: Path) -> dict[str, Any]:
 
 
 def _one_line(error: ValidationError) -> str:
+    items = error.errors(include_url=False)
     problems = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "args"
+    for item in items:
+        loc = item["loc"]
+        # pydantic also counts a list's valid items only: one wrong group would make the list "too short".
+        if item["type"] == "too_short" and any(other["loc"][: len(loc)] == loc for other in items if other is not item):
+            continue
+        where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
         message = str(item["msg"]).removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "no such field; remove it or check its spelling"
         elif item["type"] == "missing":
             message = "is required; add it"
-        elif not isinstance(item["input"], dict):
-            message = f"{message}, got {item['input']!r:.80}"
+        elif not isinstance(item["input"], dict) or item["type"].endswith("_type"):
+            message = f"{message}, got {_shown(item['input'])}"
         problems.append(f"{where}: {message}")
     return "; ".join(problems)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4300 digits
+        return f"an unprintable {type(value).__name__}"

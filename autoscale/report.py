@@ -1,0 +1,113 @@
+"""Report: what a run did for its users; one type for benchmark, demo and simulator (pure)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """The timeline of one request, seconds from the start of the run; ``None`` where it never got there."""
+
+    sent_s: float
+    first_token_s: float | None
+    last_token_s: float | None
+    input_tokens: int
+    output_tokens: int
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; ``None`` for fewer than two tokens."""
+        if self.first_token_s is None or self.last_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Objectives of one request, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def is_met(self, record: RequestRecord) -> bool:
+        """Whether a request ended well and within both objectives."""
+        if record.error is not None or record.ttft_s is None:
+            return False
+        return record.ttft_s <= self.ttft_s and (record.tpot_s is None or record.tpot_s <= self.tpot_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Counts, quantiles (seconds) and rates of one run; quantiles are over the requests that ended well."""
+
+    requests_ok: int
+    requests_failed: int
+    duration_s: float
+    ttft_s: dict[str, float]
+    tpot_s: dict[str, float]
+    output_tokens_per_s: float
+    requests_per_s: float
+    slo_attainment_frac: float | None
+    goodput_requests_per_s: float | None
+    errors: dict[str, int]
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord], slos: Sequence[Slo] | None = None) -> Self:
+        """Summarise a run.
+
+        Args:
+            records: every request of the run.
+            slos: the objective of each request, in the same order; ``None`` leaves goodput out.
+
+        Raises:
+            ValueError: no records, or not one objective per record.
+        """
+        if not records:
+            raise ValueError("a report needs at least one request")
+        if slos is not None and len(slos) != len(records):
+            raise ValueError(f"{len(slos)} objectives for {len(records)} requests: give one each")
+        ok = [record for record in records if record.error is None]
+        start = min(record.sent_s for record in records)
+        end = max(max(record.last_token_s or 0.0, record.sent_s) for record in records)
+        duration = max(end - start, 1e-9)
+        met = None
+        if slos is not None:
+            met = sum(slo.is_met(record) for record, slo in zip(records, slos, strict=True))
+        errors: dict[str, int] = {}
+        for record in records:
+            if record.error is not None:
+                errors[record.error] = errors.get(record.error, 0) + 1
+        return cls(
+            requests_ok=len(ok),
+            requests_failed=len(records) - len(ok),
+            duration_s=duration,
+            ttft_s=_quantiles([record.ttft_s for record in ok]),
+            tpot_s=_quantiles([record.tpot_s for record in ok]),
+            output_tokens_per_s=sum(record.output_tokens for record in ok) / duration,
+            requests_per_s=len(ok) / duration,
+            slo_attainment_frac=None if met is None else met / len(records),
+            goodput_requests_per_s=None if met is None else met / duration,
+            errors=errors,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def _quantiles(values: Sequence[float | None]) -> dict[str, float]:
+    seen = [value for value in values if value is not None]
+    if not seen:
+        return {}
+    return {name: float(np.quantile(seen, q)) for name, q in _QUANTILES.items()}

@@ -1,0 +1,103 @@
+"""The load generator: replays a trace, or keeps a number of requests in flight, against any OpenAI endpoint."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from autoscale.report import RequestRecord
+from autoscale.trace import TraceRequest
+
+_TIMEOUT_S = 300.0
+# Ids that every tokeniser with a few hundred entries has, and that are no special tokens.
+_TOKEN_RANGE = (300, 1000)
+
+Progress = Callable[[int], None]
+
+
+class LoadGenerator:
+    """Streams completions with prompts of exactly the asked length (random token ids, so nothing is cached)."""
+
+    def __init__(self, base_url: str, model: str, *, seed: int = 0) -> None:
+        """``base_url`` without ``/v1``."""
+        self._url = f"{base_url.rstrip('/')}/v1/completions"
+        self._model = model
+        self._rng = random.Random(seed)
+
+    async def replay(self, trace: Sequence[TraceRequest], progress: Progress | None = None) -> list[RequestRecord]:
+        """Open loop: each request is sent at its time, whatever became of the ones before."""
+        async with self._session() as session:
+            start = time.perf_counter()
+            tasks = []
+            for request in trace:
+                await asyncio.sleep(max(0.0, request.at_s - (time.perf_counter() - start)))
+                tasks.append(asyncio.create_task(self._send(session, request, start, progress)))
+            return await asyncio.gather(*tasks)
+
+    async def keep_in_flight(
+        self, requests: Sequence[TraceRequest], concurrency: int, progress: Progress | None = None
+    ) -> list[RequestRecord]:
+        """Closed loop: ``concurrency`` requests at a time, arrival times ignored."""
+        waiting = iter(requests)
+        records: list[RequestRecord] = []
+
+        async def worker(session: aiohttp.ClientSession, start: float) -> None:
+            for request in waiting:
+                records.append(await self._send(session, request, start, progress))
+
+        async with self._session() as session:
+            start = time.perf_counter()
+            await asyncio.gather(*(worker(session, start) for _ in range(concurrency)))
+        return records
+
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=0)
+        )
+
+    async def _send(
+        self, session: aiohttp.ClientSession, request: TraceRequest, start: float, progress: Progress | None
+    ) -> RequestRecord:
+        body = {
+            "model": self._model,
+            "prompt": [self._rng.randrange(*_TOKEN_RANGE) for _ in range(request.input_tokens)],
+            "max_tokens": request.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        sent = time.perf_counter()
+        first = last = None
+        error = None
+        try:
+            async with session.post(self._url, json=body) as response:
+                if response.status != 200:
+                    error = f"HTTP {response.status}"
+                ended = False
+                async for line in response.content:
+                    if not line.startswith(b"data: "):
+                        continue
+                    if line.startswith(b"data: [DONE]"):
+                        ended = True
+                    elif line.startswith(b'data: {"error"'):
+                        error = f"stream error: {json.loads(line[6:])['error'].get('type')}"
+                    else:
+                        last = time.perf_counter()
+                        first = first or last
+                if error is None and not ended:
+                    error = "stream ended without [DONE]"
+        except (aiohttp.ClientError, TimeoutError) as failure:
+            error = type(failure).__name__
+        if progress is not None:
+            progress(1)
+        return RequestRecord(
+            sent_s=sent - start,
+            first_token_s=None if first is None else first - start,
+            last_token_s=None if last is None else last - start,
+            input_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+            error=error,
+        )

@@ -1,0 +1,303 @@
+"""AppConfig -> KubeRay RayService: one worker group per shape of node that the pools need (pure; no ray)."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoscale.types import PoolKey
+from deployments.config import RoleConfig
+from deployments.environment import serve_environment
+from kvtransfer.topology import Role
+from serve_app.config import AppConfig, IngressConfig
+from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
+
+RAY_VERSION = "2.60.0"  # pyproject.toml's pin; KubeRay wants it written down
+
+GPU_TYPE_LABEL = "tandem.io/gpu-type"  # on Kubernetes nodes
+WORKER_GROUP_LABEL = "tandem.io/worker-group"  # on Ray nodes
+_SELECTOR_ANNOTATION = "tandem.io/node-selector"
+_SELECTOR_CHOICE = (
+    f"label the Kubernetes nodes with {GPU_TYPE_LABEL} and with each tandem.io/ switch label selected here; or select "
+    "by nvidia.com/gpu.product of GPU feature discovery, whose values also name the form factor"
+)
+_HEADER = """\
+# A KubeRay RayService (KubeRay 1.5 or newer) rendered by serve_app.manifest: edit the Serve YAML it comes from and
+# render again, see deploy/README.md. serveConfigV2 differs from that YAML in three things: http_options.host is
+# 0.0.0.0, as a pod must be reachable; proxy_location is EveryNode, as a pod is ready only once its own proxy answers;
+# and each pool demands the label of its worker group.
+# nodeSelector is the one choice to make for your cluster, see the annotation beside it.
+"""
+
+# Estimates, not measurements: the head runs the control plane only; a worker reads weights through host memory.
+_HEAD_RESOURCES = {"cpu": "4", "memory": "16Gi"}
+_WORKER_MEMORY_GIB = 32
+_WORKER_MEMORY_GIB_PER_GPU = 64
+
+# Serve's own default (ray.serve.config.DEFAULT_HTTP_PORT); KubeRay routes to the container port named "serve".
+_SERVE_PORT = 8000
+# Ray reports these types only as A100: whoever asks for a size has to add it as a resource (ray.util.accelerators).
+_TYPES_ADDED_BY_HAND = ("A100-40G", "A100-80G")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShape:
+    """What tells one worker group from another."""
+
+    accelerator_type: str | None
+    gpus: int
+    node_labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGroup:
+    """Equal pods, each with room for one engine (or one worker of it) of any of the pools."""
+
+    name: str
+    shape: NodeShape
+    pools: tuple[PoolKey, ...]
+    pods: int
+    engine_cpus: float
+
+
+def load_rayservice(path: Path, *, image: str, namespace: str, name: str) -> str:
+    """The manifest's text for a Serve YAML with one Tandem application.
+
+    Raises:
+        ConfigError: the file, its application or a placement that no manifest can express.
+    """
+    serve_yaml = load_serve_yaml(path)
+    config = parse_app_config(_application(serve_yaml).get("args"))
+    return manifest_text(render_rayservice(serve_yaml, config, image=image, namespace=namespace, name=name))
+
+
+def render_rayservice(
+    serve_yaml: dict[str, Any], config: AppConfig, *, image: str, namespace: str, name: str
+) -> dict[str, Any]:
+    """A RayService that runs ``serve_yaml``, whose application's args are ``config``, on NVIDIA GPUs or CPUs.
+
+    In the Serve config inside, ``http_options.host`` is 0.0.0.0 whatever the YAML says: on loopback neither the
+    Service nor a readiness probe could reach the pod. Each pool also demands its worker group's label: an engine of one
+    GPU that took a pod of two would leave no pod for the engine that needs both.
+
+    Raises:
+        ConfigError: not exactly one application, or a node label that is an expression.
+    """
+    groups = worker_groups(config)
+    serve_config = _pod_serve_config(serve_yaml, groups)
+    port = int(serve_config["http_options"].get("port", _SERVE_PORT))
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "serveConfigV2": yaml.safe_dump(serve_config, sort_keys=False),
+            "rayClusterConfig": {
+                "rayVersion": RAY_VERSION,
+                "headGroupSpec": _head_group(image, port),
+                "workerGroupSpecs": [_worker_group(group, config.ingress, image, port) for group in groups],
+            },
+        },
+    }
+
+
+def manifest_text(manifest: dict[str, Any]) -> str:
+    """A manifest as YAML, the Serve config in it readable line by line."""
+    return _HEADER + yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False, width=120)
+
+
+def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
+    """The worker groups that hold the replicas declared, in the order in which the pools first need them.
+
+    Raises:
+        ConfigError: a node label that is an expression; the nodes of a worker group carry one plain value.
+    """
+    shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}
+    for group in config.groups:
+        for key, pool in group.pools().items():
+            shapes.setdefault(_shape(key, pool), {})[key] = pool
+    return tuple(
+        WorkerGroup(
+            name=name,
+            shape=shape,
+            pools=tuple(pools),
+            pods=sum(pool.replicas * pool.workers // _pod_workers(pool) for pool in pools.values()),
+            engine_cpus=max(_pod_cpus(pool) for pool in pools.values()),
+        )
+        for name, (shape, pools) in zip(_group_names(shapes), shapes.items(), strict=True)
+    )
+
+
+def _application(serve_yaml: dict[str, Any]) -> dict[str, Any]:
+    applications = serve_yaml.get("applications")
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError("applications: a RayService is rendered for exactly one; give each its own file")
+    return applications[0]
+
+
+def _pod_serve_config(serve_yaml: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Any]:
+    application = _application(serve_yaml)
+    return {
+        **serve_yaml,
+        "proxy_location": "EveryNode",
+        "http_options": {**(serve_yaml.get("http_options") or {}), "host": "0.0.0.0"},  # noqa: S104
+        "applications": [{**application, "args": _pinned(application["args"], groups)}],
+    }
+
+
+def _pinned(args: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Any]:
+    """``args`` in which each pool demands the label of its worker group."""
+    names = {pool: group.name for group in groups for pool in group.pools}
+
+    def pinned_group(group: dict[str, Any]) -> dict[str, Any]:
+        pools = {
+            role.value: _pinned_pool(group.get(role.value, {}), names[PoolKey(group["name"], role)]) for role in Role
+        }
+        return {**group, **pools}
+
+    return {**args, "groups": [pinned_group(group) for group in args["groups"]]}
+
+
+def _pinned_pool(pool: dict[str, Any], worker_group: str) -> dict[str, Any]:
+    placement = pool.get("placement", {})
+    labels = {**placement.get("node_labels", {}), WORKER_GROUP_LABEL: worker_group}
+    return {**pool, "placement": {**placement, "node_labels": labels}}
+
+
+def _shape(key: PoolKey, pool: RoleConfig) -> NodeShape:
+    return NodeShape(
+        accelerator_type=pool.placement.accelerator_type,
+        gpus=_pod_workers(pool) if pool.placement.accelerator_type else 0,
+        node_labels=_plain_labels(key, pool),
+    )
+
+
+def _pod_workers(pool: RoleConfig) -> int:
+    """Engine workers in one pod: all of a replica where it packs, one where its bundles spread over nodes."""
+    return 1 if "SPREAD" in pool.placement.strategy else pool.workers
+
+
+def _pod_cpus(pool: RoleConfig) -> float:
+    return pool.placement.cpus_per_replica + pool.placement.cpus_per_worker * _pod_workers(pool)
+
+
+def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]:
+    """The labels that Ray's nodes must carry; those under ray.io/ Ray finds by itself."""
+    labels = {label: value for label, value in pool.placement.node_labels.items() if not label.startswith("ray.io/")}
+    for label, value in labels.items():
+        if not _LABEL_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"groups.{key.group}.{key.role.value}.placement.node_labels: {label} is {value!r}, and the nodes of a "
+                "worker group carry one plain value: declare one group for each value"
+            )
+    return tuple(sorted(labels.items()))
+
+
+def _head_group(image: str, port: int) -> dict[str, Any]:
+    """Serve's controller and a proxy take no CPU; 0 keeps everything else off the head. Its probes are KubeRay's."""
+    container = {
+        "name": "ray-head",
+        "image": image,
+        "env": _env(),
+        "ports": [_port("gcs", 6379), _port("dashboard", 8265), _port("client", 10001), _port("serve", port)],
+        "resources": _resources(_HEAD_RESOURCES),
+    }
+    return {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [container]}}}
+
+
+def _group_names(shapes: Iterable[NodeShape]) -> Iterator[str]:
+    seen: Counter[str] = Counter()
+    for shape in shapes:
+        kind = re.sub(r"[^a-z0-9]+", "-", (shape.accelerator_type or "cpu").lower())
+        name = f"{kind}-{shape.gpus}gpu" if shape.gpus else kind
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: int) -> dict[str, Any]:
+    # Nothing pins an ingress replica to a node, so each pod keeps room for all of them: one that took an engine's CPU
+    # would keep that engine from starting.
+    cpus = math.ceil(group.engine_cpus + ingress.replicas * ingress.cpus_per_replica)
+    return {
+        "groupName": group.name,
+        "replicas": group.pods,
+        "minReplicas": group.pods,
+        "maxReplicas": group.pods,
+        # Ray's node labels. KubeRay refuses them as rayStartParams.labels.
+        "labels": {WORKER_GROUP_LABEL: group.name, **dict(group.shape.node_labels)},
+        "rayStartParams": _ray_start_params(group.shape),
+        "template": _worker_template(group.shape, cpus=cpus, image=image, port=port),
+    }
+
+
+def _ray_start_params(shape: NodeShape) -> dict[str, str]:
+    if shape.accelerator_type not in _TYPES_ADDED_BY_HAND:
+        return {}
+    resources = json.dumps({f"accelerator_type:{shape.accelerator_type}": 1})
+    return {"resources": json.dumps(resources)}  # twice: KubeRay pastes the value into a shell command
+
+
+def _worker_template(shape: NodeShape, *, cpus: int, image: str, port: int) -> dict[str, Any]:
+    resources = {"cpu": str(cpus), "memory": f"{_WORKER_MEMORY_GIB + _WORKER_MEMORY_GIB_PER_GPU * shape.gpus}Gi"}
+    if shape.gpus:
+        resources["nvidia.com/gpu"] = str(shape.gpus)
+    container = {
+        "name": "ray-worker",
+        "image": image,
+        "env": _env(),
+        "ports": [_port("serve", port)],
+        "resources": _resources(resources),
+        "readinessProbe": _readiness(),
+    }
+    template: dict[str, Any] = {"spec": {"containers": [container]}}
+    selector = dict(shape.node_labels)
+    if shape.accelerator_type:
+        selector = {GPU_TYPE_LABEL: shape.accelerator_type, **selector}
+    if selector:
+        template["metadata"] = {"annotations": {_SELECTOR_ANNOTATION: _SELECTOR_CHOICE}}
+        template["spec"]["nodeSelector"] = selector
+    return template
+
+
+def _readiness() -> dict[str, Any]:
+    """Ready is when the pod's proxy has an ingress to send to; one miss takes it out, as in KubeRay's own probe."""
+    return {
+        "httpGet": {"path": "/-/healthz", "port": "serve"},
+        "periodSeconds": 5,
+        "timeoutSeconds": 2,
+        "failureThreshold": 1,
+    }
+
+
+def _env() -> list[dict[str, str]]:
+    return [{"name": key, "value": value} for key, value in serve_environment().items()]
+
+
+def _port(name: str, port: int) -> dict[str, Any]:
+    return {"containerPort": port, "name": name}
+
+
+def _resources(amounts: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Requests equal limits: a throttled or evicted engine stalls every stream on it."""
+    return {"limits": dict(amounts), "requests": dict(amounts)}
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Text of several lines as a block."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ManifestDumper.add_representer(str, _represent_text)

@@ -1,0 +1,47 @@
+"""Pool names."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+
+def test_name_says_role_and_group() -> None:
+    assert PoolKey("g0", Role.PREFILL).deployment_name == "prefill:g0"
+    assert PoolKey("rack-7", Role.DECODE).deployment_name == "decode:rack-7"
+
+
+@given(st.text(min_size=1), st.sampled_from(Role))
+def test_parse_undoes_the_name(group: str, role: Role) -> None:
+    key = PoolKey(group, role)
+    assert PoolKey.parse(key.deployment_name) == key
+    assert type(PoolKey.parse(key.deployment_name).role) is Role
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "ingress", "prefill", "prefill:", "decode:", ":g0", "Prefill:g0", "router:g0", " decode:g0", "decode g0"],
+)
+def test_other_deployment_is_no_pool(name: str) -> None:
+    with pytest.raises(ValueError, match="expected 'prefill:GROUP' or 'decode:GROUP'") as caught:
+        PoolKey.parse(name)
+    assert repr(name) in str(caught.value)
+
+
+@given(st.text())
+def test_parse_answers_or_refuses(name: str) -> None:
+    try:
+        key = PoolKey.parse(name)
+    except ValueError:
+        return
+    assert key.deployment_name == name
+
+
+def test_key_is_a_value() -> None:
+    key = PoolKey("g0", Role.DECODE)
+    assert {key: 1}[PoolKey("g0", Role.DECODE)] == 1
+    assert pickle.loads(pickle.dumps(key)) == key

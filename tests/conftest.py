@@ -1,0 +1,116 @@
+"""Factories of test inputs, and what every test runs under."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from deployments.config import GroupConfig
+from router.config import LengthConfig
+from router.types import DecodeLoad, ReplicaView
+
+ROOT = Path(__file__).parent.parent
+
+# The same examples on every machine and in every run; a slow, shared machine is no failure.
+settings.register_profile("tandem", derandomize=True, database=None, deadline=None, max_examples=100)
+settings.load_profile("tandem")
+set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
+
+_APP_ARGS: dict[str, Any] = {
+    "model": {"id": "tiny", "source": "./models/tiny"},
+    "engine_kwargs": {"max_model_len": 4096},
+    "groups": [
+        {
+            "name": "g0",
+            "prefill": {"replicas": 2, "placement": {"cpus_per_worker": 0.5, "node_labels": {"zone": "a"}}},
+            "decode": {"replicas": 1, "env": {"NAME": "value"}},
+        }
+    ],
+    "kv_transfer": {"lease_s": 60},
+    "router": {"policy": "least_tokens", "length": {"local_max_tokens": 128, "local_cap_tokens": 512}},
+    "ingress": {"replicas": 1, "request_timeout_s": 300.0},
+}
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def make_app_args() -> Callable[..., dict[str, Any]]:
+    """A valid application's ``args``, with top-level fields replaced."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        return {**copy.deepcopy(_APP_ARGS), **changes}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_group() -> Callable[..., GroupConfig]:
+    """A group, from the plain data of a YAML."""
+
+    def make(**changes: Any) -> GroupConfig:
+        return GroupConfig.model_validate({"name": "g0", **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_length_config() -> Callable[..., LengthConfig]:
+    """Bounds whose fractions are exact in binary, so that expected bounds are exact too."""
+
+    def make(**changes: Any) -> LengthConfig:
+        exact = {
+            "local_max_tokens": 128,
+            "local_cap_tokens": 512,
+            "backlog_share_frac": 0.5,
+            "decode_room_frac": 0.5,
+            "decode_busy_frac": 0.25,
+        }
+        return LengthConfig.model_validate({**exact, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_decode_load() -> Callable[..., DecodeLoad]:
+    """An idle decode engine with 32 slots."""
+
+    def make(**changes: Any) -> DecodeLoad:
+        return DecodeLoad(**{"running_requests": 0, "max_running_requests": 32, "kv_usage_frac": 0.0, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_replicas() -> Callable[..., list[ReplicaView]]:
+    """Replicas r0, r1, ... with these queued tokens."""
+
+    def make(*queued_tokens: int) -> list[ReplicaView]:
+        return [ReplicaView(replica_id=f"r{i}", queued_tokens=tokens) for i, tokens in enumerate(queued_tokens)]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Any]:
+    """Run a script in a process of its own, in the repository; its standard output, read as JSON."""
+
+    def run(script: str, *arguments: str, env: dict[str, str] | None = None) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

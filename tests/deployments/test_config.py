@@ -1,0 +1,93 @@
+"""What a user says about a model, its engines and where they run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from autoscale.types import PoolKey
+from deployments.config import GroupConfig, ModelConfig, RoleConfig, check_engine_kwargs
+from kvtransfer.topology import Role
+
+
+@pytest.mark.parametrize("source", ["/models/m", "./models/m", "../m", "~/m"])
+def test_path_is_a_folder(source: str) -> None:
+    folder = ModelConfig(id="m", source=source).folder
+    assert folder == Path(source).expanduser().resolve()
+    assert folder.is_absolute()
+
+
+@pytest.mark.parametrize("source", ["org/model", "model", "models/tiny"])
+def test_hub_id_is_no_folder(source: str) -> None:
+    assert ModelConfig(id="m", source=source).folder is None
+
+
+def test_gpus_are_tensor_times_pipeline_parallel() -> None:
+    sizes = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    assert RoleConfig.model_validate({**sizes, "placement": {"accelerator_type": "H100"}}).gpus_per_replica == 8
+    on_cpu = RoleConfig.model_validate(sizes)
+    assert on_cpu.gpus_per_replica == 0
+    assert on_cpu.workers == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("model", "set model.source instead"),
+        ("served_model_name", "set model.id instead"),
+        ("tensor_parallel_size", "set the role's tensor_parallel_size instead"),
+        ("pipeline_parallel_size", "set the role's pipeline_parallel_size instead"),
+        ("kv_transfer_config", "set kv_transfer instead"),
+        ("worker_extension_cls", "leave it out"),
+        ("distributed_executor_backend", "leave it out"),
+        ("disable_log_stats", "leave it out"),
+        ("enable_request_id_headers", "leave it out"),
+    ],
+)
+def test_engine_argument_that_a_field_owns_is_refused_with_the_field(key: str, instead: str) -> None:
+    with pytest.raises(ValueError, match=instead) as caught:
+        check_engine_kwargs({"dtype": "float32", key: 1})
+    assert repr(key) in str(caught.value)
+    with pytest.raises(ValidationError, match=instead):
+        RoleConfig(engine_kwargs={key: 1})
+
+
+def test_other_engine_arguments_pass_unchanged() -> None:
+    kwargs = {"dtype": "float32", "max_num_seqs": 8}
+    assert check_engine_kwargs(kwargs) == kwargs
+
+
+def test_pipeline_parallel_prefill_is_refused_and_decode_is_not(make_group: Callable[..., GroupConfig]) -> None:
+    with pytest.raises(ValidationError, match=r"group 'g0': prefill.pipeline_parallel_size is 2"):
+        make_group(prefill={"pipeline_parallel_size": 2})
+    assert make_group(decode={"pipeline_parallel_size": 2}).decode.workers == 2
+
+
+@pytest.mark.parametrize("name", ["a", "g0", "rack-7", "0", "x" * 32])
+def test_group_name_of_lower_case_digits_and_dashes(name: str, make_group: Callable[..., GroupConfig]) -> None:
+    assert make_group(name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "G0", "a:b", "a b", "a\n", "a/b", "x" * 33])
+def test_group_name_that_no_deployment_can_have(name: str, make_group: Callable[..., GroupConfig]) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        make_group(name=name)
+
+
+def test_group_has_one_pool_per_role(make_group: Callable[..., GroupConfig]) -> None:
+    group = make_group(prefill={"replicas": 2}, decode={"replicas": 3})
+    pools = group.pools()
+    assert {key: pool.replicas for key, pool in pools.items()} == {
+        PoolKey("g0", Role.PREFILL): 2,
+        PoolKey("g0", Role.DECODE): 3,
+    }
+    assert group.role(Role.PREFILL) is group.prefill
+    assert group.role(Role.DECODE) is group.decode
+
+
+def test_config_is_frozen_and_closed() -> None:
+    with pytest.raises(ValidationError):
+        RoleConfig.model_validate({"replica": 1})
+    with pytest.raises(ValidationError):
+        RoleConfig().replicas = 2  # type: ignore[misc]

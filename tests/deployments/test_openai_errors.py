@@ -1,0 +1,55 @@
+"""OpenAI's error shape."""
+
+import json
+
+import pytest
+
+from deployments.openai_errors import OpenAIError, error_body
+
+
+def test_body_has_the_four_fields_that_the_client_reads() -> None:
+    error = OpenAIError(400, "max_tokens must be at least 1, got 0", param="max_tokens", code="invalid_value")
+    assert json.loads(error.body()) == {
+        "error": {
+            "message": "max_tokens must be at least 1, got 0",
+            "type": "invalid_request_error",
+            "param": "max_tokens",
+            "code": "invalid_value",
+        }
+    }
+
+
+def test_fields_not_given_are_null_and_not_absent() -> None:
+    error = json.loads(OpenAIError(404, "no such model").body())["error"]
+    assert error["param"] is None
+    assert error["code"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (404, "invalid_request_error"),
+        (499, "invalid_request_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_status_decides_whose_fault_it_is(status: int, kind: str) -> None:
+    error = OpenAIError(status, "words")
+    assert (error.status, error.kind) == (status, kind)
+    assert json.loads(error.body())["error"]["type"] == kind
+
+
+def test_kind_given_is_kept() -> None:
+    assert (
+        json.loads(OpenAIError(429, "slow down", kind="rate_limit_error").body())["error"]["type"] == "rate_limit_error"
+    )
+
+
+def test_message_survives_quotes_and_line_breaks() -> None:
+    message = 'a "quoted"\nline \u2028 end'
+    body = error_body(message, kind="server_error", param=None, code=None)
+    assert "\n" not in body
+    assert json.loads(body)["error"]["message"] == message
+    assert str(OpenAIError(500, message)) == message
