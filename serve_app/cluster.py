@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from deployments.environment import cluster_environment
+from deployments.environment import cluster_environment, serve_environment
 from serve_app.guardian import guardian_plan
 
 # Loopback, but not 127.0.0.1, which ray.init replaces by the interface's address.
@@ -29,6 +29,24 @@ class NodeSpec:
 
     cpus: int = 4
     labels: dict[str, str] = field(default_factory=dict)
+
+
+def driver_environment() -> dict[str, str]:
+    """Variables that the process which connects to a local cluster needs too, set in it by this call.
+
+    Whoever can reach a Ray cluster can run code on it, so a local one asks for a token, whatever the user's own Ray
+    settings say. Ray reads these variables once, when it is imported: call this before, and where it is too late keep
+    to what Ray has read.
+    """
+    if "ray" in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
+        return {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
+    mine = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16),
+        **serve_environment(),
+    }
+    os.environ.update(mine)
+    return mine
 
 
 class LocalCluster:
@@ -47,16 +65,7 @@ class LocalCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir="/tmp"))
         port = _free_port()
         self.address = f"{_NODE_IP}:{port}"
-        # Whoever can reach a Ray cluster can run code on it, so this one asks for a token, whatever the user's own
-        # Ray settings say. Ray reads it once per process: a second cluster of one owner has to use the same.
-        token = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
-        os.environ["RAY_AUTH_MODE"] = "token"
-        self.environment = {
-            **cluster_environment(self.folder),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": token,
-            **(environment or {}),
-        }
+        self.environment = {**cluster_environment(self.folder), **driver_environment(), **(environment or {})}
         plan = guardian_plan(
             self.folder,
             [self._arguments(node, port, head=index == 0) for index, node in enumerate(nodes)],

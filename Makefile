@@ -1,0 +1,35 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup model quickstart serve test check format bench-peers clean
+CONFIG ?= configs/cpu_tiny.yaml
+MODEL ?=
+VENV := .venv/bin
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Create .venv with the pinned CPU stack (once)
+	@./setup.sh
+
+model: setup ## Build the tiny random model into models/tiny (once)
+	@$(VENV)/python -c "from pathlib import Path; from serve_app.tiny_model import build_tiny_model as b; b(Path('models/tiny'), Path('LICENSE'))"
+
+quickstart: model ## Serve on this machine, replay a real trace slice, print the figures, stop
+	@$(VENV)/tandem quickstart $(CONFIG)
+
+serve: model ## Serve in the foreground; CONFIG=my.yaml or MODEL=/my/model for your own
+	@$(VENV)/tandem serve $(CONFIG) $(if $(MODEL),--model $(MODEL))
+
+test: model ## The whole test suite, real engines included
+	@$(VENV)/python -m pytest
+
+check: setup ## Lint, types and the pure tests (no ray, no vllm)
+	@$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy && $(VENV)/python -m pytest -q -m "not ray and not vllm and not gpu"
+
+format: setup ## Format the code
+	@$(VENV)/ruff check --fix . ; $(VENV)/ruff format .
+
+bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (up to 60 minutes)
+	@$(VENV)/python -m serve_app.bench_peers
+
+clean: ## Remove .venv, built models and reports
+	rm -rf .venv models reports build *.egg-info

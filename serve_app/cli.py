@@ -1,0 +1,223 @@
+"""``tandem``: validate, render, deploy, serve, status, delete, bench."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autoscale.report import Report
+from autoscale.trace import TraceRequest, load_trace, scale_trace
+from serve_app.validate import ConfigError, load_serve_yaml
+
+cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+console = Console()
+errors = Console(stderr=True)
+
+ConfigPath = Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")]
+Address = Annotated[str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")]
+
+
+def main() -> None:
+    """Entry point: one line and exit code 1 for what a user can mend."""
+    from serve_app.sdk import DeployError
+
+    try:
+        cli()
+    except (ConfigError, DeployError, ValueError) as error:
+        errors.print(f"tandem: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+@cli.command()
+def validate(config: ConfigPath) -> None:
+    """Check a config without starting anything."""
+    from serve_app.sdk import single_app_config
+
+    app = single_app_config(load_serve_yaml(config))
+    pools = sum(len(group.pools()) for group in app.groups)
+    console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, model {app.model.id})")
+
+
+@cli.command()
+def render(
+    config: ConfigPath,
+    image: Annotated[str, typer.Option(help="The container image.")] = "tandem:latest",
+    namespace: Annotated[str, typer.Option(help="The Kubernetes namespace.")] = "default",
+    name: Annotated[str, typer.Option(help="The RayService's name.")] = "tandem",
+) -> None:
+    """Print a KubeRay RayService for a config."""
+    import yaml
+
+    from serve_app.manifest import render_rayservice
+    from serve_app.sdk import single_app_config
+
+    document = load_serve_yaml(config)
+    manifest = render_rayservice(document, single_app_config(document), image=image, namespace=namespace, name=name)
+    typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
+
+
+@cli.command()
+def deploy(config: ConfigPath, address: Address = "auto") -> None:
+    """Deploy onto a running Ray cluster and wait until it answers."""
+    from serve_app import sdk
+
+    with console.status("deploying") as status:
+        app = sdk.deploy(config, address=address, on_status=lambda s: status.update(_progress(s)))
+    console.print(f"{app.name} answers at {app.url}/v1")
+
+
+@cli.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="A Serve YAML.")] = Path("configs/cpu_tiny.yaml"),
+    model: Annotated[str | None, typer.Option(help="Serve this model folder instead of the config's.")] = None,
+) -> None:
+    """Start a cluster on this machine, serve, and stop everything on Ctrl-C."""
+    from serve_app import sdk
+
+    document = load_serve_yaml(config)
+    if model is not None:
+        _replace_model(document, model)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _interrupt(stop))
+    try:
+        with _start(sdk, document) as app:
+            console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
+            console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
+            while not stop.wait(1.0):
+                pass
+            console.print("stopping")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@cli.command()
+def quickstart(
+    config: Annotated[Path, typer.Argument(help="A Serve YAML.")] = Path("configs/cpu_tiny.yaml"),
+    requests: Annotated[int, typer.Option(help="Requests of the trace to replay.")] = 60,
+) -> None:
+    """Serve on this machine, replay a slice of a real trace, show the figures, stop."""
+    from serve_app import quickstart as demo
+    from serve_app import sdk
+
+    trace = scale_trace(
+        load_trace(demo.SAMPLE_TRACE), time_factor=3.0, length_factor=0.125, max_total_tokens=2048, limit=requests
+    )
+    with _start(sdk, load_serve_yaml(config)) as app:
+        before = demo.scrape(app.url)
+        report = demo.run_trace(app.url, app.config.model.id, trace, console)
+        metrics = demo.scrape(app.url)
+        metrics.subtract(before)
+        demo.show(report, metrics, console)
+    if not demo.is_complete(report, metrics):
+        raise ConfigError("the demonstration is not complete: a request failed, a path was not taken, or no KV moved")
+
+
+@cli.command()
+def status(address: Address = "auto") -> None:
+    """Show the applications of a running cluster."""
+    _connect(address)
+    from ray import serve as ray_serve
+
+    table = Table("application", "deployment", "state", "replicas")
+    for name, application in ray_serve.status().applications.items():
+        for deployment, details in application.deployments.items():
+            table.add_row(name, deployment, str(details.status.value), str(dict(details.replica_states)))
+    console.print(table)
+
+
+@cli.command()
+def delete(name: Annotated[str, typer.Argument(help="The application's name.")], address: Address = "auto") -> None:
+    """Delete an application from a running cluster."""
+    _connect(address)
+    from ray import serve as ray_serve
+
+    if name not in ray_serve.status().applications:
+        raise ConfigError(f"there is no application {name!r} on this cluster; `tandem status` lists them")
+    ray_serve.delete(name)
+    console.print(f"{name} deleted")
+
+
+@cli.command()
+def bench(
+    url: Annotated[str, typer.Option(help="The endpoint, without /v1.")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="The model's name.")] = "tiny",
+    trace: Annotated[Path | None, typer.Option(help="Replay this trace (CSV); else synthetic load.")] = None,
+    time_factor: Annotated[float, typer.Option(help="Multiplies the trace's times.")] = 1.0,
+    length_factor: Annotated[float, typer.Option(help="Multiplies the trace's lengths.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 60,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Synthetic prompt length.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Synthetic output length.")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, help="Synthetic requests in flight.")] = 1,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+) -> None:
+    """Load any OpenAI endpoint and report."""
+    import asyncio
+
+    from serve_app.bench import LoadGenerator
+
+    generator = LoadGenerator(url, model)
+    if trace is not None:
+        load = scale_trace(load_trace(trace), time_factor=time_factor, length_factor=length_factor, limit=requests)
+        records = asyncio.run(generator.replay(load))
+    else:
+        one = TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
+        records = asyncio.run(generator.keep_in_flight([one] * requests, concurrency))
+    report = Report.of(records)
+    text = json.dumps(report.as_dict(), indent=1)
+    if json_out is not None:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(text + "\n")
+    typer.echo(text)
+    if not report.requests_ok:
+        raise ConfigError(f"no request to {url} ended well: {report.errors}")
+
+
+def _start(sdk: Any, document: dict[str, Any]) -> Any:
+    with console.status("starting") as status:
+        return sdk.deploy(document, on_status=lambda s: status.update(_progress(s)))
+
+
+def _progress(status: Any) -> str:
+    parts = []
+    for name, states in sorted(status.replicas.items()):
+        ready, total = states.get("RUNNING", 0), sum(states.values())
+        parts.append(f"{name} {ready}/{total}")
+    return f"{status.state.lower()}: {', '.join(parts) or 'building the application'}"
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
+
+
+def _replace_model(document: dict[str, Any], source: str) -> None:
+    try:
+        model = document["applications"][0]["args"]["model"]
+    except (KeyError, IndexError, TypeError):
+        raise ConfigError("the config has no applications.0.args.model to replace") from None
+    path = Path(source)
+    model["source"] = str(path.resolve()) if path.exists() else source
+    model["id"] = path.name
+
+
+def _interrupt(stop: threading.Event) -> None:
+    if stop.is_set():
+        os._exit(130)
+    stop.set()
+    raise KeyboardInterrupt
+
+
+def _curl(url: str, model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

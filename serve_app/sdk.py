@@ -1,0 +1,221 @@
+"""The Python SDK: deploy an application from the same declarative config as the YAML, watch it, talk to it, end it."""
+
+import logging
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+from serve_app.config import AppConfig
+from serve_app.preflight import check_machine
+from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+_POLL_S = 0.5
+
+
+class DeployError(RuntimeError):
+    """The application did not become ready; the message is the first cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What Serve says of an application: its state, a message, and replica states per deployment."""
+
+    state: str
+    message: str
+    replicas: dict[str, dict[str, int]]
+
+
+def deploy(
+    source: Path | str | Mapping[str, Any],
+    *,
+    address: str | None = None,
+    nodes: Sequence[NodeSpec] | None = None,
+    environment: dict[str, str] | None = None,
+    start_timeout_s: float = 600.0,
+    on_status: Callable[[Status], None] | None = None,
+) -> "App":
+    """Deploy one application and wait until it answers.
+
+    Args:
+        source: a Serve YAML, or the same as a mapping; it names exactly one application.
+        address: a running Ray cluster (``auto`` finds this machine's). ``None`` starts a cluster here that ends with
+            this process.
+        nodes: the nodes of that cluster; by default one that the replicas fit on.
+        environment: more variables for its processes.
+        start_timeout_s: how long to wait.
+        on_status: called with every new status while waiting.
+
+    Raises:
+        ConfigError: the configuration or this machine does not do; nothing was started.
+        DeployError: the application did not start; what was started has been ended.
+    """
+    if address is None:
+        driver_environment()
+    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else dict(source)
+    config = single_app_config(document)
+    http = document.get("http_options") or {}
+    host, port = str(http.get("host", "127.0.0.1")), int(http.get("port", 8000))
+    cluster = None
+    if address is None:
+        check_machine(config, host=host, port=port)
+        cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
+    app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
+    try:
+        app._submit()
+        app.wait_ready(start_timeout_s, on_status)
+    except BaseException:
+        app.close()
+        raise
+    return app
+
+
+def single_app_config(document: Mapping[str, Any]) -> AppConfig:
+    """The checked ``args`` of the one application of a Serve YAML.
+
+    Raises:
+        ConfigError: no or several applications, another import path, or wrong args.
+    """
+    from ray.serve.schema import ServeDeploySchema  # ray: only where a document is really used
+
+    applications = document.get("applications")
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError("applications: expected a list with exactly one application")
+    path = applications[0].get("import_path")
+    if path != "serve_app.app:build":
+        raise ConfigError(f"applications.0.import_path: expected serve_app.app:build, got {path!r}")
+    config = parse_app_config(applications[0].get("args"))
+    try:
+        ServeDeploySchema.model_validate(dict(document))
+    except ValueError as error:
+        raise ConfigError(f"not a Serve config: {' '.join(str(error).split())[:300]}") from None
+    return config
+
+
+class App:
+    """A deployed application; a context manager that deletes it."""
+
+    def __init__(
+        self,
+        document: dict[str, Any],
+        config: AppConfig,
+        cluster: LocalCluster | None,
+        address: str,
+        host: str,
+        port: int,
+    ) -> None:
+        self.config = config
+        self.name = str(document["applications"][0].get("name", "default"))
+        self.url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
+        self._document = document
+        self._cluster = cluster
+        self._address = address
+
+    def _submit(self) -> None:
+        import ray
+        from ray import serve
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        if not ray.is_initialized():
+            ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
+        schema = ServeDeploySchema.model_validate(self._document)
+        serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
+        # An application-level autoscaling policy can only come in by this door (Serve's REST API uses it too).
+        _get_global_client().deploy_apps(schema)
+
+    def wait_ready(self, timeout_s: float, on_status: Callable[[Status], None] | None = None) -> None:
+        """Wait until the application runs and its endpoint answers.
+
+        Raises:
+            DeployError: it failed, or did not get there in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        last = None
+        while time.monotonic() < deadline:
+            status = self.status()
+            if on_status is not None and status != last:
+                on_status(status)
+            last = status
+            if status.state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise DeployError(f"application {self.name}: {_first_cause(status.message)}")
+            if status.state == "RUNNING" and self._answers():
+                return
+            if self._cluster is not None and not self._cluster.is_alive:
+                raise DeployError("the local Ray cluster has ended")
+            time.sleep(_POLL_S)
+        raise DeployError(f"application {self.name} was not ready after {timeout_s:g} s: {last}")
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:  # noqa: S310
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def status(self) -> Status:
+        """What Serve says now."""
+        from ray import serve
+
+        application = serve.status().applications.get(self.name)
+        if application is None:
+            return Status(state="NOT_STARTED", message="", replicas={})
+        return Status(
+            state=str(application.status.value),
+            message=application.message,
+            replicas={name: dict(deployment.replica_states) for name, deployment in application.deployments.items()},
+        )
+
+    def client(self) -> "OpenAI":
+        """The official client, pointed at this application."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none")
+
+    def delete(self) -> None:
+        """Delete the application; a cluster that ``deploy`` started goes with it."""
+        from ray import serve
+
+        serve.delete(self.name)
+        self.close()
+
+    def close(self) -> None:
+        """Leave: ends everything where ``deploy`` started the cluster, else only the connection."""
+        import ray
+
+        ray.shutdown()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cpus(config: AppConfig) -> int:
+    total = config.ingress.replicas * config.ingress.cpus_per_replica
+    for group in config.groups:
+        for pool in group.pools().values():
+            placement = pool.placement
+            total += pool.replicas * (placement.cpus_per_replica + pool.workers * placement.cpus_per_worker)
+    return math.ceil(total) + 1
+
+
+def _first_cause(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "raise"))]
+    return (errors or lines or ["no message"])[-1]
