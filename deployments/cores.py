@@ -36,7 +36,7 @@ class CoreClaim:
         handle = path.open("a")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             handle.close()
             return False
         self._slots.append(handle)

@@ -83,6 +83,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
 
 
 def _request_id(request: Request) -> str:
+    # Serve gives every request an id, the client's own if it sent one, and returns it in X-Request-ID.
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
 
@@ -189,7 +190,6 @@ class Ingress:
             response = await self._respond(endpoint, request, request_id, arrived_s)
         except OpenAIError as error:
             response = _error_response(error)
-        response.headers["x-request-id"] = request_id
         REQUESTS.labels(endpoint, str(response.status_code)).inc()
         return response
 

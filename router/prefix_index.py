@@ -29,25 +29,30 @@ class PrefixIndex:
         The engine recomputes at least the last prompt token, to have something to sample from.
         """
         usable = max(0, len(token_ids) - 1) // self.block_tokens
-        hits = 0
+        hits = []
         for key in self._keys(token_ids, salt, usable):
             if key not in self._blocks:
                 break
-            self._blocks.move_to_end(key)
-            hits += 1
-        return hits * self.block_tokens
+            hits.append(key)
+        self._touch(hits)
+        return len(hits) * self.block_tokens
 
     def add(self, token_ids: Sequence[int], salt: str = "") -> None:
         """Remember the whole blocks of a sequence whose KV this replica has computed or loaded."""
-        for key in self._keys(token_ids, salt, len(token_ids) // self.block_tokens):
-            self._blocks[key] = None
-            self._blocks.move_to_end(key)
+        self._touch(self._keys(token_ids, salt, len(token_ids) // self.block_tokens))
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything (the engine's cache was reset)."""
         self._blocks.clear()
+
+    def _touch(self, keys: list[int]) -> None:
+        # Last block first, so that the oldest entry of a prompt is its tail: a head without its tail is still a hit,
+        # and vLLM frees a request's blocks in this order too.
+        for key in reversed(keys):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
 
     def _keys(self, token_ids: Sequence[int], salt: str, blocks: int) -> list[int]:
         keys = []

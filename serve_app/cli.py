@@ -221,3 +221,7 @@ def _interrupt(stop: threading.Event) -> None:
 def _curl(url: str, model: str) -> str:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
     return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,9 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     _check_port(host, port)
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < _MIN_DISK_BYTES:
-        raise ConfigError(f"{tempfile.gettempdir()} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some")
+        raise ConfigError(
+            f"{tempfile.gettempdir()} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some"
+        )
     need = sum(_pool_bytes(pool, config, folder) for pool in on_cpu)
     available = psutil.virtual_memory().available
     if need > available:
@@ -47,7 +49,9 @@ def _check_model(folder: Path | None) -> None:
     if folder is None:
         return
     if not folder.is_dir():
-        raise ConfigError(f"model.source: there is no folder {folder}: give an existing one, or run `make model` for the tiny one")
+        raise ConfigError(
+            f"model.source: there is no folder {folder}: give an existing one, or run `make model` for the tiny one"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.source: {folder} has no config.json, so it is no model folder")
 
@@ -63,7 +67,12 @@ def _check_port(host: str, port: int) -> None:
 
 def _holder(port: int) -> str:
     for connection in psutil.net_connections("tcp"):
-        if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN and connection.pid:
+        if (
+            connection.laddr
+            and connection.laddr.port == port
+            and connection.status == psutil.CONN_LISTEN
+            and connection.pid
+        ):
             try:
                 name = " ".join(psutil.Process(connection.pid).cmdline())[:80]
             except psutil.Error:

@@ -51,7 +51,9 @@ def _write_tokenizer(folder: Path, text: str) -> None:
     tokenizer.train_from_iterator([text], trainer)
     # Every id that the model can emit has to be text.
     if tokenizer.get_vocab_size() != _VOCAB:
-        raise ValueError(f"the corpus yields {tokenizer.get_vocab_size()} tokens, the model has {_VOCAB}: use a longer text")
+        raise ValueError(
+            f"the corpus yields {tokenizer.get_vocab_size()} tokens, the model has {_VOCAB}: use a longer text"
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(
         folder / "tokenizer_config.json",

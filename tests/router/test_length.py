@@ -87,6 +87,8 @@ def decide(
         (64, 0, 10_000, {"running_requests": 28}, 64.0, PrefillPath.LOCAL, PathReason.SHORT),
         (65, 0, 10_000, {"running_requests": 28}, 64.0, PrefillPath.REMOTE, PathReason.DECODE_BUSY),
         (129, 0, 10_000, {"running_requests": 28}, 64.0, PrefillPath.REMOTE, PathReason.LONG),
+        # Free 0.1875: 128 * 0.1875 / 0.25.
+        (96, 0, 0, {"kv_usage_frac": 0.8125}, 96.0, PrefillPath.LOCAL, PathReason.SHORT),
         # Nothing free, and even more running than there are slots: all to prefill.
         (1, 0, 0, {"kv_usage_frac": 1.0}, 0.0, PrefillPath.REMOTE, PathReason.DECODE_BUSY),
         (1, 0, 0, {"running_requests": 40}, 0.0, PrefillPath.REMOTE, PathReason.DECODE_BUSY),

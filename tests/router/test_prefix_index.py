@@ -1,6 +1,5 @@
 """The index of prompt blocks, against a brute-force oracle."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +92,6 @@ def test_least_recently_used_prompt_goes_first() -> None:
     assert index.cached_tokens([3, 3, 0]) == 0
 
 
-@pytest.mark.xfail(reason="the index evicts a prompt's first block first; vLLM frees a request's blocks tail first")
 def test_eviction_takes_a_prompt_from_its_tail() -> None:
     index = PrefixIndex(block_tokens=2, max_blocks=4)
     index.add([1, 1, 2, 2, 3, 3])

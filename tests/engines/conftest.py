@@ -1,0 +1,54 @@
+"""One application on real engines for the whole session: prefill and decode on differently labelled Ray nodes."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.cluster import NodeSpec
+from serve_app.tiny_model import build_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    folder = ROOT / "models" / "tiny"
+    build_tiny_model(folder, ROOT / "LICENSE")
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def make_document(tiny_model: Path) -> Any:
+    def make(**labels: str) -> dict[str, Any]:
+        document = yaml.safe_load((ROOT / "configs" / "cpu_tiny.yaml").read_text())
+        document["http_options"]["port"] = free_port()
+        args = document["applications"][0]["args"]
+        args["model"]["source"] = str(tiny_model)
+        for role, switch in labels.items():
+            args["groups"][0][role]["placement"]["node_labels"] = {"tandem.io/s1": "a", "tandem.io/s0": switch}
+        return document
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def app(make_document: Any) -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    nodes = [
+        NodeSpec(cpus=2),
+        NodeSpec(cpus=2, labels={"tandem.io/s1": "a", "tandem.io/s0": "left"}),
+        NodeSpec(cpus=2, labels={"tandem.io/s1": "a", "tandem.io/s0": "right"}),
+    ]
+    with deploy(make_document(prefill="left", decode="right"), nodes=nodes) as running:
+        yield running

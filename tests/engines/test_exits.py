@@ -1,0 +1,68 @@
+"""No exit leaves anything behind."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+
+def descendants(process: psutil.Process) -> list[psutil.Process]:
+    """The serving command's own processes and those of the guardian, which runs in a session of its own."""
+    return process.children(recursive=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number: signal.Signals) -> None:
+    config = tmp_path / "config.yaml"
+    document = make_document()
+    config.write_text(yaml.safe_dump(document))
+    log = (tmp_path / "serve.log").open("w+")
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=log, stderr=subprocess.STDOUT
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while "/v1/chat/completions" not in (tmp_path / "serve.log").read_text():
+            assert serve.poll() is None, (tmp_path / "serve.log").read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        started = descendants(psutil.Process(serve.pid))
+        names = " ".join(" ".join(process.cmdline()) for process in started)
+        assert "EngineCore" in names
+        assert "haproxy" in names
+        assert "raylet" in names
+    finally:
+        serve.send_signal(number)
+    serve.wait(30)
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert [process.cmdline() for process in alive] == []
+
+
+def test_a_busy_port_is_named_before_anything_starts(make_document: Any, tmp_path: Path) -> None:
+    import socket
+
+    document = make_document()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", document["http_options"]["port"]))
+        holder.listen()
+        done = subprocess.run(
+            [sys.executable, "-m", "serve_app.cli", "serve", str(config)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert str(document["http_options"]["port"]) in done.stderr
+    assert "process" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,310 @@
+"""The serving path on real Ray Serve, vLLM and NIXL."""
+
+import random
+import time
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from serve_app.quickstart import scrape
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+# Below and above the default bound of 128 tokens; the last two span several KV blocks and several prefill steps.
+LENGTHS = (5, 127, 200, 700, 2500)
+
+
+def prompt_ids(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(300, 1000) for _ in range(length)]
+
+
+def paths(app: Any) -> dict[str, int]:
+    counts = {"local": 0, "remote": 0}
+    for key, count in scrape(app.url).items():
+        if key[0] == "path":
+            counts[key[1]] += count
+    return counts
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_greedy_completion_is_the_same_on_both_paths(app: Any, length: int) -> None:
+    client = app.client()
+    before = paths(app)
+    common: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt_ids(length, seed=length),
+        "max_tokens": 24,
+        "temperature": 0.0,
+        "logprobs": 2,
+    }
+    routed = client.completions.create(**common, extra_body={"cache_salt": "routed"}).choices[0]
+    after = paths(app)
+    expected = "local" if length <= 128 else "remote"
+    assert {path: after[path] - before[path] for path in after if after[path] != before[path]} == {expected: 1}
+    # Prompt logprobs need a local forward pass, so this one is computed by the decode engine alone; the salt keeps it
+    # from reusing the KV that the first request brought over.
+    local = client.completions.create(**common, extra_body={"cache_salt": "local", "prompt_logprobs": 1}).choices[0]
+    assert routed.text == local.text
+    for top in routed.logprobs.top_logprobs:
+        best, second = sorted(top.values(), reverse=True)[:2]
+        assert best - second > 1e-4
+
+
+@pytest.mark.parametrize("length", [20, 400])
+def test_streamed_text_equals_the_whole_text(app: Any, length: int) -> None:
+    client = app.client()
+    common: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt_ids(length, seed=77),
+        "max_tokens": 32,
+        "temperature": 0.0,
+    }
+    whole = client.completions.create(**common, extra_body={"cache_salt": "whole"}).choices[0].text
+    parts = client.completions.create(**common, stream=True, extra_body={"cache_salt": "stream"})
+    assert "".join(part.choices[0].text for part in parts) == whole
+
+
+def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
+    client = app.client()
+    messages: Any = [{"role": "user", "content": "You may obtain a copy of the License. " * 60}]
+    common: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24, "temperature": 0.0}
+    before = paths(app)
+    remote = client.chat.completions.create(**common, extra_body={"cache_salt": "a"})
+    assert paths(app)["remote"] == before["remote"] + 1
+    local = client.chat.completions.create(**common, extra_body={"cache_salt": "b", "prompt_logprobs": 1})
+    parts = client.chat.completions.create(**common, stream=True, extra_body={"cache_salt": "c"})
+    streamed = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert remote.choices[0].message.content == local.choices[0].message.content == streamed
+    assert remote.usage.prompt_tokens > 128
+    assert remote.usage.completion_tokens == 24
+
+
+def test_a_cached_prompt_goes_local_and_the_estimate_is_right(app: Any) -> None:
+    client = app.client()
+    before = scrape(app.url)
+    for extra in ([], [401, 402]):
+        client.completions.create(model="tiny", prompt=prompt_ids(900, seed=5) + extra, max_tokens=2, temperature=0.0)
+    after = scrape(app.url)
+    assert after["path", "local", "cached"] == before["path", "local", "cached"] + 1
+    assert _histogram(app, "tandem_cached_tokens_error_tokens", "0.0") == _histogram(
+        app, "tandem_cached_tokens_error_tokens", "+Inf"
+    )
+
+
+def _histogram(app: Any, name: str, bound: str) -> float:
+    import urllib.request
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    page = urllib.request.urlopen(f"{app.url}/metrics", timeout=30).read().decode()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == f"{name}_bucket" and sample.labels["le"] == bound
+    )
+
+
+def test_kv_really_moves_over_nixl(app: Any) -> None:
+    before = scrape(app.url)["nixl_bytes",]
+    app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=9), max_tokens=2)
+    # 4 layers x K and V x 2 heads x 64 x 4 bytes = 4096 bytes a token, whole blocks.
+    assert scrape(app.url)["nixl_bytes",] - before >= 480 * 4096
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"n": 2, "temperature": 1.0},
+        {"echo": True},
+        {"extra_body": {"prompt_logprobs": 1}},
+        {"extra_body": {"min_tokens": 3}},
+    ],
+    ids=["n", "echo", "prompt_logprobs", "min_tokens"],
+)
+def test_what_cannot_be_handed_over_is_served_right(app: Any, extra: dict[str, Any]) -> None:
+    answer = app.client().completions.create(
+        **{"model": "tiny", "prompt": prompt_ids(300, seed=3), "max_tokens": 4, "temperature": 0.0, **extra}
+    )
+    assert all(choice.finish_reason == "length" for choice in answer.choices)
+
+
+def test_a_list_of_prompts_gives_each_its_own_answer(app: Any) -> None:
+    client = app.client()
+    prompts = [prompt_ids(300, seed=21), prompt_ids(260, seed=22), prompt_ids(10, seed=23)]
+    together = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0.0)
+    alone = [
+        client.completions.create(model="tiny", prompt=one, max_tokens=8, temperature=0.0).choices[0].text
+        for one in prompts
+    ]
+    assert [choice.text for choice in together.choices] == alone
+
+
+def test_clients_cannot_set_kv_transfer_params(app: Any) -> None:
+    answer = app.client().completions.create(
+        model="tiny",
+        prompt=prompt_ids(20, seed=1),
+        max_tokens=2,
+        extra_body={
+            "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "x"}
+        },
+    )
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_structured_output_and_logprobs(app: Any) -> None:
+    answer = app.client().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "yes or no? " * 80}],
+        max_tokens=8,
+        temperature=0.0,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    )
+    assert answer.choices[0].message.content in ("yes", "no")
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
+    import ray  # noqa: TID251
+    from ray._private.state import actors  # noqa: TID251
+
+    labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    where = {
+        actor["Name"]: labels[actor["Address"]["NodeID"]].get("tandem.io/s0")
+        for actor in actors().values()
+        if actor["State"] == "ALIVE" and "tandem#" in actor["Name"]
+    }
+    assert {name.split("#")[1]: switch for name, switch in where.items()} == {
+        "prefill:g0": "left",
+        "decode:g0": "right",
+        "ingress": None,
+    } or {name.split("#")[1]: switch for name, switch in where.items() if "ingress" not in name} == {
+        "prefill:g0": "left",
+        "decode:g0": "right",
+    }
+
+
+BAD_REQUESTS = [
+    ("completions", {"prompt": "x", "model": "other"}, 404, "model"),
+    ("completions", {"prompt": "x", "model": None}, 404, "model"),
+    ("completions", {"prompt": ""}, 400, "prompt"),
+    ("completions", {"prompt": []}, 400, "prompt"),
+    ("completions", {}, 400, "prompt"),
+    ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
+    ("completions", {"prompt": "x", "max_tokens": 5000, "stream": True}, 400, "max_tokens"),
+    ("completions", {"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+    ("completions", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    ("completions", {"prompt": "x", "best_of": 3}, 400, "best_of"),
+    ("completions", {"prompt": [5] * 5000}, 400, None),
+    ("completions", {"prompt": [5] * 5000, "stream": True}, 400, None),
+    ("chat/completions", {"messages": []}, 400, "messages"),
+    ("chat/completions", {}, 400, "messages"),
+    ("chat/completions", {"messages": "hello"}, 400, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "audio": {}}, 400, "audio"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "modalities": ["audio"]}, 400, "modalities"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "functions": [{}]}, 400, "functions"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0},
+        400,
+        "max_completion_tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "body", "status", "param"), BAD_REQUESTS)
+async def test_bad_input_is_an_openai_error_and_the_next_request_works(
+    app: Any, endpoint: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{app.url}/v1/{endpoint}", json={"model": "tiny", **body}) as response:
+            error = (await response.json())["error"]
+            assert response.status == status, error
+            assert error["message"]
+            if param is not None:
+                assert error["param"] == param
+        good = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        async with session.post(f"{app.url}/v1/completions", json=good) as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"text"'])
+async def test_malformed_json_is_a_400(app: Any, raw: bytes) -> None:
+    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", data=raw) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_unknown_paths_and_methods_are_openai_errors(app: Any) -> None:
+    async with aiohttp.ClientSession() as session:
+        for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)):
+            async with session.request(method, f"{app.url}{path}") as response:
+                assert response.status == status
+                assert "error" in await response.json()
+
+
+def test_official_but_harmless_fields_are_ignored(app: Any) -> None:
+    answer = app.client().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=2,
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        user="someone",
+        extra_body={"nobody_knows_this": 1},
+    )
+    assert answer.usage.completion_tokens <= 2
+
+
+def test_request_id_comes_back(app: Any) -> None:
+    raw = app.client().completions.with_raw_response.create(
+        model="tiny", prompt="x", max_tokens=1, extra_headers={"X-Request-Id": "my-id-1"}
+    )
+    assert raw.headers["x-request-id"] == "my-id-1"
+    assert "my-id-1" in raw.parse().id
+
+
+def test_models_and_unknown_model(app: Any) -> None:
+    client = app.client()
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> None:
+    body = {
+        "model": "tiny",
+        "prompt": prompt_ids(600, seed=31),
+        "max_tokens": 3000,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", json=body) as response:
+        await response.content.readline()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _busy(app):
+        time.sleep(0.2)
+    assert not _busy(app)
+
+
+def _busy(app: Any) -> float:
+    import urllib.request
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    page = urllib.request.urlopen(f"{app.url}/metrics", timeout=30).read().decode()
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    )
