@@ -23,7 +23,7 @@ _OWNED_ENGINE_KWARGS = {
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(_Config):
@@ -39,9 +39,12 @@ class ModelConfig(_Config):
     @property
     def folder(self) -> Path | None:
         """The model's folder, or ``None`` where ``source`` is a hub id."""
-        if self.source.startswith(("/", "./", "../", "~")):
+        if not self.source.startswith(("/", "./", "../", "~")):
+            return None
+        try:
             return Path(self.source).expanduser().resolve()
-        return None
+        except RuntimeError:  # no such user
+            return Path(self.source)
 
 
 class PlacementConfig(_Config):

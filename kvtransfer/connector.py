@@ -14,7 +14,7 @@ _VLLM_ROLE = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 class ConnectorConfig(BaseModel):
     """How KV blocks travel from prefill to decode; one instance serves both roles."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     connector: Literal["NixlConnector"] = Field(
         "NixlConnector",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class LengthConfig(BaseModel):
     """Bounds of the length-aware rule (``router.length``)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     local_max_tokens: int = Field(
         128,
@@ -56,7 +56,7 @@ class LengthConfig(BaseModel):
 class RouterConfig(BaseModel):
     """How requests find their replicas."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     policy: Literal["least_tokens", "round_robin"] = Field(
         "least_tokens", description="Order in which the replicas of a pool are tried."

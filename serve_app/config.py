@@ -12,7 +12,7 @@ from router.config import RouterConfig
 class IngressConfig(BaseModel):
     """The HTTP endpoint's replicas."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     replicas: int = Field(1, ge=1, le=256)
     cpus_per_replica: float = Field(1.0, ge=0.0)
@@ -27,7 +27,7 @@ class IngressConfig(BaseModel):
 class AppConfig(BaseModel):
     """The ``args`` of an application in Serve's YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: ModelConfig
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments of both roles.")

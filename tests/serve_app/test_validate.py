@@ -76,7 +76,7 @@ GROUP = ("groups", 0)
         ),
         ((*GROUP, "decode", "env"), {"A": 1}, "groups.0.decode.env.A: ", "got 1", "should be a valid string"),
         ((*GROUP, "decode", "placement", "strategy"), "ANY", "strategy: ", "got 'ANY'", "'PACK', 'STRICT_PACK'"),
-        ((*GROUP, "decode", "placement", "cpus_per_worker"), float("nan"), "worker: ", "got nan", "than or equal to 0"),
+        ((*GROUP, "decode", "placement", "cpus_per_worker"), float("nan"), "worker: ", "got nan", "a finite number"),
         ((*GROUP, "decode", "engine_kwargs"), {"model": "x"}, "kwargs: ", "'model'", "set model.source instead"),
         (("engine_kwargs",), {"kv_transfer_config": {}}, "engine_kwargs: ", "'kv_transfer_config'", "set kv_transfer"),
         (("engine_kwargs",), {"disable_log_stats": True}, "engine_kwargs: ", "'disable_log_stats'", "leave it out"),
