@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format clean
+.PHONY: help setup model quickstart serve test check format bench-peers clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 VENV := .venv/bin
@@ -27,6 +27,9 @@ check: setup ## Lint, types and the pure tests (no ray, no vllm)
 
 format: setup ## Format the code
 	@$(VENV)/ruff check --fix . ; $(VENV)/ruff format .
+
+bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 30 minutes)
+	@$(VENV)/python -m serve_app.bench_peers
 
 clean: ## Remove .venv, built models and reports
 	rm -rf .venv models reports build *.egg-info
