@@ -7,6 +7,7 @@ an order that rotates; a ratio is taken round by round, and its median is what c
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import statistics
@@ -102,8 +103,8 @@ def _request(length: int) -> TraceRequest:
     return TraceRequest(at_s=0.0, input_tokens=length, output_tokens=OUTPUT_TOKENS)
 
 
-def _ratios(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    ratios: dict[str, dict[str, float]] = {}
+def _ratios(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    ratios: dict[str, dict[str, float | None]] = {}
     for suffix in ("", "_c8"):
         for key, cell, value, peer in (
             ("short_ttft_p50_over_ray_pd", "short", ("ttft_s", "p50"), "ray_pd"),
@@ -114,16 +115,27 @@ def _ratios(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
             ("tpot_p50_over_vllm", "short", ("tpot_s", "p50"), "vllm"),
             ("mix_goodput_over_ray_pd", "mix", ("goodput_requests_per_s",), "ray_pd"),
         ):
-            each = [_value(r["tandem"], cell + suffix, value) / _value(r[peer], cell + suffix, value) for r in rounds]
-            ratios[key + suffix] = {"median": statistics.median(each), "min": min(each), "max": max(each)}
+            each = [
+                _ratio(_value(r["tandem"], cell + suffix, value), _value(r[peer], cell + suffix, value)) for r in rounds
+            ]
+            spread = {"median": statistics.median(each), "min": min(each), "max": max(each)}
+            # JSON has no infinity.
+            ratios[key + suffix] = {name: ratio if math.isfinite(ratio) else None for name, ratio in spread.items()}
     return ratios
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    """``ours / theirs``; infinite where a peer had none of it (a goodput of 0), 1 where both had none."""
+    if theirs == 0.0:
+        return math.inf if ours else 1.0
+    return ours / theirs
 
 
 def _value(cells: dict[str, Any], cell: str, path: tuple[str, ...]) -> float:
     value: Any = cells[cell]
     for part in path:
         value = value[part]
-    return max(float(value), 1e-9)
+    return float(value)
 
 
 def _write(out: Path, rounds: Sequence[dict[str, Any]], slos: dict[str, list[float]]) -> None:
