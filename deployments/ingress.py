@@ -230,7 +230,7 @@ class Ingress:
                 yield frame
         except TimeoutError:
             yield _failure(
-                408, f"the request took longer than {self._timeout_s:g} s (http.request_timeout_s)", "timeout"
+                408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
             )
         except BackPressureError as error:
             yield _failure(503, f"every decode replica is full: {error.message}", "overloaded")

@@ -98,6 +98,7 @@ class PDGenerate:
         self._max_model_len = client.model_config.max_model_len
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.kv_blocks)
         self._backlog = PrefillBacklog(time.monotonic)
+        PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -175,7 +176,6 @@ class PDGenerate:
             request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
         )
         self._backlog.sent(len(ids))
-        PREFILL_BACKLOG.set(self._backlog.tokens())
         started_s = time.monotonic()
         result: PrefillResult | None = None
         call = self._prefill.remote(request)

@@ -52,14 +52,9 @@ def render(
     name: Annotated[str, typer.Option(help="The RayService's name.")] = "tandem",
 ) -> None:
     """Print a KubeRay RayService for a config."""
-    import yaml
+    from serve_app.manifest import load_rayservice
 
-    from serve_app.manifest import render_rayservice
-    from serve_app.sdk import single_app_config
-
-    document = load_serve_yaml(config)
-    manifest = render_rayservice(document, single_app_config(document), image=image, namespace=namespace, name=name)
-    typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
+    typer.echo(load_rayservice(config, image=image, namespace=namespace, name=name), nl=False)
 
 
 @cli.command()
@@ -92,7 +87,6 @@ def serve(
             console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
             while not stop.wait(1.0):
                 pass
-            console.print("stopping")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

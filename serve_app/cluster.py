@@ -144,8 +144,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_NODE_IP, 0))
         return int(probe.getsockname()[1])
-
-
-def logical_cpus() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
