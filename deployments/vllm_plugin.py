@@ -1,29 +1,27 @@
-"""What Tandem installs into every vLLM engine process: core binding, a quiet NIXL thread, a parent-death watch.
+"""What Tandem installs into vLLM: core binding, one process per CPU engine, a quiet NIXL thread, a parent-death watch.
 
-vLLM loads the entry point ``vllm.general_plugins`` in the front end, in the engine core and in each worker. In the
-front end (the Serve replica) ``register`` does nothing.
+vLLM loads the entry point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in
+each worker.
 """
 
 import logging
 import multiprocessing
 import os
 import threading
-import time
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 1.0
 _NIXL_POLL_US = 1
-_RECENT_S = 1.0
-_RECENT_WAIT_MS = 1
-_IDLE_WAIT_MS = 100
+_IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 def register() -> None:
-    """Entry point: prepare this process, if it is a child that vLLM started."""
+    """Entry point: the front end decides how the engine runs; the processes that it starts prepare themselves."""
     parent = multiprocessing.parent_process()
     if parent is None:
+        _keep_worker_in_engine_core()
         return
     threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
     _bind_cores()
@@ -38,6 +36,27 @@ def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
+def _keep_worker_in_engine_core() -> None:
+    """On a machine without GPUs, run an engine's only worker inside its engine core, if its cores are given.
+
+    vLLM's CPU platform always starts a worker process, since OpenMP reads its threads and cores when a process starts
+    (vllm/platforms/cpu.py:276); ``_bind_cores`` sets both from inside. The queue between the two processes spins in
+    ``sched_yield`` for a second after every message (distributed/device_communicators/shm_broadcast.py:134): on a
+    shared core that doubled TPOT, and on Linux 6.18 token streams stalled for a second at a time.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_keep(vllm_config: Any) -> None:
+        check(vllm_config)
+        parallel = vllm_config.parallel_config
+        if parallel.world_size == 1 and _given_cores():
+            parallel.distributed_executor_backend = _IN_PROCESS_EXECUTOR
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_keep)
+
+
 def _bind_cores() -> None:
     """Bind this process to the cores of ``VLLM_CPU_OMP_THREADS_BIND`` and keep the NIXL connector from rebinding it.
 
@@ -45,37 +64,16 @@ def _bind_cores() -> None:
     (vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py:474), so a prefill and a decode engine on one
     machine would share that core. It does so only where the platform reports a topology.
     """
-    cores = _bound_cores(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"))
+    cores = _given_cores()
     if not cores:
         return
+    import torch
     from vllm.platforms.cpu import CpuPlatform
 
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
     os.sched_setaffinity(0, cores)
-    _sleep_between_steps()
+    torch.set_num_threads(len(cores))
     logger.info("bound to cores %s", sorted(cores))
-
-
-def _sleep_between_steps() -> None:
-    """Let engine processes wait for each other asleep rather than spinning.
-
-    vLLM's shared-memory queue calls ``sched_yield`` in a loop for a second after every message
-    (vllm/distributed/device_communicators/shm_broadcast.py:134). Where engine core, worker and front end share a core,
-    that second is taken from the others: token streams stalled for 1.0 s at a time on Linux 6.18. Waiting for the
-    queue's own notification costs nothing; a notification can get lost (its socket drops what does not fit), so the
-    wait is bounded.
-    """
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-
-    notified_wait = SpinCondition.wait
-
-    def bounded_wait(self: Any, timeout_ms: int | None = None) -> None:
-        is_recent = time.monotonic() <= self.last_read + _RECENT_S
-        bound_ms = _RECENT_WAIT_MS if is_recent else _IDLE_WAIT_MS
-        self.busy_loop_s = -1.0
-        notified_wait(self, bound_ms if timeout_ms is None else min(bound_ms, timeout_ms))
-
-    SpinCondition.wait = bounded_wait
 
 
 def _quieten_nixl() -> None:
@@ -97,6 +95,10 @@ def _quieten_nixl() -> None:
             super().__setattr__(name, _NIXL_POLL_US if name == "pthrDelay" and value == 0 else value)
 
     nixl_api.nixlBind.nixlAgentConfig = QuietAgentConfig
+
+
+def _given_cores() -> set[int]:
+    return _bound_cores(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"))
 
 
 def _bound_cores(spec: str) -> set[int]:

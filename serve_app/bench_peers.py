@@ -114,6 +114,7 @@ def _ratios(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | Non
             ("long_throughput_over_ray_pd", "long", ("output_tokens_per_s",), "ray_pd"),
             ("tpot_p50_over_vllm", "short", ("tpot_s", "p50"), "vllm"),
             ("mix_goodput_over_ray_pd", "mix", ("goodput_requests_per_s",), "ray_pd"),
+            ("mix_goodput_over_ray_pd_fastest", "mix", ("goodput_requests_per_s",), "ray_pd_fastest"),
         ):
             each = [
                 _ratio(_value(r["tandem"], cell + suffix, value), _value(r[peer], cell + suffix, value)) for r in rounds

@@ -1,6 +1,6 @@
 """The serving path on real Ray Serve, vLLM and NIXL."""
 
-import random
+import json
 import time
 from typing import Any
 
@@ -9,16 +9,12 @@ import openai
 import pytest
 
 from serve_app.quickstart import scrape
+from tests.engines.endpoint import prompt_ids, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 # Below and above the default bound of 128 tokens; the last two span several KV blocks and several prefill steps.
 LENGTHS = (5, 127, 200, 700, 2500)
-
-
-def prompt_ids(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(300, 1000) for _ in range(length)]
 
 
 def paths(app: Any) -> dict[str, int]:
@@ -27,6 +23,12 @@ def paths(app: Any) -> dict[str, int]:
         if key[0] == "path":
             counts[key[1]] += count
     return counts
+
+
+def assert_clear_choice(logprobs: list[float]) -> None:
+    """The greedy token won by more than what two orders of float32 additions differ by."""
+    best, second = sorted(logprobs, reverse=True)[:2]
+    assert best - second > 1e-4
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -49,8 +51,7 @@ def test_greedy_completion_is_the_same_on_both_paths(app: Any, length: int) -> N
     local = client.completions.create(**common, extra_body={"cache_salt": "local", "prompt_logprobs": 1}).choices[0]
     assert routed.text == local.text
     for top in routed.logprobs.top_logprobs:
-        best, second = sorted(top.values(), reverse=True)[:2]
-        assert best - second > 1e-4
+        assert_clear_choice(list(top.values()))
 
 
 @pytest.mark.parametrize("length", [20, 400])
@@ -62,9 +63,11 @@ def test_streamed_text_equals_the_whole_text(app: Any, length: int) -> None:
         "max_tokens": 32,
         "temperature": 0.0,
     }
-    whole = client.completions.create(**common, extra_body={"cache_salt": "whole"}).choices[0].text
+    whole = client.completions.create(**common, logprobs=2, extra_body={"cache_salt": "whole"}).choices[0]
+    for top in whole.logprobs.top_logprobs:
+        assert_clear_choice(list(top.values()))
     parts = client.completions.create(**common, stream=True, extra_body={"cache_salt": "stream"})
-    assert "".join(part.choices[0].text for part in parts) == whole
+    assert "".join(part.choices[0].text for part in parts) == whole.text
 
 
 def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
@@ -72,7 +75,9 @@ def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
     messages: Any = [{"role": "user", "content": "You may obtain a copy of the License. " * 60}]
     common: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 24, "temperature": 0.0}
     before = paths(app)
-    remote = client.chat.completions.create(**common, extra_body={"cache_salt": "a"})
+    remote = client.chat.completions.create(**common, logprobs=True, top_logprobs=2, extra_body={"cache_salt": "a"})
+    for token in remote.choices[0].logprobs.content:
+        assert_clear_choice([top.logprob for top in token.top_logprobs])
     assert paths(app)["remote"] == before["remote"] + 1
     local = client.chat.completions.create(**common, extra_body={"cache_salt": "b", "prompt_logprobs": 1})
     parts = client.chat.completions.create(**common, stream=True, extra_body={"cache_salt": "c"})
@@ -89,23 +94,8 @@ def test_a_cached_prompt_goes_local_and_the_estimate_is_right(app: Any) -> None:
         client.completions.create(model="tiny", prompt=prompt_ids(900, seed=5) + extra, max_tokens=2, temperature=0.0)
     after = scrape(app.url)
     assert after["path", "local", "cached"] == before["path", "local", "cached"] + 1
-    assert _histogram(app, "tandem_cached_tokens_error_tokens", "0.0") == _histogram(
-        app, "tandem_cached_tokens_error_tokens", "+Inf"
-    )
-
-
-def _histogram(app: Any, name: str, bound: str) -> float:
-    import urllib.request
-
-    from prometheus_client.parser import text_string_to_metric_families
-
-    page = urllib.request.urlopen(f"{app.url}/metrics", timeout=30).read().decode()
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == f"{name}_bucket" and sample.labels["le"] == bound
-    )
+    errors = "tandem_cached_tokens_error_tokens_bucket"
+    assert total(app, errors, le="0.0") == total(app, errors, le="+Inf") > 0
 
 
 def test_kv_really_moves_over_nixl(app: Any) -> None:
@@ -169,9 +159,49 @@ def test_structured_output_and_logprobs(app: Any) -> None:
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
 
 
+def test_a_named_tool_is_called_with_arguments_of_its_schema(app: Any) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"unit": {"enum": ["celsius", "kelvin"]}},
+                "required": ["unit"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+    answer = app.client().chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "You may obtain a copy of the License. " * 30}],
+        tools=[tool],
+        tool_choice=choice,
+        max_tokens=40,
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["unit"] in ("celsius", "kelvin")
+
+
+def test_beam_search_is_served_by_decode_alone(app: Any) -> None:
+    before = total(app, "tandem_prefill_path_total", path="remote")
+    answer = app.client().completions.create(
+        model="tiny",
+        prompt=prompt_ids(300, seed=8),
+        n=2,
+        max_tokens=6,
+        temperature=0.0,
+        extra_body={"use_beam_search": True},
+    )
+    assert len({choice.text for choice in answer.choices}) == 2
+    assert total(app, "tandem_prefill_path_total", path="remote") == before
+
+
 def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
-    import ray  # noqa: TID251
-    from ray._private.state import actors  # noqa: TID251
+    import ray
+    from ray._private.state import actors
 
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     where = {
@@ -288,23 +318,11 @@ async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> No
         "stream": True,
         "ignore_eos": True,
     }
+    before = total(app, "vllm:generation_tokens_total", role="decode")
     async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", json=body) as response:
         await response.content.readline()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and _busy(app):
+    deadline = time.monotonic() + 30
+    while total(app, "vllm:num_requests_running", "vllm:num_requests_waiting"):
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert not _busy(app)
-
-
-def _busy(app: Any) -> float:
-    import urllib.request
-
-    from prometheus_client.parser import text_string_to_metric_families
-
-    page = urllib.request.urlopen(f"{app.url}/metrics", timeout=30).read().decode()
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    )
+    assert total(app, "vllm:generation_tokens_total", role="decode") < before + body["max_tokens"]

@@ -1,0 +1,78 @@
+"""What Tandem relies on inside vLLM and NIXL and no public interface promises; each script is a process of its own."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm]
+
+# Standard output is for the answer.
+_QUIET = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_PLUGINS": "tandem", "NIXL_LOG_LEVEL": "WARN"}
+
+_FRONT_END = """
+import json, os
+from vllm.engine.arg_utils import EngineArgs
+before = sorted(os.sched_getaffinity(0))
+config = EngineArgs(model={model!r}, enforce_eager=True, tensor_parallel_size={workers}).create_engine_config()
+print(json.dumps({{
+    "executor": str(config.parallel_config.distributed_executor_backend),
+    "bound": sorted(os.sched_getaffinity(0)) != before,
+}}))
+"""
+
+_ENGINE_CORE = """
+import json, multiprocessing, os, threading
+
+def report():
+    from deployments.vllm_plugin import register
+    register()
+    import torch
+    from nixl import _api
+    from vllm.platforms.cpu import CpuPlatform
+    config = _api.nixlBind.nixlAgentConfig()
+    config.pthrDelay = 0
+    _api.nixl_agent("probe", _api.nixl_agent_config(backends=["UCX"]))
+    print(json.dumps({
+        "cores": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "topology": CpuPlatform.discover_numa_topology(),
+        "poll_us": config.pthrDelay,
+        "watched": "tandem-parent-watch" in [thread.name for thread in threading.enumerate()],
+    }), flush=True)
+
+child = multiprocessing.get_context("fork").Process(target=report)
+child.start()
+child.join()
+"""
+
+
+@pytest.fixture(name="core")
+def _core() -> str:
+    return str(max(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("binding", "workers", "executor"),
+    [("given", 1, "UniProcExecutor"), ("auto", 1, "mp"), ("given", 2, "mp")],
+)
+def test_a_cpu_engine_with_one_worker_and_given_cores_is_one_process(
+    run_python: Callable[..., Any], tiny_model: Any, core: str, binding: str, workers: int, executor: str
+) -> None:
+    spec = core if binding == "given" else binding
+    script = _FRONT_END.format(model=str(tiny_model), workers=workers)
+    seen = run_python(script, env={**os.environ, **_QUIET, "VLLM_CPU_OMP_THREADS_BIND": spec})
+    assert seen["executor"].rpartition(".")[2] == executor
+    assert seen["bound"] is False
+
+
+def test_an_engine_core_is_bound_watched_and_polls_nixl_asleep(run_python: Callable[..., Any], core: str) -> None:
+    seen = run_python(_ENGINE_CORE, env={**os.environ, **_QUIET, "VLLM_CPU_OMP_THREADS_BIND": core})
+    assert seen == {
+        "cores": [int(core)],
+        "threads": 1,
+        "topology": [],
+        "poll_us": 1,
+        "watched": True,
+    }
