@@ -1,4 +1,4 @@
-"""``tandem``: validate, render, deploy, serve, status, delete, bench."""
+"""``tandem``: validate, render, deploy, serve, quickstart, status, delete, bench."""
 
 import json
 import os
@@ -20,7 +20,7 @@ console = Console()
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")]
-Address = Annotated[str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")]
+Address = Annotated[str, typer.Option(help="The Ray cluster that this machine belongs to: auto, or HOST:PORT.")]
 
 
 def main() -> None:
@@ -165,10 +165,13 @@ def bench(
         records = asyncio.run(generator.keep_in_flight([one] * requests, concurrency))
     report = Report.of(records)
     text = json.dumps(report.as_dict(), indent=1)
-    if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(text + "\n")
     typer.echo(text)
+    if json_out is not None:
+        try:
+            json_out.parent.mkdir(parents=True, exist_ok=True)
+            json_out.write_text(text + "\n")
+        except OSError as error:
+            raise ConfigError(f"--json {json_out}: {error.strerror}: give a file that can be written") from None
     if not report.requests_ok:
         raise ConfigError(f"no request to {url} ended well: {report.errors}")
 
@@ -196,13 +199,16 @@ def _connect(address: str) -> None:
 
 
 def _replace_model(document: dict[str, Any], source: str) -> None:
+    path = Path(source)
     try:
-        model = document["applications"][0]["args"]["model"]
+        is_here = path.exists()
+    except OSError:  # the check of the machine says what is wrong with it
+        is_here = False
+    model = {"id": path.absolute().name, "source": str(path.resolve()) if is_here else source}
+    try:
+        document["applications"][0]["args"]["model"] = model
     except (KeyError, IndexError, TypeError):
         raise ConfigError("the config has no applications.0.args.model to replace") from None
-    path = Path(source)
-    model["source"] = str(path.resolve()) if path.exists() else source
-    model["id"] = path.name
 
 
 def _interrupt(stop: threading.Event) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 _POLL_S = 0.5
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
 class DeployError(RuntimeError):
@@ -115,7 +116,7 @@ class App:
     ) -> None:
         self.config = config
         self.name = str(document["applications"][0].get("name", "default"))
-        self.url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
+        self.url = f"http://{host}:{port}"
         self._document = document
         self._cluster = cluster
         self._address = address
@@ -131,8 +132,18 @@ class App:
             ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
         schema = ServeDeploySchema.model_validate(self._document)
         serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
+        client = _get_global_client()
+        live, wanted = client.http_config, schema.http_options
+        if (live.host, live.port) != (wanted.host, wanted.port):
+            raise ConfigError(
+                f"http_options: {wanted.host}:{wanted.port} was asked for, but Serve already runs on this cluster at "
+                f"{live.host}:{live.port} and cannot move: set these, or end it with `serve shutdown`"
+            )
+        if wanted.host in _WILDCARDS:
+            # The proxy may be on the head node alone.
+            self.url = f"http://{ray.get_runtime_context().gcs_address.rsplit(':', 1)[0]}:{wanted.port}"
         # An application-level autoscaling policy can only come in by this door (Serve's REST API uses it too).
-        _get_global_client().deploy_apps(schema)
+        client.deploy_apps(schema)
 
     def wait_ready(self, timeout_s: float, on_status: Callable[[Status], None] | None = None) -> None:
         """Wait until the application runs and its endpoint answers.

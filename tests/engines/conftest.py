@@ -1,6 +1,5 @@
 """One application on real engines for the whole session: prefill and decode on differently labelled Ray nodes."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 
 from serve_app.cluster import NodeSpec
 from serve_app.tiny_model import build_tiny_model
+from tests.engines.endpoint import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,12 +19,6 @@ def tiny_model() -> Path:
     folder = ROOT / "models" / "tiny"
     build_tiny_model(folder, ROOT / "LICENSE")
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,152 @@
+"""An application's life on a running cluster: two groups, limits, a lost prefill, and the command line around it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from autoscale.types import PoolKey
+from deployments.handoff import PrefillRequest
+from kvtransfer.topology import Role
+from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+from tests.engines.endpoint import free_port, prompt_ids, samples, total
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+LEASE_S = 8
+TIMEOUT_S = 5.0
+
+
+@pytest.fixture(scope="module", name="cluster")
+def _cluster() -> Iterator[LocalCluster]:
+    driver_environment()
+    with LocalCluster([NodeSpec(cpus=6)]) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", name="http_port")
+def _http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module", name="two_groups")
+def _two_groups(cluster: LocalCluster, http_port: int, make_document: Any) -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    document = make_document()
+    document["http_options"]["port"] = http_port
+    args = document["applications"][0]["args"]
+    args["groups"] = [{**args["groups"][0], "name": name} for name in ("g0", "g1")]
+    args["kv_transfer"] = {"lease_s": LEASE_S}
+    args["ingress"]["request_timeout_s"] = TIMEOUT_S
+    with deploy(document, address=cluster.address) as app:
+        yield app
+
+
+def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "serve_app.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+async def complete(app: Any, **fields: Any) -> tuple[int, str]:
+    body = {"model": "tiny", "temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **fields}
+    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", json=body) as response:
+        return response.status, await response.text()
+
+
+async def test_requests_spread_over_the_groups(two_groups: Any) -> None:
+    answers = await asyncio.gather(
+        *(complete(two_groups, prompt=prompt_ids(length, seed=seed)) for seed in range(8) for length in (20, 300))
+    )
+    assert {status for status, _ in answers} == {200}
+    served = {
+        (labels["group"], labels["path"]) for labels, value in samples(two_groups, "tandem_prefill_path_total") if value
+    }
+    assert served == {("g0", "local"), ("g0", "remote"), ("g1", "local"), ("g1", "remote")}
+
+
+async def test_a_request_beyond_its_time_ends_with_an_error_and_frees_the_engine(two_groups: Any) -> None:
+    long = {"prompt": prompt_ids(20, seed=1), "max_tokens": 4000}
+    status, body = await complete(two_groups, **long)
+    assert status == 408
+    assert "request_timeout_s" in body
+    status, body = await complete(two_groups, **long, stream=True)
+    assert status == 200
+    *_, error, done, _ = body.split("\n\n")
+    assert "request_timeout_s" in error
+    assert done == "data: [DONE]"
+    await eventually(lambda: not total(two_groups, "vllm:num_requests_running"))
+
+
+async def test_kv_that_nobody_reads_is_freed_after_its_lease(two_groups: Any) -> None:
+    from ray import serve
+
+    pool = PoolKey("g0", Role.PREFILL)
+    handle = serve.get_deployment_handle(pool.deployment_name, two_groups.name).options(method_name="prefill")
+    await handle.remote(PrefillRequest(request_id="unread", token_ids=prompt_ids(2000, seed=3)))
+    used = [value for labels, value in samples(two_groups, "vllm:kv_cache_usage_perc") if labels["role"] == "prefill"]
+    assert max(used) > 0.0
+    await eventually(lambda: not total(two_groups, "vllm:kv_cache_usage_perc", role="prefill"), within_s=3 * LEASE_S)
+
+
+async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies(two_groups: Any) -> None:
+    import psutil
+
+    for replica in psutil.process_iter(["cmdline"]):
+        if (replica.info["cmdline"] or [""])[0].startswith("ray::ServeReplica:tandem:prefill"):
+            for engine in replica.children(recursive=True):
+                engine.kill()
+    status, _ = await complete(two_groups, prompt=prompt_ids(400, seed=50))
+    assert status == 200
+    assert total(two_groups, "tandem_prefill_path_total", reason="prefill_failed") == 1
+
+
+def test_the_command_line_shows_and_deletes_what_runs(two_groups: Any, cluster: LocalCluster) -> None:
+    shown = tandem("status", "--address", cluster.address)
+    assert shown.returncode == 0, shown.stderr
+    for name in ("ingress", "g0", "g1"):
+        assert name in shown.stdout
+    missing = tandem("delete", "absent", "--address", cluster.address)
+    assert missing.returncode == 1
+    assert len(missing.stderr.strip().splitlines()) == 1
+    deleted = tandem("delete", two_groups.name, "--address", cluster.address)
+    assert deleted.returncode == 0, deleted.stderr
+    assert two_groups.name not in tandem("status", "--address", cluster.address).stdout
+
+
+def test_deploy_from_the_command_line_answers(
+    cluster: LocalCluster, http_port: int, make_document: Any, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    document = make_document()
+    config.write_text(yaml.safe_dump(document))
+    elsewhere = tandem("deploy", str(config), "--address", cluster.address)
+    assert elsewhere.returncode == 1
+    assert "already runs on this cluster" in elsewhere.stderr
+    document["http_options"]["port"] = http_port
+    config.write_text(yaml.safe_dump(document))
+    done = tandem("deploy", str(config), "--address", cluster.address)
+    assert done.returncode == 0, done.stderr
+    assert "answers at" in done.stdout
+    assert "RUNNING" in tandem("status", "--address", cluster.address).stdout
+
+
+async def eventually(holds: Any, within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
