@@ -11,6 +11,7 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDDecodeServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
 from deployments.frames import Frame
@@ -34,7 +35,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
         cores_per_engine: int,
     ) -> None:
         self._prepare_host(llm_config, cores_per_engine)
-        await super().__init__(llm_config, prefill_server=prefill_server)
+        with named_cause():
+            await super().__init__(llm_config, prefill_server=prefill_server)
         client = engine_client(self)
         client.generate = PDGenerate(
             client=client,

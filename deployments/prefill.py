@@ -5,6 +5,7 @@ from ray.serve.llm.deployment import PDPrefillServer
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.handoff import PrefillRequest, PrefillResult
 from kvtransfer.connector import prefill_request_params
@@ -15,7 +16,8 @@ class PrefillServer(EngineHost, PDPrefillServer):
 
     async def __init__(self, llm_config: LLMConfig, *, cores_per_engine: int) -> None:  # type: ignore[misc]
         self._prepare_host(llm_config, cores_per_engine)
-        await super().__init__(llm_config)
+        with named_cause():
+            await super().__init__(llm_config)
 
     async def prefill(self, request: PrefillRequest) -> PrefillResult:
         """Prefill one prompt and return where decode finds its KV.

@@ -40,7 +40,7 @@ def main() -> None:
     finally:
         # The handler would leave end_descendants half way.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_descendants(psutil.Process(), _GRACE_S)
+        end_descendants(_GRACE_S)
         shutil.rmtree(plan["folder"], ignore_errors=True)
 
 
@@ -56,41 +56,33 @@ def _start_node(arguments: list[str], environment: dict[str, str], folder: Path)
         raise RuntimeError(f"'ray start' failed with exit code {code}: {tail}")
 
 
-def end_descendants(root: psutil.Process, grace_s: float) -> None:
-    """End every descendant of a process: SIGTERM, then SIGKILL to what is left, until there is none."""
+def end_descendants(grace_s: float) -> None:
+    """End every descendant of this process: SIGTERM, then SIGKILL to what is left, until there is none."""
+    me = psutil.Process()
     deadline = time.monotonic() + grace_s
     signalled: set[int] = set()
-    while True:
-        children = [child for child in root.children(recursive=True) if _is_alive(child)]
-        if not children:
-            return
-        kill = time.monotonic() > deadline
-        for child in children:
+    # A subreaper has no child left only when it has no descendant left, so none can be missed, or stay as a zombie.
+    while _has_children():
+        for child in me.children(recursive=True):
             try:
-                if kill:
+                if time.monotonic() > deadline:
                     child.kill()
                 elif child.pid not in signalled:
                     signalled.add(child.pid)
                     child.terminate()
             except psutil.NoSuchProcess:
                 pass
-        _reap()
         time.sleep(0.1)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _reap() -> None:
+def _has_children() -> bool:
+    """Collect the children that have ended; whether any is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def guardian_plan(folder: Path, nodes: list[list[str]], environment: dict[str, str]) -> dict[str, Any]:

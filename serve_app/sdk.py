@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 _POLL_S = 0.5
+_CAUSE_CHARS = 500
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -159,13 +162,20 @@ class App:
                 on_status(status)
             last = status
             if status.state in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise DeployError(f"application {self.name}: {_first_cause(status.message)}")
+                raise DeployError(f"application {self.name}: {_first_cause(self._failures() or [status.message])}")
             if status.state == "RUNNING" and self._answers():
                 return
             if self._cluster is not None and not self._cluster.is_alive:
                 raise DeployError("the local Ray cluster has ended")
             time.sleep(_POLL_S)
         raise DeployError(f"application {self.name} was not ready after {timeout_s:g} s: {last}")
+
+    def _failures(self) -> list[str]:
+        """What failed deployments say; the application's own message names them only."""
+        from ray import serve
+
+        application = serve.status().applications[self.name]
+        return [d.message for d in application.deployments.values() if d.status.value == "DEPLOY_FAILED"]
 
     def _answers(self) -> bool:
         try:
@@ -226,7 +236,9 @@ def _cpus(config: AppConfig) -> int:
     return math.ceil(total) + 1
 
 
-def _first_cause(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(("File", "raise"))]
-    return (errors or lines or ["no message"])[-1]
+def _first_cause(messages: Sequence[str]) -> str:
+    """One line out of Serve's tracebacks: the last exception of the first one, with what it says over several lines."""
+    lines = messages[0].splitlines()
+    raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    text = " ".join(" ".join(lines[raised[-1] if raised else 0 :]).split())
+    return textwrap.shorten(text, _CAUSE_CHARS, placeholder=" ...") or "no message"

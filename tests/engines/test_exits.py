@@ -66,3 +66,25 @@ def test_a_busy_port_is_named_before_anything_starts(make_document: Any, tmp_pat
     assert str(document["http_options"]["port"]) in done.stderr
     assert "process" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_failed_start_names_the_cause_and_leaves_nothing(make_document: Any, tmp_path: Path) -> None:
+    document = make_document()
+    # Too little KV for one request of the full context: vLLM says so in the engine core, as a GPU of too little memory.
+    document["applications"][0]["args"]["engine_kwargs"]["kv_cache_memory_bytes"] = 1_000_000
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    said = (tmp_path / "stderr.log").open("w+")
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=said
+    )
+    started: set[psutil.Process] = set()
+    while serve.poll() is None:
+        started.update(descendants(psutil.Process(serve.pid)))
+        time.sleep(0.5)
+    assert serve.returncode == 1
+    assert started
+    _, alive = psutil.wait_procs(started, timeout=1)
+    assert alive == []
+    (line,) = (tmp_path / "stderr.log").read_text().strip().splitlines()
+    assert "KV cache" in line

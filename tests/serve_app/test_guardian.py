@@ -43,7 +43,7 @@ child = subprocess.Popen([sys.executable, "-c", tree, str(folder)])
 while not ((folder / "child.pid").exists() and (folder / "grandchild.pid").exists()):
     time.sleep(0.01)
 before = [process.pid for process in psutil.Process().children(recursive=True)]
-end_descendants(psutil.Process(), 0.3)
+end_descendants(0.3)
 left = [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
 print(json.dumps({"before": before, "after": [process.pid for process in left]}))
 """
