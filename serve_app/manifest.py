@@ -1,22 +1,19 @@
-"""AppConfig -> KubeRay RayService: one worker group per shape of node that the pools need (pure; no ray)."""
+"""AppConfig -> KubeRay RayService (pure; no ray)."""
 
 import json
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from autoscale.types import PoolKey
-from deployments.config import RoleConfig
 from deployments.environment import serve_environment
 from kvtransfer.topology import Role
 from serve_app.config import AppConfig, IngressConfig
 from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
+from serve_app.worker_groups import NodeShape, WorkerGroup, worker_groups
 
 RAY_VERSION = "2.60.0"  # pyproject.toml's pin; KubeRay wants it written down
 
@@ -44,27 +41,6 @@ _WORKER_MEMORY_GIB_PER_GPU = 64
 _SERVE_PORT = 8000
 # Ray reports these types only as A100: whoever asks for a size has to add it as a resource (ray.util.accelerators).
 _TYPES_ADDED_BY_HAND = ("A100-40G", "A100-80G")
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeShape:
-    """What tells one worker group from another."""
-
-    accelerator_type: str | None
-    gpus: int
-    node_labels: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerGroup:
-    """Equal pods, each with room for one engine (or one worker of it) of any of the pools."""
-
-    name: str
-    shape: NodeShape
-    pools: tuple[PoolKey, ...]
-    pods: int
-    engine_cpus: float
 
 
 def load_rayservice(path: Path, *, image: str, namespace: str, name: str) -> str:
@@ -113,28 +89,6 @@ def manifest_text(manifest: dict[str, Any]) -> str:
     return _HEADER + yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False, width=120)
 
 
-def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
-    """The worker groups that hold the replicas declared, in the order in which the pools first need them.
-
-    Raises:
-        ConfigError: a node label that is an expression; the nodes of a worker group carry one plain value.
-    """
-    shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}
-    for group in config.groups:
-        for key, pool in group.pools().items():
-            shapes.setdefault(_shape(key, pool), {})[key] = pool
-    return tuple(
-        WorkerGroup(
-            name=name,
-            shape=shape,
-            pools=tuple(pools),
-            pods=sum(pool.replicas * pool.workers // _pod_workers(pool) for pool in pools.values()),
-            engine_cpus=max(_pod_cpus(pool) for pool in pools.values()),
-        )
-        for name, (shape, pools) in zip(_group_names(shapes), shapes.items(), strict=True)
-    )
-
-
 def _application(serve_yaml: dict[str, Any]) -> dict[str, Any]:
     applications = serve_yaml.get("applications")
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
@@ -171,35 +125,6 @@ def _pinned_pool(pool: dict[str, Any], worker_group: str) -> dict[str, Any]:
     return {**pool, "placement": {**placement, "node_labels": labels}}
 
 
-def _shape(key: PoolKey, pool: RoleConfig) -> NodeShape:
-    return NodeShape(
-        accelerator_type=pool.placement.accelerator_type,
-        gpus=_pod_workers(pool) if pool.placement.accelerator_type else 0,
-        node_labels=_plain_labels(key, pool),
-    )
-
-
-def _pod_workers(pool: RoleConfig) -> int:
-    """Engine workers in one pod: all of a replica where it packs, one where its bundles spread over nodes."""
-    return 1 if "SPREAD" in pool.placement.strategy else pool.workers
-
-
-def _pod_cpus(pool: RoleConfig) -> float:
-    return pool.placement.cpus_per_replica + pool.placement.cpus_per_worker * _pod_workers(pool)
-
-
-def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]:
-    """The labels that Ray's nodes must carry; those under ray.io/ Ray finds by itself."""
-    labels = {label: value for label, value in pool.placement.node_labels.items() if not label.startswith("ray.io/")}
-    for label, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
-            raise ConfigError(
-                f"groups.{key.group}.{key.role.value}.placement.node_labels: {label} is {value!r}, and the nodes of a "
-                "worker group carry one plain value: declare one group for each value"
-            )
-    return tuple(sorted(labels.items()))
-
-
 def _head_group(image: str, port: int) -> dict[str, Any]:
     """Serve's controller and a proxy take no CPU; 0 keeps everything else off the head. Its probes are KubeRay's."""
     container = {
@@ -210,15 +135,6 @@ def _head_group(image: str, port: int) -> dict[str, Any]:
         "resources": _resources(_HEAD_RESOURCES),
     }
     return {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [container]}}}
-
-
-def _group_names(shapes: Iterable[NodeShape]) -> Iterator[str]:
-    seen: Counter[str] = Counter()
-    for shape in shapes:
-        kind = re.sub(r"[^a-z0-9]+", "-", (shape.accelerator_type or "cpu").lower())
-        name = f"{kind}-{shape.gpus}gpu" if shape.gpus else kind
-        seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
 
 
 def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: int) -> dict[str, Any]:

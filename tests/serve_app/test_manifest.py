@@ -10,8 +10,9 @@ import yaml
 
 from deployments.environment import serve_environment
 from serve_app import manifest
-from serve_app.manifest import WORKER_GROUP_LABEL, load_rayservice, manifest_text, render_rayservice, worker_groups
+from serve_app.manifest import WORKER_GROUP_LABEL, load_rayservice, manifest_text, render_rayservice
 from serve_app.validate import ConfigError, parse_app_config
+from serve_app.worker_groups import worker_groups
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
