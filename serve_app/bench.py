@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from autoscale.report import RequestRecord
 from autoscale.trace import TraceRequest
@@ -78,18 +79,20 @@ class LoadGenerator:
                     error = f"HTTP {response.status}"
                 ended = False
                 async for line in response.content:
-                    if not line.startswith(b"data: "):
+                    if not line.startswith(b"data:"):
                         continue
-                    if line.startswith(b"data: [DONE]"):
+                    event = line[5:].strip()  # the space after the colon is optional
+                    if event == b"[DONE]":
                         ended = True
-                    elif line.startswith(b'data: {"error"'):
-                        error = f"stream error: {json.loads(line[6:])['error'].get('type')}"
+                    elif event.startswith(b'{"error"'):
+                        error = _stream_error(event)
                     else:
                         last = time.perf_counter()
                         first = first or last
                 if error is None and not ended:
                     error = "stream ended without [DONE]"
-        except (aiohttp.ClientError, TimeoutError) as failure:
+        # Besides the connection: half an event (ValueError), a line without end (HttpProcessingError).
+        except (aiohttp.ClientError, TimeoutError, ValueError, HttpProcessingError) as failure:
             error = type(failure).__name__
         if progress is not None:
             progress(1)
@@ -101,3 +104,8 @@ class LoadGenerator:
             output_tokens=request.output_tokens,
             error=error,
         )
+
+
+def _stream_error(event: bytes) -> str:
+    error = json.loads(event)["error"]
+    return f"stream error: {error.get('type') if isinstance(error, dict) else error}"

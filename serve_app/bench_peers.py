@@ -119,24 +119,35 @@ def _ratios(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | Non
             each = [
                 _ratio(_value(r["tandem"], cell + suffix, value), _value(r[peer], cell + suffix, value)) for r in rounds
             ]
-            spread = {"median": statistics.median(each), "min": min(each), "max": max(each)}
-            # JSON has no infinity.
-            ratios[key + suffix] = {name: ratio if math.isfinite(ratio) else None for name, ratio in spread.items()}
+            ratios[key + suffix] = _spread(each)
     return ratios
 
 
-def _ratio(ours: float, theirs: float) -> float:
+def _spread(ratios: Sequence[float | None]) -> dict[str, float | None]:
+    """Median and extremes; null where a round has no ratio, and for infinity, which JSON has not."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if len(known) < len(ratios):
+        return {"median": None, "min": None, "max": None}
+    spread = {"median": statistics.median(known), "min": min(known), "max": max(known)}
+    return {name: ratio if math.isfinite(ratio) else None for name, ratio in spread.items()}
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
     """``ours / theirs``; infinite where a peer had none of it (a goodput of 0), 1 where both had none."""
+    if ours is None or theirs is None:
+        return None
     if theirs == 0.0:
         return math.inf if ours else 1.0
     return ours / theirs
 
 
-def _value(cells: dict[str, Any], cell: str, path: tuple[str, ...]) -> float:
+def _value(cells: dict[str, Any], cell: str, path: tuple[str, ...]) -> float | None:
+    """A figure of a cell; ``None`` for a quantile where no request ended well."""
     value: Any = cells[cell]
-    for part in path:
+    for part in path[:-1]:
         value = value[part]
-    return float(value)
+    figure: float | None = value.get(path[-1])
+    return figure
 
 
 def _write(out: Path, rounds: Sequence[dict[str, Any]], slos: dict[str, list[float]]) -> None:

@@ -19,6 +19,8 @@ from serve_app.guardian import guardian_plan
 
 # Loopback, but not 127.0.0.1, which ray.init replaces by the interface's address.
 _NODE_IP = "127.0.0.2"
+# Ray puts UNIX sockets below a cluster's folder, and their paths may have 107 characters at most: not TMPDIR.
+CLUSTER_PARENT = "/tmp"  # noqa: S108
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
 
@@ -61,8 +63,7 @@ class LocalCluster:
         Raises:
             RuntimeError: a node did not start, with Ray's own words.
         """
-        # Ray puts UNIX sockets below this folder, and their paths may have 107 characters at most.
-        self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir=CLUSTER_PARENT))
         port = _free_port()
         self.address = f"{_NODE_IP}:{port}"
         self.environment = {**cluster_environment(self.folder), **driver_environment(), **(environment or {})}

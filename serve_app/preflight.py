@@ -1,14 +1,16 @@
 """What must be true of this machine before a local start; each problem is one line for the user."""
 
 import ctypes.util
+import errno
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 import psutil
 
 from deployments.config import RoleConfig
+from deployments.ports import listener
+from serve_app.cluster import CLUSTER_PARENT
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError
 
@@ -30,11 +32,9 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     if on_cpu and ctypes.util.find_library("numa") is None:
         raise ConfigError("libnuma is missing, and vLLM's CPU build needs it: install the package libnuma1")
     _check_port(host, port)
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    free = shutil.disk_usage(CLUSTER_PARENT).free
     if free < _MIN_DISK_BYTES:
-        raise ConfigError(
-            f"{tempfile.gettempdir()} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some"
-        )
+        raise ConfigError(f"{CLUSTER_PARENT} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some")
     need = sum(_pool_bytes(pool, config, folder) for pool in on_cpu)
     available = psutil.virtual_memory().available
     if need > available:
@@ -48,6 +48,12 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
 def _check_model(folder: Path | None) -> None:
     if folder is None:
         return
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"model.source: {folder} cannot be read ({error.strerror}): give another folder") from None
     if not folder.is_dir():
         raise ConfigError(
             f"model.source: there is no folder {folder}: give an existing one, or run `make model` for the tiny one"
@@ -57,34 +63,35 @@ def _check_model(folder: Path | None) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"http_options.port: {port} is not a port: choose one from 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror as error:
+            raise ConfigError(
+                f"http_options.host: {host!r} stands for no IPv4 address ({error.strerror}): use 127.0.0.1"
+            ) from None
         except OSError as error:
-            raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}{_holder(port)}") from None
+            raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}; {_remedy(error, port)}") from None
 
 
-def _holder(port: int) -> str:
-    for connection in psutil.net_connections("tcp"):
-        if (
-            connection.laddr
-            and connection.laddr.port == port
-            and connection.status == psutil.CONN_LISTEN
-            and connection.pid
-        ):
-            try:
-                name = " ".join(psutil.Process(connection.pid).cmdline())[:80]
-            except psutil.Error:
-                name = "?"
-            return f"; process {connection.pid} ({name}) listens on it: end it, or choose another http_options.port"
-    return "; choose another http_options.port"
+def _remedy(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "use an http_options.host of this machine, such as 127.0.0.1"
+    holder = listener(port)
+    if holder is None:
+        return "choose another http_options.port"
+    return f"{holder} listens on it: end it, or choose another http_options.port"
 
 
 def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None) -> int:
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
     kv = pool.engine_kwargs.get("kv_cache_memory_bytes", config.engine_kwargs.get("kv_cache_memory_bytes"))
-    return pool.replicas * (weights + int(kv or _DEFAULT_KV_BYTES) + _ENGINE_BYTES + _REPLICA_BYTES)
+    if kv is not None and not isinstance(kv, int):  # YAML reads 1e9 as text
+        raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
+    return pool.replicas * (weights + (kv or _DEFAULT_KV_BYTES) + _ENGINE_BYTES + _REPLICA_BYTES)
 
 
 def _gb(count: int) -> str:

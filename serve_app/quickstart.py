@@ -56,7 +56,7 @@ def show(report: Report, metrics: Metrics, console: Console) -> None:
     table.add_row("output tokens/s", f"{report.output_tokens_per_s:.1f}")
     console.print(table)
     for error, count in report.errors.items():
-        console.print(f"{count} x {error}", style="red")
+        console.print(f"{count} x {error}", style="red", markup=False)
 
 
 def is_complete(report: Report, metrics: Metrics) -> bool:

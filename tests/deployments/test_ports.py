@@ -1,5 +1,6 @@
 """Side-channel ports."""
 
+import os
 import socket
 
 import pytest
@@ -38,7 +39,25 @@ def test_answer_stays_in_the_range_wherever_the_search_starts(start: int) -> Non
     assert 20000 <= free_side_channel_port(HOST, start=start) < 28000
 
 
-def test_no_free_port_says_where_and_what_to_do() -> None:
-    # An address of nobody's (RFC 5737): no port of it can be bound.
-    with pytest.raises(OSError, match=r"no free NIXL side-channel port on 192\.0\.2\.1 .*end what holds them"):
+def test_no_free_port_says_where_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ports._FIRST_PORT", 27998)
+    with (
+        bound(27998),
+        bound(27999),
+        pytest.raises(OSError, match=r"no free NIXL side-channel port on 127\.0\.0\.3 .*end what holds them"),
+    ):
+        free_side_channel_port(HOST, start=27999)
+
+
+def test_a_host_of_nobody_is_said_at_once() -> None:
+    # RFC 5737: no machine has this address.
+    with pytest.raises(OSError, match=r"192\.0\.2\.1: Cannot assign requested address"):
         free_side_channel_port("192.0.2.1", start=20000)
+
+
+def test_the_holder_of_a_taken_port_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with bound(21200) as taken:
+        taken.listen()
+        free_side_channel_port(HOST, start=21200)
+    (said,) = caplog.messages
+    assert f"21200 is held by process {os.getpid()} (" in said
