@@ -1,7 +1,6 @@
 """What a replica does before and around its engine: a port, cores, and its metrics."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ from deployments.cores import CoreClaim
 from deployments.metrics import process_metrics
 from deployments.ports import free_side_channel_port
 from kvtransfer.topology import Role
+
+# One place for every cluster on the machine, whatever its TMPDIR.
+_CLAIMS = Path(f"/tmp/tandem-cores-{os.getuid()}")  # noqa: S108
 
 
 class EngineHost:
@@ -35,8 +37,7 @@ class EngineHost:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_side_channel_port(host, start=start))
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             workers = llm_config.get_engine_config().num_devices
-            folder = Path(tempfile.gettempdir()) / f"tandem-cores-{os.getuid()}"
-            self._claim = CoreClaim(folder, count=cores_per_engine * workers, from_end=decode)
+            self._claim = CoreClaim(_CLAIMS, count=cores_per_engine * workers, from_end=decode)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._claim.cores, workers)
 
     async def metrics(self) -> list[Metric]:

@@ -11,6 +11,8 @@ def cluster_environment(folder: Path) -> dict[str, str]:
     """
     return {
         **serve_environment(),
+        # vLLM leaves sockets and rendezvous files in the temporary folder; here they go with the cluster.
+        "TMPDIR": str(folder),
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",

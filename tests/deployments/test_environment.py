@@ -27,6 +27,6 @@ def test_nothing_phones_home_and_nothing_joins_a_strange_cluster() -> None:
 def test_every_path_lies_in_the_folder_of_its_cluster() -> None:
     one, two = cluster_environment(FOLDER), cluster_environment(FOLDER.with_name("tandem-2"))
     paths = [value for value in one.values() if "/" in value]
-    assert len(paths) == 4
+    assert len(paths) == 5
     assert all(Path(path).is_relative_to(FOLDER) for path in paths)
     assert not set(paths) & set(two.values())
