@@ -15,6 +15,7 @@ _OWNED_ENGINE_KWARGS = {
     "tensor_parallel_size": "the role's tensor_parallel_size",
     "pipeline_parallel_size": "the role's pipeline_parallel_size",
     "kv_transfer_config": "kv_transfer",
+    "data_parallel_size": "the role's replicas",
     "worker_extension_cls": None,
     "distributed_executor_backend": None,
     "disable_log_stats": None,
@@ -142,6 +143,6 @@ def check_engine_kwargs(value: dict[str, Any]) -> dict[str, Any]:
     for key in value:
         if key in _OWNED_ENGINE_KWARGS:
             field = _OWNED_ENGINE_KWARGS[key]
-            use = f"set {field} instead" if field else "Tandem sets it itself; leave it out"
+            use = f"set {field} instead" if field else "Tandem relies on its default; leave it out"
             raise ValueError(f"engine argument {key!r} is not yours to set here: {use}")
     return value

@@ -1,9 +1,10 @@
 """Which cores an engine gets on a machine without GPUs: the least claimed, one claim per engine."""
 
-import fcntl
 import os
 from pathlib import Path
 from typing import IO
+
+from deployments.locks import try_lock
 
 _SLOTS_PER_CORE = 64
 
@@ -28,16 +29,8 @@ class CoreClaim:
             for core in cores:
                 if len(chosen) == count:
                     break
-                if core not in chosen and self._lock(folder / f"core-{core}.{slot}"):
+                lock = None if core in chosen else try_lock(folder / f"core-{core}.{slot}")
+                if lock is not None:
+                    self._slots.append(lock)
                     chosen.append(core)
         self.cores = sorted(chosen)
-
-    def _lock(self, path: Path) -> bool:
-        handle = path.open("a")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            return False
-        self._slots.append(handle)
-        return True

@@ -9,6 +9,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDDecodeServer
+from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine_failure import named_cause
@@ -17,7 +18,7 @@ from deployments.engine_stats import engine_stats
 from deployments.frames import Frame
 from deployments.openai_errors import OpenAIError
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
-from deployments.requests import parse_request, requested_max_tokens
+from deployments.requests import from_vllm, parse_request, requested_max_tokens
 from router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class DecodeServer(EngineHost, PDDecodeServer):
         client = engine_client(self)
         client.generate = PDGenerate(
             client=client,
-            prefill=prefill_server.options(method_name="prefill"),
+            prefill=prefill_server.options(method_name="prefill", stream=True),
             stats=engine_stats(),
-            config=router.length,
+            config=router,
         )
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
@@ -68,7 +69,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         except OpenAIError as error:
             yield Frame(error.body(), status=error.status, error="invalid_request")
             return
-        trace = RequestTrace(max_tokens=requested_max_tokens(request), transferable=not request.use_beam_search)
+        trace = RequestTrace(max_tokens=requested_max_tokens(request), beam_search=bool(request.use_beam_search))
         CURRENT_TRACE.set(trace)
         handler = self.engine.chat if endpoint == "chat" else self.engine.completions
         try:
@@ -77,8 +78,10 @@ class DecodeServer(EngineHost, PDDecodeServer):
                     yield _frame(chunk, trace)
         except EngineDeadError:
             yield _failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
-        except OpenAIError as error:
-            yield Frame(error.body(), status=error.status, error="invalid_request")
+        except VLLMClientError as error:
+            yield Frame(from_vllm(error).body(), status=400, error="invalid_request")
+        except ValueError as error:  # a grammar that does not compile, a text that cannot be tokenised
+            yield _failure(400, f"the request cannot be served: {error}", "invalid_request")
         except Exception:
             logger.exception("request %s failed", request_id)
             yield _failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")

@@ -1,7 +1,6 @@
 """What a replica does before and around its engine: a port, cores, and its metrics."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -11,12 +10,10 @@ from ray.serve.llm import LLMConfig
 
 from autoscale.types import PoolKey
 from deployments.cores import CoreClaim
+from deployments.locks import CLAIMS
 from deployments.metrics import process_metrics
-from deployments.ports import free_side_channel_port
+from deployments.ports import PortClaim
 from kvtransfer.topology import Role
-
-# One place for every cluster on the machine, whatever its TMPDIR.
-_CLAIMS = Path(f"/tmp/tandem-cores-{os.getuid()}")  # noqa: S108
 
 
 class EngineHost:
@@ -32,13 +29,13 @@ class EngineHost:
         self.replica_id = context.replica_id.unique_id
         decode = self.pool.role is Role.DECODE
         host = ray.util.get_node_ip_address()
-        start = 20000 + 100 * (os.getpid() % 80)
+        self._port_claim = PortClaim(CLAIMS, host)
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_side_channel_port(host, start=start))
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._port_claim.port)
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             workers = llm_config.get_engine_config().num_devices
-            self._claim = CoreClaim(_CLAIMS, count=cores_per_engine * workers, from_end=decode)
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._claim.cores, workers)
+            self._core_claim = CoreClaim(CLAIMS, count=cores_per_engine * workers, from_end=decode)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._core_claim.cores, workers)
 
     async def metrics(self) -> list[Metric]:
         """This process's Prometheus metrics, vLLM's included, labelled with pool and replica."""
@@ -53,5 +50,5 @@ def _spec(cores: list[int], workers: int) -> str:
 
 
 def engine_client(server: Any) -> Any:
-    """The vLLM AsyncLLM behind a Ray Serve LLM server (private in Ray 2.60; the contract test covers it)."""
+    """The vLLM AsyncLLM behind a Ray Serve LLM server (private in Ray 2.60)."""
     return server.engine._engine_client

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -26,7 +27,11 @@ from deployments.openai_errors import OpenAIError
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HEALTH_TIMEOUT_S = 5.0
+_METRICS_TIMEOUT_S = 10.0
+_MAX_BODY_BYTES = 32 << 20
+_MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -72,6 +77,16 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
         TPOT_S.observe((last_s - first_s) / (tokens - 1))
 
 
+async def _raw_body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > _MAX_BODY_BYTES:
+            raise OpenAIError(413, f"the body is larger than {_MAX_BODY_BYTES >> 20} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
@@ -79,7 +94,23 @@ def _json_object(raw: bytes) -> dict[str, Any]:
         raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise OpenAIError(400, f"the body must be a JSON object, got {type(body).__name__}")
+    if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH and _depth(body) > _MAX_DEPTH:
+        raise OpenAIError(400, f"the body is nested more than {_MAX_DEPTH} deep")
+    if _SURROGATE.search(raw):
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise OpenAIError(400, "the body has half a surrogate pair (\\ud800 to \\udfff): no text has it") from None
     return body
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects lie in each other, without recursion."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        depth += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return depth
 
 
 def _request_id(request: Request) -> str:
@@ -93,7 +124,13 @@ async def _unary(handle: DeploymentHandle, method: str) -> Any:
 
 
 async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
-    return list(await handle.broadcast(method).results_async())
+    """What the replicas of one deployment answer, if they do so in time."""
+    try:
+        results = await handle.broadcast(method).results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True)
+    except TimeoutError:
+        logger.warning("a replica of %s did not give its metrics in %g s", handle.deployment_name, _METRICS_TIMEOUT_S)
+        return []
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 # Everything the class uses stands above it: serve.ingress pickles the app, and with it these globals, right there.
@@ -194,7 +231,7 @@ class Ingress:
         return response
 
     async def _respond(self, endpoint: str, request: Request, request_id: str, arrived_s: float) -> Response:
-        body = _json_object(await request.body())
+        body = _json_object(await _raw_body(request))
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
         self._check_model(body["model"])
@@ -204,10 +241,9 @@ class Ingress:
         except StopAsyncIteration:
             raise OpenAIError(500, "the decode replica answered with nothing") from None
         if first.error is not None or not first.text.startswith("data: "):
+            await anext(frames, None)  # the end, which would otherwise be a cancellation
             await frames.aclose()
             text = first.text.removeprefix("data: ").strip()
-            if first.error is None:
-                TTFT_S.observe(time.monotonic() - arrived_s)
             return Response(text, status_code=first.status, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
 
@@ -215,10 +251,10 @@ class Ingress:
         self, endpoint: str, body: dict[str, Any], request_id: str, deadline_s: float
     ) -> AsyncGenerator[Frame, None]:
         group = min(self._groups, key=lambda name: (self._in_flight[name], self._rng.random()))
-        self._in_flight[group] += 1
         stream = self._groups[group].remote(endpoint, body, request_id)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
+        self._in_flight[group] += 1
         try:
             while True:
                 try:
@@ -234,7 +270,7 @@ class Ingress:
             )
         except BackPressureError as error:
             yield _failure(503, f"every decode replica is full: {error.message}", "overloaded")
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
             logger.warning("request %s lost its decode replica: %s", request_id, error)
             yield _failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
         finally:

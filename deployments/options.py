@@ -1,4 +1,4 @@
-"""Config -> Ray Serve LLM's LLMConfig and Serve's deployment options; all third-party environment variables."""
+"""Config -> Ray Serve LLM's LLMConfig and Serve's deployment options."""
 
 import dataclasses
 import difflib

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from vllm.sampling_params import SamplingParams
 from deployments.engine_stats import EngineStatsLogger
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
-from router.config import LengthConfig
+from router.config import RouterConfig
 from router.length import prefill_path
 from router.prefix_index import PrefixIndex
 from router.types import DecodeLoad, PathReason, PrefillPath
@@ -34,7 +34,8 @@ class RequestTrace:
     """What one HTTP request leaves behind on its way through the engine, for its frames."""
 
     max_tokens: int | None = None
-    transferable: bool = True
+    beam_search: bool = False
+    generations: int = 0
     token_ids: list[int] = field(default_factory=list)
 
     def drain(self) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ class PDGenerate:
         client: Any,
         prefill: DeploymentHandle,
         stats: EngineStatsLogger,
-        config: LengthConfig,
+        config: RouterConfig,
     ) -> None:
         self._client = client
         self._engine_generate = client.generate
@@ -100,64 +101,82 @@ class PDGenerate:
         self._backlog = PrefillBacklog(time.monotonic)
         PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
-        self._releases: set[asyncio.Task[None]] = set()
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
         trace = CURRENT_TRACE.get() or RequestTrace()
+        # Beam search generates token by token below one request, whose prompt its first step alone has.
+        is_step = trace.beam_search and trace.generations > 0
+        trace.generations += 1
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
-        if ids is not None and trace.max_tokens is not None and len(ids) + trace.max_tokens > self._max_model_len:
-            raise VLLMValidationError(
-                f"max_tokens is {trace.max_tokens} and the prompt has {len(ids)} tokens, together more than the "
-                f"model's context of {self._max_model_len}: ask for at most {self._max_model_len - len(ids)}",
-                parameter="max_tokens",
-                value=trace.max_tokens,
-            )
+        if ids is not None and not is_step:
+            self._check_context(len(ids), trace.max_tokens)
         salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
-        cached = self._index.cached_tokens(ids, salt) if ids is not None else 0
+        reads_cache = ids is not None and not sampling_params.skip_reading_prefix_cache
+        cached = self._index.cached_tokens(ids, salt) if ids is not None and reads_cache else 0
         path, reason = PrefillPath.LOCAL, PathReason.NOT_TRANSFERABLE
-        if ids is not None and trace.transferable and _is_transferable(prompt, sampling_params, kwargs):
+        if ids is not None and not trace.beam_search and _is_transferable(prompt, sampling_params, kwargs):
             decision = prefill_path(
                 input_tokens=len(ids),
                 cached_tokens=cached,
                 prefill_backlog_tokens=self._backlog.tokens(),
                 decode=self._load(),
-                config=self._config,
+                config=self._config.length,
             )
             path, reason = decision.path, decision.reason
-        answered_s: float | None = None
+        handed_over: PrefillResult | None = None
+        answered_s = 0.0
         if path is PrefillPath.REMOTE and ids is not None:
-            result = await self._remote_prefill(ids, prompt, request_id, kwargs.get("priority", 0))
-            if result is None:
+            handed_over = await self._remote_prefill(ids, prompt, request_id, kwargs.get("priority", 0))
+            answered_s = time.monotonic()
+            if handed_over is None:
                 path, reason = PrefillPath.LOCAL, PathReason.PREFILL_FAILED
             else:
-                answered_s = time.monotonic()
-                extra = {**(sampling_params.extra_args or {}), "kv_transfer_params": result.kv_transfer_params}
+                extra = {**(sampling_params.extra_args or {}), "kv_transfer_params": handed_over.kv_transfer_params}
                 sampling_params.extra_args = extra
-        PREFILL_PATH.labels(path, reason).inc()
+        if not is_step:
+            PREFILL_PATH.labels(path, reason).inc()
 
         local_tokens = max(0, len(ids) - cached) if ids is not None and path is PrefillPath.LOCAL else 0
         self._local_prefill_tokens += local_tokens
         output_ids: list[int] = []
+        first = True
         try:
             async with aclosing(self._engine_generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
-                first = True
                 async for output in outputs:
                     if first:
                         first = False
                         self._local_prefill_tokens -= local_tokens
                         local_tokens = 0
-                        self._observe_first(output, path, cached, answered_s, ids, salt)
-                    if sampling_params.n == 1 and output.outputs:
+                        if handed_over is not None:
+                            HANDOFF_S.observe(time.monotonic() - answered_s)
+                        elif reads_cache and output.num_cached_tokens is not None:
+                            CACHED_TOKENS_ERROR.observe(abs(output.num_cached_tokens - cached))
+                        if ids is not None:
+                            self._index.add(ids, salt)
+                    if sampling_params.n == 1 and output.outputs and not trace.beam_search:
                         output_ids.extend(output.outputs[0].token_ids)
                         trace.token_ids.extend(output.outputs[0].token_ids)
                     yield output
+        except Exception:
+            if first and handed_over is not None:
+                await self._release(request_id, handed_over)
+            raise
         finally:
             self._local_prefill_tokens -= local_tokens
             if ids is not None and output_ids:
                 self._index.add([*ids, *output_ids[:-1]], salt)
+
+    def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
+        if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
+            raise VLLMValidationError(
+                f"max_tokens is {max_tokens} and the prompt has {input_tokens} tokens, together more than the "
+                f"model's context of {self._max_model_len}: ask for at most {self._max_model_len - input_tokens}",
+                parameter="max_tokens",
+                value=max_tokens,
+            )
 
     def _load(self) -> DecodeLoad:
         counters = self._stats.counters
@@ -180,44 +199,29 @@ class PDGenerate:
         result: PrefillResult | None = None
         call = self._prefill.remote(request)
         try:
-            result = await call
+            async with asyncio.timeout(self._config.prefill_timeout_s):
+                async for answer in call:
+                    result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
         except asyncio.CancelledError:
-            # The client has gone. Prefill aborts, unless it has answered already: then its KV waits to be released.
+            # The client has gone. Prefill aborts; KV whose answer was on its way is freed when its lease ends.
             call.cancel()
-            release = asyncio.create_task(self._release_late(call, request_id))
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
+            if result is not None:
+                await self._release(request_id, result)
             raise
+        except TimeoutError:
+            call.cancel()
+            logger.warning("no prefill replica answered in %g s: prefilling here", self._config.prefill_timeout_s)
         except Exception as error:
             logger.warning("remote prefill of request %s failed, prefilling here: %s", request_id, error)
         finally:
             self._backlog.answered(len(ids), result)
         return result
 
-    async def _release_late(self, call: Any, request_id: str) -> None:
-        try:
-            result: PrefillResult = await call
-        except BaseException:
-            return
-        await self._client.notify_kv_transfer_request_rejected(request_id, result.kv_transfer_params)
-
-    def _observe_first(
-        self,
-        output: RequestOutput,
-        path: PrefillPath,
-        cached: int,
-        answered_s: float | None,
-        ids: list[int] | None,
-        salt: str,
-    ) -> None:
-        if answered_s is not None:
-            HANDOFF_S.observe(time.monotonic() - answered_s)
-        if ids is None:
-            return
-        if path is PrefillPath.LOCAL and output.num_cached_tokens is not None:
-            CACHED_TOKENS_ERROR.observe(abs(output.num_cached_tokens - cached))
-        self._index.add(ids, salt)
+    async def _release(self, request_id: str, unread: PrefillResult) -> None:
+        """Free KV on prefill that the decode engine will not pull."""
+        with suppress(Exception):  # the engine has died; the lease ends by itself
+            await self._client.notify_kv_transfer_request_rejected(request_id, unread.kv_transfer_params)
 
 
 def _is_transferable(prompt: dict[str, Any], sampling: SamplingParams, kwargs: dict[str, Any]) -> bool:

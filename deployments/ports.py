@@ -3,8 +3,12 @@
 import errno
 import logging
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
+
+from deployments.locks import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -14,25 +18,43 @@ _FIRST_PORT = 20000
 _LAST_PORT = 27999
 
 
-def free_side_channel_port(host: str, *, start: int) -> int:
-    """The first port from ``start`` on, wrapping round 20000..27999, that can be bound on ``host``.
+class PortClaim:
+    """A NIXL side-channel port held by this process until it ends: a lock, as the engine binds it seconds later."""
 
-    Raises:
-        OSError: every port of the range is taken, or ``host`` is no address of this machine.
-    """
-    span = _LAST_PORT - _FIRST_PORT + 1
-    for offset in range(span):
-        port = _FIRST_PORT + (start - _FIRST_PORT + offset) % span
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise OSError(f"no NIXL side channel on {host}: {error.strerror}; is it this node's?") from None
-                logger.warning("NIXL side-channel port %d is held by %s: trying the next", port, listener(port))
+    def __init__(self, folder: Path, host: str) -> None:
+        """Claim the first port of 20000..27999 that no other engine of this machine claims and that can be bound.
+
+        Args:
+            folder: where the lock files of this machine's engines live.
+            host: the address that the engine will bind.
+
+        Raises:
+            OSError: every port is taken, or ``host`` is no address of this machine.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for port in range(_FIRST_PORT, _LAST_PORT + 1):
+            lock = try_lock(folder / f"port-{port}")
+            if lock is None:
                 continue
-            return port
-    raise OSError(f"no free NIXL side-channel port on {host} in {_FIRST_PORT}..{_LAST_PORT}: end what holds them")
+            with ExitStack() as undo:
+                undo.callback(lock.close)
+                if _can_bind(host, port):
+                    undo.pop_all()
+                    self.port, self._lock = port, lock
+                    return
+        raise OSError(f"no free NIXL side-channel port on {host} in {_FIRST_PORT}..{_LAST_PORT}: end what holds them")
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(f"no NIXL side channel on {host}: {error.strerror}; is it this node's?") from None
+            logger.warning("NIXL side-channel port %d is held by %s: trying the next", port, listener(port))
+            return False
+    return True
 
 
 def listener(port: int) -> str | None:

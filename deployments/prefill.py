@@ -1,5 +1,7 @@
 """The prefill replica: computes a prompt's KV and keeps it until a decode replica has pulled it."""
 
+from collections.abc import AsyncGenerator
+
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDPrefillServer
 from vllm.inputs import tokens_input
@@ -19,8 +21,10 @@ class PrefillServer(EngineHost, PDPrefillServer):
         with named_cause():
             await super().__init__(llm_config)
 
-    async def prefill(self, request: PrefillRequest) -> PrefillResult:
-        """Prefill one prompt and return where decode finds its KV.
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult, None]:
+        """Prefill one prompt and say where decode finds its KV.
+
+        A stream of one, since Serve tells its request router of a plain call only once the call has ended.
 
         Raises:
             RuntimeError: the engine ended the request without KV to hand over.
@@ -40,6 +44,6 @@ class PrefillServer(EngineHost, PDPrefillServer):
             params = output.kv_transfer_params
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
-        return PrefillResult(
+        yield PrefillResult(
             kv_transfer_params=params, backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
         )

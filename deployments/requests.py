@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import VLLMClientError
 
 from deployments.openai_errors import OpenAIError
 
@@ -32,8 +33,8 @@ _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 
-# Ours alone: a client that could set them could read other requests' KV.
-_INTERNAL = ("kv_transfer_params", "request_id")
+# Ours alone: a client that could set them could read other requests' KV, or end the engine with what it cannot parse.
+_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id")
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
@@ -42,7 +43,9 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     Raises:
         OpenAIError: 400, naming the field.
     """
-    fields = {key: value for key, value in body.items() if key not in _INTERNAL}
+    fields = _without_internal(body)
+    if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies these to the same place
+        fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
     for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
         value = fields.pop(name, None)
         if value is not None and value != harmless:
@@ -57,8 +60,16 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
         return model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:
         raise _from_pydantic(error) from None
-    except RecursionError:
-        raise OpenAIError(400, "the body is nested too deeply") from None
+    except VLLMClientError as error:
+        raise from_vllm(error) from None
+    # vLLM's own checks index and iterate what the client sent before its types are checked.
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        raise OpenAIError(400, f"the body cannot be read: {error}") from None
+
+
+def from_vllm(error: VLLMClientError) -> OpenAIError:
+    """What vLLM found wrong with a request, as a 400 that names the field where vLLM does."""
+    return OpenAIError(400, str(error), param=getattr(error, "parameter", None))
 
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
@@ -67,11 +78,17 @@ def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> 
     return newer if newer is not None else request.max_tokens
 
 
+def _without_internal(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in _INTERNAL}
+
+
 def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
     name = "messages" if endpoint == "chat" else "prompt"
     value = fields.get(name)
     if value is None and fields.get("prompt_embeds") is None:
         raise OpenAIError(400, f"{name} is missing", param=name)
+    if endpoint == "chat" and not (isinstance(value, list) and all(isinstance(part, dict) for part in value)):
+        raise OpenAIError(400, "messages must be a list of objects", param="messages")
     if value in ("", []) or (isinstance(value, list) and any(part in ("", []) for part in value)):
         raise OpenAIError(
             400, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}", param=name

@@ -1,4 +1,4 @@
-"""Settings of routing, each with its unit and where its default comes from."""
+"""Settings of routing, each with its unit; DECISIONS 8 has the measurements behind the defaults."""
 
 from typing import Literal, Self
 
@@ -62,3 +62,10 @@ class RouterConfig(BaseModel):
         "least_tokens", description="Order in which the replicas of a pool are tried."
     )
     length: LengthConfig = LengthConfig()
+    prefill_timeout_s: float = Field(
+        30.0,
+        gt=0.0,
+        le=3600.0,
+        description="A prompt that no prefill replica has answered by then is prefilled on decode: Serve itself waits "
+        "for ever where none is up. Choose more than the longest queue on prefill that you want to sit out.",
+    )

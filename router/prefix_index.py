@@ -43,10 +43,6 @@ class PrefixIndex:
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
-    def clear(self) -> None:
-        """Forget everything (the engine's cache was reset)."""
-        self._blocks.clear()
-
     def _touch(self, keys: list[int]) -> None:
         # Last block first, so that the oldest entry of a prompt is its tail: a head without its tail is still a hit,
         # and vLLM frees a request's blocks in this order too.

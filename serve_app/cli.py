@@ -13,6 +13,7 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
+from serve_app.cluster import DeployError
 from serve_app.validate import ConfigError, load_serve_yaml
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -25,8 +26,6 @@ Address = Annotated[str, typer.Option(help="The Ray cluster that this machine be
 
 def main() -> None:
     """Entry point: one line and exit code 1 for what a user can mend."""
-    from serve_app.sdk import DeployError
-
     try:
         cli()
     except (ConfigError, DeployError, ValueError) as error:
@@ -86,7 +85,8 @@ def serve(
             console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
             console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
             while not stop.wait(1.0):
-                pass
+                if not app.is_alive:
+                    raise DeployError("the local Ray cluster has ended")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -194,8 +194,8 @@ def _connect(address: str) -> None:
 
     try:
         ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())[:300]}") from None
 
 
 def _replace_model(document: dict[str, Any], source: str) -> None:

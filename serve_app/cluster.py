@@ -25,23 +25,33 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
 
 
+class DeployError(RuntimeError):
+    """The cluster or the application did not become ready; the message is the first cause."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """One Ray node: its logical CPUs and its labels."""
+    """One Ray node: its logical CPUs, its GPUs (``None``: those that Ray finds) and its labels."""
 
     cpus: int = 4
+    gpus: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
 
 
 def driver_environment() -> dict[str, str]:
     """Variables that the process which connects to a local cluster needs too, set in it by this call.
 
-    Whoever can reach a Ray cluster can run code on it, so a local one asks for a token, whatever the user's own Ray
-    settings say. Ray reads these variables once, when it is imported: call this before, and where it is too late keep
-    to what Ray has read.
+    Whoever can reach a Ray cluster can run code on it, and Ray listens on every interface, so a local one asks for a
+    token, whatever the user's own Ray settings say. Ray reads these variables once, when it is imported.
+
+    Raises:
+        DeployError: Ray has been imported without them.
     """
-    if "ray" in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
-        return {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise DeployError(
+            "ray was imported before, without a token, so a cluster started now would be open to the network: import "
+            "ray after this, or set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN first"
+        )
     mine = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16),
@@ -61,12 +71,16 @@ class LocalCluster:
         """Start the nodes; the first is the head.
 
         Raises:
-            RuntimeError: a node did not start, with Ray's own words.
+            DeployError: a node did not start, with Ray's own words.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir=CLUSTER_PARENT))
         port = _free_port()
         self.address = f"{_NODE_IP}:{port}"
-        self.environment = {**cluster_environment(self.folder), **driver_environment(), **(environment or {})}
+        self.environment = {
+            **cluster_environment(self.folder, haproxy_ports=(_free_port(), _free_port())),
+            **driver_environment(),
+            **(environment or {}),
+        }
         plan = guardian_plan(
             self.folder,
             [self._arguments(node, port, head=index == 0) for index, node in enumerate(nodes)],
@@ -90,10 +104,11 @@ class LocalCluster:
         common = [
             f"--node-ip-address={_NODE_IP}",
             f"--num-cpus={node.cpus}",
-            "--num-gpus=0",
             "--object-store-memory=268435456",
             "--disable-usage-stats",
         ]
+        if node.gpus is not None:
+            common.append(f"--num-gpus={node.gpus}")
         if node.labels:
             common.append("--labels=" + ",".join(f"{key}={value}" for key, value in node.labels.items()))
         if head:
@@ -115,7 +130,7 @@ class LocalCluster:
         answer = json.loads(line) if line else {"ready": False, "error": f"no answer in {_START_TIMEOUT_S:g} s"}
         if not answer["ready"]:
             self.close()
-            raise RuntimeError(f"Ray did not start on this machine: {answer['error']}")
+            raise DeployError(f"Ray did not start on this machine: {answer['error']}")
 
     @property
     def is_alive(self) -> bool:

@@ -1,5 +1,6 @@
 """The Python SDK: deploy an application from the same declarative config as the YAML, watch it, talk to it, end it."""
 
+import copy
 import logging
 import math
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
 from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _CAUSE_CHARS = 500
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
-
-
-class DeployError(RuntimeError):
-    """The application did not become ready; the message is the first cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +58,28 @@ def deploy(
 
     Raises:
         ConfigError: the configuration or this machine does not do; nothing was started.
-        DeployError: the application did not start; what was started has been ended.
+        DeployError: the application did not start. A cluster that was started here has been ended; on a running one
+            the application stays, for ``tandem status`` to look at.
     """
     if address is None:
         driver_environment()
-    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else dict(source)
+    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
     config = single_app_config(document)
-    http = document.get("http_options") or {}
-    host, port = str(http.get("host", "127.0.0.1")), int(http.get("port", 8000))
+    # Serve's own default is every interface.
+    http = document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
+    host, port = str(http["host"]), int(http["port"])
+    if config.model.folder is not None:
+        # Serve's tasks run elsewhere than here.
+        document["applications"][0]["args"]["model"]["source"] = str(config.model.folder)
     cluster = None
     if address is None:
         check_machine(config, host=host, port=port)
         cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
     app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
     try:
+        app._connect()
+        if cluster is not None:
+            app._check_placeable()
         app._submit()
         app.wait_ready(start_timeout_s, on_status)
     except BaseException:
@@ -98,6 +103,12 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
     if path != "serve_app.app:build":
         raise ConfigError(f"applications.0.import_path: expected serve_app.app:build, got {path!r}")
     config = parse_app_config(applications[0].get("args"))
+    http = document.get("http_options")
+    if isinstance(http, dict) and http.get("request_timeout_s") is not None:
+        raise ConfigError(
+            "http_options.request_timeout_s: Serve would cut streams without a word; use the application's "
+            "ingress.request_timeout_s"
+        )
     try:
         ServeDeploySchema.model_validate(dict(document))
     except ValueError as error:
@@ -106,7 +117,7 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
 
 
 class App:
-    """A deployed application; a context manager that deletes it."""
+    """A deployed application; a context manager that leaves it, which ends a cluster that ``deploy`` started."""
 
     def __init__(
         self,
@@ -124,15 +135,43 @@ class App:
         self._cluster = cluster
         self._address = address
 
+    def _connect(self) -> None:
+        import ray
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        if ray.is_initialized():
+            raise DeployError(
+                "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
+            )
+        try:
+            ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise DeployError(f"no Ray cluster at {self._address!r}: {' '.join(str(error).split())[:300]}") from None
+
+    def _check_placeable(self) -> None:
+        """A cluster of this machine gets no other nodes, so what none of them offers would be waited for in vain."""
+        import ray
+
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        for key, pool in ((key, pool) for group in self.config.groups for key, pool in group.pools().items()):
+            gpu, labels = pool.placement.accelerator_type, pool.placement.node_labels
+            if gpu is not None and not any(f"accelerator_type:{gpu}" in node["Resources"] for node in nodes):
+                raise DeployError(
+                    f"groups.{key.group}.{key.role}: this machine has no GPU of type {gpu}; deploy onto a Ray cluster "
+                    "that has with `tandem deploy`"
+                )
+            if labels and not any(labels.items() <= node["Labels"].items() for node in nodes):
+                raise DeployError(
+                    f"groups.{key.group}.{key.role}: no node here has the labels {dict(labels)}; deploy onto a Ray "
+                    "cluster that has with `tandem deploy`, or leave node_labels out"
+                )
+
     def _submit(self) -> None:
         import ray
         from ray import serve
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        if not ray.is_initialized():
-            ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
         schema = ServeDeploySchema.model_validate(self._document)
         serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
         client = _get_global_client()
@@ -145,6 +184,12 @@ class App:
         if wanted.host in _WILDCARDS:
             # The proxy may be on the head node alone.
             self.url = f"http://{ray.get_runtime_context().gcs_address.rsplit(':', 1)[0]}:{wanted.port}"
+        others = sorted(set(serve.status().applications) - {self.name})
+        if others:
+            raise ConfigError(
+                f"this cluster already runs {', '.join(others)}, which deploying {self.name} would delete (a Serve "
+                "config is the whole of a cluster): delete it first with `tandem delete`, or use another cluster"
+            )
         # An application-level autoscaling policy can only come in by this door (Serve's REST API uses it too).
         client.deploy_apps(schema)
 
@@ -165,7 +210,7 @@ class App:
                 raise DeployError(f"application {self.name}: {_first_cause(self._failures() or [status.message])}")
             if status.state == "RUNNING" and self._answers():
                 return
-            if self._cluster is not None and not self._cluster.is_alive:
+            if not self.is_alive:
                 raise DeployError("the local Ray cluster has ended")
             time.sleep(_POLL_S)
         raise DeployError(f"application {self.name} was not ready after {timeout_s:g} s: {last}")
@@ -196,6 +241,11 @@ class App:
             message=application.message,
             replicas={name: dict(deployment.replica_states) for name, deployment in application.deployments.items()},
         )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the cluster that ``deploy`` started still runs; true on one that it did not start."""
+        return self._cluster is None or self._cluster.is_alive
 
     def client(self) -> "OpenAI":
         """The official client, pointed at this application."""

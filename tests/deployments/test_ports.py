@@ -2,10 +2,13 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from deployments.ports import free_side_channel_port
+from deployments.ports import PortClaim
 
 HOST = "127.0.0.3"  # loopback, and nobody else's
 
@@ -17,47 +20,52 @@ def bound(port: int) -> socket.socket:
     return taken
 
 
-def test_answer_is_the_first_port_asked_for_and_is_free_again() -> None:
-    port = free_side_channel_port(HOST, start=21000)
-    assert port == 21000
-    with bound(port):
-        pass
+@contextmanager
+def claimed(folder: Path) -> Iterator[int]:
+    """A claim of this process, given back as the kernel does when a process ends."""
+    claim = PortClaim(folder, HOST)
+    yield claim.port
+    claim._lock.close()
 
 
-def test_taken_port_is_skipped() -> None:
-    with bound(21100), bound(21101):
-        assert free_side_channel_port(HOST, start=21100) == 21102
+def test_a_claimed_port_is_free_to_bind_and_claimed_once(tmp_path: Path) -> None:
+    with claimed(tmp_path) as first, claimed(tmp_path) as second:
+        assert (first, second) == (20000, 20001)
+        with bound(first), bound(second):
+            pass
 
 
-def test_search_wraps_round_at_the_end_of_the_range() -> None:
-    with bound(27999):
-        assert free_side_channel_port(HOST, start=27999) == 20000
+def test_a_claim_ends_with_its_owner(tmp_path: Path) -> None:
+    for _ in range(2):
+        with claimed(tmp_path) as port:
+            assert port == 20000
 
 
-@pytest.mark.parametrize("start", [0, 19999, 28000, 28001, 65535])
-def test_answer_stays_in_the_range_wherever_the_search_starts(start: int) -> None:
-    assert 20000 <= free_side_channel_port(HOST, start=start) < 28000
+def test_a_port_that_something_else_holds_is_skipped(tmp_path: Path) -> None:
+    with bound(20000), bound(20001), claimed(tmp_path) as port:
+        assert port == 20002
 
 
-def test_no_free_port_says_where_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_says_where_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.ports._FIRST_PORT", 27998)
     with (
         bound(27998),
         bound(27999),
         pytest.raises(OSError, match=r"no free NIXL side-channel port on 127\.0\.0\.3 .*end what holds them"),
     ):
-        free_side_channel_port(HOST, start=27999)
+        PortClaim(tmp_path, HOST)
 
 
-def test_a_host_of_nobody_is_said_at_once() -> None:
+def test_a_host_of_nobody_is_said_at_once(tmp_path: Path) -> None:
     # RFC 5737: no machine has this address.
     with pytest.raises(OSError, match=r"192\.0\.2\.1: Cannot assign requested address"):
-        free_side_channel_port("192.0.2.1", start=20000)
+        PortClaim(tmp_path, "192.0.2.1")
 
 
-def test_the_holder_of_a_taken_port_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with bound(21200) as taken:
+def test_the_holder_of_a_taken_port_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with bound(20000) as taken:
         taken.listen()
-        free_side_channel_port(HOST, start=21200)
+        with claimed(tmp_path):
+            pass
     (said,) = caplog.messages
-    assert f"21200 is held by process {os.getpid()} (" in said
+    assert f"20000 is held by process {os.getpid()} (" in said

@@ -1,8 +1,11 @@
 """What the tests on real engines ask of an endpoint: prompts, requests, and what its metrics say."""
 
+import asyncio
 import random
 import socket
+import time
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,3 +39,11 @@ def samples(app: Any, *names: str) -> list[tuple[dict[str, str], float]]:
         for sample in family.samples
         if sample.name in names
     ]
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)

@@ -4,12 +4,12 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import yaml
 
@@ -17,7 +17,7 @@ from autoscale.types import PoolKey
 from deployments.handoff import PrefillRequest
 from kvtransfer.topology import Role
 from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
-from tests.engines.endpoint import free_port, prompt_ids, samples, total
+from tests.engines.endpoint import eventually, free_port, prompt_ids, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -46,6 +46,7 @@ def _two_groups(cluster: LocalCluster, http_port: int, make_document: Any) -> It
     args = document["applications"][0]["args"]
     args["groups"] = [{**args["groups"][0], "name": name} for name in ("g0", "g1")]
     args["kv_transfer"] = {"lease_s": LEASE_S}
+    args["router"] = {"prefill_timeout_s": TIMEOUT_S / 2}
     args["ingress"]["request_timeout_s"] = TIMEOUT_S
     with deploy(document, address=cluster.address) as app:
         yield app
@@ -103,16 +104,21 @@ async def test_kv_that_nobody_reads_is_freed_after_its_lease(two_groups: Any) ->
     await eventually(lambda: not total(two_groups, "vllm:kv_cache_usage_perc", role="prefill"), within_s=3 * LEASE_S)
 
 
-async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies(two_groups: Any) -> None:
-    import psutil
-
-    for replica in psutil.process_iter(["cmdline"]):
-        if (replica.info["cmdline"] or [""])[0].startswith("ray::ServeReplica:tandem:prefill"):
-            for engine in replica.children(recursive=True):
-                engine.kill()
-    status, _ = await complete(two_groups, prompt=prompt_ids(400, seed=50))
+@pytest.mark.parametrize("victim", ["engine", "replica"])
+async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies(two_groups: Any, victim: str) -> None:
+    before = total(two_groups, "tandem_prefill_path_total", reason="prefill_failed")
+    replicas = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith(f"ray::ServeReplica:{two_groups.name}:prefill")
+    ]
+    assert replicas
+    for replica in replicas:
+        for process in replica.children(recursive=True) if victim == "engine" else [replica]:
+            process.kill()
+    status, _ = await complete(two_groups, prompt=prompt_ids(400, seed=50 if victim == "engine" else 51))
     assert status == 200
-    assert total(two_groups, "tandem_prefill_path_total", reason="prefill_failed") == 1
+    assert total(two_groups, "tandem_prefill_path_total", reason="prefill_failed") == before + 1
 
 
 def test_the_command_line_shows_and_deletes_what_runs(two_groups: Any, cluster: LocalCluster) -> None:
@@ -143,10 +149,3 @@ def test_deploy_from_the_command_line_answers(
     assert done.returncode == 0, done.stderr
     assert "answers at" in done.stdout
     assert "RUNNING" in tandem("status", "--address", cluster.address).stdout
-
-
-async def eventually(holds: Any, within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.2)

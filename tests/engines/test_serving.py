@@ -1,7 +1,6 @@
 """The serving path on real Ray Serve, vLLM and NIXL."""
 
 import json
-import time
 from typing import Any
 
 import aiohttp
@@ -9,7 +8,7 @@ import openai
 import pytest
 
 from serve_app.quickstart import scrape
-from tests.engines.endpoint import prompt_ids, total
+from tests.engines.endpoint import eventually, prompt_ids, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -105,21 +104,23 @@ def test_kv_really_moves_over_nixl(app: Any) -> None:
     assert scrape(app.url)["nixl_bytes",] - before >= 480 * 4096
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"n": 2, "temperature": 1.0},
-        {"echo": True},
-        {"extra_body": {"prompt_logprobs": 1}},
-        {"extra_body": {"min_tokens": 3}},
-    ],
-    ids=["n", "echo", "prompt_logprobs", "min_tokens"],
-)
-def test_what_cannot_be_handed_over_is_served_right(app: Any, extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extra", [{"n": 2, "temperature": 1.0}, {"extra_body": {"prompt_logprobs": 1}}])
+def test_what_cannot_be_handed_over_is_prefilled_on_decode(app: Any, extra: dict[str, Any]) -> None:
+    before = total(app, "tandem_prefill_path_total", reason="not_transferable")
     answer = app.client().completions.create(
         **{"model": "tiny", "prompt": prompt_ids(300, seed=3), "max_tokens": 4, "temperature": 0.0, **extra}
     )
-    assert all(choice.finish_reason == "length" for choice in answer.choices)
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * extra.get("n", 1)
+    assert total(app, "tandem_prefill_path_total", reason="not_transferable") == before + 1
+
+
+def test_echo_repeats_the_prompt_on_the_remote_path_too(app: Any) -> None:
+    before = paths(app)
+    common: dict[str, Any] = {"model": "tiny", "prompt": "You may obtain a copy. " * 60, "max_tokens": 4}
+    echoed = app.client().completions.create(**common, temperature=0.0, echo=True).choices[0].text
+    assert paths(app)["remote"] == before["remote"] + 1
+    plain = app.client().completions.create(**common, temperature=0.0).choices[0].text
+    assert echoed == common["prompt"] + plain
 
 
 def test_a_list_of_prompts_gives_each_its_own_answer(app: Any) -> None:
@@ -133,16 +134,26 @@ def test_a_list_of_prompts_gives_each_its_own_answer(app: Any) -> None:
     assert [choice.text for choice in together.choices] == alone
 
 
-def test_clients_cannot_set_kv_transfer_params(app: Any) -> None:
-    answer = app.client().completions.create(
-        model="tiny",
-        prompt=prompt_ids(20, seed=1),
-        max_tokens=2,
-        extra_body={
-            "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "x"}
-        },
-    )
-    assert answer.choices[0].finish_reason == "length"
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        {"kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "x"}},
+        {"ec_transfer_params": {"x": {}}},
+        {"vllm_xargs": {"kv_transfer_params": "x"}},
+    ],
+    ids=lambda smuggled: "/".join(smuggled),
+)
+def test_clients_cannot_set_transfer_params(app: Any, smuggled: dict[str, Any]) -> None:
+    common: dict[str, Any] = {"model": "tiny", "prompt": prompt_ids(20, seed=1), "max_tokens": 8, "temperature": 0.0}
+    plain = app.client().completions.create(**common)
+    assert app.client().completions.create(**common, extra_body=smuggled).choices[0].text == plain.choices[0].text
+
+
+async def test_a_request_that_decode_refuses_leaves_no_kv_on_prefill(app: Any) -> None:
+    body = {"model": "tiny", "prompt": prompt_ids(2000, seed=90), "logit_bias": {"999999": 1}, "max_tokens": 2}
+    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", json=body) as response:
+        assert response.status == 400
+    await eventually(lambda: not total(app, "vllm:kv_cache_usage_perc", role="prefill"))
 
 
 def test_structured_output_and_logprobs(app: Any) -> None:
@@ -199,6 +210,13 @@ def test_beam_search_is_served_by_decode_alone(app: Any) -> None:
     assert total(app, "tandem_prefill_path_total", path="remote") == before
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
     import ray
     from ray._private.state import actors
@@ -209,17 +227,25 @@ def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
         for actor in actors().values()
         if actor["State"] == "ALIVE" and "tandem#" in actor["Name"]
     }
-    assert {name.split("#")[1]: switch for name, switch in where.items()} == {
-        "prefill:g0": "left",
-        "decode:g0": "right",
-        "ingress": None,
-    } or {name.split("#")[1]: switch for name, switch in where.items() if "ingress" not in name} == {
+    assert {name.split("#")[1]: switch for name, switch in where.items() if "ingress" not in name} == {
         "prefill:g0": "left",
         "decode:g0": "right",
     }
 
 
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BAD_REQUESTS = [
+    ("chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs"),
+    ("chat/completions", {**CHAT, "tool_choice": 3}, 400, "tool_choice"),
+    ("chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ("chat/completions", {**CHAT, "messages": 3}, 400, "messages"),
+    ("chat/completions", {**CHAT, "messages": ["x"]}, 400, "messages"),
+    ("chat/completions", {**CHAT, "messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+    ("chat/completions", {**CHAT, "stop": "\ud800"}, 400, None),
+    ("chat/completions", {**CHAT, "structured_outputs": {"choice": ["a\nb"]}}, 400, None),
+    ("completions", {"prompt": "x", "logit_bias": nested(600)}, 400, None),
+    ("completions", {"prompt": "a b " * 10_000_000}, 413, None),
+    ("completions", {"prompt": "a b " * 4_000_000}, 400, None),
     ("completions", {"prompt": "x", "model": "other"}, 404, "model"),
     ("completions", {"prompt": "x", "model": None}, 404, "model"),
     ("completions", {"prompt": ""}, 400, "prompt"),
@@ -321,8 +347,6 @@ async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> No
     before = total(app, "vllm:generation_tokens_total", role="decode")
     async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", json=body) as response:
         await response.content.readline()
-    deadline = time.monotonic() + 30
-    while total(app, "vllm:num_requests_running", "vllm:num_requests_waiting"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    await eventually(lambda: not total(app, *held), within_s=30.0)
     assert total(app, "vllm:generation_tokens_total", role="decode") < before + body["max_tokens"]

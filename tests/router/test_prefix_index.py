@@ -98,11 +98,3 @@ def test_eviction_takes_a_prompt_from_its_tail() -> None:
     index.add([7, 7, 8, 8])
     # One block of the first prompt had to go: with its last block gone, two are still usable.
     assert index.cached_tokens([1, 1, 2, 2, 3, 3, 0]) == 4
-
-
-def test_cleared_index_knows_nothing() -> None:
-    index = PrefixIndex(block_tokens=2, max_blocks=8)
-    index.add([1, 1, 2, 2])
-    index.clear()
-    assert len(index) == 0
-    assert index.cached_tokens([1, 1, 2, 2, 0]) == 0

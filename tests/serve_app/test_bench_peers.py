@@ -14,7 +14,7 @@ from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
 CELLS = [cell + suffix for cell in ("short", "long", "mix") for suffix in ("", "_c8")]
 FIGURES = ("ttft", "tpot", "throughput", "goodput")
-# Each ratio of the issue: the cell, the figure and the peer, without and with _c8.
+# Each ratio: the cell, the figure and the peer, without and with _c8.
 RATIOS = {
     "short_ttft_p50_over_ray_pd": ("short", "ttft", "ray_pd"),
     "short_ttft_p50_over_ray_pd_fastest": ("short", "ttft", "ray_pd_fastest"),
