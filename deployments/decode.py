@@ -16,9 +16,9 @@ from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
 from deployments.frames import Frame
-from deployments.openai_errors import OpenAIError
+from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
-from deployments.requests import from_vllm, parse_request, requested_max_tokens
+from deployments.requests import parse_request, requested_max_tokens
 from router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
@@ -66,22 +66,21 @@ class DecodeServer(EngineHost, PDDecodeServer):
         """
         try:
             request = parse_request(endpoint, body, request_id)
-        except OpenAIError as error:
-            yield Frame(error.body(), status=error.status, error="invalid_request")
-            return
-        trace = RequestTrace(max_tokens=requested_max_tokens(request), beam_search=bool(request.use_beam_search))
-        CURRENT_TRACE.set(trace)
-        handler = self.engine.chat if endpoint == "chat" else self.engine.completions
-        try:
+            trace = RequestTrace(max_tokens=requested_max_tokens(request), beam_search=bool(request.use_beam_search))
+            CURRENT_TRACE.set(trace)
+            handler = self.engine.chat if endpoint == "chat" else self.engine.completions
             async with aclosing(handler(request, None)) as chunks:
                 async for chunk in chunks:
-                    yield _frame(chunk, trace)
+                    yield _frame(chunk, trace, body)
+        except OpenAIError as error:
+            yield Frame(error.body(), status=error.status, error="invalid_request")
+        except (
+            VLLMClientError,
+            ValueError,
+        ) as error:  # such as a grammar that does not compile
+            yield _refusal(400, str(error), getattr(error, "parameter", None), body)
         except EngineDeadError:
             yield _failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
-        except VLLMClientError as error:
-            yield Frame(from_vllm(error).body(), status=400, error="invalid_request")
-        except ValueError as error:  # a grammar that does not compile, a text that cannot be tokenised
-            yield _failure(400, f"the request cannot be served: {error}", "invalid_request")
         except Exception:
             logger.exception("request %s failed", request_id)
             yield _failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
@@ -91,21 +90,21 @@ def _failure(status: int, message: str, error: str) -> Frame:
     return Frame(OpenAIError(status, message).body(), status=status, error=error)
 
 
-def _frame(chunk: Any, trace: RequestTrace) -> Frame:
+def _refusal(status: int, message: str, param: str | None, body: dict[str, Any]) -> Frame:
+    """What vLLM refuses, in OpenAI's words, whatever the place where vLLM says it."""
+    code = "context_length_exceeded" if status == 400 and "context length" in message else None
+    error = OpenAIError(status, message, param=field_at_fault(message, param, body), code=code)
+    return Frame(error.body(), status=status, error="invalid_request" if status < 500 else "engine")
+
+
+def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
     if isinstance(chunk, str):
         if chunk.startswith('data: {"error"'):
             # vLLM reports a failure inside a stream as an event on HTTP 200.
-            code = int(json.loads(chunk[len("data: ") :])["error"].get("code") or 500)
-            return Frame(chunk, trace.drain(), code, "invalid_request" if code < 500 else "engine")
+            error = json.loads(chunk[len("data: ") :])["error"]
+            return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
         return Frame(chunk, trace.drain())
     error = getattr(chunk, "error", None)
     if error is not None:
-        status = int(error.code or 500)
-        message, param = error.message, error.param
-        body = OpenAIError(status, message, param=param, code=_openai_code(status, message), kind=error.type).body()
-        return Frame(body, status=status, error="invalid_request" if status < 500 else "engine")
+        return _refusal(int(error.code or 500), error.message, error.param, body)
     return Frame(chunk.model_dump_json(), trace.drain())
-
-
-def _openai_code(status: int, message: str) -> str | None:
-    return "context_length_exceeded" if status == 400 and "context length" in message else None

@@ -20,8 +20,8 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
+from deployments import metrics as tandem_metrics
 from deployments.frames import Frame
-from deployments.metrics import REQUESTS, TPOT_S, TTFT_S, process_metrics, render
 from deployments.openai_errors import OpenAIError
 
 logger = logging.getLogger(__name__)
@@ -66,15 +66,15 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
                 last_s = time.monotonic()
                 if not tokens:
                     first_s = last_s
-                    TTFT_S.observe(first_s - arrived_s)
+                    tandem_metrics.TTFT_S.observe(first_s - arrived_s)
                 tokens += len(frame.token_ids)
-            if frame.error is not None and not frame.text.startswith("data: "):
+            if frame.error is not None:
                 yield f"data: {frame.text}\n\ndata: [DONE]\n\n"
                 return
             yield frame.text
             frame = await anext(frames, None)
     if tokens > 1:
-        TPOT_S.observe((last_s - first_s) / (tokens - 1))
+        tandem_metrics.TPOT_S.observe((last_s - first_s) / (tokens - 1))
 
 
 async def _raw_body(request: Request) -> bytes:
@@ -133,7 +133,8 @@ async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-# Everything the class uses stands above it: serve.ingress pickles the app, and with it these globals, right there.
+# serve.ingress pickles the app, and with it copies of the globals that its routes use, right here: what they use stands
+# above, and metrics are reached through their module, which is not copied.
 @serve.ingress(app)
 class Ingress:
     """One replica of the endpoint; any number may run."""
@@ -175,11 +176,11 @@ class Ingress:
         pages = []
         for handle in (self._own_handle, *self._engines):
             pages.extend(await _broadcast(handle, "process_page" if handle is self._own_handle else "metrics"))
-        return Response(await asyncio.to_thread(render, pages), media_type="text/plain; version=0.0.4")
+        return Response(await asyncio.to_thread(tandem_metrics.render, pages), media_type="text/plain; version=0.0.4")
 
     async def process_page(self) -> list[Any]:
         """This replica's own metrics."""
-        return process_metrics(role="ingress", replica=self._replica)
+        return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
 
     @app.get("/v1/models")
     async def models(self) -> JSONResponse:
@@ -227,7 +228,7 @@ class Ingress:
             response = await self._respond(endpoint, request, request_id, arrived_s)
         except OpenAIError as error:
             response = _error_response(error)
-        REQUESTS.labels(endpoint, str(response.status_code)).inc()
+        tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
         return response
 
     async def _respond(self, endpoint: str, request: Request, request_id: str, arrived_s: float) -> Response:

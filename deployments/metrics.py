@@ -28,7 +28,9 @@ PREFILL_BACKLOG = Gauge(
 )
 REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
 TTFT_S = Histogram(
-    "tandem_ttft_seconds", "Arrival at the ingress to the first output token, of streams with n = 1", buckets=_LATENCY_BUCKETS_S
+    "tandem_ttft_seconds",
+    "Arrival at the ingress to the first output token, of streams with n = 1",
+    buckets=_LATENCY_BUCKETS_S,
 )
 TPOT_S = Histogram(
     "tandem_tpot_seconds", "Mean time per output token after the first, one value per stream", buckets=_TPOT_BUCKETS_S

@@ -1,6 +1,8 @@
 """OpenAI's error shape, made in one place."""
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -32,3 +34,28 @@ class OpenAIError(Exception):
 def error_body(message: str, *, kind: str, param: str | None, code: Any) -> str:
     """``{"error": {...}}`` as the official client reads it."""
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+# Fields that every other message mentions.
+_COMMON_WORDS = ("model", "prompt", "stream", "messages")
+# What vLLM calls a prompt that does not fit.
+_PROMPT_WORDS = ("input_text", "input_tokens", "prompt_token_ids")
+
+
+def field_at_fault(message: str, named: str | None, sent: Mapping[str, Any]) -> str | None:
+    """The field of a client's body that an engine's refusal is about.
+
+    Args:
+        message: the refusal.
+        named: the field that the engine gave, in its own words.
+        sent: the client's body.
+    """
+    prompt = "messages" if "messages" in sent else "prompt"
+    if named in _PROMPT_WORDS or "context length" in message:
+        return prompt
+    if named is not None and named in sent:
+        return named
+    said = re.sub(r"\W+", " ", message.replace("_", " "))
+    places = {field: f" {said} ".find(f" {field.replace('_', ' ')} ") for field in sent if field not in _COMMON_WORDS}
+    found = [field for field, place in places.items() if place >= 0]
+    return min(found, key=places.__getitem__, default=named)

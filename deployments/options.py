@@ -1,14 +1,11 @@
 """Config -> Ray Serve LLM's LLMConfig and Serve's deployment options."""
 
-import dataclasses
-import difflib
 from typing import Any
 
 from ray.serve.llm import LLMConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
 from deployments.config import ModelConfig, RoleConfig
+from deployments.engine_arguments import check_known
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -29,7 +26,7 @@ def llm_config(
         ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
     """
     kwargs = {**engine_kwargs, **pool.engine_kwargs}
-    _check_known(kwargs)
+    check_known(kwargs)
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
@@ -76,12 +73,3 @@ def _bundles(pool: RoleConfig) -> list[dict[str, float]]:
     if pool.placement.accelerator_type:
         bundle["GPU"] = 1
     return [dict(bundle) for _ in range(pool.workers)]
-
-
-def _check_known(kwargs: dict[str, Any]) -> None:
-    known = {field.name for args in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(args)}
-    for key in kwargs:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{hint}")

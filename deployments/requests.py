@@ -6,7 +6,6 @@ from typing import Any
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.exceptions import VLLMClientError
 
 from deployments.openai_errors import OpenAIError
 
@@ -42,6 +41,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
 
     Raises:
         OpenAIError: 400, naming the field.
+        VLLMClientError: fields that contradict each other.
     """
     fields = _without_internal(body)
     if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies these to the same place
@@ -60,16 +60,9 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
         return model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:
         raise _from_pydantic(error) from None
-    except VLLMClientError as error:
-        raise from_vllm(error) from None
     # vLLM's own checks index and iterate what the client sent before its types are checked.
-    except (TypeError, AttributeError, LookupError, ValueError) as error:
+    except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
-
-
-def from_vllm(error: VLLMClientError) -> OpenAIError:
-    """What vLLM found wrong with a request, as a 400 that names the field where vLLM does."""
-    return OpenAIError(400, str(error), param=getattr(error, "parameter", None))
 
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:

@@ -32,7 +32,17 @@ from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
 from serve_app.quickstart import SAMPLE_TRACE
 
 CONFIG = Path("configs/cpu_tiny.yaml")
-STACKS = ("vllm", "ray_pd", "ray_pd_fastest", "tandem")
+STACKS = {
+    "vllm": "plain vLLM server as it ships, all its processes on one core, no hand-over",
+    "ray_pd": "Ray Serve LLM's build_pd_openai_app: throughput mode, no batching delay, our engine plugin",
+    "ray_pd_fastest": "the same behind HAProxy with direct streaming",
+    "tandem": "Tandem as it ships",
+}
+CELLS = {
+    "short": "32 input and 32 output tokens, one at a time; _c8: eight at a time",
+    "long": "512 input and 32 output tokens, one at a time; _c8: eight at a time",
+    "mix": "the committed Azure conversation slice, lengths / 8, at its own times; _c8: twice as fast",
+}
 SHORT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS = 32, 512, 32
 _PORT = 8100
 _START_TIMEOUT_S = 300.0
@@ -54,7 +64,7 @@ def main() -> None:
     slos = _measure_slos(arguments.requests)
     rounds = []
     for number in range(arguments.rounds):
-        order = STACKS[number % len(STACKS) :] + STACKS[: number % len(STACKS)]
+        order = [*STACKS][number % len(STACKS) :] + [*STACKS][: number % len(STACKS)]
         rounds.append({stack: _measure(stack, arguments.requests, slos) for stack in order})
         _write(arguments.out, rounds, slos)
     print(json.dumps(_ratios(rounds), indent=1))
@@ -153,7 +163,14 @@ def _value(cells: dict[str, Any], cell: str, path: tuple[str, ...]) -> float | N
 def _write(out: Path, rounds: Sequence[dict[str, Any]], slos: dict[str, list[float]]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
-    report = {"machine": machine, "slos": slos, "ratios": _ratios(rounds), "rounds": list(rounds)}
+    report = {
+        "machine": machine,
+        "stacks": STACKS,
+        "cells": CELLS,
+        "slos": slos,
+        "ratios": _ratios(rounds),
+        "rounds": list(rounds),
+    }
     out.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -245,7 +262,6 @@ def _host_ray_pd(args: dict[str, Any], *, fastest: bool) -> None:
     mode = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if fastest else "0",
         "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1" if fastest else "0",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1" if fastest else "0",
     }
     driver_environment()
     os.environ.update(mode)

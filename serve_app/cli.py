@@ -36,9 +36,11 @@ def main() -> None:
 @cli.command()
 def validate(config: ConfigPath) -> None:
     """Check a config without starting anything."""
-    from serve_app.sdk import single_app_config
+    from serve_app.sdk import check_engines, single_app_config
 
     app = single_app_config(load_serve_yaml(config))
+    with errors.status("asking vLLM about the engine arguments"):
+        check_engines(app)
     pools = sum(len(group.pools()) for group in app.groups)
     console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, model {app.model.id})")
 
@@ -79,16 +81,13 @@ def serve(
         _replace_model(document, model)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: _interrupt(stop))
-    try:
-        with _start(sdk, document) as app:
-            console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
-            console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
-            while not stop.wait(1.0):
-                if not app.is_alive:
-                    raise DeployError("the local Ray cluster has ended")
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        signal.signal(number, lambda got, _: _interrupt(stop, got))
+    with _start(sdk, document) as app:
+        console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
+        console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
+        while not stop.wait(1.0):
+            if not app.is_alive:
+                raise DeployError("the local Ray cluster has ended")
 
 
 @cli.command()
@@ -211,11 +210,11 @@ def _replace_model(document: dict[str, Any], source: str) -> None:
         raise ConfigError("the config has no applications.0.args.model to replace") from None
 
 
-def _interrupt(stop: threading.Event) -> None:
+def _interrupt(stop: threading.Event, number: int) -> None:
     if stop.is_set():
-        os._exit(130)
+        os._exit(128 + number)
     stop.set()
-    raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 def _curl(url: str, model: str) -> str:

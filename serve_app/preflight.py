@@ -2,6 +2,7 @@
 
 import ctypes.util
 import errno
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -54,12 +55,19 @@ def _check_model(folder: Path | None) -> None:
         pass
     except OSError as error:
         raise ConfigError(f"model.source: {folder} cannot be read ({error.strerror}): give another folder") from None
+    if folder.is_file():
+        raise ConfigError(f"model.source: {folder} is a file: give the folder that it is in")
     if not folder.is_dir():
         raise ConfigError(
             f"model.source: there is no folder {folder}: give an existing one, or run `make model` for the tiny one"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.source: {folder} has no config.json, so it is no model folder")
+    for path in folder.glob("*.json"):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.source: {path} is not readable JSON ({error}): get the file again") from None
 
 
 def _check_port(host: str, port: int) -> None:

@@ -4,7 +4,9 @@ import copy
 import logging
 import math
 import re
+import signal
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from deployments.engine_arguments import engine_complaint
 from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
@@ -74,6 +77,8 @@ def deploy(
     cluster = None
     if address is None:
         check_machine(config, host=host, port=port)
+    check_engines(config)
+    if address is None:
         cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
     app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
     try:
@@ -82,10 +87,23 @@ def deploy(
             app._check_placeable()
         app._submit()
         app.wait_ready(start_timeout_s, on_status)
-    except BaseException:
+    except BaseException as error:
         app.close()
+        if type(error).__module__.startswith("ray."):
+            raise DeployError(f"application {app.name}: {_first_cause([str(error)])}") from error
         raise
     return app
+
+
+def check_engines(config: AppConfig) -> None:
+    """Ask vLLM about every pool's engine arguments; takes some seconds.
+
+    Raises:
+        ConfigError: what vLLM has against them.
+    """
+    complaint = engine_complaint(config.model, config.groups, config.engine_kwargs)
+    if complaint is not None:
+        raise ConfigError(complaint)
 
 
 def single_app_config(document: Mapping[str, Any]) -> AppConfig:
@@ -143,10 +161,14 @@ class App:
             raise DeployError(
                 "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
             )
+        terminate = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise DeployError(f"no Ray cluster at {self._address!r}: {' '.join(str(error).split())[:300]}") from None
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own handler aborts with a stack dump.
+            signal.signal(signal.SIGTERM, terminate)
 
     def _check_placeable(self) -> None:
         """A cluster of this machine gets no other nodes, so what none of them offers would be waited for in vain."""

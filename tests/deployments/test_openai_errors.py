@@ -1,10 +1,11 @@
 """OpenAI's error shape."""
 
 import json
+from typing import Any
 
 import pytest
 
-from deployments.openai_errors import OpenAIError, error_body
+from deployments.openai_errors import OpenAIError, error_body, field_at_fault
 
 
 def test_body_has_the_four_fields_that_the_client_reads() -> None:
@@ -53,3 +54,28 @@ def test_message_survives_quotes_and_line_breaks() -> None:
     assert "\n" not in body
     assert json.loads(body)["error"]["message"] == message
     assert str(OpenAIError(500, message)) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "named", "sent", "field"),
+    [
+        ("n must be at least 1, got 0.", None, {"model": "m", "prompt": "x", "n": 0}, "n"),
+        ("This model's maximum context length is 4096 tokens", "input_tokens", {"prompt": "x"}, "prompt"),
+        ("too long", "input_text", {"messages": []}, "messages"),
+        ("`tool_choice` without `tools`", "tool_choice", {"tool_choice": "a"}, "tool_choice"),
+        (
+            "presence_penalty must be in [-2, 2], got 3",
+            None,
+            {"presence_penalty": 3, "stream": True},
+            "presence_penalty",
+        ),
+        ("use one kind of structured outputs constraint", None, {"structured_outputs": {}}, "structured_outputs"),
+        ("seeds are signed", None, {"seed": 1, "n": 2}, None),
+        ("the prompt cannot be served", None, {"prompt": "x"}, None),
+        ("requested logprobs", "logprobs", {"top_logprobs": 1}, "logprobs"),
+    ],
+)
+def test_the_field_at_fault_is_one_that_the_client_sent(
+    message: str, named: str | None, sent: dict[str, Any], field: str | None
+) -> None:
+    assert field_at_fault(message, named, sent) == field

@@ -19,7 +19,7 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
     return process.children(recursive=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "config.yaml"
     document = make_document()
@@ -42,6 +42,8 @@ def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number:
     finally:
         serve.send_signal(number)
     serve.wait(30)
+    assert serve.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in (tmp_path / "serve.log").read_text()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert [process.cmdline() for process in alive] == []
 
@@ -66,6 +68,25 @@ def test_a_busy_port_is_named_before_anything_starts(make_document: Any, tmp_pat
     assert str(document["http_options"]["port"]) in done.stderr
     assert "process" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_wrong_engine_arguments_are_named_before_anything_starts(make_document: Any, tmp_path: Path) -> None:
+    document = make_document()
+    config = tmp_path / "config.yaml"
+    for wrong, said in (({"max_model_length": 1}, "max_model_len"), ({"block_size": 0}, "greater than 0")):
+        document["applications"][0]["args"]["groups"][0]["decode"]["engine_kwargs"] = wrong
+        config.write_text(yaml.safe_dump(document))
+        done = subprocess.run(
+            [sys.executable, "-m", "serve_app.cli", "serve", str(config)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.strip().splitlines()
+        assert "groups.g0.decode" in line
+        assert said in line
 
 
 def test_a_failed_start_names_the_cause_and_leaves_nothing(make_document: Any, tmp_path: Path) -> None:

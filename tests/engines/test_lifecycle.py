@@ -97,8 +97,11 @@ async def test_kv_that_nobody_reads_is_freed_after_its_lease(two_groups: Any) ->
     from ray import serve
 
     pool = PoolKey("g0", Role.PREFILL)
-    handle = serve.get_deployment_handle(pool.deployment_name, two_groups.name).options(method_name="prefill")
-    await handle.remote(PrefillRequest(request_id="unread", token_ids=prompt_ids(2000, seed=3)))
+    handle = serve.get_deployment_handle(pool.deployment_name, two_groups.name).options(
+        method_name="prefill", stream=True
+    )
+    async for _ in handle.remote(PrefillRequest(request_id="unread", token_ids=prompt_ids(2000, seed=3))):
+        pass
     used = [value for labels, value in samples(two_groups, "vllm:kv_cache_usage_perc") if labels["role"] == "prefill"]
     assert max(used) > 0.0
     await eventually(lambda: not total(two_groups, "vllm:kv_cache_usage_perc", role="prefill"), within_s=3 * LEASE_S)

@@ -189,7 +189,9 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(app: Any) -> None:
         messages=[{"role": "user", "content": "You may obtain a copy of the License. " * 30}],
         tools=[tool],
         tool_choice=choice,
-        max_tokens=40,
+        max_tokens=400,
+        temperature=1.0,
+        seed=1,
     )
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "get_weather"
@@ -242,7 +244,14 @@ BAD_REQUESTS = [
     ("chat/completions", {**CHAT, "messages": ["x"]}, 400, "messages"),
     ("chat/completions", {**CHAT, "messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
     ("chat/completions", {**CHAT, "stop": "\ud800"}, 400, None),
-    ("chat/completions", {**CHAT, "structured_outputs": {"choice": ["a\nb"]}}, 400, None),
+    ("chat/completions", {**CHAT, "tool_choice": "zzz", "tools": []}, 400, "tools"),
+    ("chat/completions", {**CHAT, "n": 0}, 400, "n"),
+    ("chat/completions", {**CHAT, "presence_penalty": 3}, 400, "presence_penalty"),
+    ("chat/completions", {**CHAT, "stop": ""}, 400, "stop"),
+    ("chat/completions", {**CHAT, "stream": True, "min_tokens": 9}, 400, "min_tokens"),
+    ("completions", {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ("completions", {"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs"),
+    ("completions", {"prompt": [301] * 5000}, 400, "prompt"),
     ("completions", {"prompt": "x", "logit_bias": nested(600)}, 400, None),
     ("completions", {"prompt": "a b " * 10_000_000}, 413, None),
     ("completions", {"prompt": "a b " * 4_000_000}, 400, None),
@@ -284,6 +293,7 @@ async def test_bad_input_is_an_openai_error_and_the_next_request_works(
             error = (await response.json())["error"]
             assert response.status == status, error
             assert error["message"]
+            assert error["type"] == "invalid_request_error"
             if param is not None:
                 assert error["param"] == param
         good = {"model": "tiny", "prompt": "x", "max_tokens": 1}
@@ -350,3 +360,15 @@ async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> No
     held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     await eventually(lambda: not total(app, *held), within_s=30.0)
     assert total(app, "vllm:generation_tokens_total", role="decode") < before + body["max_tokens"]
+
+
+def test_every_answer_is_counted_by_endpoint_and_code(app: Any) -> None:
+    before = {code: total(app, "tandem_requests_total", endpoint="completions", code=code) for code in ("200", "400")}
+    streams = total(app, "tandem_ttft_seconds_count")
+    client = app.client()
+    list(client.completions.create(model="tiny", prompt="x", max_tokens=3, stream=True))
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="tiny", prompt="", max_tokens=3)
+    for code, count in before.items():
+        assert total(app, "tandem_requests_total", endpoint="completions", code=code) == count + 1
+    assert total(app, "tandem_ttft_seconds_count") == streams + 1

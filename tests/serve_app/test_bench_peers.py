@@ -134,7 +134,7 @@ def test_written_report_is_strict_json_whatever_failed(tmp_path: Path) -> None:
     rounds[0]["vllm"] = dict.fromkeys(CELLS, failed())
     _write(out, rounds, SLOS)
     report = json.loads(out.read_text(), parse_constant=constant)
-    assert set(report) == {"machine", "slos", "ratios", "rounds"}
+    assert set(report) == {"machine", "stacks", "cells", "slos", "ratios", "rounds"}
     assert (report["slos"], report["rounds"], report["ratios"]) == (SLOS, rounds, _ratios(rounds))
 
 

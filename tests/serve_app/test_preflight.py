@@ -127,7 +127,7 @@ def test_model_folder_that_is_missing_or_empty_is_named(
 def test_file_is_no_model_folder(make_config: MakeConfig, free_port: int, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
-    assert f"there is no folder {file}: " in complaint(make_config(str(file)), free_port)
+    assert f"{file} is a file: " in complaint(make_config(str(file)), free_port)
 
 
 def test_missing_libnuma_is_named_for_engines_on_cpu_only(
