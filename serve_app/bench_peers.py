@@ -46,6 +46,9 @@ CELLS = {
 SHORT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS = 32, 512, 32
 _PORT = 8100
 _START_TIMEOUT_S = 300.0
+# Ray's processes are still busy with their own start when an application already answers.
+_SETTLE_S = 20.0
+_WARM_REQUESTS = 30
 _SLO_LENGTHS = (16, 64, 128, 256, 512)
 _DECODE_CORE, _PREFILL_CORE = 1, 0
 
@@ -93,9 +96,10 @@ def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[st
     print(f"measuring {stack}", file=sys.stderr, flush=True)
     cells: dict[str, Any] = {}
     with _Stack(stack) as url:
+        time.sleep(_SETTLE_S)
         generator = LoadGenerator(url, "tiny", seed=1)
         for length in (SHORT_TOKENS, LONG_TOKENS):
-            asyncio.run(generator.keep_in_flight([_request(length)] * 8, 2))
+            asyncio.run(generator.keep_in_flight([_request(length)] * _WARM_REQUESTS, 2))
         for name, length in (("short", SHORT_TOKENS), ("long", LONG_TOKENS)):
             for suffix, concurrency in (("", 1), ("_c8", 8)):
                 records = asyncio.run(generator.keep_in_flight([_request(length)] * requests, concurrency))
