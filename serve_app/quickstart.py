@@ -13,9 +13,21 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest
+from router.types import PathReason
 from serve_app.bench import LoadGenerator
 
 Metrics = Counter[tuple[str, ...]]
+
+_WHERE = {"local": "where they decode", "remote": "by a prefill engine"}
+_WHY = {
+    PathReason.SHORT: "short",
+    PathReason.CACHED: "mostly cached there",
+    PathReason.PREFILL_BACKLOG: "prefill had a queue",
+    PathReason.LONG: "long",
+    PathReason.DECODE_BUSY: "decode was busy",
+    PathReason.NOT_TRANSFERABLE: "cannot be handed over",
+    PathReason.PREFILL_FAILED: "prefill failed",
+}
 
 
 def run_trace(url: str, model: str, trace: Sequence[TraceRequest], console: Console) -> Report:
@@ -42,19 +54,25 @@ def scrape(url: str) -> Metrics:
 
 
 def show(report: Report, metrics: Metrics, console: Console) -> None:
-    """Print the table."""
-    table = Table(title="Tandem: prefill and decode on separate engines", title_justify="left")
-    for column in ("", "p50", "p90", "p99"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, values in (("TTFT (ms)", report.ttft_s), ("TPOT (ms)", report.tpot_s)):
-        table.add_row(name, *(f"{values[q] * 1e3:.1f}" if q in values else "-" for q in ("p50", "p90", "p99")))
-    table.add_section()
-    table.add_row("requests ok / failed", f"{report.requests_ok} / {report.requests_failed}")
-    for kind, count in sorted((key, n) for key, n in metrics.items() if key[0] == "path"):
-        table.add_row(f"prefilled {kind[1]}: {kind[2]}", str(count))
-    table.add_row("moved over NIXL", f"{metrics['nixl_bytes',] / 1e6:.1f} MB")
-    table.add_row("output tokens/s", f"{report.output_tokens_per_s:.1f}")
-    console.print(table)
+    """Print the tables."""
+    latency = Table("", title="Tandem: prefill and decode on separate engines", title_justify="left")
+    for column in ("p50", "p90", "p99"):
+        latency.add_column(column, justify="right")
+    for name, values in (
+        ("time to first token, TTFT (ms)", report.ttft_s),
+        ("time per output token, TPOT (ms)", report.tpot_s),
+    ):
+        latency.add_row(name, *(f"{values[q] * 1e3:.1f}" if q in values else "-" for q in ("p50", "p90", "p99")))
+    console.print(latency)
+    counts = Table(show_header=False)
+    counts.add_column()
+    counts.add_column(justify="right")
+    counts.add_row("requests ok / failed", f"{report.requests_ok} / {report.requests_failed}")
+    for (_, path, reason), count in sorted((key, n) for key, n in metrics.items() if key[0] == "path"):
+        counts.add_row(f"prompts prefilled {_WHERE[path]}: {_WHY[PathReason(reason)]}", str(count))
+    counts.add_row("KV moved over NIXL", f"{metrics['nixl_bytes',] / 1e6:.1f} MB")
+    counts.add_row("output tokens/s", f"{report.output_tokens_per_s:.1f}")
+    console.print(counts)
     for error, count in report.errors.items():
         console.print(f"{count} x {error}", style="red", markup=False)
 

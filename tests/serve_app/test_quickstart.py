@@ -10,6 +10,7 @@ from rich.console import Console
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace
+from router.types import PathReason
 from serve_app.quickstart import SAMPLE_TRACE, Metrics, is_complete, run_trace, scrape, show
 from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
@@ -20,7 +21,7 @@ PAGE = """
 # TYPE tandem_prefill_path_total counter
 tandem_prefill_path_total{path="local",reason="short",replica="a"} 3.0
 tandem_prefill_path_total{path="local",reason="short",replica="b"} 4.0
-tandem_prefill_path_total{path="local",reason="busy",replica="a"} 1.0
+tandem_prefill_path_total{path="local",reason="prefill_backlog",replica="a"} 1.0
 tandem_prefill_path_total{path="remote",reason="long",replica="a"} 5.0
 # TYPE tandem_prefill_path_created gauge
 tandem_prefill_path_created{path="local",reason="short",replica="a"} 1.7e+09
@@ -35,7 +36,7 @@ vllm:nixl_post_time_seconds_sum{engine="0"} 9.0
 METRICS: Metrics = Counter(
     {
         ("path", "local", "short"): 7,
-        ("path", "local", "busy"): 1,
+        ("path", "local", "prefill_backlog"): 1,
         ("path", "remote", "long"): 5,
         ("nixl_bytes",): 1_750_000,
     }
@@ -81,13 +82,13 @@ def test_page_without_our_metrics_counts_nothing(make_endpoint: MakeEndpoint) ->
 def test_table_has_latencies_in_ms_paths_bytes_and_rates() -> None:
     assert rows(shown(report())) == [
         ["p50", "p90", "p99"],
-        ["TTFT (ms)", "12.3", "200.0", "1500.0"],
-        ["TPOT (ms)", "4.0", "5.1", "6.1"],
+        ["time to first token, TTFT (ms)", "12.3", "200.0", "1500.0"],
+        ["time per output token, TPOT (ms)", "4.0", "5.1", "6.1"],
         ["requests ok / failed", "13 / 0"],
-        ["prefilled local: busy", "1"],
-        ["prefilled local: short", "7"],
-        ["prefilled remote: long", "5"],
-        ["moved over NIXL", "1.8 MB"],
+        ["prompts prefilled where they decode: prefill had a queue", "1"],
+        ["prompts prefilled where they decode: short", "7"],
+        ["prompts prefilled by a prefill engine: long", "5"],
+        ["KV moved over NIXL", "1.8 MB"],
         ["output tokens/s", "123.4"],
     ]
 
@@ -95,11 +96,11 @@ def test_table_has_latencies_in_ms_paths_bytes_and_rates() -> None:
 def test_what_was_not_observed_is_a_dash_and_no_zero() -> None:
     table = rows(shown(report(ok=0, errors={"HTTP 500": 2}, has_quantiles=False), Counter()))
     assert table[1:4] == [
-        ["TTFT (ms)", "-", "-", "-"],
-        ["TPOT (ms)", "-", "-", "-"],
+        ["time to first token, TTFT (ms)", "-", "-", "-"],
+        ["time per output token, TPOT (ms)", "-", "-", "-"],
         ["requests ok / failed", "0 / 2"],
     ]
-    assert table[4:] == [["moved over NIXL", "0.0 MB"], ["output tokens/s", "123.4"]]
+    assert table[4:] == [["KV moved over NIXL", "0.0 MB"], ["output tokens/s", "123.4"]]
 
 
 def test_every_cause_of_failure_is_printed_word_by_word() -> None:
@@ -112,10 +113,10 @@ def test_every_cause_of_failure_is_printed_word_by_word() -> None:
     ("errors", "without", "is_it"),
     [
         ({}, [], True),
-        ({}, [("path", "local", "busy")], True),
+        ({}, [("path", "local", "prefill_backlog")], True),
         ({"HTTP 500": 1}, [], False),
         ({}, [("path", "remote", "long")], False),
-        ({}, [("path", "local", "busy"), ("path", "local", "short")], False),
+        ({}, [("path", "local", "prefill_backlog"), ("path", "local", "short")], False),
         ({}, [("nixl_bytes",)], False),
     ],
 )
@@ -145,3 +146,8 @@ def test_sample_trace_is_there_from_any_folder(
 ) -> None:
     monkeypatch.chdir(str(tmp_path))
     assert load_trace(SAMPLE_TRACE)
+
+
+@pytest.mark.parametrize("reason", PathReason)
+def test_every_reason_has_words(reason: PathReason) -> None:
+    assert "prefilled where they decode: " in shown(report(), Counter({("path", "local", str(reason)): 1}))
