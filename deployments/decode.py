@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
-from deployments.frames import Frame
+from deployments.frames import Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.requests import parse_request, requested_max_tokens
@@ -74,20 +74,14 @@ class DecodeServer(EngineHost, PDDecodeServer):
                     yield _frame(chunk, trace, body)
         except OpenAIError as error:
             yield Frame(error.body(), status=error.status, error="invalid_request")
-        except (
-            VLLMClientError,
-            ValueError,
-        ) as error:  # such as a grammar that does not compile
+        except (VLLMClientError, ValueError) as error:
+            # Such as a grammar that does not compile.
             yield _refusal(400, str(error), getattr(error, "parameter", None), body)
         except EngineDeadError:
-            yield _failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
+            yield failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
         except Exception:
             logger.exception("request %s failed", request_id)
-            yield _failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
-
-
-def _failure(status: int, message: str, error: str) -> Frame:
-    return Frame(OpenAIError(status, message).body(), status=status, error=error)
+            yield failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
 
 
 def _refusal(status: int, message: str, param: str | None, body: dict[str, Any]) -> Frame:

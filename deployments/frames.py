@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from deployments.openai_errors import OpenAIError
+
 
 class Frame(NamedTuple):
     """One piece of a response, in the order in which the client gets it.
@@ -16,3 +18,8 @@ class Frame(NamedTuple):
     token_ids: tuple[int, ...] = ()
     status: int = 200
     error: str | None = None
+
+
+def failure(status: int, message: str, error: str) -> Frame:
+    """The frame of a failure that is not the client's; ``error`` is its class."""
+    return Frame(OpenAIError(status, message).body(), status=status, error=error)

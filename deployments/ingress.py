@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
-from deployments.frames import Frame
+from deployments.frames import Frame, failure
 from deployments.openai_errors import OpenAIError
 
 logger = logging.getLogger(__name__)
@@ -49,10 +49,6 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 def _error_response(error: OpenAIError) -> Response:
     return Response(error.body(), status_code=error.status, media_type="application/json")
-
-
-def _failure(status: int, message: str, error: str) -> Frame:
-    return Frame(OpenAIError(status, message).body(), status=status, error=error)
 
 
 async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
@@ -266,14 +262,14 @@ class Ingress:
                     return
                 yield frame
         except TimeoutError:
-            yield _failure(
+            yield failure(
                 408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
             )
         except BackPressureError as error:
-            yield _failure(503, f"every decode replica is full: {error.message}", "overloaded")
+            yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
         except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
             logger.warning("request %s lost its decode replica: %s", request_id, error)
-            yield _failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
+            yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
         finally:
             self._in_flight[group] -= 1
             if not done:

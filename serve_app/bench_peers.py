@@ -24,12 +24,12 @@ import numpy as np
 import yaml
 
 from autoscale.report import Report, RequestRecord, Slo
-from autoscale.trace import TraceRequest, load_trace, scale_trace
+from autoscale.trace import TraceRequest
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from serve_app.bench import LoadGenerator
 from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
-from serve_app.quickstart import SAMPLE_TRACE
+from serve_app.quickstart import sample_trace
 
 CONFIG = Path("configs/cpu_tiny.yaml")
 STACKS = {
@@ -105,9 +105,7 @@ def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[st
                 records = asyncio.run(generator.keep_in_flight([_request(length)] * requests, concurrency))
                 cells[name + suffix] = Report.of(records).as_dict()
         for suffix, factor in (("", 1.0), ("_c8", 0.5)):
-            mix = scale_trace(
-                load_trace(SAMPLE_TRACE), time_factor=factor, length_factor=0.125, max_total_tokens=2048, limit=requests
-            )
+            mix = sample_trace(time_factor=factor, limit=requests)
             records = asyncio.run(generator.replay(mix))
             cells["mix" + suffix] = Report.of(records, [_slo(record, slos) for record in records]).as_dict()
     return cells

@@ -99,9 +99,7 @@ def quickstart(
     from serve_app import quickstart as demo
     from serve_app import sdk
 
-    trace = scale_trace(
-        load_trace(demo.SAMPLE_TRACE), time_factor=3.0, length_factor=0.125, max_total_tokens=2048, limit=requests
-    )
+    trace = demo.sample_trace(time_factor=3.0, limit=requests)
     with _start(sdk, load_serve_yaml(config)) as app:
         before = demo.scrape(app.url)
         report = demo.run_trace(app.url, app.config.model.id, trace, console)

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from autoscale.report import Report
-from autoscale.trace import TraceRequest
+from autoscale.trace import TraceRequest, load_trace, scale_trace
 from router.types import PathReason
 from serve_app.bench import LoadGenerator
 
@@ -28,6 +28,13 @@ _WHY = {
     PathReason.NOT_TRANSFERABLE: "cannot be handed over",
     PathReason.PREFILL_FAILED: "prefill failed",
 }
+
+
+def sample_trace(*, time_factor: float, limit: int) -> tuple[TraceRequest, ...]:
+    """The committed slice of the Azure conversation trace, with lengths that fit the tiny model."""
+    return scale_trace(
+        load_trace(SAMPLE_TRACE), time_factor=time_factor, length_factor=0.125, max_total_tokens=2048, limit=limit
+    )
 
 
 def run_trace(url: str, model: str, trace: Sequence[TraceRequest], console: Console) -> Report:

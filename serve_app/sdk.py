@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from deployments.engine_arguments import engine_complaint
@@ -293,9 +292,7 @@ class App:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -312,5 +309,5 @@ def _first_cause(messages: Sequence[str]) -> str:
     """One line out of Serve's tracebacks: the last exception of the first one, with what it says over several lines."""
     lines = messages[0].splitlines()
     raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    text = " ".join(" ".join(lines[raised[-1] if raised else 0 :]).split())
+    text = " ".join(lines[raised[-1] if raised else 0 :])
     return textwrap.shorten(text, _CAUSE_CHARS, placeholder=" ...") or "no message"
