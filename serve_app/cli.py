@@ -113,7 +113,9 @@ def quickstart(
 @cli.command()
 def status(address: Address = "auto") -> None:
     """Show the applications of a running cluster."""
-    _connect(address)
+    from serve_app.sdk import connect
+
+    connect(address)
     from ray import serve as ray_serve
 
     table = Table("application", "deployment", "state", "replicas")
@@ -126,7 +128,9 @@ def status(address: Address = "auto") -> None:
 @cli.command()
 def delete(name: Annotated[str, typer.Argument(help="The application's name.")], address: Address = "auto") -> None:
     """Delete an application from a running cluster."""
-    _connect(address)
+    from serve_app.sdk import connect
+
+    connect(address)
     from ray import serve as ray_serve
 
     if name not in ray_serve.status().applications:
@@ -184,15 +188,6 @@ def _progress(status: Any) -> str:
         ready, total = states.get("RUNNING", 0), sum(states.values())
         parts.append(f"{name} {ready}/{total}")
     return f"{status.state.lower()}: {', '.join(parts) or 'building the application'}"
-
-
-def _connect(address: str) -> None:
-    import ray
-
-    try:
-        ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())[:300]}") from None
 
 
 def _replace_model(document: dict[str, Any], source: str) -> None:

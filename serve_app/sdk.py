@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import signal
+import socket
 import textwrap
 import threading
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 _POLL_S = 0.5
+_CONNECT_TIMEOUT_S = 5.0
 _CAUSE_CHARS = 500
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
@@ -65,6 +67,12 @@ def deploy(
     """
     if address is None:
         driver_environment()
+    import ray
+
+    if ray.is_initialized():
+        raise DeployError(
+            "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
+        )
     document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
     config = single_app_config(document)
     # Serve's own default is every interface.
@@ -81,7 +89,7 @@ def deploy(
         cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
     app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
     try:
-        app._connect()
+        connect(app._address)
         if cluster is not None:
             app._check_placeable()
         app._submit()
@@ -92,6 +100,28 @@ def deploy(
             raise DeployError(f"application {app.name}: {_first_cause([str(error)])}") from error
         raise
     return app
+
+
+def connect(address: str) -> None:
+    """Connect this process to a Ray cluster.
+
+    Raises:
+        DeployError: there is none at ``address``.
+    """
+    import ray
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", address):
+            # Ray itself tries a port where nobody listens for over ten minutes.
+            socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_TIMEOUT_S).close()
+        ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="warning")
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise DeployError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())[:300]}") from None
+    if threading.current_thread() is threading.main_thread():
+        # Ray's own handler aborts with a stack dump.
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def check_engines(config: AppConfig) -> None:
@@ -151,23 +181,6 @@ class App:
         self._document = document
         self._cluster = cluster
         self._address = address
-
-    def _connect(self) -> None:
-        import ray
-
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        if ray.is_initialized():
-            raise DeployError(
-                "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
-            )
-        terminate = signal.getsignal(signal.SIGTERM)
-        try:
-            ray.init(address=self._address, namespace="serve", log_to_driver=False, logging_level="warning")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise DeployError(f"no Ray cluster at {self._address!r}: {' '.join(str(error).split())[:300]}") from None
-        if threading.current_thread() is threading.main_thread():
-            # Ray's own handler aborts with a stack dump.
-            signal.signal(signal.SIGTERM, terminate)
 
     def _check_placeable(self) -> None:
         """A cluster of this machine gets no other nodes, so what none of them offers would be waited for in vain."""
