@@ -80,8 +80,8 @@ class RoleConfig(_Config):
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="vLLM engine arguments of this role; they win over the application's."
     )
-    cores_per_engine: int = Field(
-        1, ge=1, description="On CPU: cores that this engine is bound to, the least claimed on its node."
+    cores_per_worker: int = Field(
+        1, ge=1, description="On CPU: cores that each engine worker is bound to, the least claimed on its node."
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the replicas and engines.")
     graceful_shutdown_timeout_s: float = Field(

@@ -33,9 +33,9 @@ class DecodeServer(EngineHost, PDDecodeServer):
         *,
         prefill_server: DeploymentHandle,
         router: RouterConfig,
-        cores_per_engine: int,
+        cores_per_worker: int,
     ) -> None:
-        self._prepare_host(llm_config, cores_per_engine)
+        self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)
         client = engine_client(self)

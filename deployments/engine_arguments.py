@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,15 +28,18 @@ def engine_complaint(model: ModelConfig, groups: Sequence[GroupConfig], engine_k
         for group in groups
         for key, pool in group.pools().items()
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.engine_arguments"],
-        input=json.dumps(questions, default=str),
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-        env={**os.environ, "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_PLUGINS": ""},
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "deployments.engine_arguments"],
+            input=json.dumps(questions, default=str),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={**os.environ, "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_PLUGINS": ""},
+        )
+    except subprocess.TimeoutExpired:
+        return f"vLLM said nothing about engine_kwargs for {_TIMEOUT_S:g} s: is this machine overloaded?"
     if done.returncode:
         return f"vLLM cannot be asked about engine_kwargs: {' '.join(done.stderr.split())[-300:]}"
     complaint: str | None = json.loads(done.stdout)
@@ -91,7 +95,7 @@ def _answer(questions: Sequence[Mapping[str, Any]]) -> str | None:
             field = "".join(f".{part}" for part in first["loc"][:1])
             return f"{question['where']}: engine_kwargs{field}: {first['msg'].removeprefix('Value error, ')}"[:400]
         except Exception as error:
-            return f"{question['where']}: {' '.join(str(error).split())[:400]}"
+            return f"{question['where']}: {textwrap.shorten(str(error), 400, placeholder=' ...')}"
     return None
 
 

@@ -23,7 +23,7 @@ class EngineHost:
     is a process of its own, so setting it here is safe.
     """
 
-    def _prepare_host(self, llm_config: LLMConfig, cores_per_engine: int) -> None:
+    def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         self.replica_id = context.replica_id.unique_id
@@ -34,7 +34,7 @@ class EngineHost:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._port_claim.port)
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             workers = llm_config.get_engine_config().num_devices
-            self._core_claim = CoreClaim(CLAIMS, count=cores_per_engine * workers, from_end=decode)
+            self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=decode)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._core_claim.cores, workers)
 
     async def metrics(self) -> list[Metric]:

@@ -38,7 +38,7 @@ def build_graph(
     for group in groups:
         for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             pool = group.role(role)
-            bind: dict[str, Any] = {"cores_per_engine": pool.cores_per_engine}
+            bind: dict[str, Any] = {"cores_per_worker": pool.cores_per_worker}
             if role is Role.DECODE:
                 bind |= {"prefill_server": prefills[group.name], "router": router}
             servers[group.name] = build_llm_deployment(

@@ -30,6 +30,9 @@ def llm_config(
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
+            # With one KV group per kind of attention, NIXL's failed pulls go unnoticed and the answer is garbage
+            # (vllm issue 52234). A model that cannot do without is refused by vLLM at start.
+            "disable_hybrid_kv_cache_manager": True,
             **kwargs,
             "tensor_parallel_size": pool.tensor_parallel_size,
             "pipeline_parallel_size": pool.pipeline_parallel_size,

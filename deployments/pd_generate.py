@@ -101,6 +101,7 @@ class PDGenerate:
         self._backlog = PrefillBacklog(time.monotonic)
         PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
+        self._is_prefill_failing = False
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -203,6 +204,9 @@ class PDGenerate:
                 async for answer in call:
                     result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
+            if self._is_prefill_failing:
+                self._is_prefill_failing = False
+                logger.warning("prefill answers again")
         except asyncio.CancelledError:
             # The client has gone. Prefill aborts; KV whose answer was on its way is freed when its lease ends.
             call.cancel()
@@ -211,12 +215,17 @@ class PDGenerate:
             raise
         except TimeoutError:
             call.cancel()
-            logger.warning("no prefill replica answered in %g s: prefilling here", self._config.prefill_timeout_s)
+            self._report_failure(request_id, f"no replica answered in {self._config.prefill_timeout_s:g} s")
         except Exception as error:
-            logger.warning("remote prefill of request %s failed, prefilling here: %s", request_id, error)
+            self._report_failure(request_id, error)
         finally:
             self._backlog.answered(len(ids), result)
         return result
+
+    def _report_failure(self, request_id: str, cause: Exception | str) -> None:
+        level = logging.DEBUG if self._is_prefill_failing else logging.WARNING
+        self._is_prefill_failing = True
+        logger.log(level, "prefill of request %s failed, so decode prefills: %s", request_id, cause)
 
     async def _release(self, request_id: str, unread: PrefillResult) -> None:
         """Free KV on prefill that the decode engine will not pull."""

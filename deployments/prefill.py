@@ -16,8 +16,8 @@ from kvtransfer.connector import prefill_request_params
 class PrefillServer(EngineHost, PDPrefillServer):
     """Ray Serve LLM's prefill server with a door for rendered prompts."""
 
-    async def __init__(self, llm_config: LLMConfig, *, cores_per_engine: int) -> None:  # type: ignore[misc]
-        self._prepare_host(llm_config, cores_per_engine)
+    async def __init__(self, llm_config: LLMConfig, *, cores_per_worker: int) -> None:  # type: ignore[misc]
+        self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
 

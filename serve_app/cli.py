@@ -1,4 +1,4 @@
-"""``tandem``: validate, render, deploy, serve, quickstart, status, delete, bench."""
+"""Serve large language models with prefill and decode on separate vLLM engines, on Ray Serve."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def main() -> None:
 @cli.command()
 def validate(config: ConfigPath) -> None:
     """Check a config without starting anything."""
-    from serve_app.sdk import check_engines, single_app_config
+    from serve_app.ray_schema import check_engines, single_app_config
 
     app = single_app_config(load_serve_yaml(config))
     with errors.status("asking vLLM about the engine arguments"):
@@ -63,8 +63,7 @@ def deploy(config: ConfigPath, address: Address = "auto") -> None:
     """Deploy onto a running Ray cluster and wait until it answers."""
     from serve_app import sdk
 
-    with console.status("deploying") as status:
-        app = sdk.deploy(config, address=address, on_status=lambda s: status.update(_progress(s)))
+    app = _deploy(sdk, config, address=address)
     console.print(f"{app.name} answers at {app.url}/v1")
 
 
@@ -82,7 +81,7 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: _interrupt(stop, got))
-    with _start(sdk, document) as app:
+    with _deploy(sdk, document) as app:
         console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
         console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
         while not stop.wait(1.0):
@@ -100,7 +99,7 @@ def quickstart(
     from serve_app import sdk
 
     trace = demo.sample_trace(time_factor=3.0, limit=requests)
-    with _start(sdk, load_serve_yaml(config)) as app:
+    with _deploy(sdk, load_serve_yaml(config)) as app:
         before = demo.scrape(app.url)
         report = demo.run_trace(app.url, app.config.model.id, trace, console)
         metrics = demo.scrape(app.url)
@@ -177,9 +176,12 @@ def bench(
         raise ConfigError(f"no request to {url} ended well: {report.errors}")
 
 
-def _start(sdk: Any, document: dict[str, Any]) -> Any:
-    with console.status("starting") as status:
-        return sdk.deploy(document, on_status=lambda s: status.update(_progress(s)))
+def _deploy(sdk: Any, source: Path | dict[str, Any], **options: Any) -> Any:
+    """Deploy with visible progress: a line that changes, or one line per change where there is no terminal."""
+    with console.status("") as line:
+        show = line.update if console.is_terminal else console.print
+        show("checking the config, this machine and the engine arguments")
+        return sdk.deploy(source, on_status=lambda status: show(_progress(status)), **options)
 
 
 def _progress(status: Any) -> str:

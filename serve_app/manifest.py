@@ -12,7 +12,7 @@ from autoscale.types import PoolKey
 from deployments.environment import serve_environment
 from kvtransfer.topology import Role
 from serve_app.config import AppConfig, IngressConfig
-from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
+from serve_app.validate import load_serve_yaml, parse_app_config, sole_application
 from serve_app.worker_groups import NodeShape, WorkerGroup, worker_groups
 
 RAY_VERSION = "2.60.0"  # pyproject.toml's pin; KubeRay wants it written down
@@ -50,7 +50,7 @@ def load_rayservice(path: Path, *, image: str, namespace: str, name: str) -> str
         ConfigError: the file, its application or a placement that no manifest can express.
     """
     serve_yaml = load_serve_yaml(path)
-    config = parse_app_config(_application(serve_yaml).get("args"))
+    config = parse_app_config(sole_application(serve_yaml).get("args"))
     return manifest_text(render_rayservice(serve_yaml, config, image=image, namespace=namespace, name=name))
 
 
@@ -89,15 +89,8 @@ def manifest_text(manifest: dict[str, Any]) -> str:
     return _HEADER + yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False, width=120)
 
 
-def _application(serve_yaml: dict[str, Any]) -> dict[str, Any]:
-    applications = serve_yaml.get("applications")
-    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
-        raise ConfigError("applications: a RayService is rendered for exactly one; give each its own file")
-    return applications[0]
-
-
 def _pod_serve_config(serve_yaml: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Any]:
-    application = _application(serve_yaml)
+    application = sole_application(serve_yaml)
     return {
         **serve_yaml,
         "proxy_location": "EveryNode",

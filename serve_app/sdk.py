@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deployments.engine_arguments import engine_complaint
 from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
-from serve_app.validate import ConfigError, load_serve_yaml, parse_app_config
+from serve_app.validate import ConfigError, load_serve_yaml
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -67,7 +66,9 @@ def deploy(
     """
     if address is None:
         driver_environment()
-    import ray
+    import ray  # not before the environment is set
+
+    from serve_app.ray_schema import check_engines, single_app_config
 
     if ray.is_initialized():
         raise DeployError(
@@ -118,49 +119,12 @@ def connect(address: str) -> None:
             socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_TIMEOUT_S).close()
         ray.init(address=address, namespace="serve", log_to_driver=False, logging_level="warning")
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        raise DeployError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())[:300]}") from None
+        raise DeployError(
+            f"no Ray cluster at {address!r}: {textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=' ...')}"
+        ) from None
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler aborts with a stack dump.
         signal.signal(signal.SIGTERM, terminate)
-
-
-def check_engines(config: AppConfig) -> None:
-    """Ask vLLM about every pool's engine arguments; takes some seconds.
-
-    Raises:
-        ConfigError: what vLLM has against them.
-    """
-    complaint = engine_complaint(config.model, config.groups, config.engine_kwargs)
-    if complaint is not None:
-        raise ConfigError(complaint)
-
-
-def single_app_config(document: Mapping[str, Any]) -> AppConfig:
-    """The checked ``args`` of the one application of a Serve YAML.
-
-    Raises:
-        ConfigError: no or several applications, another import path, or wrong args.
-    """
-    from ray.serve.schema import ServeDeploySchema  # ray: only where a document is really used
-
-    applications = document.get("applications")
-    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
-        raise ConfigError("applications: expected a list with exactly one application")
-    path = applications[0].get("import_path")
-    if path != "serve_app.app:build":
-        raise ConfigError(f"applications.0.import_path: expected serve_app.app:build, got {path!r}")
-    config = parse_app_config(applications[0].get("args"))
-    http = document.get("http_options")
-    if isinstance(http, dict) and http.get("request_timeout_s") is not None:
-        raise ConfigError(
-            "http_options.request_timeout_s: Serve would cut streams without a word; use the application's "
-            "ingress.request_timeout_s"
-        )
-    try:
-        ServeDeploySchema.model_validate(dict(document))
-    except ValueError as error:
-        raise ConfigError(f"not a Serve config: {' '.join(str(error).split())[:300]}") from None
-    return config
 
 
 class App:

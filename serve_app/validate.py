@@ -1,5 +1,7 @@
 """Reads configurations and says in one line what is wrong with them."""
 
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,22 @@ def load_serve_yaml(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(text)
     # PyYAML lets through what its constructors raise for a value such as 2024-13-45 or !!bool x, and deep nesting.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping with 'applications', got {type(data).__name__}")
     return data
+
+
+def sole_application(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The one application of a Serve YAML.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    applications = document.get("applications")
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError("applications: expected a list with exactly one application; give each its own file")
+    return applications[0]
 
 
 def _one_line(error: ValidationError) -> str:

@@ -133,8 +133,8 @@ def is_edge(name: str) -> bool:
     package, _, module = name.partition(".")
     if package == "deployments":
         return module not in ("", "vllm_plugin", *PURE_DEPLOYMENTS)
-    if package == "serve_app":
-        return module in ("app", "sdk", "cli") or module.startswith("bench")
+    if package == "serve_app" and (module in ("app", "sdk", "cli") or module.startswith("bench")):
+        return True
     return module == "probe" or module.rpartition(".")[2].startswith("ray_")
 
 

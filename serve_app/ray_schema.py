@@ -1,0 +1,66 @@
+"""Checks a whole Serve YAML: Serve's own fields, the one application's args, and its engine arguments."""
+
+import difflib
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+
+from deployments.engine_arguments import engine_complaint
+from serve_app.config import AppConfig
+from serve_app.validate import ConfigError, parse_app_config, sole_application
+
+_CAUSE_CHARS = 300
+
+
+def single_app_config(document: Mapping[str, Any]) -> AppConfig:
+    """The checked ``args`` of the one application of a Serve YAML.
+
+    Raises:
+        ConfigError: no or several applications, another import path, a field that Serve does not have, or wrong args.
+    """
+    application = sole_application(document)
+    path = application.get("import_path")
+    if path != "serve_app.app:build":
+        raise ConfigError(f"applications.0.import_path: expected serve_app.app:build, got {path!r}")
+    config = parse_app_config(application.get("args"))
+    http = document.get("http_options")
+    _check_names(document, ServeDeploySchema, "")
+    _check_names(application, ServeApplicationSchema, "applications.0.")
+    if isinstance(http, dict):
+        _check_names(http, HTTPOptionsSchema, "http_options.")
+        if http.get("request_timeout_s") is not None:
+            raise ConfigError(
+                "http_options.request_timeout_s: Serve would cut streams without a word; use the application's "
+                "ingress.request_timeout_s"
+            )
+    if document.get("proxy_location") == "Disabled":
+        raise ConfigError("proxy_location: Disabled leaves no endpoint; use HeadOnly or EveryNode")
+    try:
+        ServeDeploySchema.model_validate(dict(document))
+    except ValueError as error:
+        cause = textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=" ...")
+        raise ConfigError(f"not a Serve config: {cause}") from None
+    return config
+
+
+def check_engines(config: AppConfig) -> None:
+    """Ask vLLM about every pool's engine arguments; takes some seconds.
+
+    Raises:
+        ConfigError: what vLLM has against them.
+    """
+    complaint = engine_complaint(config.model, config.groups, config.engine_kwargs)
+    if complaint is not None:
+        raise ConfigError(complaint)
+
+
+def _check_names(given: Mapping[str, Any], schema: type[BaseModel], where: str) -> None:
+    """Serve ignores what it does not know; a misspelt http_options would then listen on every interface."""
+    for name in given:
+        if name not in schema.model_fields:
+            near = difflib.get_close_matches(str(name), schema.model_fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{where}{name}: Serve has no such field{hint}")
