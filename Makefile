@@ -28,7 +28,7 @@ check: setup ## Lint, types and the pure tests (no ray, no vllm)
 format: setup ## Format the code
 	@$(VENV)/ruff check --fix . ; $(VENV)/ruff format .
 
-bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 30 minutes)
+bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 25 minutes)
 	@$(VENV)/python -m serve_app.bench_peers
 
 clean: ## Remove .venv, built models and reports

@@ -2,7 +2,7 @@
 # Creates .venv with the pinned CPU stack, once; `make setup` runs it. Python 3.11 on Linux x86-64.
 set -euo pipefail
 cd "$(dirname "$0")"
-python=${PYTHON:-python3}
+python=${PYTHON:-$(command -v python3.11 || echo python3)}
 stamp=.venv/.installed-$(cat requirements/*.lock setup.sh pyproject.toml | sha256sum | cut -c1-16)
 [ -e "$stamp" ] && exit 0
 say() { printf '%s\n' "setup: $*" >&2; }

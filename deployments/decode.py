@@ -9,7 +9,9 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDDecodeServer
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine_failure import named_cause
@@ -39,6 +41,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         with named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)
         client = engine_client(self)
+        await _warm_up(client)
         client.generate = PDGenerate(
             client=client,
             prefill=prefill_server.options(method_name="prefill", stream=True),
@@ -77,11 +80,32 @@ class DecodeServer(EngineHost, PDDecodeServer):
         except (VLLMClientError, ValueError) as error:
             # Such as a grammar that does not compile.
             yield _refusal(400, str(error), getattr(error, "parameter", None), body)
+        except GracefulHTTPError as error:
+            # The engine's own limits, such as max_num_queued_reqs.
+            yield failure(error.http_status, error.message, "overloaded")
         except EngineDeadError:
-            yield failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
+            yield _engine_dead()
         except Exception:
             logger.exception("request %s failed", request_id)
             yield failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
+
+
+async def _warm_up(client: Any) -> None:
+    """Sample alone and in a batch, so that no user waits for what vLLM compiles on first use.
+
+    On CPU that is its sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request that is not
+    greedy.
+    """
+    for n in (1, 2):
+        sampling = SamplingParams(
+            n=n, temperature=1.0, logprobs=1, max_tokens=2, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async for _ in client.generate(tokens_input([0]), sampling, f"warm-up-{n}"):
+            pass
+
+
+def _engine_dead() -> Frame:
+    return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 
 def _refusal(status: int, message: str, param: str | None, body: dict[str, Any]) -> Frame:
@@ -95,6 +119,8 @@ def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
     if isinstance(chunk, str):
         if chunk.startswith('data: {"error"'):
             # vLLM reports a failure inside a stream as an event on HTTP 200.
+            if isinstance(trace.error, EngineDeadError):
+                return _engine_dead()
             error = json.loads(chunk[len("data: ") :])["error"]
             return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
         return Frame(chunk, trace.drain())

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 
-def cluster_environment(folder: Path, *, haproxy_ports: tuple[int, int]) -> dict[str, str]:
+def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
     """Variables for every Ray process of a local cluster whose files live in ``folder``.
 
-    ``haproxy_ports`` are those of HAProxy's own statistics and metrics pages, which cannot be switched off.
+    ``cache`` is a folder that outlives it. ``ports`` are free ones for HAProxy's own statistics and metrics pages (they
+    cannot be switched off) and the Python proxy that it falls back to: Serve's defaults are the same for every cluster.
 
     Read at import by Ray Serve, so they must be there before the processes are; on a cluster of your own put
     ``serve_environment`` into the container's or the service manager's environment (the rendered RayService does).
@@ -15,6 +16,8 @@ def cluster_environment(folder: Path, *, haproxy_ports: tuple[int, int]) -> dict
         **serve_environment(),
         # vLLM leaves sockets and rendezvous files in the temporary folder; here they go with the cluster.
         "TMPDIR": str(folder),
+        # What torch compiles is kept, or every start would compile vLLM's sampler again (11 s of a CPU core).
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "torchinductor"),
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -23,8 +26,11 @@ def cluster_environment(folder: Path, *, haproxy_ports: tuple[int, int]) -> dict
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(haproxy_ports[0]),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy_ports[1]),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[0]),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[1]),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
+        # KV between the engines of one machine: UCX would listen on every interface.
+        "UCX_NET_DEVICES": "lo",
     }
 
 
@@ -33,6 +39,9 @@ def serve_environment() -> dict[str, str]:
     return {
         # HAProxy in front of the ingress replicas instead of Serve's Python proxy.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # HAProxy overlooks that a client has left whose body has one to two of its buffers (16 KiB by default, and
+        # that is 3,000 token ids): the request would run to its end.
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
         # gRPC between deployments, routing and user code on one event loop: a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Of that gRPC: Ray's 4 MiB is less than a prompt of a million token ids.

@@ -59,9 +59,10 @@ def build_graph(
         )
         .bind(
             model_id=model.id,
-            max_model_len=engine_kwargs.get("max_model_len"),
+            max_model_len={**engine_kwargs, **groups[0].decode.engine_kwargs}.get("max_model_len"),
             groups=decodes,
             prefills=prefills,
+            decode_replicas={group.name: group.decode.replicas for group in groups},
             request_timeout_s=request_timeout_s,
         )
     )

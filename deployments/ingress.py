@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HEALTH_TIMEOUT_S = 5.0
-_METRICS_TIMEOUT_S = 10.0
+_METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _MAX_BODY_BYTES = 32 << 20
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 
@@ -142,12 +142,14 @@ class Ingress:
         max_model_len: int | None,
         groups: dict[str, DeploymentHandle],
         prefills: dict[str, DeploymentHandle],
+        decode_replicas: dict[str, int],
         request_timeout_s: float,
     ) -> None:
         self._model_id = model_id
         self._created_s = int(time.time())
         self._groups = {name: handle.options(method_name="respond", stream=True) for name, handle in groups.items()}
         self._engines = [*groups.values(), *prefills.values()]
+        self._decode_replicas = decode_replicas
         self._in_flight = dict.fromkeys(groups, 0)
         self._timeout_s = request_timeout_s
         self._max_model_len = max_model_len
@@ -169,9 +171,10 @@ class Ingress:
     @app.get("/metrics")
     async def metrics(self) -> Response:
         """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
-        pages = []
-        for handle in (self._own_handle, *self._engines):
-            pages.extend(await _broadcast(handle, "process_page" if handle is self._own_handle else "metrics"))
+        pools = await asyncio.gather(
+            _broadcast(self._own_handle, "process_page"), *(_broadcast(handle, "metrics") for handle in self._engines)
+        )
+        pages = [page for pool in pools for page in pool]
         return Response(await asyncio.to_thread(tandem_metrics.render, pages), media_type="text/plain; version=0.0.4")
 
     async def process_page(self) -> list[Any]:
@@ -244,10 +247,14 @@ class Ingress:
             return Response(text, status_code=first.status, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
 
+    def _load(self, group: str) -> tuple[float, float]:
+        """Requests in flight per decode replica; equals in random order."""
+        return self._in_flight[group] / self._decode_replicas[group], self._rng.random()
+
     async def _frames(
         self, endpoint: str, body: dict[str, Any], request_id: str, deadline_s: float
     ) -> AsyncGenerator[Frame, None]:
-        group = min(self._groups, key=lambda name: (self._in_flight[name], self._rng.random()))
+        group = min(self._groups, key=self._load)
         stream = self._groups[group].remote(endpoint, body, request_id)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False

@@ -16,24 +16,17 @@ class OpenAIError(Exception):
         code: OpenAI's machine-readable code, if it has one.
     """
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
-        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     def body(self) -> str:
         """The JSON body."""
-        return error_body(self.message, kind=self.kind, param=self.param, code=self.code)
-
-
-def error_body(message: str, *, kind: str, param: str | None, code: Any) -> str:
-    """``{"error": {...}}`` as the official client reads it."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return json.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
 
 
 # Fields that every other message mentions.

@@ -37,6 +37,7 @@ class RequestTrace:
     beam_search: bool = False
     generations: int = 0
     token_ids: list[int] = field(default_factory=list)
+    error: Exception | None = None
 
     def drain(self) -> tuple[int, ...]:
         """The output ids since the last call."""
@@ -97,11 +98,12 @@ class PDGenerate:
         self._stats = stats
         self._config = config
         self._max_model_len = client.model_config.max_model_len
-        self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.kv_blocks)
+        self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
         self._backlog = PrefillBacklog(time.monotonic)
         PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
         self._is_prefill_failing = False
+        self._remote_prefills = 0
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -127,6 +129,7 @@ class PDGenerate:
                 config=self._config.length,
             )
             path, reason = decision.path, decision.reason
+            logger.debug("request %s: %s", request_id, decision)
         handed_over: PrefillResult | None = None
         answered_s = 0.0
         if path is PrefillPath.REMOTE and ids is not None:
@@ -161,7 +164,8 @@ class PDGenerate:
                         output_ids.extend(output.outputs[0].token_ids)
                         trace.token_ids.extend(output.outputs[0].token_ids)
                     yield output
-        except Exception:
+        except Exception as error:
+            trace.error = error  # vLLM's streams only keep its message
             if first and handed_over is not None:
                 await self._release(request_id, handed_over)
             raise
@@ -180,11 +184,11 @@ class PDGenerate:
             )
 
     def _load(self) -> DecodeLoad:
-        counters = self._stats.counters
+        load = self._stats.load
         return DecodeLoad(
-            running_requests=counters.running_requests,
+            running_requests=load.running_requests,
             max_running_requests=self._stats.max_running_requests,
-            kv_usage_frac=counters.kv_usage_frac,
+            kv_usage_frac=load.kv_usage_frac,
             local_prefill_tokens=self._local_prefill_tokens,
         )
 
@@ -192,10 +196,13 @@ class PDGenerate:
         self, ids: list[int], prompt: Any, request_id: str, priority: int
     ) -> PrefillResult | None:
         """The prefill pool's answer, or ``None`` when it failed and decode has to prefill itself."""
+        if self._is_prefill_failing and self._remote_prefills:
+            return None  # one prompt at a time waits to see whether prefill is back
         request = PrefillRequest(
             request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
         )
         self._backlog.sent(len(ids))
+        self._remote_prefills += 1
         started_s = time.monotonic()
         result: PrefillResult | None = None
         call = self._prefill.remote(request)
@@ -219,6 +226,7 @@ class PDGenerate:
         except Exception as error:
             self._report_failure(request_id, error)
         finally:
+            self._remote_prefills -= 1
             self._backlog.answered(len(ids), result)
         return result
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 # Serve compacts replica ranks while the ports stay bound, and two applications on a node use the same bases, so a
 # port derived from a rank can be taken; vLLM then hangs instead of failing (its listener dies before it reports).
-_FIRST_PORT = 20000
+FIRST_PORT = 20000
 _LAST_PORT = 27999
 
 
@@ -32,7 +32,7 @@ class PortClaim:
             OSError: every port is taken, or ``host`` is no address of this machine.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        for port in range(_FIRST_PORT, _LAST_PORT + 1):
+        for port in range(FIRST_PORT, _LAST_PORT + 1):
             lock = try_lock(folder / f"port-{port}")
             if lock is None:
                 continue
@@ -42,7 +42,7 @@ class PortClaim:
                     undo.pop_all()
                     self.port, self._lock = port, lock
                     return
-        raise OSError(f"no free NIXL side-channel port on {host} in {_FIRST_PORT}..{_LAST_PORT}: end what holds them")
+        raise OSError(f"no free NIXL side-channel port on {host} in {FIRST_PORT}..{_LAST_PORT}: end what holds them")
 
 
 def _can_bind(host: str, port: int) -> bool:

@@ -13,8 +13,8 @@ class LengthConfig(BaseModel):
     local_max_tokens: int = Field(
         128,
         ge=0,
-        description="Prompts of at most this many uncached tokens are prefilled where they decode; 0 sends all to "
-        "prefill.",
+        description="Prompts of at most this many uncached tokens are prefilled where they decode; 0 and a "
+        "local_cap_tokens of 0 send all to prefill.",
     )
     local_cap_tokens: int = Field(
         512,

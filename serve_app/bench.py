@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,15 +16,17 @@ from autoscale.trace import TraceRequest
 _TIMEOUT_S = 300.0
 # Ids that every tokeniser with a few hundred entries has, and that are no special tokens.
 _TOKEN_RANGE = (300, 1000)
+# The last event of a stream with usage has no choices.
+_USAGE = re.compile(rb'"choices": ?\[\]')
 
 Progress = Callable[[int], None]
 
 
 class LoadGenerator:
-    """Streams completions with prompts of exactly the asked length (random token ids, so nothing is cached)."""
+    """Streams completions with prompts of exactly the asked length: random ids, so none repeats another's start."""
 
-    def __init__(self, base_url: str, model: str, *, seed: int = 0) -> None:
-        """``base_url`` without ``/v1``."""
+    def __init__(self, base_url: str, model: str, *, seed: int | None = 0) -> None:
+        """``base_url`` without ``/v1``; equal seeds give equal prompts, ``None`` gives new ones."""
         self._url = f"{base_url.rstrip('/')}/v1/completions"
         self._model = model
         self._rng = random.Random(seed)
@@ -69,7 +72,9 @@ class LoadGenerator:
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
+        output_tokens = request.output_tokens
         sent = time.perf_counter()
         first = last = None
         error = None
@@ -86,13 +91,15 @@ class LoadGenerator:
                         ended = True
                     elif event.startswith(b'{"error"'):
                         error = _stream_error(event)
+                    elif _USAGE.search(event):
+                        output_tokens = json.loads(event)["usage"]["completion_tokens"]
                     else:
                         last = time.perf_counter()
                         first = first or last
                 if error is None and not ended:
                     error = "stream ended without [DONE]"
         # Besides the connection: half an event (ValueError), a line without end (HttpProcessingError).
-        except (aiohttp.ClientError, TimeoutError, ValueError, HttpProcessingError) as failure:
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, HttpProcessingError) as failure:
             error = type(failure).__name__
         if progress is not None:
             progress(1)
@@ -101,7 +108,7 @@ class LoadGenerator:
             first_token_s=None if first is None else first - start,
             last_token_s=None if last is None else last - start,
             input_tokens=request.input_tokens,
-            output_tokens=request.output_tokens,
+            output_tokens=output_tokens,
             error=error,
         )
 

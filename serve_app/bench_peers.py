@@ -76,7 +76,7 @@ def main() -> None:
 def _measure_slos(requests: int) -> dict[str, list[float]]:
     """Plain vLLM's unloaded medians per prompt length: what the objectives are multiples of."""
     with _Stack("vllm") as url:
-        generator = LoadGenerator(url, "tiny", seed=7)
+        generator = _settled(url, seed=7)
         rows = []
         for length in _SLO_LENGTHS:
             load = [_request(length)] * max(10, requests // 3)
@@ -96,10 +96,7 @@ def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[st
     print(f"measuring {stack}", file=sys.stderr, flush=True)
     cells: dict[str, Any] = {}
     with _Stack(stack) as url:
-        time.sleep(_SETTLE_S)
-        generator = LoadGenerator(url, "tiny", seed=1)
-        for length in (SHORT_TOKENS, LONG_TOKENS):
-            asyncio.run(generator.keep_in_flight([_request(length)] * _WARM_REQUESTS, 2))
+        generator = _settled(url, seed=1)
         for name, length in (("short", SHORT_TOKENS), ("long", LONG_TOKENS)):
             for suffix, concurrency in (("", 1), ("_c8", 8)):
                 records = asyncio.run(generator.keep_in_flight([_request(length)] * requests, concurrency))
@@ -109,6 +106,15 @@ def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[st
             records = asyncio.run(generator.replay(mix))
             cells["mix" + suffix] = Report.of(records, [_slo(record, slos) for record in records]).as_dict()
     return cells
+
+
+def _settled(url: str, *, seed: int) -> LoadGenerator:
+    """A generator for a stack that has come to rest and is warm."""
+    time.sleep(_SETTLE_S)
+    generator = LoadGenerator(url, "tiny", seed=seed)
+    for length in (SHORT_TOKENS, LONG_TOKENS):
+        asyncio.run(generator.keep_in_flight([_request(length)] * _WARM_REQUESTS, 2))
+    return generator
 
 
 def _request(length: int) -> TraceRequest:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ def main() -> None:
     """Entry point: one line and exit code 1 for what a user can mend."""
     try:
         cli()
-    except (ConfigError, DeployError, ValueError) as error:
+    except (ConfigError, DeployError) as error:
         errors.print(f"tandem: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(1) from None
 
@@ -149,27 +150,32 @@ def bench(
     input_tokens: Annotated[int, typer.Option(min=1, help="Synthetic prompt length.")] = 128,
     output_tokens: Annotated[int, typer.Option(min=1, help="Synthetic output length.")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, help="Synthetic requests in flight.")] = 1,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the prompts; without it each run has new ones.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the report and every request's timeline here.")
+    ] = None,
 ) -> None:
     """Load any OpenAI endpoint and report."""
     import asyncio
 
     from serve_app.bench import LoadGenerator
 
-    generator = LoadGenerator(url, model)
+    generator = LoadGenerator(url, model, seed=seed)
     if trace is not None:
-        load = scale_trace(load_trace(trace), time_factor=time_factor, length_factor=length_factor, limit=requests)
+        try:
+            load = scale_trace(load_trace(trace), time_factor=time_factor, length_factor=length_factor, limit=requests)
+        except ValueError as error:
+            raise ConfigError(f"--trace: {error}") from None
         records = asyncio.run(generator.replay(load))
     else:
         one = TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
         records = asyncio.run(generator.keep_in_flight([one] * requests, concurrency))
     report = Report.of(records)
-    text = json.dumps(report.as_dict(), indent=1)
-    typer.echo(text)
+    typer.echo(json.dumps(report.as_dict(), indent=1))
     if json_out is not None:
         try:
             json_out.parent.mkdir(parents=True, exist_ok=True)
-            json_out.write_text(text + "\n")
+            json_out.write_text(json.dumps({**report.as_dict(), "requests": [asdict(r) for r in records]}) + "\n")
         except OSError as error:
             raise ConfigError(f"--json {json_out}: {error.strerror}: give a file that can be written") from None
     if not report.requests_ok:

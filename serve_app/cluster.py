@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from deployments.environment import cluster_environment, serve_environment
 from serve_app.guardian import guardian_plan
 
@@ -20,6 +22,7 @@ from serve_app.guardian import guardian_plan
 _NODE_IP = "127.0.0.2"
 # Ray puts UNIX sockets below a cluster's folder, and their paths may have 107 characters at most: not TMPDIR.
 CLUSTER_PARENT = "/tmp"  # noqa: S108
+_CACHE = Path("~/.cache/tandem").expanduser()
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
 
@@ -76,7 +79,7 @@ class LocalCluster:
         port = _free_port()
         self.address = f"{_NODE_IP}:{port}"
         self.environment = {
-            **cluster_environment(self.folder, haproxy_ports=(_free_port(), _free_port())),
+            **cluster_environment(self.folder, cache=_CACHE, ports=(_free_port(), _free_port(), _free_port())),
             **driver_environment(),
             **(environment or {}),
         }
@@ -143,6 +146,9 @@ class LocalCluster:
         try:
             self._guardian.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            # Its descendants first: nobody else knows them.
+            for process in psutil.Process(self._guardian.pid).children(recursive=True):
+                process.kill()
             self._guardian.kill()
         self._log.close()
 

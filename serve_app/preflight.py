@@ -3,6 +3,7 @@
 import ctypes.util
 import errno
 import json
+import logging
 import shutil
 import socket
 from pathlib import Path
@@ -10,14 +11,19 @@ from pathlib import Path
 import psutil
 
 from deployments.config import RoleConfig
-from deployments.ports import listener
+from deployments.ports import FIRST_PORT, listener
 from serve_app.cluster import CLUSTER_PARENT
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError
 
+logger = logging.getLogger(__name__)
+
+# Measured with the tiny model: an engine 2.6 GB without weights and KV, the Serve replica before it 0.8 GB.
 _ENGINE_BYTES = int(2.6e9)
 _REPLICA_BYTES = int(0.8e9)
-_DEFAULT_KV_BYTES = 4 << 30
+# Of the machine's memory, what vLLM's CPU engine takes for itself and its KV where no size is given
+# (vllm/config/cache.py:111, vllm/v1/worker/cpu_worker.py:74).
+_DEFAULT_SHARE_FRAC = 0.92
 _MIN_DISK_BYTES = 2 << 30
 
 
@@ -36,14 +42,16 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     free = shutil.disk_usage(CLUSTER_PARENT).free
     if free < _MIN_DISK_BYTES:
         raise ConfigError(f"{CLUSTER_PARENT} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some")
-    need = sum(_pool_bytes(pool, config, folder) for pool in on_cpu)
-    available = psutil.virtual_memory().available
-    if need > available:
+    memory = psutil.virtual_memory()
+    need = sum(_pool_bytes(pool, config, folder, memory.total) for pool in on_cpu)
+    if need > memory.available:
         engines = sum(pool.replicas for pool in on_cpu)
         raise ConfigError(
-            f"{engines} engines need about {_gb(need)} of memory (weights + KV + 3.4 GB each) and {_gb(available)} is "
-            "available: use fewer replicas or a smaller kv_cache_memory_bytes"
+            f"{engines} engines need about {_gb(need)} of memory (weights + KV + 3.4 GB each) and "
+            f"{_gb(memory.available)} is available: use fewer replicas or a smaller kv_cache_memory_bytes, without "
+            f"which each engine takes {_DEFAULT_SHARE_FRAC:.0%} of the machine"
         )
+    _tell_held_ports(sum(pool.replicas for group in config.groups for pool in group.pools().values()))
 
 
 def _check_model(folder: Path | None) -> None:
@@ -85,6 +93,16 @@ def _check_port(host: str, port: int) -> None:
             raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}; {_remedy(error, port)}") from None
 
 
+def _tell_held_ports(engines: int) -> None:
+    """Engines take the next free port, so what holds one is no error; but it may be an engine that was left behind."""
+    for port in range(FIRST_PORT, FIRST_PORT + engines):
+        holder = listener(port)
+        if holder is not None:
+            logger.warning(
+                "NIXL port %d is held by %s: the engines take others; end it if it is a leftover", port, holder
+            )
+
+
 def _remedy(error: OSError, port: int) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return "use an http_options.host of this machine, such as 127.0.0.1"
@@ -94,12 +112,17 @@ def _remedy(error: OSError, port: int) -> str:
     return f"{holder} listens on it: end it, or choose another http_options.port"
 
 
-def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None) -> int:
+def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None, machine_bytes: int) -> int:
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-    kv = pool.engine_kwargs.get("kv_cache_memory_bytes", config.engine_kwargs.get("kv_cache_memory_bytes"))
+    kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
+    kv = kwargs.get("kv_cache_memory_bytes")
     if kv is not None and not isinstance(kv, int):  # YAML reads 1e9 as text
         raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
-    return pool.replicas * (weights + (kv or _DEFAULT_KV_BYTES) + _ENGINE_BYTES + _REPLICA_BYTES)
+    if kv is not None:
+        return pool.replicas * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
+    share = kwargs.get("gpu_memory_utilization")
+    taken = machine_bytes * (share if isinstance(share, float) else _DEFAULT_SHARE_FRAC)
+    return pool.replicas * (int(taken) + _REPLICA_BYTES)
 
 
 def _gb(count: int) -> str:

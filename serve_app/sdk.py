@@ -152,7 +152,12 @@ class App:
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
         for key, pool in ((key, pool) for group in self.config.groups for key, pool in group.pools().items()):
-            gpu, labels = pool.placement.accelerator_type, pool.placement.node_labels
+            gpu = pool.placement.accelerator_type
+            labels = {
+                name: value
+                for name, value in pool.placement.node_labels.items()
+                if "!" not in value and "(" not in value
+            }
             if gpu is not None and not any(f"accelerator_type:{gpu}" in node["Resources"] for node in nodes):
                 raise DeployError(
                     f"groups.{key.group}.{key.role}: this machine has no GPU of type {gpu}; deploy onto a Ray cluster "
@@ -160,7 +165,7 @@ class App:
                 )
             if labels and not any(labels.items() <= node["Labels"].items() for node in nodes):
                 raise DeployError(
-                    f"groups.{key.group}.{key.role}: no node here has the labels {dict(labels)}; deploy onto a Ray "
+                    f"groups.{key.group}.{key.role}: no node here has the labels {labels}; deploy onto a Ray "
                     "cluster that has with `tandem deploy`, or leave node_labels out"
                 )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.openai_errors import OpenAIError, error_body, field_at_fault
+from deployments.openai_errors import OpenAIError, field_at_fault
 
 
 def test_body_has_the_four_fields_that_the_client_reads() -> None:
@@ -38,19 +38,13 @@ def test_fields_not_given_are_null_and_not_absent() -> None:
 )
 def test_status_decides_whose_fault_it_is(status: int, kind: str) -> None:
     error = OpenAIError(status, "words")
-    assert (error.status, error.kind) == (status, kind)
+    assert error.status == status
     assert json.loads(error.body())["error"]["type"] == kind
-
-
-def test_kind_given_is_kept() -> None:
-    assert (
-        json.loads(OpenAIError(429, "slow down", kind="rate_limit_error").body())["error"]["type"] == "rate_limit_error"
-    )
 
 
 def test_message_survives_quotes_and_line_breaks() -> None:
     message = 'a "quoted"\nline \u2028 end'
-    body = error_body(message, kind="server_error", param=None, code=None)
+    body = OpenAIError(500, message).body()
     assert "\n" not in body
     assert json.loads(body)["error"]["message"] == message
     assert str(OpenAIError(500, message)) == message

@@ -47,7 +47,7 @@ def test_a_port_that_something_else_holds_is_skipped(tmp_path: Path) -> None:
 
 
 def test_no_free_port_says_where_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.ports._FIRST_PORT", 27998)
+    monkeypatch.setattr("deployments.ports.FIRST_PORT", 27998)
     with (
         bound(27998),
         bound(27999),

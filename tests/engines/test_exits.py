@@ -1,9 +1,13 @@
 """No exit leaves anything behind."""
 
+import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,49 @@ def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number:
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert [process.cmdline() for process in alive] == []
+
+
+def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: Any, tmp_path: Path) -> None:
+    """Serve's own command, which has no guardian."""
+    document = make_document()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    log = (tmp_path / "serve.log").open("w+")
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: Ray puts sockets below it
+        serve = subprocess.Popen(
+            [Path(sys.executable).with_name("serve"), "run", str(config)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "RAY_TMPDIR": folder, "RAY_ENABLE_AUTO_CONNECT": "0"},
+        )
+        started: list[psutil.Process] = []
+        try:
+            deadline = time.monotonic() + 240
+            while not answers(document["http_options"]["port"]):
+                assert serve.poll() is None, (tmp_path / "serve.log").read_text()[-2000:]
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            started = descendants(psutil.Process(serve.pid))
+            assert "EngineCore" in " ".join(" ".join(process.cmdline()) for process in started)
+        finally:
+            serve.kill()
+            # Ray's two agents first wait 60 s for their cluster.
+            _, alive = psutil.wait_procs(started, timeout=120)
+            for process in alive:
+                process.kill()
+        assert alive == []
+
+
+def answers(port: int) -> bool:
+    body = json.dumps({"model": "tiny", "prompt": "You may", "max_tokens": 1}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def test_a_busy_port_is_named_before_anything_starts(make_document: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def _two_groups(cluster: LocalCluster, http_port: int, make_document: Any) -> It
     document["http_options"]["port"] = http_port
     args = document["applications"][0]["args"]
     args["groups"] = [{**args["groups"][0], "name": name} for name in ("g0", "g1")]
+    args["engine_kwargs"]["max_num_queued_reqs"] = 8
     args["kv_transfer"] = {"lease_s": LEASE_S}
     args["router"] = {"prefill_timeout_s": TIMEOUT_S / 2}
     args["ingress"]["request_timeout_s"] = TIMEOUT_S
@@ -69,9 +71,27 @@ async def complete(app: Any, **fields: Any) -> tuple[int, str]:
         return response.status, await response.text()
 
 
+def kill(app: Any, role: str, victim: str) -> None:
+    """Kill the replicas of a role in every group, or their engines."""
+    replicas = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith(f"ray::ServeReplica:{app.name}:{role}")
+    ]
+    assert replicas
+    for replica in replicas:
+        for process in replica.children(recursive=True) if victim == "engine" else [replica]:
+            process.kill()
+
+
 async def test_requests_spread_over_the_groups(two_groups: Any) -> None:
+    # Sampled: an engine that compiles its sampler only now takes longer than TIMEOUT_S.
     answers = await asyncio.gather(
-        *(complete(two_groups, prompt=prompt_ids(length, seed=seed)) for seed in range(8) for length in (20, 300))
+        *(
+            complete(two_groups, prompt=prompt_ids(length, seed=seed), temperature=1.0)
+            for seed in range(8)
+            for length in (20, 300)
+        )
     )
     assert {status for status, _ in answers} == {200}
     served = {
@@ -110,18 +130,40 @@ async def test_kv_that_nobody_reads_is_freed_after_its_lease(two_groups: Any) ->
 @pytest.mark.parametrize("victim", ["engine", "replica"])
 async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies(two_groups: Any, victim: str) -> None:
     before = total(two_groups, "tandem_prefill_path_total", reason="prefill_failed")
-    replicas = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith(f"ray::ServeReplica:{two_groups.name}:prefill")
-    ]
-    assert replicas
-    for replica in replicas:
-        for process in replica.children(recursive=True) if victim == "engine" else [replica]:
-            process.kill()
+    kill(two_groups, "prefill", victim)
     status, _ = await complete(two_groups, prompt=prompt_ids(400, seed=50 if victim == "engine" else 51))
     assert status == 200
     assert total(two_groups, "tandem_prefill_path_total", reason="prefill_failed") == before + 1
+
+
+async def test_what_an_engine_does_not_admit_is_a_503(two_groups: Any) -> None:
+    answers = await asyncio.gather(
+        *(complete(two_groups, prompt=prompt_ids(20, seed=seed), stream=bool(seed % 2)) for seed in range(200))
+    )
+    assert {status for status, _ in answers} == {200, 503}
+    assert all("busy" in body for status, body in answers if status == 503)
+
+
+@pytest.mark.parametrize(("victim", "said"), [("engine", "engine has died"), ("replica", "replica was lost")])
+async def test_a_stream_whose_decode_dies_ends_with_an_error_and_decode_comes_back(
+    two_groups: Any, victim: str, said: str
+) -> None:
+    body = {"model": "tiny", "prompt": prompt_ids(20, seed=60), "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{two_groups.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        await response.content.readline()
+        kill(two_groups, "decode", victim)
+        *_, error, done, _ = (await response.text()).split("\n\n")
+    assert said in error
+    assert "server_error" in error
+    assert done == "data: [DONE]"
+    deadline = time.monotonic() + 120.0
+    while (await complete(two_groups, prompt=prompt_ids(20, seed=61)))[0] != 200:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(1.0)
 
 
 def test_the_command_line_shows_and_deletes_what_runs(two_groups: Any, cluster: LocalCluster) -> None:

@@ -1,5 +1,6 @@
 """The serving path on real Ray Serve, vLLM and NIXL."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -79,8 +80,10 @@ def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
         assert_clear_choice([top.logprob for top in token.top_logprobs])
     assert paths(app)["remote"] == before["remote"] + 1
     local = client.chat.completions.create(**common, extra_body={"cache_salt": "b", "prompt_logprobs": 1})
+    assert paths(app)["local"] == before["local"] + 1
     parts = client.chat.completions.create(**common, stream=True, extra_body={"cache_salt": "c"})
     streamed = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert paths(app)["remote"] == before["remote"] + 2
     assert remote.choices[0].message.content == local.choices[0].message.content == streamed
     assert remote.usage.prompt_tokens > 128
     assert remote.usage.completion_tokens == 24
@@ -360,6 +363,28 @@ async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> No
     held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     await eventually(lambda: not total(app, *held), within_s=30.0)
     assert total(app, "vllm:generation_tokens_total", role="decode") < before + body["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "leaves_after_s"),
+    [(20, 400, 0.5), (4000, 90, 0.2)],
+    ids=["while decoding", "while prefill computes"],
+)
+async def test_a_client_that_leaves_before_the_first_byte_frees_its_work(
+    app: Any, length: int, max_tokens: int, leaves_after_s: float
+) -> None:
+    body = {"model": "tiny", "prompt": prompt_ids(length, seed=32), "max_tokens": max_tokens, "ignore_eos": True}
+    generated = total(app, "vllm:generation_tokens_total", role="decode")
+    prefilled = total(app, "tandem_remote_prefill_seconds_count")
+    timeout = aiohttp.ClientTimeout(total=leaves_after_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        with pytest.raises(TimeoutError):
+            await session.post(f"{app.url}/v1/completions", json=body)
+    held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    await eventually(lambda: not total(app, *held))
+    await asyncio.sleep(2.0)  # longer than what is left to do would take
+    assert total(app, "vllm:generation_tokens_total", role="decode") < generated + max_tokens
+    assert total(app, "tandem_remote_prefill_seconds_count") == prefilled
 
 
 def test_every_answer_is_counted_by_endpoint_and_code(app: Any) -> None:

@@ -48,7 +48,28 @@ def test_request_asks_for_exactly_this_many_greedy_streamed_tokens(make_endpoint
     replay(endpoint.url + "/", one(output_tokens=3))
     (body,) = endpoint.bodies
     assert len(body.pop("prompt")) == 4
-    assert body == {"model": "m", "max_tokens": 3, "temperature": 0.0, "ignore_eos": True, "stream": True}
+    assert body == {
+        "model": "m",
+        "max_tokens": 3,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_output_tokens_are_those_that_the_endpoint_counted(make_endpoint: MakeEndpoint, space: bytes) -> None:
+    usage = b'data: {"choices":%b[],"usage":{"completion_tokens":2}}\n\n' % space
+    (record,) = replay(make_endpoint(raw(TOKEN, TOKEN, usage, DONE)).url, one(output_tokens=3))
+    assert (record.output_tokens, record.error) == (2, None)
+
+
+@pytest.mark.parametrize("usage", [b"null", b"{}", b"3"])
+def test_a_usage_that_says_nothing_is_an_error_of_its_request(make_endpoint: MakeEndpoint, usage: bytes) -> None:
+    event = b'data: {"choices":[],"usage":%b}\n\n' % usage
+    (record,) = replay(make_endpoint(raw(TOKEN, event, DONE)).url, one())
+    assert record.error in ("TypeError", "KeyError")
 
 
 def test_prompt_has_exactly_the_asked_length_in_ids_of_any_tokenizer(make_endpoint: MakeEndpoint) -> None:

@@ -78,7 +78,11 @@ def test_bench_reports_on_synthetic_load(run: Run, make_endpoint: MakeEndpoint, 
     code, out, err = run("bench", "--url", endpoint.url, "--model", "m", *load, "--json", path)
     assert (code, err) == (0, "")
     report = json.loads(out)
-    assert json.loads(path.read_text()) == report
+    written = json.loads(path.read_text())
+    timelines = written.pop("requests")
+    assert written == report
+    assert [(one["input_tokens"], one["output_tokens"], one["error"]) for one in timelines] == [(17, 3, None)] * 5
+    assert all(one["sent_s"] <= one["first_token_s"] <= one["last_token_s"] for one in timelines)
     assert (report["requests_ok"], report["requests_failed"], report["errors"]) == (5, 0, {})
     assert set(report["ttft_s"]) == {"p50", "p90", "p99"}
     assert report["output_tokens_per_s"] == pytest.approx(5 * 3 / report["duration_s"])
@@ -118,7 +122,9 @@ def test_report_that_cannot_be_written_is_printed_before_the_line_that_says_so(
 
 
 def test_trace_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None:
-    assert mistake(run, "bench", "--trace", tmp_path / "none.csv").startswith(f"{tmp_path}/none.csv: cannot be read")
+    assert mistake(run, "bench", "--trace", tmp_path / "none.csv").startswith(
+        f"--trace: {tmp_path}/none.csv: cannot be read"
+    )
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -60,6 +60,7 @@ class Machine:
     libraries: tuple[str, ...] = ("numa",)
     disk_bytes: dict[str, int] | None = None  # free, by folder
     memory_bytes: int = 10**18
+    total_bytes: int = 20 * 10**9
 
     def disk_usage(self, folder: str) -> SimpleNamespace:
         return SimpleNamespace(free=10**18 if self.disk_bytes is None else self.disk_bytes[folder])
@@ -68,7 +69,7 @@ class Machine:
         return f"lib{name}.so.1" if name in self.libraries else None
 
     def virtual_memory(self) -> SimpleNamespace:
-        return SimpleNamespace(available=self.memory_bytes)
+        return SimpleNamespace(available=self.memory_bytes, total=self.total_bytes)
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +232,7 @@ def test_too_little_memory_is_told_with_what_there_is(
     machine.memory_bytes -= 1
     assert complaint(config, free_port) == (
         "3 engines need about 13.2 GB of memory (weights + KV + 3.4 GB each) and 13.2 GB is available: "
-        "use fewer replicas or a smaller kv_cache_memory_bytes"
+        "use fewer replicas or a smaller kv_cache_memory_bytes, without which each engine takes 92% of the machine"
     )
 
 
@@ -254,7 +255,7 @@ def test_role_has_its_own_kv_before_the_applications_and_gpus_need_no_memory(
         assert memory_need(config, free_port) == need
 
 
-def test_every_engine_has_weights_and_kv_has_a_default(
+def test_every_engine_has_weights_and_without_a_size_of_kv_takes_its_share(
     make_config: MakeConfig, free_port: int, tmp_path: Path, machine: Machine
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -262,9 +263,28 @@ def test_every_engine_has_weights_and_kv_has_a_default(
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, 10**9)  # a hole, and no bytes on disk
     machine.memory_bytes = 0
-    # 3 x (2 x 10^9 + 4 GiB + 3.4e9)
-    config = make_config(str(tmp_path), groups=[CPU], engine_kwargs={})
-    assert memory_need(config, free_port) == "3 engines need about 29.1 GB"
+    # 3 x (2 x 10^9 + 10^9 + 3.4e9), then of 20 GB 3 x (0.92 x 20 + 0.8) and 3 x (0.1 x 20 + 0.8).
+    for kwargs, need in (
+        ({"kv_cache_memory_bytes": 10**9}, "19.2"),
+        ({}, "57.6"),
+        ({"gpu_memory_utilization": 0.1}, "8.4"),
+    ):
+        config = make_config(str(tmp_path), groups=[CPU], engine_kwargs=kwargs)
+        assert memory_need(config, free_port) == f"3 engines need about {need} GB"
+
+
+def test_a_held_nixl_port_is_told_and_no_error(
+    make_config: MakeConfig,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    listener: tuple[int, int],
+) -> None:
+    pid, port = listener
+    monkeypatch.setattr("serve_app.preflight.FIRST_PORT", port)
+    check_machine(make_config(groups=[CPU]), host=HOST, port=free_port)
+    (record,) = caplog.records
+    assert f"NIXL port {port} is held by process {pid}" in record.getMessage()
 
 
 @pytest.mark.parametrize("value", ["1e9", "4GiB", 1.5, [1]])

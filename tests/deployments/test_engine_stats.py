@@ -1,0 +1,41 @@
+"""What a replica knows of the engine in its process."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+def make_logger(**cache: Any) -> Any:
+    from deployments.engine_stats import EngineStatsLogger
+
+    config = {"block_size": 32, "num_gpu_blocks": 100, "enable_prefix_caching": True, **cache}
+    return EngineStatsLogger(
+        SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=SimpleNamespace(**config))
+    )
+
+
+def test_nothing_is_known_before_the_first_step_and_then_the_last_one() -> None:
+    stats = make_logger()
+    assert (stats.load.running_requests, stats.load.kv_usage_frac) == (None, None)
+    for running, usage in ((3, 0.25), (0, 0.0)):
+        stats.record(SimpleNamespace(num_running_reqs=running, kv_cache_usage=usage), None)
+        stats.record(None, SimpleNamespace())  # a step may have either
+        assert (stats.load.running_requests, stats.load.kv_usage_frac) == (running, usage)
+
+
+def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:
+    assert make_logger().prefix_cache_blocks == 100
+    assert make_logger(enable_prefix_caching=False).prefix_cache_blocks == 0
+    assert make_logger(num_gpu_blocks=None).prefix_cache_blocks == 0
+
+
+def test_the_server_finds_the_logger_of_its_process() -> None:
+    from deployments.engine_stats import engine_stats
+
+    stats = make_logger()
+    assert engine_stats() is stats
+    with pytest.raises(RuntimeError, match="pip install -e"):
+        engine_stats(engine_index=9)

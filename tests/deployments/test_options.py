@@ -1,0 +1,57 @@
+"""What Ray Serve LLM is told about a pool."""
+
+from typing import Any
+
+import pytest
+
+from deployments.config import ModelConfig, RoleConfig
+from kvtransfer.connector import ConnectorConfig
+from kvtransfer.topology import Role
+from router.config import RouterConfig
+
+pytestmark = pytest.mark.vllm
+
+
+def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
+    from deployments.options import llm_config
+
+    return llm_config(
+        Role.DECODE,
+        pool,
+        model=ModelConfig(id="m", source="org/m"),
+        engine_kwargs=engine_kwargs,
+        kv_transfer=ConnectorConfig(),
+        router=RouterConfig(),
+    )
+
+
+def test_each_engine_worker_has_a_bundle_and_each_bundle_its_labels() -> None:
+    from deployments.options import serve_options
+
+    labels = {"tandem.io/s1": "a"}
+    pool = RoleConfig.model_validate(
+        {
+            "tensor_parallel_size": 2,
+            "placement": {"accelerator_type": "H100", "cpus_per_worker": 3, "strategy": "PACK", "node_labels": labels},
+        }
+    )
+    placement = configured(pool).placement_group_config
+    assert placement == {"bundles": [{"CPU": 3.0, "GPU": 1}] * 2, "strategy": "PACK"}
+    assert serve_options(pool) == {"placement_group_bundle_label_selector": [labels, labels]}
+
+
+def test_a_role_engine_argument_wins_over_the_application_one() -> None:
+    pool = RoleConfig(engine_kwargs={"max_num_seqs": 4})
+    kwargs = configured(pool, max_num_seqs=8, max_model_len=512).engine_kwargs
+    assert (kwargs["max_num_seqs"], kwargs["max_model_len"]) == (4, 512)
+
+
+def test_kv_is_one_group_unless_the_user_splits_it() -> None:
+    assert configured(RoleConfig()).engine_kwargs["disable_hybrid_kv_cache_manager"] is True
+    split = configured(RoleConfig(), disable_hybrid_kv_cache_manager=False).engine_kwargs
+    assert split["disable_hybrid_kv_cache_manager"] is False
+
+
+def test_an_unknown_engine_argument_names_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match="'max_model_length'; did you mean 'max_model_len'"):
+        configured(RoleConfig(), max_model_length=512)

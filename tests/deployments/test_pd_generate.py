@@ -1,0 +1,142 @@
+"""What decode believes of prefill, and what it does while prefill fails; vLLM's client and Serve's handle are fakes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+SHORT, LONG = list(range(300, 320)), list(range(300, 900))
+
+
+class Prefill:
+    """A prefill pool that answers once it is told to; ``calls`` are those that wait."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[Any]] = []
+
+    def remote(self, request: Any) -> AsyncIterator[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        self.calls.append(answer)
+
+        async def stream() -> AsyncIterator[Any]:
+            yield await answer
+
+        return stream()
+
+
+class Client:
+    """An engine that says one token to everything, and keeps what it was asked."""
+
+    model_config = SimpleNamespace(max_model_len=4096)
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
+        yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7])])
+
+
+@pytest.fixture(name="prefill")
+def _prefill() -> Prefill:
+    return Prefill()
+
+
+@pytest.fixture(name="client")
+def _client() -> Client:
+    return Client()
+
+
+def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000) -> Any:
+    from deployments.engine_stats import EngineLoad
+    from deployments.pd_generate import PDGenerate
+    from router.config import RouterConfig
+
+    stats = SimpleNamespace(
+        block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
+    )
+    return PDGenerate(client=client, prefill=prefill, stats=stats, config=RouterConfig())
+
+
+async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:
+    from vllm.sampling_params import SamplingParams
+
+    async for _ in generate({"type": "token", "prompt_token_ids": ids}, SamplingParams(), request_id):
+        pass
+
+
+async def sent(prefill: Prefill, calls: int) -> None:
+    while len(prefill.calls) < calls:
+        await asyncio.sleep(0)
+
+
+def answered(backlog_tokens: int = 0) -> Any:
+    from deployments.handoff import PrefillResult
+
+    return PrefillResult(kv_transfer_params={"from": "p"}, replica_id="p", backlog_tokens=backlog_tokens)
+
+
+async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    long = asyncio.create_task(run(generate, LONG, "long"))
+    await sent(prefill, 1)
+    await run(generate, SHORT, "short")
+    assert client.asked == [("short", None)]
+    prefill.calls[0].set_result(answered())
+    await long
+    assert client.asked[1:] == [("long", {"from": "p"})]
+
+
+async def test_while_prefill_fails_one_prompt_at_a_time_tries_it(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    first = asyncio.create_task(run(generate, LONG, "first"))
+    await sent(prefill, 1)
+    prefill.calls[0].set_exception(RuntimeError("gone"))
+    await first
+    probe = asyncio.create_task(run(generate, [1, *LONG], "probe"))
+    await sent(prefill, 2)
+    await run(generate, [2, *LONG], "beside")
+    assert len(prefill.calls) == 2
+    prefill.calls[1].set_result(answered())
+    await probe
+    assert client.asked == [("first", None), ("beside", None), ("probe", {"from": "p"})]
+    again = [asyncio.create_task(run(generate, [n, *LONG])) for n in (3, 4)]
+    await sent(prefill, 4)
+    for call in prefill.calls[2:]:
+        call.set_result(answered())
+    await asyncio.gather(*again)
+
+
+async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client: Client, prefill: Prefill) -> None:
+    for blocks, remote in ((1000, 1), (0, 2)):
+        prefill.calls.clear()
+        generate = decode(client, prefill, prefix_cache_blocks=blocks)
+        for _ in range(2):
+            task = asyncio.create_task(run(generate, LONG))
+            await asyncio.sleep(0.01)
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_result(answered())
+            await task
+        assert len(prefill.calls) == remote
+
+
+async def test_backlog_is_own_prompts_per_replica_or_a_fresh_longer_report() -> None:
+    from deployments.pd_generate import PrefillBacklog
+
+    now = [0.0]
+    backlog = PrefillBacklog(lambda: now[0])
+    assert backlog.tokens() == 0
+    for tokens in (100, 300):
+        backlog.sent(tokens)
+    assert backlog.tokens() == 400
+    backlog.answered(100, answered(backlog_tokens=5000))
+    assert backlog.tokens() == 5000
+    now[0] = 1.5  # the report is stale, and the replica is still one that was seen
+    assert backlog.tokens() == 300
+    backlog.answered(300, None)
+    assert backlog.tokens() == 0
