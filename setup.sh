@@ -2,14 +2,16 @@
 # Creates .venv with the pinned CPU stack, once; `make setup` runs it. Python 3.11 on Linux x86-64.
 set -euo pipefail
 cd "$(dirname "$0")"
-python=${PYTHON:-$(command -v python3.11 || echo python3)}
 stamp=.venv/.installed-$(cat requirements/*.lock setup.sh pyproject.toml | sha256sum | cut -c1-16)
 [ -e "$stamp" ] && exit 0
 say() { printf '%s\n' "setup: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
-  fail "needs Python 3.11, $("$python" --version 2>&1) is $python: set PYTHON to one"
+python=
+for candidate in ${PYTHON:-python3.11 python3}; do
+  "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && python=$candidate && break
+done
+[ -n "$python" ] || fail "needs Python 3.11, and ${PYTHON:-neither python3.11 nor python3} is none: set PYTHON to one"
 free_kb=$(df -Pk . | awk 'NR == 2 {print $4}')
 [ "$free_kb" -gt 5000000 ] || fail "needs 5 GB of disk here, $((free_kb / 1000000)) GB is free: make room"
 "$python" -c 'import ctypes.util, sys; sys.exit(ctypes.util.find_library("numa") is None)' ||

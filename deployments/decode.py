@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -40,8 +40,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)
-        client = engine_client(self)
-        await _warm_up(client)
+            client = engine_client(self)
+            await _warm_up(client)
         client.generate = PDGenerate(
             client=client,
             prefill=prefill_server.options(method_name="prefill", stream=True),
@@ -80,11 +80,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
         except (VLLMClientError, ValueError) as error:
             # Such as a grammar that does not compile.
             yield _refusal(400, str(error), getattr(error, "parameter", None), body)
-        except GracefulHTTPError as error:
-            # The engine's own limits, such as max_num_queued_reqs.
-            yield failure(error.http_status, error.message, "overloaded")
-        except EngineDeadError:
-            yield _engine_dead()
+        except (GracefulHTTPError, EngineDeadError) as error:
+            yield _engine_failure(error)
         except Exception:
             logger.exception("request %s failed", request_id)
             yield failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
@@ -100,11 +97,15 @@ async def _warm_up(client: Any) -> None:
         sampling = SamplingParams(
             n=n, temperature=1.0, logprobs=1, max_tokens=2, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        async for _ in client.generate(tokens_input([0]), sampling, f"warm-up-{n}"):
-            pass
+        # An engine whose limits are below these compiles at its first request.
+        with suppress(VLLMClientError, GracefulHTTPError):
+            async for _ in client.generate(tokens_input([0]), sampling, f"warm-up-{n}"):
+                pass
 
 
-def _engine_dead() -> Frame:
+def _engine_failure(error: GracefulHTTPError | EngineDeadError) -> Frame:
+    if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
+        return failure(error.http_status, error.message, "overloaded")
     return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 
@@ -119,8 +120,8 @@ def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
     if isinstance(chunk, str):
         if chunk.startswith('data: {"error"'):
             # vLLM reports a failure inside a stream as an event on HTTP 200.
-            if isinstance(trace.error, EngineDeadError):
-                return _engine_dead()
+            if isinstance(trace.error, (GracefulHTTPError, EngineDeadError)):
+                return _engine_failure(trace.error)
             error = json.loads(chunk[len("data: ") :])["error"]
             return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
         return Frame(chunk, trace.drain())

@@ -59,10 +59,17 @@ def build_graph(
         )
         .bind(
             model_id=model.id,
-            max_model_len={**engine_kwargs, **groups[0].decode.engine_kwargs}.get("max_model_len"),
+            max_model_len=_max_model_len(groups, engine_kwargs),
             groups=decodes,
             prefills=prefills,
             decode_replicas={group.name: group.decode.replicas for group in groups},
             request_timeout_s=request_timeout_s,
         )
     )
+
+
+def _max_model_len(groups: tuple[GroupConfig, ...], engine_kwargs: dict[str, Any]) -> int | None:
+    """The context that every group has, tokens; ``None`` where it is the model's own."""
+    given = [{**engine_kwargs, **group.decode.engine_kwargs}.get("max_model_len") for group in groups]
+    known = [length for length in given if isinstance(length, int)]
+    return min(known) if len(known) == len(groups) else None

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 # A prefill replica's report of its queue says nothing any more after this long without another.
 _REPORT_FRESH_S = 1.0
 _REPLICA_SEEN_S = 60.0
+# So many failures with no success between them are not one bad replica of several.
+_FAILURES_OF_AN_OUTAGE = 3
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ class PDGenerate:
         self._backlog = PrefillBacklog(time.monotonic)
         PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
-        self._is_prefill_failing = False
+        self._prefill_failures = 0  # since the last success
         self._remote_prefills = 0
 
     async def __call__(
@@ -196,7 +198,7 @@ class PDGenerate:
         self, ids: list[int], prompt: Any, request_id: str, priority: int
     ) -> PrefillResult | None:
         """The prefill pool's answer, or ``None`` when it failed and decode has to prefill itself."""
-        if self._is_prefill_failing and self._remote_prefills:
+        if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE and self._remote_prefills:
             return None  # one prompt at a time waits to see whether prefill is back
         request = PrefillRequest(
             request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
@@ -211,9 +213,9 @@ class PDGenerate:
                 async for answer in call:
                     result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
-            if self._is_prefill_failing:
-                self._is_prefill_failing = False
+            if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
+            self._prefill_failures = 0
         except asyncio.CancelledError:
             # The client has gone. Prefill aborts; KV whose answer was on its way is freed when its lease ends.
             call.cancel()
@@ -231,8 +233,8 @@ class PDGenerate:
         return result
 
     def _report_failure(self, request_id: str, cause: Exception | str) -> None:
-        level = logging.DEBUG if self._is_prefill_failing else logging.WARNING
-        self._is_prefill_failing = True
+        self._prefill_failures += 1
+        level = logging.WARNING if self._prefill_failures == _FAILURES_OF_AN_OUTAGE else logging.DEBUG
         logger.log(level, "prefill of request %s failed, so decode prefills: %s", request_id, cause)
 
     async def _release(self, request_id: str, unread: PrefillResult) -> None:

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 # port derived from a rank can be taken; vLLM then hangs instead of failing (its listener dies before it reports).
 FIRST_PORT = 20000
 _LAST_PORT = 27999
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
 class PortClaim:
@@ -52,23 +53,29 @@ def _can_bind(host: str, port: int) -> bool:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(f"no NIXL side channel on {host}: {error.strerror}; is it this node's?") from None
-            logger.warning("NIXL side-channel port %d is held by %s: trying the next", port, listener(port))
+            logger.warning("NIXL side-channel port %d is held by %s: trying the next", port, listener(host, port))
             return False
     return True
 
 
-def listener(port: int) -> str | None:
-    """The process that listens on a TCP port of this machine, in words; ``None`` where nobody can tell."""
-    for connection in psutil.net_connections("tcp"):
-        if (
-            connection.laddr
-            and connection.laddr.port == port
-            and connection.status == psutil.CONN_LISTEN
-            and connection.pid
-        ):
-            try:
-                command = " ".join(psutil.Process(connection.pid).cmdline())
-            except psutil.Error:
-                command = "?"
-            return f"process {connection.pid} ({' '.join(command.split())[:80]})"  # arguments may hold line breaks
-    return None
+def listener(host: str, port: int) -> str | None:
+    """The process that listens on a TCP port of this machine, in words; ``None`` where nobody can tell.
+
+    Several may, each on an address of its own: the one on ``host`` or on every address comes first.
+    """
+    found = [
+        (connection.laddr.ip, connection.pid)
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
+        and connection.laddr.port == port
+        and connection.pid
+    ]
+    if not found:
+        return None
+    _, pid = min(found, key=lambda one: one[0] not in (host, *_EVERY_ADDRESS))
+    try:
+        command = " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        command = "?"
+    return f"process {pid} ({' '.join(command.split())[:80]})"  # arguments may hold line breaks

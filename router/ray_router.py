@@ -24,7 +24,6 @@ class TandemRouter(RequestRouter):
         self._rng = random.Random()
         self._tokens: dict[ReplicaID, int] = {}
         self._in_flight: dict[tuple[ReplicaID, str], int] = {}
-        self._completed_first: set[tuple[ReplicaID, str]] = set()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -43,10 +42,9 @@ class TandemRouter(RequestRouter):
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request's tokens against the replica that got it."""
+        if not pending_request.metadata.is_streaming:
+            return  # Serve tells of a plain gRPC call, such as a health check, after its end (DECISIONS 12)
         key = (replica_id, pending_request.metadata.internal_request_id)
-        if key in self._completed_first:
-            self._completed_first.remove(key)
-            return
         first = pending_request.args[0] if pending_request.args else None
         tokens = int(getattr(first, "work_tokens", 1))
         self._in_flight[key] = self._in_flight.get(key, 0) + tokens
@@ -54,12 +52,8 @@ class TandemRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Give the tokens back."""
-        key = (replica_id, internal_request_id)
-        if key not in self._in_flight:
-            # Serve tells of a plain gRPC call, such as a health check, in this order (DECISIONS 12).
-            self._completed_first.add(key)
-            return
-        tokens = self._in_flight.pop(key)
+        # Serve also tells of attempts that a replica refused, which were never routed.
+        tokens = self._in_flight.pop((replica_id, internal_request_id), 0)
         left = self._tokens.get(replica_id, 0) - tokens
         if left > 0:
             self._tokens[replica_id] = left

@@ -92,7 +92,8 @@ class LoadGenerator:
                     elif event.startswith(b'{"error"'):
                         error = _stream_error(event)
                     elif _USAGE.search(event):
-                        output_tokens = json.loads(event)["usage"]["completion_tokens"]
+                        if usage := json.loads(event).get("usage"):
+                            output_tokens = usage["completion_tokens"]
                     else:
                         last = time.perf_counter()
                         first = first or last

@@ -55,7 +55,9 @@ def render(
 ) -> None:
     """Print a KubeRay RayService for a config."""
     from serve_app.manifest import load_rayservice
+    from serve_app.ray_schema import single_app_config
 
+    single_app_config(load_serve_yaml(config))
     typer.echo(load_rayservice(config, image=image, namespace=namespace, name=name), nl=False)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -19,7 +20,7 @@ from deployments.environment import cluster_environment, serve_environment
 from serve_app.guardian import guardian_plan
 
 # Loopback, but not 127.0.0.1, which ray.init replaces by the interface's address.
-_NODE_IP = "127.0.0.2"
+NODE_IP = "127.0.0.2"
 # Ray puts UNIX sockets below a cluster's folder, and their paths may have 107 characters at most: not TMPDIR.
 CLUSTER_PARENT = "/tmp"  # noqa: S108
 _CACHE = Path("~/.cache/tandem").expanduser()
@@ -77,7 +78,7 @@ class LocalCluster:
         """
         self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir=CLUSTER_PARENT))
         port = _free_port()
-        self.address = f"{_NODE_IP}:{port}"
+        self.address = f"{NODE_IP}:{port}"
         self.environment = {
             **cluster_environment(self.folder, cache=_CACHE, ports=(_free_port(), _free_port(), _free_port())),
             **driver_environment(),
@@ -104,7 +105,7 @@ class LocalCluster:
 
     def _arguments(self, node: NodeSpec, port: int, *, head: bool) -> list[str]:
         common = [
-            f"--node-ip-address={_NODE_IP}",
+            f"--node-ip-address={NODE_IP}",
             f"--num-cpus={node.cpus}",
             "--object-store-memory=268435456",
             "--disable-usage-stats",
@@ -122,7 +123,7 @@ class LocalCluster:
                 f"--ray-client-server-port={_free_port()}",
                 *common,
             ]
-        return [f"--address={_NODE_IP}:{port}", *common]
+        return [f"--address={NODE_IP}:{port}", *common]
 
     def _await_ready(self) -> None:
         stdout = self._guardian.stdout
@@ -147,8 +148,9 @@ class LocalCluster:
             self._guardian.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             # Its descendants first: nobody else knows them.
-            for process in psutil.Process(self._guardian.pid).children(recursive=True):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(self._guardian.pid).children(recursive=True):
+                    process.kill()
             self._guardian.kill()
         self._log.close()
 
@@ -161,5 +163,5 @@ class LocalCluster:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((_NODE_IP, 0))
+        probe.bind((NODE_IP, 0))
         return int(probe.getsockname()[1])

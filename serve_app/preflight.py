@@ -4,6 +4,7 @@ import ctypes.util
 import errno
 import json
 import logging
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 
 from deployments.config import RoleConfig
 from deployments.ports import FIRST_PORT, listener
-from serve_app.cluster import CLUSTER_PARENT
+from serve_app.cluster import CLUSTER_PARENT, NODE_IP
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError
 
@@ -90,23 +91,23 @@ def _check_port(host: str, port: int) -> None:
                 f"http_options.host: {host!r} stands for no IPv4 address ({error.strerror}): use 127.0.0.1"
             ) from None
         except OSError as error:
-            raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}; {_remedy(error, port)}") from None
+            raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}; {_remedy(error, host, port)}") from None
 
 
 def _tell_held_ports(engines: int) -> None:
     """Engines take the next free port, so what holds one is no error; but it may be an engine that was left behind."""
     for port in range(FIRST_PORT, FIRST_PORT + engines):
-        holder = listener(port)
+        holder = listener(NODE_IP, port)
         if holder is not None:
             logger.warning(
                 "NIXL port %d is held by %s: the engines take others; end it if it is a leftover", port, holder
             )
 
 
-def _remedy(error: OSError, port: int) -> str:
+def _remedy(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return "use an http_options.host of this machine, such as 127.0.0.1"
-    holder = listener(port)
+    holder = listener(host, port)
     if holder is None:
         return "choose another http_options.port"
     return f"{holder} listens on it: end it, or choose another http_options.port"
@@ -116,12 +117,14 @@ def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None, machin
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
     kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
     kv = kwargs.get("kv_cache_memory_bytes")
+    if kv is None and (gib := {**os.environ, **pool.env}.get("VLLM_CPU_KVCACHE_SPACE", "")).isdecimal():
+        kv = int(gib) << 30  # vLLM's older way to say it
     if kv is not None and not isinstance(kv, int):  # YAML reads 1e9 as text
         raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
     if kv is not None:
         return pool.replicas * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
     share = kwargs.get("gpu_memory_utilization")
-    taken = machine_bytes * (share if isinstance(share, float) else _DEFAULT_SHARE_FRAC)
+    taken = machine_bytes * (share if isinstance(share, (int, float)) else _DEFAULT_SHARE_FRAC)
     return pool.replicas * (int(taken) + _REPLICA_BYTES)
 
 

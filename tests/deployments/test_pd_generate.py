@@ -70,8 +70,9 @@ async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:
 
 
 async def sent(prefill: Prefill, calls: int) -> None:
-    while len(prefill.calls) < calls:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while len(prefill.calls) < calls:
+            await asyncio.sleep(0)
 
 
 def answered(backlog_tokens: int = 0) -> Any:
@@ -91,22 +92,45 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
     assert client.asked[1:] == [("long", {"from": "p"})]
 
 
-async def test_while_prefill_fails_one_prompt_at_a_time_tries_it(client: Client, prefill: Prefill) -> None:
+async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
+    """Prompts whose prefill fails, one after the other."""
+    for _ in range(times):
+        calls = len(prefill.calls)
+        task = asyncio.create_task(run(generate, [calls, *LONG], "failed"))
+        await sent(prefill, calls + 1)
+        prefill.calls[-1].set_exception(RuntimeError("gone"))
+        await task
+
+
+@pytest.mark.parametrize(("failures", "is_outage"), [(2, False), (3, True)])
+async def test_in_an_outage_of_prefill_one_prompt_at_a_time_tries_it(
+    client: Client, prefill: Prefill, failures: int, is_outage: bool
+) -> None:
     generate = decode(client, prefill)
-    first = asyncio.create_task(run(generate, LONG, "first"))
-    await sent(prefill, 1)
-    prefill.calls[0].set_exception(RuntimeError("gone"))
-    await first
-    probe = asyncio.create_task(run(generate, [1, *LONG], "probe"))
-    await sent(prefill, 2)
-    await run(generate, [2, *LONG], "beside")
-    assert len(prefill.calls) == 2
-    prefill.calls[1].set_result(answered())
+    await fails(generate, prefill, times=failures)
+    assert client.asked == [("failed", None)] * failures
+    tasks = [asyncio.create_task(run(generate, [100 + n, *LONG], f"r{n}")) for n in range(3)]
+    await sent(prefill, failures + 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(prefill.calls) == failures + (1 if is_outage else 3)
+    assert client.asked[failures:] == ([("r1", None), ("r2", None)] if is_outage else [])
+    for call in prefill.calls[failures:]:
+        call.set_result(answered())
+    await asyncio.gather(*tasks)
+    assert client.asked[-1][1] == {"from": "p"}
+
+
+async def test_a_success_ends_the_outage(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    await fails(generate, prefill, times=5)
+    probe = asyncio.create_task(run(generate, [50, *LONG]))
+    await sent(prefill, 6)
+    prefill.calls[5].set_result(answered())
     await probe
-    assert client.asked == [("first", None), ("beside", None), ("probe", {"from": "p"})]
-    again = [asyncio.create_task(run(generate, [n, *LONG])) for n in (3, 4)]
-    await sent(prefill, 4)
-    for call in prefill.calls[2:]:
+    again = [asyncio.create_task(run(generate, [n, *LONG])) for n in (60, 61)]
+    await sent(prefill, 8)
+    for call in prefill.calls[6:]:
         call.set_result(answered())
     await asyncio.gather(*again)
 

@@ -2,13 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from deployments.ports import PortClaim
+from deployments.ports import PortClaim, listener
 
 HOST = "127.0.0.3"  # loopback, and nobody else's
 
@@ -69,3 +71,21 @@ def test_the_holder_of_a_taken_port_is_named(tmp_path: Path, caplog: pytest.LogC
             pass
     (said,) = caplog.messages
     assert f"20000 is held by process {os.getpid()} (" in said
+
+
+def test_the_holder_is_the_one_on_the_asked_address() -> None:
+    code = "import socket; s = socket.create_server(('127.0.0.4', 0)); print(s.getsockname()[1], flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        with bound(port) as taken:
+            taken.listen()
+            for host, pid in ((HOST, os.getpid()), ("127.0.0.4", other.pid)):
+                assert str(listener(host, port)).startswith(f"process {pid} (")
+        other.communicate("\n")
+
+
+def test_nobody_on_a_port_is_none() -> None:
+    with bound(0) as free:  # bound, and no listener
+        assert listener(HOST, free.getsockname()[1]) is None

@@ -89,6 +89,7 @@ def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: A
             started = descendants(psutil.Process(serve.pid))
             assert "EngineCore" in " ".join(" ".join(process.cmdline()) for process in started)
         finally:
+            started = started or descendants(psutil.Process(serve.pid))
             serve.kill()
             # Ray's two agents first wait 60 s for their cluster.
             _, alive = psutil.wait_procs(started, timeout=120)

@@ -367,7 +367,7 @@ async def test_a_client_that_leaves_frees_its_work_on_both_sides(app: Any) -> No
 
 @pytest.mark.parametrize(
     ("length", "max_tokens", "leaves_after_s"),
-    [(20, 400, 0.5), (4000, 90, 0.2)],
+    [(20, 1000, 0.5), (4000, 90, 0.2)],
     ids=["while decoding", "while prefill computes"],
 )
 async def test_a_client_that_leaves_before_the_first_byte_frees_its_work(

@@ -17,12 +17,12 @@ def _router() -> Any:
     return router
 
 
-def pending(request_id: str, work_tokens: int | None = None) -> Any:
+def pending(request_id: str, work_tokens: int | None = None, *, is_streaming: bool = True) -> Any:
     from ray.serve._private.common import RequestMetadata
     from ray.serve.request_router import PendingRequest
 
     first = "chat" if work_tokens is None else SimpleNamespace(work_tokens=work_tokens)
-    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
+    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id, is_streaming=is_streaming)
     return PendingRequest(args=[first], kwargs={}, metadata=metadata)
 
 
@@ -49,11 +49,20 @@ async def test_the_replica_with_fewer_tokens_in_flight_is_tried_first(router: An
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
-async def test_a_request_told_of_after_its_end_leaves_nothing_behind(router: Any) -> None:
+async def test_a_plain_call_told_of_after_its_end_leaves_nothing_behind(router: Any) -> None:
     a, b = replica("a"), replica("b")
     for number in range(50):
         router.on_request_completed(a.replica_id, str(number))
-        router.on_request_routed(pending(str(number)), a.replica_id, None)
+        router.on_request_routed(pending(str(number), is_streaming=False), a.replica_id, None)
+    assert {await first_choice(router, a, b) for _ in range(50)} == {"a", "b"}
+
+
+async def test_a_request_that_a_replica_first_refused_counts_once_it_is_taken(router: Any) -> None:
+    a, b = replica("a"), replica("b")
+    router.on_request_completed(a.replica_id, "1")  # refused
+    router.on_request_routed(pending("1", 100), a.replica_id, None)
+    assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
+    router.on_request_completed(a.replica_id, "1")
     assert {await first_choice(router, a, b) for _ in range(50)} == {"a", "b"}
 
 

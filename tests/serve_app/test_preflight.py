@@ -256,13 +256,14 @@ def test_role_has_its_own_kv_before_the_applications_and_gpus_need_no_memory(
 
 
 def test_every_engine_has_weights_and_without_a_size_of_kv_takes_its_share(
-    make_config: MakeConfig, free_port: int, tmp_path: Path, machine: Machine
+    make_config: MakeConfig, free_port: int, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     for name in ("a.safetensors", "b.safetensors", "notes.txt"):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, 10**9)  # a hole, and no bytes on disk
     machine.memory_bytes = 0
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     # 3 x (2 x 10^9 + 10^9 + 3.4e9), then of 20 GB 3 x (0.92 x 20 + 0.8) and 3 x (0.1 x 20 + 0.8).
     for kwargs, need in (
         ({"kv_cache_memory_bytes": 10**9}, "19.2"),
@@ -271,6 +272,8 @@ def test_every_engine_has_weights_and_without_a_size_of_kv_takes_its_share(
     ):
         config = make_config(str(tmp_path), groups=[CPU], engine_kwargs=kwargs)
         assert memory_need(config, free_port) == f"3 engines need about {need} GB"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # 3 x (2 x 10^9 + 1 GiB + 3.4e9)
+    assert memory_need(make_config(str(tmp_path), groups=[CPU], engine_kwargs={}), free_port).endswith("19.4 GB")
 
 
 def test_a_held_nixl_port_is_told_and_no_error(
