@@ -15,8 +15,12 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from deployments.config import GroupConfig
 from router.config import LengthConfig
 from router.types import DecodeLoad, ReplicaView
+from serve_app.cluster import driver_environment
 
 ROOT = Path(__file__).parent.parent
+
+# Some tests start a cluster in this process, and some before them import ray, which reads these once.
+driver_environment()
 
 # The same examples on every machine and in every run; a slow, shared machine is no failure.
 settings.register_profile("tandem", derandomize=True, database=None, deadline=None, max_examples=100)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,22 @@ def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: A
         finally:
             started = started or descendants(psutil.Process(serve.pid))
             serve.kill()
-            # Ray's two agents first wait 60 s for their cluster.
-            _, alive = psutil.wait_procs(started, timeout=120)
-            for process in alive:
+            deadline = time.monotonic() + 120  # Ray's two agents first wait 60 s for their cluster
+            while (left := survivors(started)) and time.monotonic() < deadline:
+                time.sleep(0.5)
+            for process in left:
                 process.kill()
-        assert alive == []
+        assert [process.cmdline() for process in left] == []
+
+
+def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; a zombie holds nothing, and whose child it became decides when it goes."""
+    left = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+    return left
 
 
 def answers(port: int) -> bool:
