@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -58,9 +58,13 @@ def check_known(kwargs: Mapping[str, Any]) -> None:
     known = {field.name for args in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(args)}
     for key in kwargs:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{hint}")
+            raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{did_you_mean(key, known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest one that is known, or nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _question(model: ModelConfig, pool: RoleConfig, engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,20 +52,20 @@ CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trac
 
 
 class PrefillBacklog:
-    """What a decode replica believes waits on its prefill pool, tokens per replica."""
+    """What a decode replica believes waits on its prefill pool, tokens; ``in_flight_tokens`` are its own prompts'."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._in_flight_tokens = 0
+        self.in_flight_tokens = 0
         self._reports: dict[str, tuple[float, int]] = {}
 
     def sent(self, tokens: int) -> None:
         """A prompt was sent to prefill."""
-        self._in_flight_tokens += tokens
+        self.in_flight_tokens += tokens
 
     def answered(self, tokens: int, result: PrefillResult | None) -> None:
         """Its call ended, with or without a result."""
-        self._in_flight_tokens -= tokens
+        self.in_flight_tokens -= tokens
         if result is not None:
             self._reports[result.replica_id] = (self._clock(), result.backlog_tokens)
 
@@ -73,7 +73,7 @@ class PrefillBacklog:
         """Own prompts in flight, spread over the replicas seen lately, or the shortest fresh report if longer."""
         now = self._clock()
         self._reports = {k: v for k, v in self._reports.items() if now - v[0] < _REPLICA_SEEN_S}
-        own = self._in_flight_tokens // max(1, len(self._reports))
+        own = self.in_flight_tokens // max(1, len(self._reports))
         fresh = [tokens for at, tokens in self._reports.values() if now - at < _REPORT_FRESH_S]
         return max(own, min(fresh, default=0))
 
@@ -105,7 +105,6 @@ class PDGenerate:
         PREFILL_BACKLOG.set_function(self._backlog.tokens)
         self._local_prefill_tokens = 0
         self._prefill_failures = 0  # since the last success
-        self._remote_prefills = 0
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -198,13 +197,12 @@ class PDGenerate:
         self, ids: list[int], prompt: Any, request_id: str, priority: int
     ) -> PrefillResult | None:
         """The prefill pool's answer, or ``None`` when it failed and decode has to prefill itself."""
-        if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE and self._remote_prefills:
+        if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE and self._backlog.in_flight_tokens:
             return None  # one prompt at a time waits to see whether prefill is back
         request = PrefillRequest(
             request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
         )
         self._backlog.sent(len(ids))
-        self._remote_prefills += 1
         started_s = time.monotonic()
         result: PrefillResult | None = None
         call = self._prefill.remote(request)
@@ -228,7 +226,6 @@ class PDGenerate:
         except Exception as error:
             self._report_failure(request_id, error)
         finally:
-            self._remote_prefills -= 1
             self._backlog.answered(len(ids), result)
         return result
 

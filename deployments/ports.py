@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 # port derived from a rank can be taken; vLLM then hangs instead of failing (its listener dies before it reports).
 FIRST_PORT = 20000
 _LAST_PORT = 27999
-_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
+EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 
 
 class PortClaim:
@@ -39,21 +39,28 @@ class PortClaim:
                 continue
             with ExitStack() as undo:
                 undo.callback(lock.close)
-                if _can_bind(host, port):
+                if is_free(host, port):
                     undo.pop_all()
                     self.port, self._lock = port, lock
                     return
         raise OSError(f"no free NIXL side-channel port on {host} in {FIRST_PORT}..{_LAST_PORT}: end what holds them")
 
 
-def _can_bind(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether an engine can bind a NIXL side-channel port; the log says who holds one that is not free.
+
+    Raises:
+        OSError: ``host`` is no address of this machine.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(f"no NIXL side channel on {host}: {error.strerror}; is it this node's?") from None
-            logger.warning("NIXL side-channel port %d is held by %s: trying the next", port, listener(host, port))
+            # The engine takes the next one, so this is no error; but it may be an engine that was left behind.
+            holder = listener(host, port)
+            logger.warning("NIXL port %d is held by %s: taking the next; end it if it is a leftover", port, holder)
             return False
     return True
 
@@ -73,7 +80,7 @@ def listener(host: str, port: int) -> str | None:
     ]
     if not found:
         return None
-    _, pid = min(found, key=lambda one: one[0] not in (host, *_EVERY_ADDRESS))
+    _, pid = min(found, key=lambda one: one[0] not in (host, *EVERY_ADDRESS))
     try:
         command = " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:

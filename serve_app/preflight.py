@@ -3,7 +3,6 @@
 import ctypes.util
 import errno
 import json
-import logging
 import os
 import shutil
 import socket
@@ -12,12 +11,10 @@ from pathlib import Path
 import psutil
 
 from deployments.config import RoleConfig
-from deployments.ports import FIRST_PORT, listener
+from deployments.ports import FIRST_PORT, is_free, listener
 from serve_app.cluster import CLUSTER_PARENT, NODE_IP
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError
-
-logger = logging.getLogger(__name__)
 
 # Measured with the tiny model: an engine 2.6 GB without weights and KV, the Serve replica before it 0.8 GB.
 _ENGINE_BYTES = int(2.6e9)
@@ -52,7 +49,9 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
             f"{_gb(memory.available)} is available: use fewer replicas or a smaller kv_cache_memory_bytes, without "
             f"which each engine takes {_DEFAULT_SHARE_FRAC:.0%} of the machine"
         )
-    _tell_held_ports(sum(pool.replicas for group in config.groups for pool in group.pools().values()))
+    engines = sum(pool.replicas for group in config.groups for pool in group.pools().values())
+    for side_channel in range(FIRST_PORT, FIRST_PORT + engines):
+        is_free(NODE_IP, side_channel)  # says it here, since the replicas' own logs end with their cluster
 
 
 def _check_model(folder: Path | None) -> None:
@@ -92,16 +91,6 @@ def _check_port(host: str, port: int) -> None:
             ) from None
         except OSError as error:
             raise ConfigError(f"{host}:{port} cannot be used: {error.strerror}; {_remedy(error, host, port)}") from None
-
-
-def _tell_held_ports(engines: int) -> None:
-    """Engines take the next free port, so what holds one is no error; but it may be an engine that was left behind."""
-    for port in range(FIRST_PORT, FIRST_PORT + engines):
-        holder = listener(NODE_IP, port)
-        if holder is not None:
-            logger.warning(
-                "NIXL port %d is held by %s: the engines take others; end it if it is a leftover", port, holder
-            )
 
 
 def _remedy(error: OSError, host: str, port: int) -> str:

@@ -1,6 +1,5 @@
 """Checks a whole Serve YAML: Serve's own fields, the one application's args, and its engine arguments."""
 
-import difflib
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from deployments.engine_arguments import engine_complaint
+from deployments.engine_arguments import did_you_mean, engine_complaint
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError, parse_app_config, sole_application
 
@@ -61,6 +60,4 @@ def _check_names(given: Mapping[str, Any], schema: type[BaseModel], where: str) 
     """Serve ignores what it does not know; a misspelt http_options would then listen on every interface."""
     for name in given:
         if name not in schema.model_fields:
-            near = difflib.get_close_matches(str(name), schema.model_fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{where}{name}: Serve has no such field{hint}")
+            raise ConfigError(f"{where}{name}: Serve has no such field{did_you_mean(str(name), schema.model_fields)}")

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from deployments.ports import EVERY_ADDRESS
 from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
 from serve_app.validate import ConfigError, load_serve_yaml
+from serve_app.worker_groups import is_plain_label
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _CONNECT_TIMEOUT_S = 5.0
 _CAUSE_CHARS = 500
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +154,7 @@ class App:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         for key, pool in ((key, pool) for group in self.config.groups for key, pool in group.pools().items()):
             gpu = pool.placement.accelerator_type
-            labels = {
-                name: value
-                for name, value in pool.placement.node_labels.items()
-                if "!" not in value and "(" not in value
-            }
+            labels = {name: value for name, value in pool.placement.node_labels.items() if is_plain_label(value)}
             if gpu is not None and not any(f"accelerator_type:{gpu}" in node["Resources"] for node in nodes):
                 raise DeployError(
                     f"groups.{key.group}.{key.role}: this machine has no GPU of type {gpu}; deploy onto a Ray cluster "
@@ -184,7 +181,7 @@ class App:
                 f"http_options: {wanted.host}:{wanted.port} was asked for, but Serve already runs on this cluster at "
                 f"{live.host}:{live.port} and cannot move: set these, or end it with `serve shutdown`"
             )
-        if wanted.host in _WILDCARDS:
+        if wanted.host in EVERY_ADDRESS:
             # The proxy may be on the head node alone.
             self.url = f"http://{ray.get_runtime_context().gcs_address.rsplit(':', 1)[0]}:{wanted.port}"
         others = sorted(set(serve.status().applications) - {self.name})

@@ -76,12 +76,17 @@ def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]
     """The labels that Ray's nodes must carry; those under ray.io/ Ray finds by itself."""
     labels = {label: value for label, value in pool.placement.node_labels.items() if not label.startswith("ray.io/")}
     for label, value in labels.items():
-        if not _LABEL_VALUE.fullmatch(value):
+        if not is_plain_label(value):
             raise ConfigError(
                 f"groups.{key.group}.{key.role.value}.placement.node_labels: {label} is {value!r}, and the nodes of a "
                 "worker group carry one plain value: declare one group for each value"
             )
     return tuple(sorted(labels.items()))
+
+
+def is_plain_label(value: str) -> bool:
+    """Whether a label selector's value is a value itself and no expression such as ``!v`` or ``in(a,b)``."""
+    return _LABEL_VALUE.fullmatch(value) is not None
 
 
 def _group_names(shapes: Iterable[NodeShape]) -> Iterator[str]:

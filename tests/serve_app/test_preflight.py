@@ -285,6 +285,7 @@ def test_a_held_nixl_port_is_told_and_no_error(
 ) -> None:
     pid, port = listener
     monkeypatch.setattr("serve_app.preflight.FIRST_PORT", port)
+    monkeypatch.setattr("serve_app.preflight.NODE_IP", HOST)
     check_machine(make_config(groups=[CPU]), host=HOST, port=free_port)
     (record,) = caplog.records
     assert f"NIXL port {port} is held by process {pid}" in record.getMessage()
