@@ -71,12 +71,12 @@ def deploy(
 
     from serve_app.ray_schema import check_engines, single_app_config
 
+    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
+    config = single_app_config(document)
     if ray.is_initialized():
         raise DeployError(
             "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
         )
-    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
-    config = single_app_config(document)
     # Serve's own default is every interface.
     http = document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
     host, port = str(http["host"]), int(http["port"])

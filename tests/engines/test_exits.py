@@ -43,10 +43,10 @@ def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number:
     config = tmp_path / "config.yaml"
     document = make_document()
     config.write_text(yaml.safe_dump(document))
-    log = (tmp_path / "serve.log").open("w+")
-    serve = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=log, stderr=subprocess.STDOUT
-    )
+    with (tmp_path / "serve.log").open("w") as log:
+        serve = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         deadline = time.monotonic() + 240
         while "/v1/chat/completions" not in (tmp_path / "serve.log").read_text():
@@ -68,17 +68,19 @@ def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path, number:
 
 
 def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: Any, tmp_path: Path) -> None:
-    """Serve's own command, which has no guardian."""
+    """Serve's own command, which has no guardian, as it comes: with Serve's Python proxy."""
     document = make_document()
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(document))
-    log = (tmp_path / "serve.log").open("w+")
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: Ray puts sockets below it
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-") as folder,  # short: Ray puts sockets below it
+        (tmp_path / "serve.log").open("w") as log,
+    ):
         serve = subprocess.Popen(
             [Path(sys.executable).with_name("serve"), "run", str(config)],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "RAY_TMPDIR": folder, "RAY_ENABLE_AUTO_CONNECT": "0"},
+            env={**os.environ, "RAY_TMPDIR": folder, "RAY_ENABLE_AUTO_CONNECT": "0", "RAY_SERVE_ENABLE_HA_PROXY": "0"},
         )
         started: list[psutil.Process] = []
         try:
