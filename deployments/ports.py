@@ -1,9 +1,10 @@
-"""Free ports for engines, and who holds a port that is not free."""
+"""Free ports, and who holds one that is not free."""
 
 import errno
 import logging
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 FIRST_PORT = 20000
 _LAST_PORT = 27999
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
+# Below what the kernel gives to outgoing connections (32768 and up), one of which would take a port before its server
+# is up, and beside what Ray's workers (10002..19999) and Serve's direct ingress (30000..31000) use.
+_FREE_PORTS = range(28000, 30000)
 
 
 class PortClaim:
@@ -44,6 +48,22 @@ class PortClaim:
                     self.port, self._lock = port, lock
                     return
         raise OSError(f"no free NIXL side-channel port on {host} in {FIRST_PORT}..{_LAST_PORT}: end what holds them")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing holds on any address now, for servers that start within seconds.
+
+    Raises:
+        OSError: fewer are free.
+    """
+    found: list[int] = []
+    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"{len(found)} ports are free in {_FREE_PORTS[0]}..{_FREE_PORTS[-1]}, {count} are needed")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Self
 import psutil
 
 from deployments.environment import cluster_environment, serve_environment
+from deployments.ports import free_ports
 from serve_app.guardian import guardian_plan
 
 # Loopback, but not 127.0.0.1, which ray.init replaces by the interface's address.
@@ -77,10 +77,10 @@ class LocalCluster:
             DeployError: a node did not start, with Ray's own words.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="tandem-", dir=CLUSTER_PARENT))
-        port = _free_port()
+        port, self._client_port, stats, metrics, fallback = free_ports(5)
         self.address = f"{NODE_IP}:{port}"
         self.environment = {
-            **cluster_environment(self.folder, cache=_CACHE, ports=(_free_port(), _free_port(), _free_port())),
+            **cluster_environment(self.folder, cache=_CACHE, ports=(stats, metrics, fallback)),
             **driver_environment(),
             **(environment or {}),
         }
@@ -120,7 +120,7 @@ class LocalCluster:
                 f"--port={port}",
                 f"--temp-dir={self.folder}",
                 "--include-dashboard=false",
-                f"--ray-client-server-port={_free_port()}",
+                f"--ray-client-server-port={self._client_port}",
                 *common,
             ]
         return [f"--address={NODE_IP}:{port}", *common]
@@ -159,9 +159,3 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((NODE_IP, 0))
-        return int(probe.getsockname()[1])

@@ -288,5 +288,7 @@ def _first_cause(messages: Sequence[str]) -> str:
     """One line out of Serve's tracebacks: the last exception of the first one, with what it says over several lines."""
     lines = messages[0].splitlines()
     raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    text = " ".join(lines[raised[-1] if raised else 0 :])
-    return textwrap.shorten(text, _CAUSE_CHARS, placeholder=" ...") or "no message"
+    text = " ".join(" ".join(lines[raised[-1] if raised else 0 :]).split())
+    if len(text) > _CAUSE_CHARS:  # what a program that failed says last matters as much as who reports it
+        text = f"{text[: _CAUSE_CHARS // 2]} ... {text[-_CAUSE_CHARS // 2 :]}"
+    return text or "no message"

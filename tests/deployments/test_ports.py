@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.ports import PortClaim, listener
+from deployments.ports import PortClaim, free_ports, listener
 
 HOST = "127.0.0.3"  # loopback, and nobody else's
 
@@ -89,3 +89,21 @@ def test_the_holder_is_the_one_on_the_asked_address() -> None:
 def test_nobody_on_a_port_is_none() -> None:
     with bound(0) as free:  # bound, and no listener
         assert listener(HOST, free.getsockname()[1]) is None
+
+
+def test_free_ports_are_different_bindable_and_none_that_the_kernel_gives_to_clients() -> None:
+    ports = free_ports(20)
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 20
+    assert max(ports) < first
+    for port in ports:
+        with bound(port):
+            pass
+
+
+def test_a_held_port_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.ports._FREE_PORTS", range(28000, 28003))
+    with bound(28001):
+        assert sorted(free_ports(2)) == [28000, 28002]
+        with pytest.raises(OSError, match=r"2 ports are free in 28000\.\.28002, 3 are needed"):
+            free_ports(3)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.ports import free_ports
 from serve_app.cluster import NodeSpec
 from serve_app.tiny_model import build_tiny_model
-from tests.engines.endpoint import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def tiny_model() -> Path:
 def make_document(tiny_model: Path) -> Any:
     def make(**labels: str) -> dict[str, Any]:
         document = yaml.safe_load((ROOT / "configs" / "cpu_tiny.yaml").read_text())
-        document["http_options"]["port"] = free_port()
+        document["http_options"]["port"] = free_ports(1)[0]
         args = document["applications"][0]["args"]
         args["model"]["source"] = str(tiny_model)
         args["engine_kwargs"] |= {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}

@@ -2,20 +2,12 @@
 
 import asyncio
 import random
-import socket
 import time
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prompt_ids(length: int, seed: int) -> list[int]:

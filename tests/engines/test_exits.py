@@ -155,10 +155,10 @@ def test_a_failed_start_names_the_cause_and_leaves_nothing(make_document: Any, t
     document["applications"][0]["args"]["engine_kwargs"]["kv_cache_memory_bytes"] = 1_000_000
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(document))
-    said = (tmp_path / "stderr.log").open("w+")
-    serve = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=said
-    )
+    with (tmp_path / "stderr.log").open("w") as said:
+        serve = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=said
+        )
     started: set[psutil.Process] = set()
     while serve.poll() is None:
         started.update(descendants(psutil.Process(serve.pid)))

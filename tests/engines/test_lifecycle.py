@@ -16,9 +16,10 @@ import yaml
 
 from autoscale.types import PoolKey
 from deployments.handoff import PrefillRequest
+from deployments.ports import free_ports
 from kvtransfer.topology import Role
 from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
-from tests.engines.endpoint import eventually, free_port, prompt_ids, samples, total
+from tests.engines.endpoint import eventually, prompt_ids, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -35,7 +36,7 @@ def _cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module", name="http_port")
 def _http_port() -> int:
-    return free_port()
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="module", name="two_groups")

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.ports import free_ports
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
 from serve_app.validate import ConfigError, parse_app_config
@@ -37,9 +38,7 @@ MakeConfig = Callable[..., AppConfig]
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.endpoint import free_port
+from deployments.ports import free_ports
 
 pytestmark = pytest.mark.ray
 
@@ -16,7 +16,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
     from serve_app.cluster import DeployError
     from serve_app.sdk import connect
 
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(DeployError, match=f"no Ray cluster at '{address}': .*refused"):
         connect(address)
 
@@ -42,3 +42,13 @@ ray.shutdown()
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1].startswith("this process is connected to a Ray cluster already")
+
+
+def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_and_its_end() -> None:
+    from serve_app.sdk import _first_cause
+
+    said = "Traceback\nValueError: first\nRuntimeError: HAProxy crashed:\n" + "notice\n" * 200 + "cannot bind socket"
+    cause = _first_cause([said, "RuntimeError: another replica's"])
+    assert cause.startswith("RuntimeError: HAProxy crashed: notice")
+    assert cause.endswith("notice cannot bind socket")
+    assert len(cause) < 520
