@@ -1,8 +1,13 @@
-"""The names by which the control plane knows its pools."""
+"""What the control plane knows and says: pools and their replicas, a snapshot, and the plan made from it (pure)."""
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from autoscale.ratio import PdRatio
 from kvtransfer.topology import Role
 
 
@@ -29,3 +34,143 @@ class PoolKey:
         if not separator or not group or role not in set(Role):
             raise ValueError(f"deployment {deployment_name!r} is no pool: expected 'prefill:GROUP' or 'decode:GROUP'")
         return cls(group, Role(role))
+
+    def __str__(self) -> str:
+        return self.deployment_name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Logs carry it as its deployment's name."""
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, cls) else cls.parse(value),
+            serialization=core_schema.to_string_ser_schema(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStats:
+    """One running replica, and what its engine did in the last window; ``None`` where it was not observed.
+
+    ``prefill_tokens_per_s`` counts prompt tokens that were computed, not those found in a cache. ``deferred_requests``
+    wait for KV from another engine. ``observed_s`` is when the replica last reported, or became known.
+    """
+
+    replica_id: str
+    observed_s: float
+    decode_tokens_per_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    running_requests: float | None = None
+    waiting_requests: float | None = None
+    deferred_requests: float | None = None
+    queued_prefill_tokens: float | None = None
+    kv_usage_frac: float | None = None
+    gpu_utilization_frac: float | None = None
+    sm_activity_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits."""
+
+    key: PoolKey
+    replicas: tuple[ReplicaStats, ...]
+    target_replicas: int
+    lowest_replicas: int
+    highest_replicas: int
+    gpus_per_replica: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """A quantile of what users waited in the last window, seconds; ``None`` where nobody waited.
+
+    A request that still waits for its first token counts towards TTFT with the time it has waited so far, so that a
+    stalled service is not taken for an idle one.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What arrived in the last window; ``None`` where nothing was observed."""
+
+    requests_per_s: float | None = None
+    input_tokens_mean: float | None = None
+    output_tokens_mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerState:
+    """All that the controller remembers between two ticks: part of every snapshot and of every plan.
+
+    So a log replays from any line, and a controller that was killed goes on where it was.
+
+    ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
+    it was before they were withdrawn. ``withdrawn`` are out of routing
+    since a time but can come back; ``victims`` have been told to stop. ``backlog``: (time, prompt tokens waiting for
+    prefill). ``missing_since_s``: pools with fewer running replicas than Serve works towards, when one last became
+    ready, and how many had. ``capped_until_s``: pools that are given no more replicas until then.
+    """
+
+    ticked_s: float | None = None
+    desired: Mapping[PoolKey, int] = field(default_factory=dict)
+    desired_before: Mapping[PoolKey, int] = field(default_factory=dict)
+    scaled_out_s: float | None = None
+    scaled_in_s: float | None = None
+    admitted: tuple[str, ...] = ()
+    withdrawn: Mapping[str, float] = field(default_factory=dict)
+    victims: tuple[str, ...] = ()
+    backlog: tuple[tuple[float, float], ...] = ()
+    missing_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
+    capped_until_s: Mapping[PoolKey, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that the controller may know at one instant.
+
+    ``now_s`` is a wall clock's, so that it means the same to the next process. ``is_recovering``: Serve's controller
+    has just started and does not know its replicas yet.
+    """
+
+    now_s: float
+    pools: tuple[PoolStats, ...]
+    latency: Latency = Latency()
+    traffic: Traffic = Traffic()
+    state: ControllerState = ControllerState()
+    is_recovering: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a policy wants: replicas of each role, not yet whole, bounded or at the ratio; ``None`` leaves all as is.
+
+    ``ratio``: to be kept instead of the configured one. ``is_step``: a step of a feedback loop or a count by itself,
+    which the guard's hysteresis does not hold back. ``is_urgent`` skips cooldown and damping, never bounds or budget.
+    """
+
+    wanted: Mapping[Role, float] | None
+    reason: str
+    ratio: PdRatio | None = None
+    is_step: bool = False
+    is_urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done: counts for Serve, who is routed to, and why.
+
+    ``counts`` include replicas under observation. A replica that is running and in none of ``admitted``, ``withdrawn``
+    and ``victims`` is held until the other role has caught up. ``held_back`` says what the guard did to the decision.
+    """
+
+    counts: Mapping[PoolKey, int]
+    admitted: tuple[str, ...]
+    withdrawn: tuple[str, ...]
+    reinstated: tuple[str, ...]
+    victims: tuple[str, ...]
+    decision: Decision
+    held_back: tuple[str, ...]
+    state: ControllerState

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from autoscale.config import AutoscaleConfig
 from deployments.config import GroupConfig
 from router.config import LengthConfig
 from router.types import DecodeLoad, ReplicaView
@@ -102,6 +103,29 @@ def make_replicas() -> Callable[..., list[ReplicaView]]:
 
     def make(*queued_tokens: int) -> list[ReplicaView]:
         return [ReplicaView(replica_id=f"r{i}", queued_tokens=tokens) for i, tokens in enumerate(queued_tokens)]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_autoscale() -> Callable[..., AutoscaleConfig]:
+    """HeteroScale at 100 decode tokens/s a replica, without cooldown, damping or observation unless asked for."""
+
+    def make(**changes: Any) -> AutoscaleConfig:
+        calm = {
+            "cooldown_out_s": 0.0,
+            "cooldown_in_s": 0.0,
+            "damping_in_frac": 1.0,
+            "step_out_replicas": 64,
+            "step_in_replicas": 64,
+        }
+        document = {
+            "pd_ratio": "1:1",
+            "policy": {"kind": "heteroscale", "target": 100.0},
+            **changes,
+            "guard": {**calm, **changes.get("guard", {})},
+        }
+        return AutoscaleConfig.model_validate(document)
 
     return make
 

@@ -1,0 +1,80 @@
+"""AutoscaleConfig: everything a user may say about how an application is sized (pure)."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from autoscale.gate import GateConfig
+from autoscale.guard import GuardConfig
+from autoscale.policies import PolicyConfig
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from kvtransfer.topology import Role
+
+
+class BoundsConfig(BaseModel):
+    """Replicas of one role in each group."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lowest_replicas: int = Field(1, ge=1)
+    highest_replicas: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.lowest_replicas > self.highest_replicas:
+            raise ValueError(
+                f"lowest_replicas ({self.lowest_replicas}) is more than highest_replicas ({self.highest_replicas})"
+            )
+        return self
+
+
+class OverrideConfig(BaseModel):
+    """Counts that a person has set by hand."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prefill: int = Field(ge=0)
+    decode: int = Field(ge=0)
+
+
+class AutoscaleConfig(BaseModel):
+    """How prefill and decode are sized together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    pd_ratio: PdRatio = Field(
+        PdRatio(1, 1), validate_default=True, description="Prefill replicas to decode replicas, as '1:3', or a number."
+    )
+    policy: PolicyConfig = Field(discriminator="kind")
+    slo: SloConfig = SloConfig()
+    bounds: dict[Role, BoundsConfig] = Field(
+        default_factory=dict,
+        description="Narrower than replicas and max_replicas of the groups, which are what was deployed.",
+    )
+    guard: GuardConfig = GuardConfig()
+    gate: GateConfig = GateConfig()
+    interval_s: float = Field(2.0, ge=0.2, le=60.0, description="Time between two decisions.")
+    window_s: float = Field(20.0, gt=0.0, le=600.0, description="What rates and quantiles are taken over.")
+    stale_s: float = Field(10.0, gt=0.0, description="Statistics older than this are not acted on.")
+    no_room_s: float = Field(
+        300.0,
+        gt=0.0,
+        description="A replica that has not become ready by then is given up for no_room_retry_s, and the other role "
+        "with it. Choose more than a start takes.",
+    )
+    no_room_retry_s: float = Field(300.0, gt=0.0, description="Then it is tried again.")
+    is_paused: bool = Field(False, description="Decide nothing; new replicas still enter.")
+    is_observing: bool = Field(False, description="Decide and log, but change nothing.")
+    override: OverrideConfig | None = Field(None, description="Counts set by hand; the ratio does not hold for them.")
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.stale_s < 2 * self.interval_s:
+            raise ValueError(
+                f"stale_s ({self.stale_s:g}) must be at least two intervals (2 x {self.interval_s:g} s), or every tick "
+                "would hold"
+            )
+        if self.window_s < self.interval_s:
+            raise ValueError(f"window_s ({self.window_s:g}) must be at least interval_s ({self.interval_s:g})")
+        return self

@@ -1,0 +1,272 @@
+"""Controller.tick: decide, guard, place, gate; the only place where their order is written (pure)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autoscale.config import AutoscaleConfig
+from autoscale.gate import admit, choose_victims
+from autoscale.guard import Verdict, guard
+from autoscale.placement import place
+from autoscale.policies import POLICIES
+from autoscale.ratio import PdRatio, Room
+from autoscale.types import ControllerState, Decision, Plan, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import Role
+
+# A tick this many intervals after the last one does not follow from it.
+_STALL_INTERVALS = 10
+_BACKLOG_POINTS = 64
+
+
+class Controller:
+    """The control plane of one application: the same for a live cluster, a replayed log and a simulation.
+
+    It keeps nothing between two ticks; what it must remember is in the snapshot's state, and goes on in the plan's.
+    """
+
+    def __init__(self, config: AutoscaleConfig) -> None:
+        self.config = config
+        self._policy = POLICIES[config.policy.kind](config.policy, ratio=config.pd_ratio, slo=config.slo)
+
+    def tick(self, snapshot: Snapshot) -> Plan:
+        """The plan of one instant."""
+        if snapshot.is_recovering:
+            return _unchanged(snapshot, "Serve's controller is recovering its replicas")
+        was_withdrawn = snapshot.state.withdrawn
+        hold = self._reason_to_hold(snapshot)
+        snapshot = replace(snapshot, state=self._reconciled(snapshot))
+        ratio = self.config.pd_ratio
+        if snapshot.state.withdrawn and not self.config.slo.is_met(snapshot.latency):
+            decision = Decision(wanted=None, reason="a latency is outside its objective: who was withdrawn comes back")
+            snapshot = replace(snapshot, state=_all_back(snapshot))
+        elif hold is not None:
+            decision = Decision(wanted=None, reason=hold)
+        else:
+            decision = self._decide(snapshot)
+            ratio = decision.ratio or ratio
+        state = snapshot.state
+        limited = [self._limited(pool, state) for pool in snapshot.pools]
+        current = totals(state.desired)
+        verdict = self._verdict(decision, current, limited, snapshot, ratio)
+        if verdict.counts != current:
+            desired = place(verdict.counts, state.desired, limited, ratio)
+            if sum(desired.values()) >= sum(state.desired.values()):
+                state = replace(state, desired=desired, scaled_out_s=snapshot.now_s)
+            else:
+                before = state.desired_before or state.desired
+                state = replace(state, desired=desired, desired_before=before, scaled_in_s=snapshot.now_s)
+        return self._gated(replace(snapshot, state=state), was_withdrawn, decision, verdict.held_back, ratio, hold)
+
+    def _reason_to_hold(self, snapshot: Snapshot) -> str | None:
+        if self.config.is_paused:
+            return "paused by hand"
+        ticked_s = snapshot.state.ticked_s
+        if ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= _STALL_INTERVALS * self.config.interval_s:
+            return f"the last tick was {snapshot.now_s - ticked_s:.1f} s ago: the clock jumped, or nobody ticked"
+        oldest_s = snapshot.now_s - self.config.stale_s
+        for pool in snapshot.pools:
+            if not pool.replicas:
+                return f"no {pool.key.role} replica of group {pool.key.group} is running"
+            for replica in pool.replicas:
+                if replica.observed_s < oldest_s:
+                    age_s = snapshot.now_s - replica.observed_s
+                    return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
+        return None
+
+    def _reconciled(self, snapshot: Snapshot) -> ControllerState:
+        """The state, brought in line with which replicas really run."""
+        state, now_s = snapshot.state, snapshot.now_s
+        running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}
+        withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
+        victims = [name for name in state.victims if name in running]
+        desired: dict[PoolKey, int] = {}
+        progress: dict[PoolKey, tuple[float, int]] = {}
+        capped = {key: until for key, until in state.capped_until_s.items() if now_s < until}
+        for pool in snapshot.pools:
+            key, count = pool.key, len(pool.replicas)
+            known = None if self.config.is_observing else state.desired.get(key)
+            desired[key] = pool.target_replicas if known is None else known
+            if victims:
+                own = {replica.replica_id for replica in pool.replicas}
+                if count <= pool.target_replicas == desired[key] + len(own & withdrawn.keys()):
+                    # Serve has stopped as many as it should, but others: without the hook the choice is its own.
+                    victims = [name for name in victims if name not in own]
+            if count < pool.target_replicas:
+                since_s, seen = state.missing_since_s.get(key, (now_s, count))
+                progress[key] = (now_s if count > seen else min(since_s, now_s), count)
+                if now_s - progress[key][0] > self.config.no_room_s and key not in capped:
+                    capped[key] = now_s + self.config.no_room_retry_s
+        queued = [r.queued_prefill_tokens for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas]
+        backlog = (now_s, math.fsum(tokens for tokens in queued if tokens is not None))
+        oldest_s = now_s - self.config.window_s
+        return replace(
+            state,
+            desired=desired,
+            admitted=tuple(name for name in state.admitted if name in running),
+            withdrawn={} if self.config.is_observing else withdrawn,
+            victims=() if self.config.is_observing else tuple(victims),
+            backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
+            missing_since_s=progress,
+            capped_until_s=capped,
+            scaled_out_s=None if state.scaled_out_s is None else min(state.scaled_out_s, now_s),
+            scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
+        )
+
+    def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
+        """The pool inside the configured bounds, and for a while inside what has found room."""
+        lowest, highest = pool.lowest_replicas, pool.highest_replicas
+        if (bounds := self.config.bounds.get(pool.key.role)) is not None:
+            lowest, highest = max(lowest, bounds.lowest_replicas), min(highest, bounds.highest_replicas)
+        if pool.key in state.capped_until_s:
+            away = state.withdrawn.keys() | set(state.victims)
+            serving = sum(replica.replica_id not in away for replica in pool.replicas)
+            highest = min(highest, max(serving, lowest))
+        return replace(pool, lowest_replicas=lowest, highest_replicas=highest)
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
+        if (override := self.config.override) is not None:
+            by_hand = {Role.PREFILL: float(override.prefill), Role.DECODE: float(override.decode)}
+            return Decision(wanted=by_hand, reason="set by hand", is_step=True, is_urgent=True)
+        decision = self._policy.decide(snapshot)
+        if decision.wanted is not None and not all(0 <= count < math.inf for count in decision.wanted.values()):
+            return Decision(wanted=None, reason=f"the policy wants {dict(decision.wanted)}, which are no counts")
+        return decision
+
+    def _verdict(
+        self,
+        decision: Decision,
+        current: Mapping[Role, int],
+        pools: Sequence[PoolStats],
+        snapshot: Snapshot,
+        ratio: PdRatio,
+    ) -> Verdict:
+        room = _room(pools, self.config.guard.budget_gpus)
+        if self.config.override is not None and decision.wanted is not None:
+            by_hand = room.clamp(decision.wanted)
+            is_too_much = room.is_over_budget(by_hand)
+            verdict = Verdict(
+                counts=current if is_too_much else by_hand,
+                held_back=("the counts set by hand are over the GPU budget",) if is_too_much else (),
+            )
+        else:
+            state = snapshot.state
+            changes = [at for at in (state.scaled_out_s, state.scaled_in_s) if at is not None]
+            verdict = guard(
+                decision,
+                current,
+                ratio=ratio,
+                room=room,
+                config=self.config.guard,
+                since_change_s=snapshot.now_s - max(changes) if changes else None,
+                observed=_leaving(snapshot),
+            )
+        if self.config.is_observing and verdict.counts != current:
+            would = f"only observing: would be {verdict.counts[Role.PREFILL]}P{verdict.counts[Role.DECODE]}D"
+            return Verdict(counts=current, held_back=(*verdict.held_back, would))
+        return verdict
+
+    def _gated(
+        self,
+        snapshot: Snapshot,
+        was_withdrawn: Mapping[str, float],
+        decision: Decision,
+        held_back: tuple[str, ...],
+        ratio: PdRatio,
+        hold: str | None,
+    ) -> Plan:
+        """Who serves, who waits at the door, who leaves."""
+        state, now_s, gate = snapshot.state, snapshot.now_s, self.config.gate
+        withdrawn, victims = dict(state.withdrawn), set(state.victims)
+        before = frozenset(state.admitted)
+        # Who was withdrawn by then has been missed by nobody.
+        is_proven = hold is None and self.config.slo.is_met(snapshot.latency)
+        proven_s = now_s - gate.observation_s if is_proven else -math.inf
+        ready: dict[str, dict[Role, list[str]]] = {}
+        counts: dict[PoolKey, int] = {}
+        for pool in snapshot.pools:
+            wanted = state.desired[pool.key]
+            away = [r.replica_id for r in pool.replicas if r.replica_id in withdrawn]
+            serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
+            if len(serving) < wanted:
+                away.sort(key=withdrawn.__getitem__)  # who left last comes back first
+                for name in away[len(away) - min(len(away), wanted - len(serving)) :]:
+                    del withdrawn[name]
+            elif not self.config.is_observing:
+                withdrawn.update(dict.fromkeys(choose_victims(serving, before, len(serving) - wanted), now_s))
+            for name in [name for name in away if withdrawn.get(name, math.inf) <= proven_s]:
+                del withdrawn[name]
+                victims.add(name)
+            counts[pool.key] = wanted + sum(r.replica_id in withdrawn for r in pool.replicas)
+            ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = [
+                r.replica_id for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims
+            ]
+        admitted: list[str] = []
+        for group in ready.values():
+            if gate.is_enabled and not self.config.is_observing:
+                admitted += admit(group, before, ratio=ratio, band_replicas=gate.band_replicas)
+            else:
+                admitted += [name for role in Role for name in group[role]]
+        state = replace(
+            state,
+            ticked_s=now_s,
+            admitted=tuple(admitted),
+            withdrawn=withdrawn,
+            victims=tuple(sorted(victims)),
+            desired_before=state.desired_before if withdrawn else {},
+        )
+        serving_now = frozenset(admitted)
+        return Plan(
+            counts=counts,
+            admitted=state.admitted,
+            withdrawn=tuple(withdrawn),
+            reinstated=tuple(name for name in was_withdrawn if name in serving_now),
+            victims=state.victims,
+            decision=decision,
+            held_back=held_back,
+            state=state,
+        )
+
+
+def totals(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
+    """Replicas of each role over all groups."""
+    return {role: sum(count for key, count in desired.items() if key.role is role) for role in Role}
+
+
+def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
+    state = snapshot.state
+    return Plan(
+        counts={pool.key: pool.target_replicas for pool in snapshot.pools},
+        admitted=state.admitted,
+        withdrawn=tuple(state.withdrawn),
+        reinstated=(),
+        victims=state.victims,
+        decision=Decision(wanted=None, reason=reason),
+        held_back=(),
+        state=replace(state, ticked_s=snapshot.now_s),
+    )
+
+
+def _all_back(snapshot: Snapshot) -> ControllerState:
+    """The state as if those under observation had never been withdrawn."""
+    state = snapshot.state
+    desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
+    return replace(state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s)
+
+
+def _leaving(snapshot: Snapshot) -> dict[Role, int]:
+    gone = snapshot.state.withdrawn.keys() | set(snapshot.state.victims)
+    leaving = dict.fromkeys(Role, 0)
+    if gone:
+        for pool in snapshot.pools:
+            leaving[pool.key.role] += sum(replica.replica_id in gone for replica in pool.replicas)
+    return leaving
+
+
+def _room(pools: Sequence[PoolStats], budget_gpus: int | None) -> Room:
+    own = {role: [pool for pool in pools if pool.key.role is role] for role in Role}
+    return Room(
+        lowest={role: sum(pool.lowest_replicas for pool in own[role]) for role in Role},
+        highest={role: sum(pool.highest_replicas for pool in own[role]) for role in Role},
+        gpus_per_replica={role: max((pool.gpus_per_replica for pool in own[role]), default=0) for role in Role},
+        budget_gpus=budget_gpus,
+    )

@@ -1,0 +1,130 @@
+"""Everything that softens or vetoes a decision: hysteresis, cooldown, damping, step, bounds, budget, ratio (pure)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.types import Decision
+from kvtransfer.topology import Role
+
+_EPSILON = 1e-9
+_FREE = Room(
+    lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 1 << 20), gpus_per_replica=dict.fromkeys(Role, 0)
+)
+
+
+class GuardConfig(BaseModel):
+    """Limits on how the counts may move (HeteroScale section 3.6)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    cooldown_out_s: float = Field(15.0, ge=0.0, description="Least time from any change to the next scale-out.")
+    cooldown_in_s: float = Field(120.0, ge=0.0, description="Least time from any change to the next scale-in.")
+    hysteresis_out_frac: float = Field(
+        0.05, ge=0.0, le=10.0, description="Scale out only beyond this share above the present count (theta_out)."
+    )
+    hysteresis_in_frac: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Scale in only beyond this share below the present count (theta_in)."
+    )
+    damping_out_frac: float = Field(1.0, gt=0.0, le=1.0, description="Share of a wanted growth that one plan takes.")
+    damping_in_frac: float = Field(0.5, gt=0.0, le=1.0, description="Share of a wanted shrinkage that one plan takes.")
+    step_out_replicas: int = Field(8, ge=1, description="Most replicas that one plan adds to the larger role.")
+    step_in_replicas: int = Field(2, ge=1, description="Most replicas that one plan takes from the larger role.")
+    budget_gpus: int | None = Field(None, ge=1, description="GPUs that both roles together may hold.")
+    band_replicas: float = Field(
+        1.0, ge=0.5, le=16.0, description="How far from the ratio counts may be, replicas of the smaller role."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Counts of both roles after the guard, and what it held back and why."""
+
+    counts: Mapping[Role, int]
+    held_back: tuple[str, ...]
+
+
+def guard(
+    decision: Decision,
+    current: Mapping[Role, int],
+    *,
+    ratio: PdRatio,
+    room: Room,
+    config: GuardConfig,
+    since_change_s: float | None,
+    observed: Mapping[Role, int],
+) -> Verdict:
+    """Turn what a policy wants into whole replicas that may be acted on.
+
+    Args:
+        decision: the policy's.
+        current: replicas of each role that should serve now.
+        ratio: the P/D ratio to keep.
+        room: bounds and budget.
+        config: the limits.
+        since_change_s: time since the counts last changed; ``None`` where they never did.
+        observed: replicas of each role that are on their way out and still hold their GPUs.
+    """
+    if decision.wanted is None:
+        return Verdict(counts=current, held_back=())
+    leader, share, now = ratio.leader, ratio.follower_share, current[ratio.leader]
+    asked = max(decision.wanted[leader], decision.wanted[ratio.follower] / share)
+    is_sound = _is_sound(current, ratio, room, config)
+    if is_sound and not decision.is_step and not _is_beyond_hysteresis(asked, now, config):
+        return Verdict(counts=current, held_back=())
+    grows = asked > now or not is_sound
+    cooldown_s = config.cooldown_out_s if grows else config.cooldown_in_s
+    if not decision.is_urgent and since_change_s is not None and since_change_s < cooldown_s:
+        return Verdict(counts=current, held_back=(f"cooldown: {cooldown_s - since_change_s:.1f} s left",))
+    if is_sound and not decision.is_urgent:
+        asked = _damped(asked, now, config)
+    notes: list[str] = []
+    free = joint_counts({leader: asked, ratio.follower: 0.0}, ratio, _FREE, band_replicas=config.band_replicas)
+    counts = joint_counts({leader: asked, ratio.follower: 0.0}, ratio, room, band_replicas=config.band_replicas)
+    if counts is None:
+        return Verdict(
+            counts=current, held_back=(f"bounds and budget hold no counts at the ratio {ratio}: both roles stay",)
+        )
+    if counts != free:
+        notes.append(f"bounds and budget: {_text(free)} became {_text(counts)}")
+    stepped = {
+        role: min(max(counts[role], current[role] - config.step_in_replicas), current[role] + config.step_out_replicas)
+        for role in Role
+    }
+    if stepped != counts:
+        if is_sound:
+            at_ratio = {leader: float(stepped[leader]), ratio.follower: 0.0}
+            stepped = joint_counts(at_ratio, ratio, room, band_replicas=config.band_replicas) or dict(current)
+        notes.append(f"step: {_text(counts)} became {_text(stepped)}")
+    held = {role: max(stepped[role], current[role]) + observed[role] for role in Role}
+    if any(stepped[role] > current[role] for role in Role) and room.is_over_budget(held):
+        stepped = {role: min(stepped[role], current[role]) for role in Role}
+        notes.append("budget: what leaves must be gone before anything is added")
+    return Verdict(counts=stepped, held_back=tuple(notes))
+
+
+def _is_sound(current: Mapping[Role, int], ratio: PdRatio, room: Room, config: GuardConfig) -> bool:
+    """Whether counts are as near to the ratio as rounding leaves them, or as the room lets them be."""
+    if room.holds(current) and ratio.deviation(current[Role.PREFILL], current[Role.DECODE]) < 1.0 - _EPSILON:
+        return True
+    as_many = {ratio.leader: float(current[ratio.leader]), ratio.follower: 0.0}
+    return joint_counts(as_many, ratio, room, band_replicas=config.band_replicas) == current
+
+
+def _is_beyond_hysteresis(asked: float, now: int, config: GuardConfig) -> bool:
+    return not now * (1 - config.hysteresis_in_frac) <= asked <= now * (1 + config.hysteresis_out_frac)
+
+
+def _damped(asked: float, now: int, config: GuardConfig) -> float:
+    if asked >= now:
+        return now + config.damping_out_frac * (asked - now)
+    # A whole replica too many goes, however small the share: rounding up would keep it for ever.
+    most = now - 1 if math.ceil(asked) < now else now
+    return min(most, now + config.damping_in_frac * (asked - now))
+
+
+def _text(counts: Mapping[Role, int] | None) -> str:
+    return "nothing" if counts is None else f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"

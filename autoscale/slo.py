@@ -1,0 +1,21 @@
+"""The latency objective of a service (pure)."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autoscale.types import Latency
+
+
+class SloConfig(BaseModel):
+    """What users were promised, and of how many of them it must hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    ttft_s: float = Field(1.0, gt=0.0, description="Time to first token, from arrival at the endpoint.")
+    tpot_s: float = Field(0.05, gt=0.0, description="Time per output token after the first.")
+    quantile_frac: float = Field(0.95, gt=0.0, lt=1.0, description="The share of requests that both must hold for.")
+
+    def is_met(self, latency: Latency) -> bool:
+        """Whether nobody waited, or the quantiles of those who did are inside."""
+        return (latency.ttft_s is None or latency.ttft_s <= self.ttft_s) and (
+            latency.tpot_s is None or latency.tpot_s <= self.tpot_s
+        )

@@ -1,0 +1,103 @@
+"""What of a configuration may change while it runs, and what contradicts itself or the pools it is for (pure)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from autoscale.config import AutoscaleConfig
+from autoscale.ratio import Room, joint_counts
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+
+class PoolLimits(BaseModel):
+    """What a pool was deployed with, which only a redeploy changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lowest_replicas: int = Field(ge=1)
+    highest_replicas: int = Field(ge=1)
+    gpus_per_replica: int = Field(0, ge=0)
+
+
+class Pools(RootModel[dict[PoolKey, PoolLimits]]):
+    """The limits of every pool of an application."""
+
+
+def tuned(base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> AutoscaleConfig:
+    """The deployed configuration with what was changed since.
+
+    Args:
+        base: as deployed.
+        changes: nested as the configuration; a policy of another kind replaces the whole policy.
+        pools: what the result must fit.
+
+    Raises:
+        ValueError: a field or a value is wrong, or they contradict each other.
+    """
+    config = AutoscaleConfig.model_validate(merged(base.model_dump(mode="json"), changes))
+    check_fits(config, pools)
+    return config
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes`` put over it, level by level."""
+    if "kind" in changes and changes["kind"] != base.get("kind"):
+        return dict(changes)
+    result = dict(base)
+    for name, value in changes.items():
+        below = result.get(name)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            result[name] = merged(below, value)
+        else:
+            result[name] = value
+    return result
+
+
+def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
+    """Refuse a configuration that these pools cannot follow.
+
+    Raises:
+        ValueError: bounds outside what was deployed, a budget or a ratio that no counts satisfy, an override that is
+            outside either.
+    """
+    for key, limits in pools.root.items():
+        bounds = config.bounds.get(key.role)
+        if bounds is None:
+            continue
+        if bounds.lowest_replicas < limits.lowest_replicas or bounds.highest_replicas > limits.highest_replicas:
+            raise ValueError(
+                f"bounds.{key.role} ({bounds.lowest_replicas} to {bounds.highest_replicas}) reach beyond what {key} "
+                f"was deployed with ({limits.lowest_replicas} to {limits.highest_replicas}): change replicas and "
+                "max_replicas of the group and deploy again"
+            )
+    room = _room(config, pools)
+    nothing = dict.fromkeys(Role, 0.0)
+    if joint_counts(nothing, config.pd_ratio, room, band_replicas=config.guard.band_replicas) is None:
+        raise ValueError(
+            f"no counts between {_text(room.lowest)} and {_text(room.highest)} are at the ratio {config.pd_ratio}"
+            + (f" within {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
+            + ": change the bounds, the budget or the ratio"
+        )
+    if config.override is not None:
+        counts = {Role.PREFILL: config.override.prefill, Role.DECODE: config.override.decode}
+        if not room.holds(counts):
+            raise ValueError(
+                f"{_text(counts)} lies outside {_text(room.lowest)} to {_text(room.highest)}"
+                + (f" or takes more than {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
+            )
+
+
+def _room(config: AutoscaleConfig, pools: Pools) -> Room:
+    lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+    for key, limits in pools.root.items():
+        bounds = config.bounds.get(key.role)
+        lowest[key.role] += bounds.lowest_replicas if bounds else limits.lowest_replicas
+        highest[key.role] += bounds.highest_replicas if bounds else limits.highest_replicas
+        gpus[key.role] = max(gpus[key.role], limits.gpus_per_replica)
+    return Room(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=config.guard.budget_gpus)
+
+
+def _text(counts: Mapping[Role, int]) -> str:
+    return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"

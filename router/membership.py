@@ -1,0 +1,25 @@
+"""Which of a pool's replicas get requests: the plan's admitted ones; fails open (pure)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The admitted replicas of an application, by the last plan; ``heard_s`` is when the coordinator last spoke."""
+
+    admitted: frozenset[str]
+    heard_s: float
+
+
+def routable(
+    replica_ids: Sequence[str], membership: Membership | None, *, now_s: float, silence_s: float
+) -> Sequence[str]:
+    """The replicas that may be routed to; a replica that the plan does not know yet is held.
+
+    All of them where no plan was heard of, where the coordinator has been silent for ``silence_s``, or where the plan
+    admits none of them: a gate that has lost touch must not stop the service.
+    """
+    if membership is None or now_s - membership.heard_s > silence_s:
+        return replica_ids
+    return [name for name in replica_ids if name in membership.admitted] or replica_ids

@@ -1,0 +1,198 @@
+"""HeteroScale's algorithms by hand, and what their combination lets through."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autoscale.policies.heteroscale import (
+    HeteroScale,
+    HeteroScaleConfig,
+    LatencyStepsConfig,
+    Signal,
+    negative_feedback,
+    proportional,
+)
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, Decision, Latency, PoolKey, Snapshot
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+MakeSnapshot = Callable[..., Snapshot]
+
+
+def test_algorithm_2_by_hand() -> None:
+    # Ten replicas at 1,300 tokens/s each, where 1,000 is the target: R = 1.3, so thirteen.
+    assert proportional(10, 1300.0, 1000.0) == pytest.approx(13.0)
+    assert proportional(10, 800.0, 1000.0) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "expected"),
+    [
+        (1.20, 12.0),  # alpha_out: a fifth more
+        (1.19, 11.0),  # beta_out: a tenth more
+        (0.90, 11.0),
+        (0.89, 10.0),
+        (0.41, 10.0),
+        (0.40, 9.5),  # gamma_in: a twentieth fewer
+        (0.0, 9.5),
+    ],
+)
+def test_algorithm_3_by_hand(latency_s: float, expected: float) -> None:
+    steps = LatencyStepsConfig(severe_frac=1.2, moderate_frac=0.9, relaxed_frac=0.4)
+    assert negative_feedback(10, latency_s, 1.0, steps) == pytest.approx(expected)
+
+
+@given(st.integers(1, 500), st.floats(0, 100))
+def test_a_breach_never_asks_for_fewer_as_the_printed_last_branch_would(count: int, latency_s: float) -> None:
+    steps = LatencyStepsConfig()
+    expected = negative_feedback(count, latency_s, 1.0, steps)
+    if latency_s >= steps.moderate_frac:
+        assert expected > count
+    assert count * 0.95 - 1e-9 <= expected <= count * 1.2 + 1e-9
+
+
+@pytest.fixture(scope="module", name="decide")
+def _decide(make_snapshot: MakeSnapshot) -> Callable[..., Decision]:
+    def call(
+        counts: tuple[int, int] = (2, 6),
+        *,
+        ratio: str = "1:3",
+        latency: Latency | None = None,
+        backlog: tuple[float, ...] = (),
+        stats: dict[Role, dict[str, Any]] | None = None,
+        **config: Any,
+    ) -> Decision:
+        state = ControllerState(
+            desired={PoolKey("g0", P): counts[0], PoolKey("g0", D): counts[1]},
+            backlog=tuple((float(at), tokens) for at, tokens in enumerate(backlog)),
+        )
+        snapshot = make_snapshot(*counts, state=state, latency=latency or Latency(), stats=stats)
+        policy = HeteroScale(
+            HeteroScaleConfig.model_validate({"target": 100.0, **config}), ratio=PdRatio.parse(ratio), slo=SloConfig()
+        )
+        return policy.decide(snapshot)
+
+    return call
+
+
+def tps(value: float) -> dict[Role, dict[str, Any]]:
+    return {D: {"decode_tokens_per_s": value}}
+
+
+def test_one_signal_sizes_both_roles(decide: Callable[..., Decision]) -> None:
+    decision = decide(stats=tps(150.0))
+    assert decision.wanted == {D: pytest.approx(9.0), P: pytest.approx(3.0)}
+    assert not decision.is_step
+
+
+@pytest.mark.parametrize(
+    ("signal", "shown", "target", "leaders"),
+    [
+        ("decode_tps", {D: {"decode_tokens_per_s": 50.0}}, 100.0, 3.0),
+        ("prefill_tps", {P: {"prefill_tokens_per_s": 300.0}}, 100.0, 18.0),  # 6 prefill, so 18 decode
+        ("prefill_gpu_utilization", {P: {"gpu_utilization_frac": 0.9}}, 0.6, 9.0),
+        ("decode_gpu_utilization", {D: {"gpu_utilization_frac": 0.9}}, 0.6, 9.0),
+        ("prefill_sm_activity", {P: {"sm_activity_frac": 0.2}}, 0.4, 3.0),
+        ("decode_sm_activity", {D: {"sm_activity_frac": 0.2}}, 0.4, 3.0),
+    ],
+)
+def test_every_linear_signal_scales_both_roles(
+    decide: Callable[..., Decision], signal: str, shown: dict[Role, dict[str, float]], target: float, leaders: float
+) -> None:
+    wanted = decide(stats=shown, signal=signal, target=target).wanted
+    assert wanted == {D: pytest.approx(leaders), P: pytest.approx(leaders / 3)}
+
+
+@pytest.mark.parametrize(
+    ("signal", "latency", "leaders"),
+    [
+        ("ttft", Latency(ttft_s=2.0, tpot_s=0.01), 7.2),
+        ("ttft", Latency(ttft_s=0.95, tpot_s=0.01), 6.6),
+        ("ttft", Latency(ttft_s=0.5, tpot_s=0.01), 6.0),
+        ("ttft", Latency(ttft_s=0.1, tpot_s=0.01), 5.0),  # a twentieth of six is one
+        ("tpot", Latency(ttft_s=0.1, tpot_s=0.01), 5.0),
+        ("tpot", Latency(ttft_s=0.1, tpot_s=0.2), 7.2),
+    ],
+)
+def test_a_latency_as_the_signal_moves_in_steps(
+    decide: Callable[..., Decision], signal: str, latency: Latency, leaders: float
+) -> None:
+    decision = decide(signal=signal, target=None, latency=latency)
+    assert decision.wanted is not None
+    assert decision.wanted[D] == pytest.approx(leaders)
+    assert decision.is_step
+
+
+def test_scale_out_takes_the_larger_of_signal_and_latency(decide: Callable[..., Decision]) -> None:
+    late = Latency(ttft_s=1.3, tpot_s=0.01)
+    assert decide(stats=tps(100.0), latency=late).wanted[D] == pytest.approx(7.2)
+    assert decide(stats=tps(200.0), latency=late).wanted[D] == pytest.approx(12.0)
+    assert decide(stats=tps(100.0), latency=Latency(ttft_s=0.1, tpot_s=0.049)).wanted[D] == pytest.approx(6.6)
+
+
+@pytest.mark.parametrize(
+    ("latency", "backlog", "leaders"),
+    [
+        (Latency(), (), 3.0),
+        (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 0.0), 3.0),
+        (Latency(ttft_s=0.5, tpot_s=0.02), (9000.0, 8000.0, 5000.0), 3.0),  # falling
+        (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 2000.0), 3.0),  # growing, but next to nothing
+        (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 5000.0), 6.0),
+        (Latency(ttft_s=1.01, tpot_s=0.02), (), 6.6),
+    ],
+)
+def test_scale_in_needs_calm_latencies_and_a_backlog_that_does_not_grow(
+    decide: Callable[..., Decision], latency: Latency, backlog: tuple[float, ...], leaders: float
+) -> None:
+    assert decide(stats=tps(50.0), latency=latency, backlog=backlog).wanted[D] == pytest.approx(leaders)
+
+
+def test_a_latency_far_below_its_target_alone_takes_nothing_away(decide: Callable[..., Decision]) -> None:
+    assert decide(stats=tps(100.0), latency=Latency(ttft_s=0.01, tpot_s=0.001)).wanted[D] == pytest.approx(6.0)
+
+
+def test_no_signal_is_no_decision(decide: Callable[..., Decision]) -> None:
+    assert decide().wanted is None
+    assert decide(signal="ttft", target=None).wanted is None
+
+
+@given(
+    seen=st.floats(0, 1e5),
+    more=st.floats(0, 1e5),
+    ttft_s=st.none() | st.floats(0, 10),
+    ratio=st.sampled_from(["1:5", "1:1", "9:1"]),
+)
+def test_more_decode_tokens_never_want_fewer_replicas(
+    decide: Callable[..., Decision], seen: float, more: float, ttft_s: float | None, ratio: str
+) -> None:
+    low, high = (
+        decide(ratio=ratio, stats=tps(value), latency=Latency(ttft_s=ttft_s)).wanted for value in (seen, seen + more)
+    )
+    assert all(high[role] >= low[role] - 1e-6 for role in Role)
+    assert high[P] == pytest.approx(high[D] * PdRatio.parse(ratio).per_decode())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "target is missing"),
+        ({"target": 0}, "greater than 0"),
+        ({"signal": "gpu", "target": 1}, "'decode_tps', 'prefill_tps'"),
+        ({"signal": "ttft", "target": 1.0}, r"target \(1\) does nothing for ttft: set slo.ttft_s"),
+        ({"signal": "prefill_sm_activity", "target": 70}, "give 0.7 for 70 %"),
+        ({"target": 1, "latency": {"relaxed_frac": 1.0}}, "or one step would hide another"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_the_fix(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        HeteroScaleConfig.model_validate(config)
+
+
+def test_the_eight_signals_are_the_papers() -> None:
+    assert len(Signal) == 8

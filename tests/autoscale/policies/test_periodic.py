@@ -1,0 +1,98 @@
+"""Periods of the day and the week, also where clocks change."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from pydantic import ValidationError
+
+from autoscale.controller import Controller
+from autoscale.policies.periodic import Periodic, PeriodicConfig
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import PoolKey, Snapshot
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+WORKDAYS = {
+    "kind": "periodic",
+    "time_zone": "Europe/Berlin",
+    "periods": [
+        {"begins": "0 8 * * mon-fri", "decode": 9},
+        {"begins": "0 20 * * *", "decode": 3},
+        {"begins": "0 2 * * sun", "prefill": 4, "decode": 2, "pd_ratio": "2:1"},
+    ],
+}
+
+
+def at(text: str, zone: str = "Europe/Berlin") -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("when", "decode"),
+    [
+        ("2026-11-20 07:59:59", 3),  # a Friday
+        ("2026-11-20 08:00:00", 9),
+        ("2026-11-20 19:59:59", 9),
+        ("2026-11-20 20:00:00", 3),
+        ("2026-11-21 12:00:00", 3),  # Saturday: the evening's still holds
+        ("2026-11-22 02:00:00", 2),  # Sunday
+        ("2026-11-23 07:00:00", 3),
+        ("2026-11-23 08:00:00", 9),
+        ("2026-03-30 08:00:00", 9),  # the Monday after the clocks went forward
+        ("2026-10-26 07:59:00", 3),  # and back
+    ],
+)
+def test_the_period_that_began_last_holds(make_snapshot: Callable[..., Snapshot], when: str, decode: int) -> None:
+    policy = Periodic(PeriodicConfig.model_validate(WORKDAYS), ratio=PdRatio(1, 3), slo=SloConfig())
+    decision = policy.decide(make_snapshot(now_s=at(when)))
+    assert decision.wanted is not None
+    assert decision.wanted[D] == decode
+    assert decision.ratio == (PdRatio(2, 1) if decode == 2 else PdRatio(1, 3))
+
+
+def test_the_zone_decides(make_snapshot: Callable[..., Snapshot]) -> None:
+    utc = Periodic(
+        PeriodicConfig.model_validate({**WORKDAYS, "time_zone": "UTC"}), ratio=PdRatio(1, 3), slo=SloConfig()
+    )
+    assert utc.decide(make_snapshot(now_s=at("2026-11-20 08:30:00"))).wanted[D] == 3  # 7:30 in UTC
+
+
+def test_of_two_that_begin_together_the_later_in_the_list_holds(make_snapshot: Callable[..., Snapshot]) -> None:
+    periods = [{"begins": "0 8 * * *", "decode": 2}, {"begins": "0 8 * * fri", "decode": 5}]
+    policy = Periodic(PeriodicConfig.model_validate({"periods": periods}), ratio=PdRatio(1, 1), slo=SloConfig())
+    assert policy.decide(make_snapshot(now_s=at("2026-11-20 08:00:00", "UTC"))).wanted[D] == 5
+    assert policy.decide(make_snapshot(now_s=at("2026-11-21 08:00:00", "UTC"))).wanted[D] == 2
+
+
+def test_counts_and_ratio_of_a_period_reach_the_plan(
+    make_autoscale: Callable[..., Any], make_snapshot: Callable[..., Snapshot]
+) -> None:
+    controller = Controller(make_autoscale(pd_ratio="1:3", policy=WORKDAYS))
+    key = {role: PoolKey("g0", role) for role in Role}
+    day = controller.tick(make_snapshot(1, 3, now_s=at("2026-11-20 09:00:00")))
+    assert (day.counts[key[P]], day.counts[key[D]]) == (3, 9)
+    sunday = controller.tick(make_snapshot(1, 3, now_s=at("2026-11-22 09:00:00")))
+    assert (sunday.state.desired[key[P]], sunday.state.desired[key[D]]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"time_zone": "Mars/Olympus"}, "no time zone: give one such as"),
+        ({"time_zone": "../etc/passwd"}, "no time zone"),
+        ({"periods": []}, "at least 1 item"),
+        ({"periods": [{"begins": "0 8 * *", "decode": 1}]}, "no cron expression"),
+        ({"periods": [{"begins": "99 8 * * *", "decode": 1}]}, "no cron expression"),
+        ({"periods": [{"begins": "0 0 30 2 *", "decode": 1}]}, "no cron expression|never comes"),
+        ({"periods": [{"begins": "0 8 * * *"}]}, "has no counts"),
+        ({"periods": [{"begins": "0 8 * * *", "decode": 0}]}, "greater than or equal to 1"),
+        ({"periods": [{"begins": "0 8 * * *", "decode": 1, "pd_ratio": "1:9"}]}, "between 1:5 and 9:1"),
+    ],
+)
+def test_a_schedule_with_gaps_or_nonsense_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        PeriodicConfig.model_validate({**WORKDAYS, **change})

@@ -1,0 +1,361 @@
+"""The whole tick, in a loop with what Serve does with its plans."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.types import ControllerState, Latency, PoolKey, Snapshot
+from kvtransfer.topology import Role
+from tests.autoscale.virtual_serve import VirtualServe
+
+P, D = Role.PREFILL, Role.DECODE
+LATE = Latency(ttft_s=5.0, tpot_s=0.01)
+WELL = Latency(ttft_s=0.6, tpot_s=0.03)
+MakeConfig = Callable[..., AutoscaleConfig]
+
+
+def serve(config: AutoscaleConfig, *, prefill_s: float = 10.0, decode_s: float = 10.0, **fields: Any) -> VirtualServe:
+    return VirtualServe(Controller(config), {P: prefill_s, D: decode_s}, **fields)
+
+
+def run(cluster: VirtualServe, ticks: int, decode_tps: float, **fields: Any) -> None:
+    for _ in range(ticks):
+        cluster.tick(decode_tps, **fields)
+
+
+def test_both_roles_follow_decode_tokens_at_the_ratio_and_back(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:3", gate={"observation_s": 4.0}))
+    run(cluster, 10, 850.0)
+    assert cluster.counts == (3, 9)
+    assert len(cluster.plan.admitted) == 12
+    run(cluster, 10, 250.0)
+    assert cluster.counts == (1, 3)
+    assert [len(cluster.running[role]) for role in Role] == [1, 3]
+
+
+@pytest.mark.parametrize(("prefill_s", "decode_s"), [(4.0, 40.0), (40.0, 4.0)])
+@pytest.mark.parametrize("ratio", ["1:3", "3:1"])
+def test_the_ready_ratio_is_kept_whichever_role_is_ready_first(
+    make_autoscale: MakeConfig, prefill_s: float, decode_s: float, ratio: str
+) -> None:
+    config = make_autoscale(pd_ratio=ratio)
+    worst = {True: 0.0, False: 0.0}
+    for is_enabled in worst:
+        changed = config.model_copy(update={"gate": config.gate.model_copy(update={"is_enabled": is_enabled})})
+        cluster = serve(changed, prefill_s=prefill_s, decode_s=decode_s)
+        for _ in range(30):
+            cluster.tick(880.0 if ratio == "1:3" else 280.0)
+            deviation = config.pd_ratio.deviation(len(cluster.serving(P)), len(cluster.serving(D)))
+            worst[is_enabled] = max(worst[is_enabled], deviation)
+        assert cluster.counts == ((3, 9) if ratio == "1:3" else (9, 3))
+        assert len(cluster.plan.admitted) == 12
+    assert worst[True] <= 1.0
+    assert worst[False] > 1.0
+
+
+def test_an_overload_of_prefill_never_scales_in_though_decode_tokens_fall(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:2", gate={"observation_s": 0.0}))
+    run(cluster, 10, 380.0)
+    assert cluster.counts == (2, 4)
+    # Prompts pile up, decode starves, and no request is late yet.
+    for tick in range(10):
+        cluster.tick(max(0.0, 300.0 - 40.0 * tick), backlog_tokens=3000.0 * (tick + 1))
+        assert cluster.counts >= (2, 4)
+    # Then they are late: more of both, though decode has nothing to do.
+    run(cluster, 10, 20.0, backlog_tokens=40_000.0, latency=LATE)
+    assert cluster.counts > (2, 4)
+    assert cluster.controller.config.pd_ratio.deviation(*cluster.counts) <= 1.0
+
+
+def test_scale_in_is_observed_first_and_then_done_in_both_roles_at_once(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:1", gate={"observation_s": 9.0}))
+    run(cluster, 10, 380.0)
+    plan = cluster.tick(180.0, latency=WELL)
+    assert cluster.counts == (4, 4)  # nothing has stopped
+    assert len(plan.withdrawn) == 4
+    assert [len(cluster.serving(role)) for role in Role] == [2, 2]
+    waits = 0
+    while cluster.counts == (4, 4):
+        plan = cluster.tick(180.0, latency=WELL)
+        waits += 1
+    assert waits * cluster.interval_s >= 9.0
+    assert cluster.counts == (2, 2)
+    assert len(plan.victims) == 4
+    assert cluster.tick(180.0, latency=WELL).victims == ()
+
+
+def test_who_is_missed_comes_back_at_once(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 60.0}))
+    run(cluster, 10, 380.0)
+    away = cluster.tick(180.0, latency=WELL).withdrawn
+    plan = cluster.tick(180.0, latency=LATE)
+    assert plan.reinstated == away
+    assert set(away) <= set(plan.admitted)
+    assert cluster.counts == (4, 4)
+    assert not any(cluster.starting.values())
+
+
+def test_more_load_brings_back_who_was_withdrawn_before_it_starts_others(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 60.0}))
+    run(cluster, 10, 380.0)
+    cluster.tick(180.0)
+    plan = cluster.tick(280.0)
+    assert len(plan.reinstated) == 2
+    assert len(plan.withdrawn) == 2
+    assert not any(cluster.starting.values())
+
+
+def test_without_the_hook_serve_chooses_and_the_plan_takes_its_choice(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 0.0}), has_hook=False)
+    run(cluster, 10, 380.0)
+    run(cluster, 10, 180.0)
+    assert cluster.counts == (2, 2)
+    assert cluster.plan.victims == ()
+    assert set(cluster.plan.admitted) == {*cluster.running[P], *cluster.running[D]}
+
+
+def test_a_dead_replica_is_serves_to_replace_and_changes_no_count(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:3"))
+    run(cluster, 10, 880.0)
+    cluster.lose(D)
+    for _ in range(8):
+        cluster.tick(880.0)
+        assert cluster.counts == (3, 9)
+    assert len(cluster.plan.admitted) == 12
+
+
+def test_a_withdrawn_replica_that_dies_is_not_replaced(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 60.0}))
+    run(cluster, 10, 380.0)
+    name = next(name for name in cluster.tick(180.0).withdrawn if name in cluster.running[D])
+    cluster.running[D].remove(name)
+    cluster.starting[D].append(cluster.now_s + 10.0)
+    cluster.tick(180.0)
+    assert cluster.counts == (4, 3)
+    assert not any(cluster.starting.values())
+
+
+def test_a_cluster_without_room_never_leaves_the_ratio_and_fills_up_when_there_is(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=40.0, gate={"observation_s": 4.0})
+    cluster = serve(config, room={P: 2, D: 64})
+    for _ in range(18):
+        plan = cluster.tick(580.0)
+        assert abs(len(cluster.serving(P)) - len(cluster.serving(D))) <= 1
+    assert set(plan.state.capped_until_s) == {PoolKey("g0", P)}
+    run(cluster, 4, 580.0)
+    assert cluster.counts == (2, 3)
+    cluster.room[P] = 64
+    run(cluster, 40, 580.0)
+    assert cluster.counts == (6, 6)
+    assert len(cluster.plan.admitted) == 12
+
+
+def test_a_set_of_counts_by_hand_may_leave_the_ratio_and_resuming_returns_to_it(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 0.0}, guard={"step_out_replicas": 1})
+    cluster = serve(config)
+    cluster.controller = changed(config, override={"prefill": 1, "decode": 9})
+    run(cluster, 10, 880.0)
+    assert cluster.counts == (1, 9)
+    assert cluster.plan.decision.reason == "set by hand"
+    cluster.controller = Controller(config)
+    cluster.tick(880.0)
+    assert cluster.counts == (2, 9)
+    cluster.tick(880.0)
+    assert cluster.counts == (3, 9)
+
+
+def changed(config: AutoscaleConfig, **fields: Any) -> Controller:
+    return Controller(AutoscaleConfig.model_validate({**config.model_dump(), **fields}))
+
+
+def test_a_hand_set_count_over_the_budget_is_not_done(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(guard={"budget_gpus": 6})
+    cluster = serve(config)
+    cluster.controller = changed(config, override={"prefill": 4, "decode": 4})
+    plan = cluster.tick(100.0)
+    assert cluster.counts == (1, 1)
+    assert "over the GPU budget" in plan.held_back[0]
+
+
+def test_paused_decides_nothing_but_lets_new_replicas_in(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale()
+    cluster = serve(config)
+    cluster.tick(280.0)
+    cluster.controller = changed(config, is_paused=True)
+    run(cluster, 10, 10.0)
+    assert cluster.counts == (3, 3)
+    assert len(cluster.plan.admitted) == 6
+    assert cluster.plan.decision.reason == "paused by hand"
+
+
+def test_observing_says_what_it_would_do_and_does_nothing(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(is_observing=True))
+    run(cluster, 5, 280.0)
+    assert cluster.counts == (1, 1)
+    assert cluster.plan.held_back == ("only observing: would be 3P3D",)
+    assert set(cluster.plan.admitted) == {"p0", "d0"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda s: replace(s, is_recovering=True), "recovering"),
+        (lambda s: replace(s, now_s=s.now_s - 500.0), "clock jumped"),
+        (lambda s: replace(s, now_s=s.now_s + 500.0), "clock jumped"),
+        (lambda s: without(s, P), "no prefill replica of group g0 is running"),
+        (lambda s: without(s, D), "no decode replica of group g0 is running"),
+        (lambda s: aged(s, 60.0), "has been silent for 60.0 s"),
+        (lambda s: shown(s, None), "nothing shows decode_tps"),
+        (lambda s: shown(s, float("nan")), "are no counts"),
+        (lambda s: shown(s, float("inf")), "are no counts"),
+        (lambda s: shown(s, -5.0), "are no counts"),
+    ],
+)
+def test_what_cannot_be_trusted_holds(
+    make_autoscale: MakeConfig, fault: Callable[[Snapshot], Snapshot], said: str
+) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 0.0}))
+    run(cluster, 10, 280.0)
+    cluster.now_s += 2.0
+    seen = cluster.snapshot({P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 2000.0}})
+    plan = cluster.controller.tick(fault(seen))
+    assert said in plan.decision.reason
+    assert plan.decision.wanted is None
+    assert {plan.counts[pool.key] for pool in seen.pools} == {3}
+    assert plan.withdrawn == plan.victims == ()
+
+
+def without(snapshot: Snapshot, role: Role) -> Snapshot:
+    pools = tuple(replace(pool, replicas=() if pool.key.role is role else pool.replicas) for pool in snapshot.pools)
+    return replace(snapshot, pools=pools)
+
+
+def aged(snapshot: Snapshot, age_s: float) -> Snapshot:
+    seen_s = snapshot.now_s - age_s
+    pools = tuple(
+        replace(pool, replicas=tuple(replace(replica, observed_s=seen_s) for replica in pool.replicas))
+        for pool in snapshot.pools
+    )
+    return replace(snapshot, pools=pools)
+
+
+def shown(snapshot: Snapshot, tps: float | None) -> Snapshot:
+    pools = tuple(
+        replace(pool, replicas=tuple(replace(replica, decode_tokens_per_s=tps) for replica in pool.replicas))
+        for pool in snapshot.pools
+    )
+    return replace(snapshot, pools=pools)
+
+
+def test_a_clock_that_was_set_back_delays_and_does_not_break(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(guard={"cooldown_out_s": 10.0}))
+    run(cluster, 10, 280.0)
+    cluster.now_s -= 3600.0
+    run(cluster, 10, 580.0)
+    assert cluster.counts == (6, 6)
+
+
+def test_a_controller_that_was_killed_goes_on_from_the_state_alone(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(gate={"observation_s": 20.0})
+    clusters = [serve(config), serve(config)]
+    for tick in range(40):
+        clusters[1].controller = Controller(config)
+        for cluster in clusters:
+            cluster.tick([380.0, 180.0, 580.0][tick // 14])
+        assert clusters[0].plan == clusters[1].plan
+
+
+def test_several_groups_are_sized_as_one_and_each_keeps_the_ratio(
+    make_autoscale: MakeConfig, make_snapshot: Callable[..., Snapshot]
+) -> None:
+    groups = [make_snapshot(1, 2, group=f"g{i}", stats={D: {"decode_tokens_per_s": 200.0}}) for i in range(3)]
+    pools = tuple(
+        replace(pool, replicas=tuple(replace(r, replica_id=f"{i}{r.replica_id}") for r in pool.replicas))
+        for i, group in enumerate(groups)
+        for pool in group.pools
+    )
+    plan = Controller(make_autoscale(pd_ratio="1:2")).tick(replace(groups[0], pools=pools))
+    assert sum(count for key, count in plan.counts.items() if key.role is D) == 12
+    for group in ("g0", "g1", "g2"):
+        assert (plan.counts[PoolKey(group, P)], plan.counts[PoolKey(group, D)]) == (2, 4)
+
+
+events = st.tuples(
+    st.sampled_from(["load", "load", "load", "quiet", "dead_p", "dead_d", "late", "backlog", "blind", "crash"]),
+    st.floats(0.0, 2000.0),
+)
+
+
+@settings(max_examples=60)
+@given(
+    story=st.lists(events, min_size=1, max_size=60),
+    ratio=st.sampled_from(["1:5", "1:3", "1:1", "3:1", "9:1"]),
+    starts=st.tuples(st.floats(1.0, 30.0), st.floats(1.0, 30.0)),
+    budget=st.none() | st.integers(12, 40),
+    has_hook=st.booleans(),
+)
+def test_whatever_happens_counts_stay_in_bounds_budget_and_ratio(
+    make_autoscale: MakeConfig,
+    story: list[tuple[str, float]],
+    ratio: str,
+    starts: tuple[float, float],
+    budget: int | None,
+    has_hook: bool,
+) -> None:
+    config = make_autoscale(
+        pd_ratio=ratio, gate={"observation_s": 6.0}, guard={"budget_gpus": budget, "step_out_replicas": 8}
+    )
+    cluster = serve(config, prefill_s=starts[0], decode_s=starts[1], has_hook=has_hook)
+    deaths = 0
+    for event, size in story:
+        if event == "dead_p" and len(cluster.running[P]) > 1:
+            cluster.lose(P)
+            deaths += 1
+        elif event == "dead_d" and len(cluster.running[D]) > 1:
+            cluster.lose(D)
+            deaths += 1
+        elif event == "crash":
+            cluster.controller = Controller(config)
+        plan = cluster.tick(
+            None if event == "blind" else 0.0 if event == "quiet" else size,
+            latency=LATE if event == "late" else Latency(),
+            backlog_tokens=size * 100 if event == "backlog" else 0.0,
+        )
+        assert all(1 <= count <= 32 for count in cluster.counts)
+        assert budget is None or sum(cluster.counts) <= budget
+        desired = [plan.state.desired[PoolKey("g0", role)] for role in Role]
+        assert config.pd_ratio.deviation(*desired) <= 1.0 + 1e-9
+        for role in Role:
+            assert cluster.serving(role) or not cluster.running[role]
+        if not deaths and has_hook:
+            assert config.pd_ratio.deviation(len(cluster.serving(P)), len(cluster.serving(D))) <= 1.0 + 1e-9
+        assert not set(plan.withdrawn) & set(plan.admitted)
+        assert not set(plan.victims) & set(plan.admitted)
+    run(cluster, 60, 300.0)
+    assert config.pd_ratio.deviation(len(cluster.serving(P)), len(cluster.serving(D))) <= 1.0 + 1e-9
+    assert [len(cluster.running[role]) for role in Role] == list(cluster.counts)
+    assert cluster.plan.withdrawn == cluster.plan.victims == ()
+
+
+def test_a_steady_load_never_flaps(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:3", gate={"observation_s": 4.0}))
+    for tick in range(100):
+        cluster.tick(850.0 + (30.0 if tick % 2 else -30.0), latency=WELL)
+    settled = [tuple(plan.counts.values()) for plan in cluster.plans[10:]]
+    assert len(set(settled)) == 1
+
+
+def test_an_empty_state_starts_from_what_serve_works_towards(
+    make_autoscale: MakeConfig, make_snapshot: Callable[..., Snapshot]
+) -> None:
+    plan = Controller(make_autoscale()).tick(
+        make_snapshot(2, 2, targets=(3, 3), stats={D: {"decode_tokens_per_s": 140.0}})
+    )
+    assert plan.state.desired == {PoolKey("g0", P): 3, PoolKey("g0", D): 3}
+    assert ControllerState().desired == {}

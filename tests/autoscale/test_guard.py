@@ -1,0 +1,203 @@
+"""Hysteresis, cooldown, damping, step, bounds, budget and ratio, one at a time and all together."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscale.guard import GuardConfig, Verdict, guard
+from autoscale.ratio import PdRatio, Room
+from autoscale.types import Decision
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+FREE = {
+    "cooldown_out_s": 0.0,
+    "cooldown_in_s": 0.0,
+    "hysteresis_out_frac": 0.0,
+    "hysteresis_in_frac": 0.0,
+    "damping_in_frac": 1.0,
+    "step_out_replicas": 64,
+    "step_in_replicas": 64,
+}
+
+
+def judge(
+    decode: float | None,
+    current: tuple[int, int] = (2, 6),
+    *,
+    ratio: str = "1:3",
+    since_change_s: float | None = None,
+    highest: int = 64,
+    observed: tuple[int, int] = (0, 0),
+    is_step: bool = False,
+    is_urgent: bool = False,
+    **config: Any,
+) -> Verdict:
+    """The guard's word on so many decode replicas."""
+    wanted = None if decode is None else {P: 0.0, D: decode}
+    return guard(
+        Decision(wanted=wanted, reason="test", is_step=is_step, is_urgent=is_urgent),
+        {P: current[0], D: current[1]},
+        ratio=PdRatio.parse(ratio),
+        room=Room(
+            lowest={P: 1, D: 1},
+            highest={P: highest, D: highest},
+            gpus_per_replica={P: 1, D: 1},
+            budget_gpus=config.pop("budget_gpus", None),
+        ),
+        config=GuardConfig.model_validate({**FREE, **config}),
+        since_change_s=since_change_s,
+        observed={P: observed[0], D: observed[1]},
+    )
+
+
+def counts(verdict: Verdict) -> tuple[int, int]:
+    return verdict.counts[P], verdict.counts[D]
+
+
+def test_nothing_wanted_changes_nothing() -> None:
+    assert judge(None) == Verdict(counts={P: 2, D: 6}, held_back=())
+
+
+def test_both_roles_move_in_one_verdict() -> None:
+    assert counts(judge(9.0)) == (3, 9)
+    assert counts(judge(3.0)) == (1, 3)
+
+
+@pytest.mark.parametrize(("decode", "expected"), [(6.6, (2, 6)), (6.7, (3, 7)), (5.4, (2, 6)), (5.0, (2, 5))])
+def test_hysteresis_is_a_dead_band_around_the_present_count(decode: float, expected: tuple[int, int]) -> None:
+    assert counts(judge(decode, hysteresis_out_frac=0.1, hysteresis_in_frac=0.1)) == expected
+
+
+def test_a_step_of_a_feedback_loop_needs_no_hysteresis() -> None:
+    assert counts(judge(6.3, hysteresis_out_frac=0.1, is_step=True)) == (3, 7)
+
+
+def test_cooldowns_differ_by_direction_and_an_urgent_decision_skips_them() -> None:
+    cooldowns = {"cooldown_out_s": 10.0, "cooldown_in_s": 60.0}
+    assert counts(judge(9.0, since_change_s=9.0, **cooldowns)) == (2, 6)
+    assert judge(9.0, since_change_s=9.0, **cooldowns).held_back == ("cooldown: 1.0 s left",)
+    assert counts(judge(9.0, since_change_s=10.0, **cooldowns)) == (3, 9)
+    assert counts(judge(3.0, since_change_s=59.0, **cooldowns)) == (2, 6)
+    assert counts(judge(3.0, since_change_s=60.0, **cooldowns)) == (1, 3)
+    assert counts(judge(9.0, since_change_s=0.0, is_urgent=True, **cooldowns)) == (3, 9)
+
+
+def test_damping_takes_a_share_of_the_way_but_always_a_whole_replica() -> None:
+    assert counts(judge(2.0, (4, 12), damping_in_frac=0.5)) == (3, 7)  # 12 - 5
+    assert counts(judge(2.0, (1, 3), damping_in_frac=0.1)) == (1, 2)  # 2.9 would stay 3 for ever
+    assert counts(judge(12.0, damping_out_frac=0.5)) == (3, 9)
+    assert counts(judge(12.0, damping_out_frac=0.5, is_urgent=True)) == (4, 12)
+
+
+def test_a_step_limits_the_larger_role_and_the_other_follows() -> None:
+    verdict = judge(12.0, step_out_replicas=2)
+    assert counts(verdict) == (3, 8)
+    assert verdict.held_back == ("step: 4P12D became 3P8D",)
+    assert counts(judge(1.0, (4, 12), step_in_replicas=3)) == (3, 9)
+
+
+def test_budget_and_bounds_are_said() -> None:
+    verdict = judge(12.0, budget_gpus=12)
+    assert counts(verdict) == (3, 9)
+    assert verdict.held_back == ("bounds and budget: 4P12D became 3P9D",)
+    assert counts(judge(30.0, highest=8)) == (3, 8)
+
+
+def test_urgent_is_no_way_around_bounds_and_budget() -> None:
+    assert counts(judge(30.0, budget_gpus=8, is_urgent=True)) == (2, 6)
+    assert counts(judge(30.0, highest=6, is_urgent=True)) == (2, 6)
+
+
+def test_no_room_for_both_roles_is_no_move_of_either() -> None:
+    verdict = judge(6.0, (1, 1), ratio="1:5", budget_gpus=1)
+    assert counts(verdict) == (1, 1)
+    assert "both roles stay" in verdict.held_back[0]
+
+
+def test_a_drifted_ratio_is_repaired_step_by_step_without_new_load() -> None:
+    path = [(1, 9)]
+    while len(path) < 10 and (step := counts(judge(9.0, path[-1], step_out_replicas=1))) != path[-1]:
+        path.append(step)
+    assert path == [(1, 9), (2, 9), (3, 9)]
+
+
+def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -> None:
+    # Prefill cannot grow beyond two: decode shrinks to what two can feed.
+    path = [(2, 12)]
+    for _ in range(5):
+        verdict = guard(
+            Decision(wanted={P: 0.0, D: 12.0}, reason="test"),
+            {P: path[-1][0], D: path[-1][1]},
+            ratio=PdRatio(1, 3),
+            room=Room(lowest={P: 1, D: 1}, highest={P: 2, D: 64}, gpus_per_replica={P: 1, D: 1}),
+            config=GuardConfig.model_validate({**FREE, "step_in_replicas": 1}),
+            since_change_s=None,
+            observed={P: 0, D: 0},
+        )
+        path.append(counts(verdict))
+    assert path == [(2, 12), (2, 11), (2, 10), (2, 9), (2, 9), (2, 9)]
+
+
+def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
+    # From 3P9D to a ratio of 3:1: 8 GPUs held by 9 decode replicas of which 2 are on their way out.
+    verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, observed=(0, 2))
+    assert counts(verdict) == (1, 2)
+    assert any("must be gone" in note for note in verdict.held_back)
+    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8, observed=(0, 0))) == (6, 2)
+
+
+@given(
+    wanted=st.floats(0, 1e6),
+    leaders=st.integers(1, 60),
+    ratio=st.sampled_from(["1:5", "1:3", "1:1", "2:1", "9:1"]),
+    budget=st.none() | st.integers(2, 120),
+    step=st.integers(1, 64),
+    since=st.none() | st.floats(0, 100),
+    flags=st.tuples(st.booleans(), st.booleans()),
+)
+def test_a_verdict_keeps_bounds_budget_ratio_and_step_whatever_is_wanted(
+    wanted: float,
+    leaders: int,
+    ratio: str,
+    budget: int | None,
+    step: int,
+    since: float | None,
+    flags: tuple[bool, bool],
+) -> None:
+    ratio_ = PdRatio.parse(ratio)
+    followers = max(1, round(leaders * ratio_.follower_share))
+    current = (leaders, followers) if ratio_.leader is P else (followers, leaders)
+    before = sum(current)
+    is_over = budget is not None and before > budget
+    verdict = judge(
+        wanted,
+        current,
+        ratio=ratio,
+        since_change_s=since,
+        budget_gpus=budget,
+        is_step=flags[0],
+        is_urgent=flags[1],
+        step_out_replicas=step,
+        step_in_replicas=step,
+    )
+    prefill, decode = counts(verdict)
+    assert 1 <= prefill <= 64
+    assert 1 <= decode <= 64
+    assert ratio_.deviation(prefill, decode) <= 1 + 1e-9 or is_over
+    assert budget is None or prefill + decode <= max(budget, before)
+    if not is_over:
+        assert abs(counts(verdict)[0 if ratio_.leader is P else 1] - leaders) <= step
+    assert verdict == judge(
+        wanted,
+        current,
+        ratio=ratio,
+        since_change_s=since,
+        budget_gpus=budget,
+        is_step=flags[0],
+        is_urgent=flags[1],
+        step_out_replicas=step,
+        step_in_replicas=step,
+    )

@@ -1,0 +1,65 @@
+"""Spreading a service over its groups."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscale.placement import place
+from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.types import PoolKey, PoolStats
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def pools(bounds: Sequence[tuple[int, int]]) -> list[PoolStats]:
+    return [
+        PoolStats(
+            key=PoolKey(f"g{i}", role), replicas=(), target_replicas=1, lowest_replicas=low, highest_replicas=high
+        )
+        for i, (low, high) in enumerate(bounds)
+        for role in Role
+    ]
+
+
+def test_one_group_gets_everything() -> None:
+    current = {PoolKey("g0", P): 1, PoolKey("g0", D): 3}
+    assert place({P: 2, D: 6}, current, pools([(1, 9)]), PdRatio(1, 3)) == {PoolKey("g0", P): 2, PoolKey("g0", D): 6}
+
+
+def test_the_emptiest_group_grows_and_its_followers_with_it() -> None:
+    current = {PoolKey("g0", P): 2, PoolKey("g0", D): 6, PoolKey("g1", P): 1, PoolKey("g1", D): 3}
+    placed = place({P: 4, D: 12}, current, pools([(1, 9), (1, 9)]), PdRatio(1, 3))
+    assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 6, PoolKey("g1", P): 2, PoolKey("g1", D): 6}
+
+
+def test_a_full_group_is_passed_over_and_too_much_is_an_error() -> None:
+    current = {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 1, PoolKey("g1", D): 1}
+    placed = place({P: 5, D: 5}, current, pools([(1, 2), (1, 9)]), PdRatio(1, 1))
+    assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 2, PoolKey("g1", P): 3, PoolKey("g1", D): 3}
+    with pytest.raises(ValueError, match="9 decode replicas do not fit the bounds of 2 groups"):
+        place({P: 2, D: 9}, current, pools([(1, 2), (1, 2)]), PdRatio(1, 1))
+
+
+@given(
+    ratio=st.sampled_from(["1:5", "1:3", "1:1", "2:1", "9:1"]).map(PdRatio.parse),
+    leaders=st.tuples(st.integers(3, 60), st.integers(3, 60)),
+    groups=st.integers(1, 3),
+)
+def test_totals_are_kept_and_every_group_is_at_the_ratio(ratio: PdRatio, leaders: tuple[int, int], groups: int) -> None:
+    room = Room(
+        lowest=dict.fromkeys(Role, groups), highest=dict.fromkeys(Role, 500), gpus_per_replica=dict.fromkeys(Role, 1)
+    )
+    bounds = pools([(1, 500)] * groups)
+    placed = {PoolKey(f"g{i}", role): 1 for i in range(groups) for role in Role}
+    for count in leaders:
+        wanted = joint_counts({ratio.leader: float(count), ratio.follower: 0.0}, ratio, room, band_replicas=1.0)
+        assert wanted is not None
+        placed = place(wanted, placed, bounds, ratio)
+        assert {role: sum(n for key, n in placed.items() if key.role is role) for role in Role} == wanted
+        for i in range(groups):
+            deviation = ratio.deviation(placed[PoolKey(f"g{i}", P)], placed[PoolKey(f"g{i}", D)])
+            assert deviation <= 1.0 + 1e-9 or groups > 1
+            assert deviation < 2.0

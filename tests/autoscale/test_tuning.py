@@ -1,0 +1,69 @@
+"""What may change while it runs, and what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autoscale.config import AutoscaleConfig
+from autoscale.ratio import PdRatio
+from autoscale.tuning import Pools, check_fits, merged, tuned
+
+MakeConfig = Callable[..., AutoscaleConfig]
+POOLS = Pools.model_validate(
+    {
+        "prefill:g0": {"lowest_replicas": 1, "highest_replicas": 4, "gpus_per_replica": 2},
+        "decode:g0": {"lowest_replicas": 1, "highest_replicas": 12, "gpus_per_replica": 1},
+    }
+)
+
+
+def test_changes_are_put_over_what_was_deployed(make_autoscale: MakeConfig) -> None:
+    base = make_autoscale(pd_ratio="1:3")
+    config = tuned(base, {"pd_ratio": "1:2", "policy": {"target": 70}, "guard": {"cooldown_in_s": 5}}, POOLS)
+    assert config.pd_ratio == PdRatio(1, 2)
+    assert config.policy.target == 70  # type: ignore[union-attr]
+    assert config.guard.cooldown_in_s == 5
+    assert config.guard.step_in_replicas == base.guard.step_in_replicas
+    assert tuned(base, {}, POOLS) == base
+
+
+def test_another_policy_replaces_the_whole_policy(make_autoscale: MakeConfig) -> None:
+    config = tuned(make_autoscale(), {"policy": {"kind": "queue_depth", "decode_requests_per_s": 2}}, POOLS)
+    assert config.policy.kind == "queue_depth"
+
+
+def test_none_is_a_value() -> None:
+    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}) == {"a": {"b": None, "c": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pd_ratio": "1:9"}, "between 1:5 and 9:1"),
+        ({"pd_ratoi": "1:3"}, "Extra inputs are not permitted"),
+        ({"policy": {"kind": "magic"}}, "'heteroscale', 'periodic', 'queue_depth'"),
+        ({"policy": {"signal": "cpu"}}, "'decode_tps', 'prefill_tps'"),
+        ({"guard": {"budget_gpus": 2}}, r"no counts between 1P1D and 4P12D are at the ratio 1:3 within 2 GPUs: change"),
+        ({"bounds": {"decode": {"highest_replicas": 99}}}, r"bounds.decode \(1 to 99\) reach beyond what decode:g0"),
+        ({"bounds": {"decode": {"lowest_replicas": 5, "highest_replicas": 4}}}, "is more than highest_replicas"),
+        (
+            {"pd_ratio": "5:1", "bounds": {"decode": {"lowest_replicas": 6, "highest_replicas": 8}}},
+            "no counts between 1P6D and 4P8D are at the ratio 5:1: change",
+        ),
+        ({"override": {"prefill": 9, "decode": 1}}, "9P1D lies outside 1P1D to 4P12D"),
+        ({"override": {"prefill": 4, "decode": 8}, "guard": {"budget_gpus": 12}}, "takes more than 12 GPUs"),
+        ({"stale_s": 1}, "at least two intervals"),
+        ({"window_s": 0.5}, "at least interval_s"),
+        ({"guard": {"cooldown_in_s": float("nan")}}, "finite number"),
+    ],
+)
+def test_what_contradicts_itself_or_the_pools_is_refused_with_the_fix(
+    make_autoscale: MakeConfig, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        tuned(make_autoscale(pd_ratio="1:3"), changes, POOLS)
+
+
+def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:
+    check_fits(make_autoscale(pd_ratio="1:3", bounds={"decode": {"lowest_replicas": 3, "highest_replicas": 6}}), POOLS)

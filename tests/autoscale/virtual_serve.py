@@ -1,0 +1,104 @@
+"""What Serve does with a plan: starts what is missing after a delay, stops what is too much."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoscale.controller import Controller
+from autoscale.types import ControllerState, Latency, Plan, PoolKey, PoolStats, ReplicaStats, Snapshot
+from kvtransfer.topology import Role
+from router.membership import Membership, routable
+
+
+@dataclass
+class VirtualServe:
+    """One group; time moves with ``tick``. ``has_hook``: victims are the plan's, else the newest replicas."""
+
+    controller: Controller
+    start_s: dict[Role, float]
+    interval_s: float = 2.0
+    has_hook: bool = True
+    room: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 64))
+    bounds: tuple[int, int] = (1, 32)
+    now_s: float = 1000.0
+    state: ControllerState = field(default_factory=ControllerState)
+    running: dict[Role, list[str]] = field(default_factory=lambda: {role: [f"{role[0]}0"] for role in Role})
+    starting: dict[Role, list[float]] = field(default_factory=lambda: {role: [] for role in Role})
+    targets: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 1))
+    born: int = 1
+    plan: Plan | None = None
+    plans: list[Plan] = field(default_factory=list)
+
+    def snapshot(self, load: dict[Role, dict[str, Any]], **fields: Any) -> Snapshot:
+        """What the controller sees; ``load`` holds totals that a role's replicas share."""
+        pools = []
+        for role in Role:
+            names = self.running[role]
+            shown = {"observed_s": self.now_s}
+            shown |= {name: value / max(1, len(names)) for name, value in load.get(role, {}).items()}
+            pools.append(
+                PoolStats(
+                    key=PoolKey("g0", role),
+                    replicas=tuple(ReplicaStats(replica_id=name, **shown) for name in names),
+                    target_replicas=self.targets[role],
+                    lowest_replicas=self.bounds[0],
+                    highest_replicas=self.bounds[1],
+                    gpus_per_replica=1,
+                )
+            )
+        return Snapshot(now_s=self.now_s, pools=tuple(pools), state=self.state, **fields)
+
+    def tick(
+        self, decode_tps: float | None, *, backlog_tokens: float = 0.0, latency: Latency | None = None, **fields: Any
+    ) -> Plan:
+        """One interval: replicas become ready, the controller ticks, Serve acts."""
+        self.now_s += self.interval_s
+        for role in Role:
+            for at_s in [at_s for at_s in self.starting[role] if at_s <= self.now_s]:
+                if len(self.running[role]) < self.room[role]:
+                    self.starting[role].remove(at_s)
+                    self.running[role].append(f"{role[0]}{self.born}")
+                    self.born += 1
+        waiting = {"waiting_requests": 0.0}
+        load: dict[Role, dict[str, Any]] = {
+            Role.PREFILL: {"queued_prefill_tokens": backlog_tokens, **waiting},
+            Role.DECODE: dict(waiting),
+        }
+        if decode_tps is not None:
+            load[Role.DECODE]["decode_tokens_per_s"] = decode_tps
+        plan = self.controller.tick(self.snapshot(load, latency=latency or Latency(), **fields))
+        self.plan, self.state = plan, plan.state
+        self.plans.append(plan)
+        for role in Role:
+            self._apply(role, plan)
+        return plan
+
+    def _apply(self, role: Role, plan: Plan) -> None:
+        self.targets[role] = plan.counts[PoolKey("g0", role)]
+        have = len(self.running[role]) + len(self.starting[role])
+        for _ in range(self.targets[role] - have):
+            self.starting[role].append(self.now_s + self.start_s[role])
+        for _ in range(have - self.targets[role]):
+            own = [name for name in plan.victims if name in self.running[role]] if self.has_hook else []
+            if own:
+                self.running[role].remove(own[0])
+            elif self.starting[role]:
+                self.starting[role].pop()
+            else:
+                self.running[role].pop()
+
+    def lose(self, role: Role, *, restarts: bool = True) -> str:
+        """The oldest replica of a role dies; Serve starts another."""
+        name = self.running[role].pop(0)
+        if restarts:
+            self.starting[role].append(self.now_s + self.start_s[role])
+        return name
+
+    def serving(self, role: Role) -> list[str]:
+        """Running replicas that get requests."""
+        membership = self.plan and Membership(admitted=frozenset(self.plan.admitted), heard_s=self.now_s)
+        return list(routable(self.running[role], membership, now_s=self.now_s, silence_s=10.0))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """What Serve works towards."""
+        return self.targets[Role.PREFILL], self.targets[Role.DECODE]
