@@ -22,6 +22,9 @@ _OWNED_ENGINE_KWARGS = {
     "enable_request_id_headers": None,
 }
 
+# Where LLMConfig carries an EmulatorConfig; it has no field of its own for it.
+EMULATOR_KEY = "tandem_emulator"
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -70,13 +73,27 @@ class PlacementConfig(_Config):
     )
 
 
+class EmulatorConfig(_Config):
+    """Which engine is emulated."""
+
+    profile: Path = Field(description="An EngineProfile, such as configs/profiles/h100_llama70b_fp8_tp4.json.")
+    start_s: float | None = Field(None, ge=0.0, description="From asked for to ready, beyond imports; the profile's.")
+    time_factor: float = Field(1.0, gt=0.0, le=1000.0, description="How many seconds of the engine pass in one here.")
+    max_running: int | None = Field(None, ge=1, description="Requests in the batch at one time; the profile's.")
+    chunk_s: float = Field(0.1, ge=0.0, description="Tokens that come within this time are sent as one chunk.")
+
+
 class RoleConfig(_Config):
     """One pool: the replicas of one role in one group."""
 
-    replicas: int = Field(1, ge=1, le=1024, description="Replicas, each one engine.")
+    replicas: int = Field(
+        1, ge=1, le=1024, description="Replicas, each one engine; with autoscale the count at start and the lowest."
+    )
+    max_replicas: int | None = Field(None, ge=1, le=1024, description="With autoscale: the most there may be.")
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     placement: PlacementConfig = PlacementConfig()
+    emulator: EmulatorConfig | None = Field(None, description="Keep an engine's time instead of running it.")
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="vLLM engine arguments of this role; they win over the application's."
     )
@@ -92,6 +109,12 @@ class RoleConfig(_Config):
     max_ongoing_requests: int = Field(
         1000, ge=1, description="Requests that Serve sends one replica at a time; the engine queues and batches them."
     )
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) is less than replicas ({self.replicas})")
+        return self
 
     @property
     def workers(self) -> int:

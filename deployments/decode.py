@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -20,6 +21,7 @@ from deployments.engine_stats import engine_stats
 from deployments.frames import Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
+from deployments.request_stats import RequestStats
 from deployments.requests import parse_request, requested_max_tokens
 from router.config import RouterConfig
 
@@ -42,12 +44,19 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
-        client.generate = PDGenerate(
+        self._requests = RequestStats(time.monotonic)
+        self._generate = client.generate = PDGenerate(
             client=client,
             prefill=prefill_server.options(method_name="prefill", stream=True),
             stats=engine_stats(),
+            requests=self._requests,
             config=router,
         )
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to the joint policy, once a second."""
+        stats = engine_stats()
+        return {**stats.load.report(), **stats.gpu_report(), **self._requests.report(), **self._generate.report()}
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         # Ray's chat() and completions() come here; their orchestration would prefill a second time.
@@ -56,20 +65,27 @@ class DecodeServer(EngineHost, PDDecodeServer):
         async for chunk in stream:
             yield chunk
 
-    async def respond(self, endpoint: str, body: dict[str, Any], request_id: str) -> AsyncGenerator[Frame, None]:
+    async def respond(
+        self, endpoint: str, body: dict[str, Any], request_id: str, arrived_at_s: float
+    ) -> AsyncGenerator[Frame, None]:
         """Serve one OpenAI request.
 
         Args:
             endpoint: ``chat`` or ``completions``.
             body: the client's JSON object.
             request_id: the id under which the request is known everywhere.
+            arrived_at_s: when it arrived at the ingress, by the wall clock, which both nodes are taken to share.
 
         Yields:
             Frames; the first one's status is the response's.
         """
         try:
             request = parse_request(endpoint, body, request_id)
-            trace = RequestTrace(max_tokens=requested_max_tokens(request), beam_search=bool(request.use_beam_search))
+            trace = RequestTrace(
+                max_tokens=requested_max_tokens(request),
+                beam_search=bool(request.use_beam_search),
+                arrived_s=time.monotonic() - max(0.0, time.time() - arrived_at_s),
+            )
             CURRENT_TRACE.set(trace)
             handler = self.engine.chat if endpoint == "chat" else self.engine.completions
             async with aclosing(handler(request, None)) as chunks:

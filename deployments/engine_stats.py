@@ -5,16 +5,36 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from deployments.gpu_stats import GpuStats
+
 # vLLM builds the logger itself and hands it to nobody: the server in the same process finds it here.
 _ENGINES: dict[int, "EngineStatsLogger"] = {}
 
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What an engine holds now; ``None`` before its first step."""
+    """What an engine holds now, ``None`` before its first step, and what it has done since it started.
+
+    ``deferred_requests`` wait for KV from another engine. ``prefill_tokens`` were computed, not found in a cache.
+    """
 
     running_requests: int | None = None
+    waiting_requests: int | None = None
+    deferred_requests: int | None = None
     kv_usage_frac: float | None = None
+    output_tokens: int = 0
+    prefill_tokens: int = 0
+
+    def report(self) -> dict[str, float]:
+        """Gauges and counters by the names of ``autoscale.signals``; nothing that was not observed."""
+        gauges = {
+            "running_requests": self.running_requests,
+            "waiting_requests": self.waiting_requests,
+            "deferred_requests": self.deferred_requests,
+            "kv_usage_frac": self.kv_usage_frac,
+        }
+        counters = {"decode_tokens": float(self.output_tokens), "prefill_tokens": float(self.prefill_tokens)}
+        return {name: float(value) for name, value in gauges.items() if value is not None} | counters
 
 
 class EngineStatsLogger(StatLoggerBase):
@@ -22,6 +42,7 @@ class EngineStatsLogger(StatLoggerBase):
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.load = EngineLoad()
+        self._gpus: GpuStats | None = None
         self.max_running_requests: int = vllm_config.scheduler_config.max_num_seqs
         self._cache_config = vllm_config.cache_config
         _ENGINES[engine_index] = self
@@ -36,6 +57,12 @@ class EngineStatsLogger(StatLoggerBase):
         """KV blocks that may hold prefixes for reuse; 0 where the engine reuses none."""
         return int(self._cache_config.num_gpu_blocks or 0) if self._cache_config.enable_prefix_caching else 0
 
+    def gpu_report(self) -> dict[str, float]:
+        """Utilisation and SM activity of the engine's GPUs since the last call; empty on CPU."""
+        if self._gpus is None:  # not before the engine has its devices
+            self._gpus = GpuStats()
+        return self._gpus.report()
+
     def record(
         self,
         scheduler_stats: Any,
@@ -46,10 +73,20 @@ class EngineStatsLogger(StatLoggerBase):
         """Called by vLLM after every engine step; kept cheap."""
         if scheduler_stats is not None:
             self.load.running_requests = scheduler_stats.num_running_reqs
+            self.load.waiting_requests = scheduler_stats.num_waiting_reqs
+            self.load.deferred_requests = scheduler_stats.num_skipped_waiting_reqs
             self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.load.output_tokens += iteration_stats.num_generation_tokens
+            self.load.prefill_tokens += iteration_stats.prompt_token_stats.computed
 
     def log_engine_initialized(self) -> None:
         """Nothing to say; required by the base class."""
+
+
+def register_engine(stats: Any, engine_index: int = 0) -> None:
+    """Make an engine that vLLM does not know of the one of this process."""
+    _ENGINES[engine_index] = stats
 
 
 def engine_stats(engine_index: int = 0) -> EngineStatsLogger:

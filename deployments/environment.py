@@ -48,4 +48,6 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
         # Ray lowers its workers' priority (nice 15), so anything else on the machine would stall token streams.
         "RAY_worker_niceness": "0",
+        # Which replica stops is the joint policy's choice.
+        "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "deployments.scheduler_hook.install",
     }

@@ -6,8 +6,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.llm import build_llm_deployment
 
+from autoscale.config import AutoscaleConfig
+from autoscale.tuning import Pools
 from autoscale.types import PoolKey
 from deployments.config import GroupConfig, ModelConfig
+from deployments.coordinator import coordinator_actor
 from deployments.decode import DecodeServer
 from deployments.ingress import Ingress
 from deployments.options import llm_config, serve_options
@@ -27,6 +30,8 @@ def build_graph(
     ingress_replicas: int,
     ingress_cpus: float,
     request_timeout_s: float,
+    autoscale: AutoscaleConfig | None,
+    pools: Pools,
 ) -> Application:
     """Bind every deployment of an application; Ray's own builder hard-codes its server classes.
 
@@ -43,11 +48,20 @@ def build_graph(
                 bind |= {"prefill_server": prefills[group.name], "router": router}
             servers[group.name] = build_llm_deployment(
                 llm_config(
-                    role, pool, model=model, engine_kwargs=engine_kwargs, kv_transfer=kv_transfer, router=router
+                    role,
+                    pool,
+                    model=model,
+                    engine_kwargs=engine_kwargs,
+                    kv_transfer=kv_transfer,
+                    router=router,
+                    is_autoscaled=autoscale is not None,
                 ),
                 deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,
-                override_serve_options={"name": PoolKey(group.name, role).deployment_name, **serve_options(pool)},
+                override_serve_options={
+                    "name": PoolKey(group.name, role).deployment_name,
+                    **serve_options(pool),
+                },
             )
     return (
         serve.deployment(Ingress)
@@ -56,6 +70,7 @@ def build_graph(
             num_replicas=ingress_replicas,
             max_ongoing_requests=10_000,
             ray_actor_options={"num_cpus": ingress_cpus},
+            deployment_actors=[] if autoscale is None else [coordinator_actor(autoscale, pools)],
         )
         .bind(
             model_id=model.id,
@@ -64,6 +79,7 @@ def build_graph(
             prefills=prefills,
             decode_replicas={group.name: group.decode.replicas for group in groups},
             request_timeout_s=request_timeout_s,
+            is_autoscaled=autoscale is not None,
         )
     )
 

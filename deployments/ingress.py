@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from deployments import metrics as tandem_metrics
 from deployments.frames import Frame, failure
 from deployments.openai_errors import OpenAIError
+from router.ray_coordinator import find_coordinator
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,19 @@ async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
+async def _coordinators_page(app_name: str | None) -> list[Any]:
+    """What the autoscaler says, if there is one and it answers."""
+    if app_name is None:
+        return []
+    try:
+        async with asyncio.timeout(_METRICS_TIMEOUT_S):
+            coordinator = await asyncio.to_thread(find_coordinator, app_name)
+            return [] if coordinator is None else [await coordinator.metrics.remote()]
+    except (TimeoutError, RayError) as error:
+        logger.warning("the coordinator did not give its metrics: %s", error)
+        return []
+
+
 # serve.ingress pickles the app, and with it copies of the globals that its routes use, right here: what they use stands
 # above, and metrics are reached through their module, which is not copied.
 @serve.ingress(app)
@@ -144,6 +158,7 @@ class Ingress:
         prefills: dict[str, DeploymentHandle],
         decode_replicas: dict[str, int],
         request_timeout_s: float,
+        is_autoscaled: bool,
     ) -> None:
         self._model_id = model_id
         self._created_s = int(time.time())
@@ -157,6 +172,7 @@ class Ingress:
         context = serve.get_replica_context()
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._replica = context.replica_id.unique_id
+        self._app_name, self._is_autoscaled = context.app_name, is_autoscaled
 
     @app.get("/health")
     async def health(self) -> Response:
@@ -172,7 +188,9 @@ class Ingress:
     async def metrics(self) -> Response:
         """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
         pools = await asyncio.gather(
-            _broadcast(self._own_handle, "process_page"), *(_broadcast(handle, "metrics") for handle in self._engines)
+            _broadcast(self._own_handle, "process_page"),
+            *(_broadcast(handle, "metrics") for handle in self._engines),
+            _coordinators_page(self._app_name if self._is_autoscaled else None),
         )
         pages = [page for pool in pools for page in pool]
         return Response(await asyncio.to_thread(tandem_metrics.render, pages), media_type="text/plain; version=0.0.4")
@@ -235,7 +253,7 @@ class Ingress:
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
         self._check_model(body["model"])
-        frames = self._frames(endpoint, body, request_id, arrived_s + self._timeout_s)
+        frames = self._frames(endpoint, body, request_id, arrived_s)
         try:
             first = await anext(frames)
         except StopAsyncIteration:
@@ -252,10 +270,12 @@ class Ingress:
         return self._in_flight[group] / self._decode_replicas[group], self._rng.random()
 
     async def _frames(
-        self, endpoint: str, body: dict[str, Any], request_id: str, deadline_s: float
+        self, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float
     ) -> AsyncGenerator[Frame, None]:
+        deadline_s = arrived_s + self._timeout_s
         group = min(self._groups, key=self._load)
-        stream = self._groups[group].remote(endpoint, body, request_id)
+        arrived_at_s = time.time() - (time.monotonic() - arrived_s)
+        stream = self._groups[group].remote(endpoint, body, request_id, arrived_at_s)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
         self._in_flight[group] += 1

@@ -4,11 +4,14 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
-from deployments.config import ModelConfig, RoleConfig
+from deployments.config import EMULATOR_KEY, ModelConfig, RoleConfig
 from deployments.engine_arguments import check_known
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
+
+# How often a replica reports to the autoscaler.
+_REPORT_S = 1.0
 
 
 def llm_config(
@@ -19,6 +22,7 @@ def llm_config(
     engine_kwargs: dict[str, Any],
     kv_transfer: ConnectorConfig,
     router: RouterConfig,
+    is_autoscaled: bool,
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool.
 
@@ -40,19 +44,51 @@ def llm_config(
         },
         accelerator_type=pool.placement.accelerator_type,
         placement_group_config={"bundles": _bundles(pool), "strategy": pool.placement.strategy},
-        runtime_env={"env_vars": pool.env} if pool.env else None,
+        runtime_env={"env_vars": env} if (env := {**pool.env, **_emulator_env(pool)}) else None,
         # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
         # wrapper would send the same numbers to write-only metrics that nobody can read back.
         log_engine_metrics=False,
-        experimental_configs={"stream_batching_interval_ms": 0},
+        experimental_configs={"stream_batching_interval_ms": 0, **_emulator_config(pool)},
         deployment_config={
-            "num_replicas": pool.replicas,
+            **replica_options(pool, is_autoscaled=is_autoscaled),
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
-            "request_router_config": router_options(router),
+            "request_router_config": router_options(router, is_gated=is_autoscaled),
         },
     )
+
+
+def _emulator_env(pool: RoleConfig) -> dict[str, str]:
+    """Ray Serve LLM's own door for another engine class."""
+    return {} if pool.emulator is None else {"RAYLLM_VLLM_ENGINE_CLS": "deployments.emulator.EmulatedEngine"}
+
+
+def _emulator_config(pool: RoleConfig) -> dict[str, Any]:
+    if pool.emulator is None:
+        return {}
+    # Replicas run in another folder.
+    here = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
+    return {EMULATOR_KEY: here.model_dump(mode="json")}
+
+
+def replica_options(pool: RoleConfig, *, is_autoscaled: bool) -> dict[str, Any]:
+    """A fixed count, or bounds for the joint policy with Serve's own damping out of its way.
+
+    Never ``initial_replicas``: any change of the deployment would reset the count to it.
+    """
+    if not is_autoscaled:
+        return {"num_replicas": pool.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": pool.replicas,
+            "max_replicas": pool.max_replicas,
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            "metrics_interval_s": _REPORT_S,
+            "look_back_period_s": 4 * _REPORT_S,
+        }
+    }
 
 
 def serve_options(pool: RoleConfig) -> dict[str, Any]:
@@ -63,11 +99,11 @@ def serve_options(pool: RoleConfig) -> dict[str, Any]:
     return options
 
 
-def router_options(router: RouterConfig) -> dict[str, Any]:
+def router_options(router: RouterConfig, *, is_gated: bool) -> dict[str, Any]:
     """Serve's request-router options; attached from the start, since changing them restarts the application."""
     return {
         "request_router_class": "router.ray_router:TandemRouter",
-        "request_router_kwargs": {"policy": router.policy},
+        "request_router_kwargs": {"policy": router.policy, "is_gated": is_gated},
     }
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.engine_stats import EngineStatsLogger
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
+from deployments.request_stats import RequestStats, RequestTimer
 from router.config import RouterConfig
 from router.length import prefill_path
 from router.prefix_index import PrefixIndex
@@ -37,6 +38,7 @@ class RequestTrace:
 
     max_tokens: int | None = None
     beam_search: bool = False
+    arrived_s: float | None = None  # at the endpoint, by this process's monotonic clock
     generations: int = 0
     token_ids: list[int] = field(default_factory=list)
     error: Exception | None = None
@@ -92,12 +94,16 @@ class PDGenerate:
         client: Any,
         prefill: DeploymentHandle,
         stats: EngineStatsLogger,
+        requests: RequestStats,
         config: RouterConfig,
     ) -> None:
         self._client = client
         self._engine_generate = client.generate
         self._prefill = prefill
         self._stats = stats
+        self._requests = requests
+        self._handoff_s = 0.0
+        self._handoffs = 0
         self._config = config
         self._max_model_len = client.model_config.max_model_len
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
@@ -117,6 +123,31 @@ class PDGenerate:
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         if ids is not None and not is_step:
             self._check_context(len(ids), trace.max_tokens)
+        timer = None
+        is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if not is_step:
+            arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
+            timer = self._requests.begin(arrived_s, len(ids or ()), is_streamed=is_streamed)
+        try:
+            async with aclosing(self._run(prompt, ids, sampling_params, request_id, trace, is_step, kwargs)) as outputs:
+                async for output in outputs:
+                    if timer is not None:
+                        _count(timer, output, is_streamed)
+                    yield output
+        finally:
+            if timer is not None:
+                timer.end()
+
+    async def _run(
+        self,
+        prompt: Any,
+        ids: list[int] | None,
+        sampling_params: SamplingParams,
+        request_id: str,
+        trace: RequestTrace,
+        is_step: bool,
+        kwargs: dict[str, Any],
+    ) -> AsyncGenerator[RequestOutput, None]:
         salt = prompt.get("cache_salt") or "" if isinstance(prompt, dict) else ""
         reads_cache = ids is not None and not sampling_params.skip_reading_prefix_cache
         cached = self._index.cached_tokens(ids, salt) if ids is not None and reads_cache else 0
@@ -156,7 +187,10 @@ class PDGenerate:
                         self._local_prefill_tokens -= local_tokens
                         local_tokens = 0
                         if handed_over is not None:
-                            HANDOFF_S.observe(time.monotonic() - answered_s)
+                            handoff_s = time.monotonic() - answered_s
+                            HANDOFF_S.observe(handoff_s)
+                            self._handoff_s += handoff_s
+                            self._handoffs += 1
                         elif reads_cache and output.num_cached_tokens is not None:
                             CACHED_TOKENS_ERROR.observe(abs(output.num_cached_tokens - cached))
                         if ids is not None:
@@ -174,6 +208,14 @@ class PDGenerate:
             self._local_prefill_tokens -= local_tokens
             if ids is not None and output_ids:
                 self._index.add([*ids, *output_ids[:-1]], salt)
+
+    def report(self) -> dict[str, float]:
+        """Gauges and counters of the hand-over, by the names of ``autoscale.signals``."""
+        return {
+            "queued_prefill_tokens": float(self._local_prefill_tokens),
+            "handoff_s": self._handoff_s,
+            "handoffs": float(self._handoffs),
+        }
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
         if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
@@ -238,6 +280,15 @@ class PDGenerate:
         """Free KV on prefill that the decode engine will not pull."""
         with suppress(Exception):  # the engine has died; the lease ends by itself
             await self._client.notify_kv_transfer_request_rejected(request_id, unread.kv_transfer_params)
+
+
+def _count(timer: RequestTimer, output: RequestOutput, is_streamed: bool) -> None:
+    tokens = sum(len(part.token_ids) for part in output.outputs)
+    if is_streamed:
+        timer.add_tokens(tokens)
+    elif output.finished and output.metrics is not None:
+        # The engine core's times are of the same clock: the machine's monotonic one.
+        timer.add_all(tokens, output.metrics.first_token_ts, output.metrics.last_token_ts)
 
 
 def _is_transferable(prompt: dict[str, Any], sampling: SamplingParams, kwargs: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
+from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRequest, PrefillResult
 from kvtransfer.connector import prefill_request_params
 
@@ -20,6 +21,12 @@ class PrefillServer(EngineHost, PDPrefillServer):
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to the joint policy, once a second."""
+        queued = float(engine_client(self).get_num_queued_tokens())
+        stats = engine_stats()
+        return {**stats.load.report(), **stats.gpu_report(), "queued_prefill_tokens": queued}
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult, None]:
         """Prefill one prompt and say where decode finds its KV.

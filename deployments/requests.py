@@ -67,8 +67,9 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     """The output limit that the client asked for, tokens."""
-    newer = getattr(request, "max_completion_tokens", None)
-    return newer if newer is not None else request.max_tokens
+    fields = vars(request)  # read as an attribute, chat's max_tokens warns that it is deprecated
+    newer: int | None = fields.get("max_completion_tokens")
+    return newer if newer is not None else fields["max_tokens"]
 
 
 def _without_internal(fields: dict[str, Any]) -> dict[str, Any]:

@@ -30,4 +30,6 @@ def build_app(config: AppConfig) -> Application:
         ingress_replicas=config.ingress.replicas,
         ingress_cpus=config.ingress.cpus_per_replica,
         request_timeout_s=config.ingress.request_timeout_s,
+        autoscale=config.autoscale,
+        pools=config.pools(),
     )

@@ -24,6 +24,8 @@ NODE_IP = "127.0.0.2"
 # Ray puts UNIX sockets below a cluster's folder, and their paths may have 107 characters at most: not TMPDIR.
 CLUSTER_PARENT = "/tmp"  # noqa: S108
 _CACHE = Path("~/.cache/tandem").expanduser()
+# How the commands of another terminal find the cluster that this user started last, and are let in.
+_DOOR = _CACHE / "local-cluster.json"
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
 
@@ -134,6 +136,12 @@ class LocalCluster:
         if not answer["ready"]:
             self.close()
             raise DeployError(f"Ray did not start on this machine: {answer['error']}")
+        with suppress(OSError):  # without it, other terminals need --address and the token
+            _DOOR.parent.mkdir(parents=True, exist_ok=True)
+            _DOOR.unlink(missing_ok=True)
+            door = {"address": self.address, "token": self.environment["RAY_AUTH_TOKEN"], "pid": self._guardian.pid}
+            _DOOR.touch(mode=0o600)
+            _DOOR.write_text(json.dumps(door))
 
     @property
     def is_alive(self) -> bool:
@@ -159,3 +167,18 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def local_cluster_address() -> str | None:
+    """The address of the cluster that this user has started on this machine, if it still runs.
+
+    Sets the token that it asks for, which Ray reads when it is imported.
+    """
+    try:
+        door = json.loads(_DOOR.read_text())
+        if not psutil.pid_exists(door["pid"]):
+            return None
+    except (OSError, ValueError, KeyError):
+        return None
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door["token"])
+    return str(door["address"])

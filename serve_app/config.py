@@ -4,6 +4,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from autoscale.config import AutoscaleConfig
+from autoscale.tuning import PoolLimits, Pools, check_fits
 from deployments.config import GroupConfig, ModelConfig, check_engine_kwargs
 from kvtransfer.connector import ConnectorConfig
 from router.config import RouterConfig
@@ -35,6 +37,9 @@ class AppConfig(BaseModel):
     kv_transfer: ConnectorConfig = ConnectorConfig()
     router: RouterConfig = RouterConfig()
     ingress: IngressConfig = IngressConfig()
+    autoscale: AutoscaleConfig | None = Field(
+        None, description="How both roles are sized together; left out, they stay."
+    )
 
     @field_validator("engine_kwargs")
     @classmethod
@@ -48,3 +53,33 @@ class AppConfig(BaseModel):
         if twice:
             raise ValueError(f"groups: the name {twice[0]!r} is used twice; each group needs its own")
         return self
+
+    @model_validator(mode="after")
+    def _check_autoscale(self) -> Self:
+        pools = {key: pool for group in self.groups for key, pool in group.pools().items()}
+        if self.autoscale is None:
+            bounded = [str(key) for key, pool in pools.items() if pool.max_replicas is not None]
+            if bounded:
+                raise ValueError(
+                    f"max_replicas of {bounded[0]} does nothing without autoscale: add it, or use replicas"
+                )
+            return self
+        unbounded = [str(key) for key, pool in pools.items() if pool.max_replicas is None]
+        if unbounded:
+            raise ValueError(f"autoscale needs max_replicas of every role: {unbounded[0]} has none")
+        check_fits(self.autoscale, self.pools())
+        return self
+
+    def pools(self) -> Pools:
+        """What each pool was deployed with, for the autoscaler."""
+        return Pools(
+            {
+                key: PoolLimits(
+                    lowest_replicas=pool.replicas,
+                    highest_replicas=pool.max_replicas or pool.replicas,
+                    gpus_per_replica=pool.gpus_per_replica,
+                )
+                for group in self.groups
+                for key, pool in group.pools().items()
+            }
+        )

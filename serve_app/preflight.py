@@ -43,7 +43,7 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     memory = psutil.virtual_memory()
     need = sum(_pool_bytes(pool, config, folder, memory.total) for pool in on_cpu)
     if need > memory.available:
-        engines = sum(pool.replicas for pool in on_cpu)
+        engines = sum(pool.max_replicas or pool.replicas for pool in on_cpu)
         raise ConfigError(
             f"{engines} engines need about {_gb(need)} of memory (weights + KV + 3.4 GB each) and "
             f"{_gb(memory.available)} is available: use fewer replicas or a smaller kv_cache_memory_bytes, without "
@@ -103,6 +103,9 @@ def _remedy(error: OSError, host: str, port: int) -> str:
 
 
 def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None, machine_bytes: int) -> int:
+    count = pool.max_replicas or pool.replicas
+    if pool.emulator is not None:
+        return count * _REPLICA_BYTES
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
     kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
     kv = kwargs.get("kv_cache_memory_bytes")
@@ -111,10 +114,10 @@ def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None, machin
     if kv is not None and not isinstance(kv, int):  # YAML reads 1e9 as text
         raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
     if kv is not None:
-        return pool.replicas * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
+        return count * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
     share = kwargs.get("gpu_memory_utilization")
     taken = machine_bytes * (share if isinstance(share, (int, float)) else _DEFAULT_SHARE_FRAC)
-    return pool.replicas * (int(taken) + _REPLICA_BYTES)
+    return count * (int(taken) + _REPLICA_BYTES)
 
 
 def _gb(count: int) -> str:

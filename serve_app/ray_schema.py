@@ -12,6 +12,8 @@ from serve_app.config import AppConfig
 from serve_app.validate import ConfigError, parse_app_config, sole_application
 
 _CAUSE_CHARS = 300
+# As Serve wants it beside args. Its configuration is args.autoscale: changed policy_kwargs restart everything.
+JOINT_POLICY = {"policy_function": "autoscale.ray_policy:JointPolicy"}
 
 
 def single_app_config(document: Mapping[str, Any]) -> AppConfig:
@@ -35,6 +37,7 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
                 "http_options.request_timeout_s: Serve would cut streams without a word; use the application's "
                 "ingress.request_timeout_s"
             )
+    _check_policy(application, config)
     if document.get("proxy_location") == "Disabled":
         raise ConfigError("proxy_location: Disabled leaves no endpoint; use HeadOnly or EveryNode")
     try:
@@ -43,6 +46,19 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
         cause = textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=" ...")
         raise ConfigError(f"not a Serve config: {cause}") from None
     return config
+
+
+def _check_policy(application: Mapping[str, Any], config: AppConfig) -> None:
+    """Serve reads the policy from beside ``args``, and would size each deployment by its own without it."""
+    policy = application.get("autoscaling_policy")
+    if config.autoscale is not None and policy != JOINT_POLICY:
+        raise ConfigError(
+            f"applications.0.autoscaling_policy: args.autoscale needs {JOINT_POLICY} here, got {policy!r:.100}"
+        )
+    if config.autoscale is None and policy is not None:
+        raise ConfigError(
+            "applications.0.autoscaling_policy: there is no args.autoscale; add it, or leave the policy out"
+        )
 
 
 def check_engines(config: AppConfig) -> None:

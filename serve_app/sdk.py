@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import os
 import re
 import signal
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from deployments.ports import EVERY_ADDRESS
-from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment
+from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment, local_cluster_address
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
 from serve_app.validate import ConfigError, load_serve_yaml
@@ -105,11 +106,13 @@ def deploy(
 
 
 def connect(address: str) -> None:
-    """Connect this process to a Ray cluster.
+    """Connect this process to a Ray cluster; ``auto`` is also the one that `tandem serve` has started here.
 
     Raises:
         DeployError: there is none at ``address``.
     """
+    if address == "auto" and "RAY_ADDRESS" not in os.environ:
+        address = local_cluster_address() or address
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -276,11 +279,14 @@ class App:
 
 
 def _cpus(config: AppConfig) -> int:
+    """What every replica that there may be takes, and a little more."""
     total = config.ingress.replicas * config.ingress.cpus_per_replica
     for group in config.groups:
         for pool in group.pools().values():
             placement = pool.placement
-            total += pool.replicas * (placement.cpus_per_replica + pool.workers * placement.cpus_per_worker)
+            total += (pool.max_replicas or pool.replicas) * (
+                placement.cpus_per_replica + pool.workers * placement.cpus_per_worker
+            )
     return math.ceil(total) + 1
 
 

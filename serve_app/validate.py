@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from deployments.explain import explain
 from serve_app.config import AppConfig
 
 
@@ -26,7 +27,7 @@ def parse_app_config(args: Any) -> AppConfig:
     try:
         return AppConfig.model_validate(args)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(explain(error)) from None
 
 
 def load_serve_yaml(path: Path) -> dict[str, Any]:
@@ -61,30 +62,3 @@ def sole_application(document: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
         raise ConfigError("applications: expected a list with exactly one application; give each its own file")
     return applications[0]
-
-
-def _one_line(error: ValidationError) -> str:
-    items = error.errors(include_url=False)
-    problems = []
-    for item in items:
-        loc = item["loc"]
-        # pydantic also counts a list's valid items only: one wrong group would make the list "too short".
-        if item["type"] == "too_short" and any(other["loc"][: len(loc)] == loc for other in items if other is not item):
-            continue
-        where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
-        message = str(item["msg"]).removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "no such field; remove it or check its spelling"
-        elif item["type"] == "missing":
-            message = "is required; add it"
-        elif not isinstance(item["input"], dict) or item["type"].endswith("_type"):
-            message = f"{message}, got {_shown(item['input'])}"
-        problems.append(f"{where}: {message}")
-    return "; ".join(problems)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.80}"
-    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4300 digits
-        return f"an unprintable {type(value).__name__}"

@@ -17,13 +17,36 @@ def make_logger(**cache: Any) -> Any:
     )
 
 
+def scheduler(**fields: Any) -> SimpleNamespace:
+    shown = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_skipped_waiting_reqs": 0, "kv_cache_usage": 0.0}
+    return SimpleNamespace(**{**shown, **fields})
+
+
+def iteration(output: int, computed: int) -> SimpleNamespace:
+    return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=SimpleNamespace(computed=computed))
+
+
 def test_nothing_is_known_before_the_first_step_and_then_the_last_one() -> None:
     stats = make_logger()
-    assert (stats.load.running_requests, stats.load.kv_usage_frac) == (None, None)
+    assert stats.load.report() == {"decode_tokens": 0.0, "prefill_tokens": 0.0}
     for running, usage in ((3, 0.25), (0, 0.0)):
-        stats.record(SimpleNamespace(num_running_reqs=running, kv_cache_usage=usage), None)
-        stats.record(None, SimpleNamespace())  # a step may have either
+        stats.record(scheduler(num_running_reqs=running, kv_cache_usage=usage), None)
+        stats.record(None, iteration(0, 0))  # a step may have either
         assert (stats.load.running_requests, stats.load.kv_usage_frac) == (running, usage)
+
+
+def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
+    stats = make_logger()
+    stats.record(scheduler(num_waiting_reqs=2, num_skipped_waiting_reqs=1), iteration(5, 100))
+    stats.record(scheduler(num_waiting_reqs=1), iteration(7, 0))
+    assert stats.load.report() == {
+        "running_requests": 0.0,
+        "waiting_requests": 1.0,
+        "deferred_requests": 0.0,
+        "kv_usage_frac": 0.0,
+        "decode_tokens": 12.0,
+        "prefill_tokens": 100.0,
+    }
 
 
 def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:
@@ -39,3 +62,11 @@ def test_the_server_finds_the_logger_of_its_process() -> None:
     assert engine_stats() is stats
     with pytest.raises(RuntimeError, match="pip install -e"):
         engine_stats(engine_index=9)
+
+
+def test_without_a_gpu_there_are_no_gpu_figures() -> None:
+    from deployments.gpu_stats import GpuStats
+
+    if GpuStats().report():
+        pytest.skip("this machine has a GPU")
+    assert make_logger().gpu_report() == {}

@@ -22,6 +22,7 @@ def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
         engine_kwargs=engine_kwargs,
         kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
+        is_autoscaled=pool.max_replicas is not None,
     )
 
 
@@ -55,3 +56,28 @@ def test_kv_is_one_group_unless_the_user_splits_it() -> None:
 def test_an_unknown_engine_argument_names_the_nearest_one() -> None:
     with pytest.raises(ValueError, match="'max_model_length'; did you mean 'max_model_len'"):
         configured(RoleConfig(), max_model_length=512)
+
+
+def test_a_fixed_pool_has_a_count_and_an_autoscaled_one_bounds_without_serves_own_damping() -> None:
+    fixed = configured(RoleConfig(replicas=3)).deployment_config
+    assert fixed["num_replicas"] == 3
+    assert "autoscaling_config" not in fixed
+    assert fixed["request_router_config"]["request_router_kwargs"]["is_gated"] is False
+    scaled = configured(RoleConfig(replicas=2, max_replicas=5)).deployment_config
+    bounds = scaled["autoscaling_config"]
+    assert (bounds["min_replicas"], bounds["max_replicas"]) == (2, 5)
+    assert bounds["upscale_delay_s"] == bounds["downscale_delay_s"] == 0.0
+    assert "initial_replicas" not in bounds  # any change would reset the count to it
+    assert "num_replicas" not in scaled
+    assert scaled["request_router_config"]["request_router_kwargs"]["is_gated"] is True
+
+
+def test_an_emulated_pool_uses_rays_own_door_for_an_engine_class() -> None:
+    pool = RoleConfig.model_validate({"emulator": {"profile": "configs/p.json", "start_s": 3}, "env": {"A": "b"}})
+    config = configured(pool)
+    variables = config.runtime_env["env_vars"]
+    assert variables == {"A": "b", "RAYLLM_VLLM_ENGINE_CLS": "deployments.emulator.EmulatedEngine"}
+    emulator = config.experimental_configs["tandem_emulator"]
+    assert emulator["start_s"] == 3
+    assert emulator["profile"].startswith("/")  # replicas run in another folder
+    assert "tandem_emulator" not in configured(RoleConfig()).experimental_configs

@@ -1,6 +1,7 @@
 """What decode believes of prefill, and what it does while prefill fails; vLLM's client and Serve's handle are fakes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -54,12 +55,14 @@ def _client() -> Client:
 def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000) -> Any:
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
+    from deployments.request_stats import RequestStats
     from router.config import RouterConfig
 
     stats = SimpleNamespace(
         block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
     )
-    return PDGenerate(client=client, prefill=prefill, stats=stats, config=RouterConfig())
+    requests = RequestStats(time.monotonic)
+    return PDGenerate(client=client, prefill=prefill, stats=stats, requests=requests, config=RouterConfig())
 
 
 async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from autoscale.profile import EngineProfile
 from serve_app.config import AppConfig
 from serve_app.validate import load_serve_yaml, parse_app_config
 
-PATHS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+PATHS = sorted((ROOT / "configs").glob("*.yaml"))
 each_config = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
@@ -46,6 +48,9 @@ def test_batch_limits_fit_each_other(path: Path) -> None:
     for config in app_configs(path):
         for group in config.groups:
             for pool in group.pools().values():
+                if pool.emulator is not None:
+                    EngineProfile.load(ROOT / pool.emulator.profile)
+                    continue
                 kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
                 assert kwargs["max_num_seqs"] <= kwargs["max_num_batched_tokens"]
                 assert kwargs.get("long_prefill_token_threshold", 0) <= kwargs["max_model_len"]

@@ -1,0 +1,148 @@
+"""EngineProfile: how fast an engine is, as a file with its sources, and how values between points are read (pure)."""
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class _Profile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(_Profile):
+    """Where a part of a profile comes from."""
+
+    part: str = Field(description="The field that it is about, such as 'prefill' or 'decode'.")
+    kind: Literal["measured", "derived", "assumed"]
+    text: str
+
+
+class PrefillCurve(_Profile):
+    """Seconds to prefill a prompt alone on an idle engine, by its length."""
+
+    tokens: tuple[int, ...] = Field(min_length=2)
+    seconds: tuple[float, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        _check_axis("prefill.tokens", self.tokens)
+        if len(self.seconds) != len(self.tokens):
+            raise ValueError(f"prefill: {len(self.seconds)} seconds for {len(self.tokens)} tokens")
+        if any(later < sooner for sooner, later in pairwise(self.seconds)):
+            raise ValueError("prefill.seconds must not fall with length: a longer prompt takes longer")
+        return self
+
+    @cached_property
+    def step_s(self) -> float:
+        """What a step costs before its first prompt token: the first segment, drawn back to zero."""
+        return max(0.0, _at(self.tokens, self.seconds, 0.0))
+
+    def seconds_for(self, tokens: float) -> float:
+        """Seconds for a prompt; beyond the points on the nearest segment's line."""
+        return max(self.step_s, _at(self.tokens, self.seconds, tokens))
+
+    def chunk_s(self, start: float, end: float) -> float:
+        """What computing prompt tokens ``start`` to ``end`` adds to a step."""
+        return max(0.0, _at(self.tokens, self.seconds, end) - _at(self.tokens, self.seconds, start))
+
+    def covers(self, tokens: float) -> bool:
+        """Whether a length lies between measured points."""
+        return self.tokens[0] <= tokens <= self.tokens[-1]
+
+
+class DecodeSurface(_Profile):
+    """Seconds of one decode step, by requests in the batch and their mean context, tokens."""
+
+    batch: tuple[int, ...] = Field(min_length=2)
+    context_tokens: tuple[int, ...] = Field(min_length=1)
+    step_s: tuple[tuple[float, ...], ...] = Field(description="One row per batch, one value per context.")
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        _check_axis("decode.batch", self.batch)
+        _check_axis("decode.context_tokens", self.context_tokens)
+        if len(self.step_s) != len(self.batch) or any(len(row) != len(self.context_tokens) for row in self.step_s):
+            raise ValueError(
+                f"decode.step_s needs {len(self.batch)} rows (batch) of {len(self.context_tokens)} values (context)"
+            )
+        if any(value <= 0 for row in self.step_s for value in row):
+            raise ValueError("decode.step_s must be above 0")
+        return self
+
+    def seconds_for(self, batch: float, context_tokens: float) -> float:
+        """Seconds of a step, bilinear; beyond the points on the nearest segment's line, never below the least point."""
+        at_context = [_at(self.context_tokens, row, context_tokens) for row in self.step_s]
+        return max(self.step_s[0][0] * 0.5, _at(self.batch, at_context, batch))
+
+    def covers(self, batch: float, context_tokens: float) -> bool:
+        """Whether a point lies inside the measured ones."""
+        return (
+            self.batch[0] <= batch <= self.batch[-1]
+            and self.context_tokens[0] <= context_tokens <= self.context_tokens[-1]
+        )
+
+
+class Handoff(_Profile):
+    """How KV reaches a decode engine."""
+
+    base_s: float = Field(ge=0.0, description="Of a transfer of nothing.")
+    kv_bytes_per_token: float = Field(gt=0.0)
+    bytes_per_s: float = Field(gt=0.0)
+
+    def seconds_for(self, tokens: float) -> float:
+        """Seconds for the KV of a prompt over an idle link."""
+        return self.base_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+
+class EngineProfile(_Profile):
+    """One engine: model, hardware and parallelism, with what it can hold and how fast it is."""
+
+    name: str = Field(min_length=1)
+    model: str
+    gpu: str | None = Field(None, description="As Ray names it; None for an engine on CPU.")
+    gpus: int = Field(0, ge=0)
+    kv_tokens: int = Field(gt=0, description="Tokens of KV that fit.")
+    block_tokens: int = Field(16, gt=0)
+    max_batch_tokens: int = Field(gt=0, description="Prompt and output tokens of one step (chunked prefill).")
+    max_running: int = Field(gt=0, description="Requests in the batch at one time.")
+    prefill: PrefillCurve
+    decode: DecodeSurface
+    handoff: Handoff
+    start_s: float = Field(ge=0.0, description="From asked for to ready.")
+    flops_per_token: float = Field(gt=0.0)
+    peak_flops: float = Field(gt=0.0)
+    sources: tuple[Source, ...] = Field(min_length=1)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a profile.
+
+        Raises:
+            ValueError: it cannot be read or says something impossible.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror or error}") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _check_axis(name: str, values: tuple[int, ...]) -> None:
+    if any(later <= sooner for sooner, later in pairwise(values)):
+        raise ValueError(f"{name} must rise: {list(values)}")
+
+
+def _at(axis: tuple[int, ...], values: tuple[float, ...] | list[float], point: float) -> float:
+    """The line through the two points around, or through the two nearest."""
+    if len(axis) == 1:
+        return values[0]
+    index = min(max(bisect_right(axis, point), 1), len(axis) - 1)
+    share = (point - axis[index - 1]) / (axis[index] - axis[index - 1])
+    return values[index - 1] + share * (values[index] - values[index - 1])

@@ -1,0 +1,242 @@
+"""The application-level Serve policy: contexts -> snapshot, plan -> counts; nothing is decided here.
+
+Serve calls it ten times a second inside its controller, without a timeout and without protection. So it returns what
+it last said unless a tick is due; ticks run in a thread of their own; nothing waits for the coordinator; and whatever
+goes wrong, the counts stay.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+# The module, not its object: this one is copied into the controller by value, with the values of its globals.
+from autoscale import ray_victims
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.decision_log import PLAN, STATE, config_line, decision_line, is_news
+from autoscale.signals import Signals
+from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
+from router.ray_coordinator import find_coordinator
+
+logger = logging.getLogger("ray.serve")
+
+_LOOKUP_S = 1.0
+_RECOVERY_S = 60.0
+_COMPLAINTS = 100
+
+Contexts = Mapping[Any, Any]
+
+
+class JointPolicy:
+    """Serve's ``policy_function`` for a Tandem application: both roles of every group in one answer.
+
+    Its configuration comes from the application's coordinator, not from ``policy_kwargs``: a change of those restarts
+    every replica.
+    """
+
+    def __init__(self, **_: Any) -> None:
+        self._link: _Link | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-tick")
+        self._tick: Future[tuple[Snapshot, Plan, list[str]]] | None = None
+        self._signals: Signals | None = None
+        self._state = ControllerState()
+        self._last: Plan | None = None
+        self._counts: dict[PoolKey, int] = {}
+        self._running: dict[PoolKey, tuple[str, ...]] = {}
+        self._ticked_s = -float("inf")
+        self._started_s = time.monotonic()
+        self._taken_over: frozenset[str] = frozenset()
+        self._complaints: set[str] = set()
+
+    def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
+        """Counts for the deployments; one that is missing keeps its target."""
+        try:
+            self._step(contexts)
+            keys = {deployment_id: PoolKey.parse(deployment_id.name) for deployment_id in contexts}
+            return {name: self._counts[key] for name, key in keys.items() if key in self._counts}, {}
+        except Exception as error:
+            self._complain(error)
+            return {}, {}
+
+    def _step(self, contexts: Contexts) -> None:
+        if not contexts:
+            return
+        now_s, clock_s = time.time(), time.monotonic()
+        if self._link is None:
+            self._link = _Link(next(iter(contexts)).app_name)
+        link = self._link
+        link.poll(clock_s, self._thread)
+        if link.resumed is not None:
+            self._state, link.resumed = link.resumed, None
+            self._taken_over = frozenset(self._state.admitted)
+        if self._tick is not None and self._tick.done():
+            tick, self._tick = self._tick, None
+            self._take(*tick.result())
+        if link.controller is None or self._tick is not None:
+            return
+        running = {
+            PoolKey.parse(deployment_id.name): tuple(replica.unique_id for replica in context.running_replicas)
+            for deployment_id, context in contexts.items()
+        }
+        config = link.controller.config
+        if running == self._running and clock_s - self._ticked_s < config.interval_s:
+            return
+        self._running, self._ticked_s = running, clock_s
+        if self._signals is None or self._signals.window_s != config.window_s:
+            self._signals = Signals(config.window_s)
+        raw = {PoolKey.parse(name.name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
+        is_recovering = self._is_recovering(clock_s, config)
+        self._tick = self._thread.submit(self._do_tick, link, raw, now_s, is_recovering, self._signals, self._state)
+
+    def _is_recovering(self, clock_s: float, config: AutoscaleConfig) -> bool:
+        """Whether replicas that another controller admitted are not known yet to Serve, or their rates to us."""
+        if not self._taken_over:
+            return False
+        age_s = clock_s - self._started_s
+        running = {name for names in self._running.values() for name in names}
+        return age_s < config.window_s / 2 or (not self._taken_over <= running and age_s < _RECOVERY_S)
+
+    def _do_tick(
+        self,
+        link: "_Link",
+        raw: Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]],
+        now_s: float,
+        is_recovering: bool,
+        signals: Signals,
+        state: ControllerState,
+    ) -> tuple[Snapshot, Plan, list[str]]:
+        controller = link.controller
+        assert controller is not None
+        signals.add({key: _reports(context, series) for key, (context, series) in raw.items()}, now_s)
+        snapshot = Snapshot(
+            now_s=now_s,
+            pools=tuple(
+                PoolStats(
+                    key=key,
+                    replicas=signals.replicas(key),
+                    target_replicas=context.target_num_replicas,
+                    lowest_replicas=context.capacity_adjusted_min_replicas,
+                    highest_replicas=context.capacity_adjusted_max_replicas,
+                    gpus_per_replica=link.gpus.get(str(key), 0),
+                )
+                for key, (context, _) in raw.items()
+            ),
+            latency=signals.latency(controller.config.slo.quantile_frac),
+            traffic=signals.traffic(),
+            state=state,
+            is_recovering=is_recovering,
+        )
+        plan = controller.tick(snapshot)
+        lines = link.take_config_lines(now_s)
+        if is_news(plan, self._last):
+            lines.append(decision_line(snapshot, plan))
+        return snapshot, plan, lines
+
+    def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
+        """Act on a plan: counts for Serve, victims for the scheduler, the rest for the coordinator."""
+        self._state, self._counts = plan.state, dict(plan.counts)
+        link = self._link
+        assert link is not None
+        owner = {name: key for key, names in self._running.items() for name in names}
+        chosen: dict[tuple[str, str], list[str]] = {}
+        for name in plan.victims:
+            if name in owner:
+                chosen.setdefault((link.app, str(owner[name])), []).append(name)
+        ray_victims.VICTIMS.chosen = {
+            **{key: names for key, names in ray_victims.VICTIMS.chosen.items() if key[0] != link.app},
+            **{key: tuple(names) for key, names in chosen.items()},
+        }
+        link.publish(snapshot, plan, lines)
+        self._last = plan
+
+    def _complain(self, error: Exception) -> None:
+        """Say it once per cause: ten times a second would hide everything else."""
+        cause = f"{type(error).__name__}: {error}"
+        if cause not in self._complaints and len(self._complaints) < _COMPLAINTS:
+            self._complaints.add(cause)
+            logger.warning("Tandem's autoscaling holds: %s", cause, exc_info=error)
+
+
+class _Link:
+    """The coordinator, as seen from a process that must not wait for it."""
+
+    def __init__(self, app: str) -> None:
+        self.app = app
+        self.controller: Controller | None = None
+        self.gpus: dict[str, int] = {}
+        self.resumed: ControllerState | None = None
+        self._version = -1
+        self._handle: Any = None
+        self._lookup: Future[Any] | None = None
+        self._looked_s = -float("inf")
+        self._reply: Future[Any] | None = None
+        self._update: dict[str, Any] | None = None
+        self._config_lines: list[tuple[AutoscaleConfig, str]] = []
+
+    def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
+        """Take what has come, ask for what has not."""
+        if self._handle is None:
+            if self._lookup is not None and self._lookup.done():
+                lookup, self._lookup = self._lookup, None
+                self._handle = lookup.result()
+            elif self._lookup is None and clock_s - self._looked_s >= _LOOKUP_S:
+                self._looked_s = clock_s
+                self._lookup = thread.submit(find_coordinator, self.app)
+            if self._handle is None:
+                return
+            self._reply = self._handle.join.remote().future()
+        if self._reply is not None and self._reply.done():
+            reply, self._reply = self._reply, None
+            try:
+                self._read(reply.result())
+            except ray.exceptions.RayError:
+                self._handle = None  # it is being restarted: what it last said still holds
+                return
+        if self._reply is None and self._update is not None:
+            update, self._update = self._update, None
+            self._reply = self._handle.sync.remote(update).future()
+
+    def _read(self, said: dict[str, Any]) -> None:
+        if said.get("state") is not None and self.controller is None:
+            self.resumed = STATE.validate_python(said["state"])
+        if said["version"] != self._version:
+            config = AutoscaleConfig.model_validate(said["config"])
+            self.controller, self.gpus = Controller(config), said["gpus"]
+            self._version = said["version"]
+            self._config_lines.append((config, said["why"]))
+
+    def take_config_lines(self, now_s: float) -> list[str]:
+        """The log's lines for configurations that hold from now on."""
+        taken, self._config_lines = self._config_lines, []
+        return [config_line(config, now_s, why) for config, why in taken]
+
+    def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
+        """Leave a plan for the coordinator; the next call sends it, and a later plan replaces it, but not its lines."""
+        earlier = self._update["lines"] if self._update else []
+        self._update = {
+            "plan": PLAN.dump_python(plan, mode="json"),
+            "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},
+            "latency": asdict(snapshot.latency),
+            "traffic": asdict(snapshot.traffic),
+            "lines": [*earlier, *lines],
+            "is_hooked": ray_victims.VICTIMS.is_hooked,
+        }
+
+
+def _reports(context: Any, series: Mapping[str, Mapping[Any, Any]]) -> dict[str, tuple[float, dict[str, float]] | None]:
+    """For each running replica the time and values of the last report, by the names that it used."""
+    reports: dict[str, tuple[float, dict[str, float]] | None] = {}
+    for replica in context.running_replicas:
+        last = {name: values[replica][-1] for name, values in series.items() if values.get(replica)}
+        newest = max((point.timestamp for point in last.values()), default=None)
+        reports[replica.unique_id] = (
+            None
+            if newest is None
+            else (newest, {name: point.value for name, point in last.items() if point.timestamp == newest})
+        )
+    return reports

@@ -1,0 +1,222 @@
+"""From what replicas count to rates, means and quantiles of the last window (pure).
+
+A replica reports cumulative counters and gauges. Rates are differences over the time between two reports of the same
+replica, by its own clock, so they fall by themselves when an engine stands still. Quantiles come from bucket counts
+that are differenced per replica and then merged; quantiles of quantiles are never taken.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autoscale.types import Latency, PoolKey, ReplicaStats, Traffic
+from kvtransfer.topology import Role
+
+# Upper edges of the buckets, s; the last one is open.
+TTFT_EDGES_S = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
+TPOT_EDGES_S = (
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.035,
+    0.04,
+    0.045,
+    0.05,
+    0.06,
+    0.07,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.5,
+    1.0,
+)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of observations per bucket; the last bucket holds what is beyond the last edge."""
+
+    edges: tuple[float, ...]
+    counts: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            self.counts = [0.0] * (len(self.edges) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.edges, value)] += 1.0
+
+    def as_report(self, name: str) -> dict[str, float]:
+        """The buckets as named numbers of a replica's report."""
+        return {f"{name}_{index}": count for index, count in enumerate(self.counts)}
+
+
+def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """The value below which a share of the observations lies, by linear interpolation inside its bucket.
+
+    Args:
+        edges: upper edges of the buckets.
+        counts: observations per bucket, one more than there are edges.
+        share: 0..1.
+
+    Returns:
+        ``None`` without observations; the last edge where the share lies beyond it.
+    """
+    total = math.fsum(counts)
+    if total <= 0.0:
+        return None
+    rank, below = share * total, 0.0
+    for index, edge in enumerate(edges):
+        if below + counts[index] >= rank and counts[index] > 0.0:
+            lower = edges[index - 1] if index else 0.0
+            return lower + (edge - lower) * max(0.0, rank - below) / counts[index]
+        below += counts[index]
+    return edges[-1]
+
+
+_GAUGES = (
+    "running_requests",
+    "waiting_requests",
+    "deferred_requests",
+    "queued_prefill_tokens",
+    "kv_usage_frac",
+    "gpu_utilization_frac",
+    "sm_activity_frac",
+)
+_TTFT = [f"ttft_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
+_LATE = [f"late_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
+_TPOT = [f"tpot_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
+
+
+class ReportWindow:
+    """What one replica has reported in the last window."""
+
+    def __init__(self, known_s: float) -> None:
+        self._reports: deque[tuple[float, Mapping[str, float]]] = deque()
+        self.seen_s = known_s
+
+    def add(self, report_s: float, values: Mapping[str, float], *, now_s: float, window_s: float) -> None:
+        """Take in a report.
+
+        Args:
+            report_s: when the replica made it, by its own clock.
+            values: its counters and gauges.
+            now_s: our own clock; what counts for freshness, since the two may differ.
+            window_s: how far back to keep reports.
+        """
+        if self._reports:
+            last_s, last = self._reports[-1]
+            if report_s == last_s:
+                return
+            if report_s < last_s or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
+                self._reports.clear()  # a clock that was set back, or an engine that counts from zero again
+        self._reports.append((report_s, values))
+        self.seen_s = now_s
+        while len(self._reports) > 2 and self._reports[1][0] <= report_s - window_s:
+            self._reports.popleft()
+
+    @property
+    def span_s(self) -> float:
+        """The time that differences are taken over."""
+        return self._reports[-1][0] - self._reports[0][0] if self._reports else 0.0
+
+    def latest(self, name: str) -> float | None:
+        """The last value of a gauge or counter; ``None`` where it is not reported."""
+        return self._reports[-1][1].get(name) if self._reports else None
+
+    def gained(self, name: str) -> float | None:
+        """By how much a counter has grown; ``None`` before the second report."""
+        if self.span_s <= 0.0:
+            return None
+        first, last = self._reports[0][1].get(name), self._reports[-1][1].get(name)
+        return None if first is None or last is None else max(0.0, last - first)
+
+    def rate(self, name: str) -> float | None:
+        """A counter's growth per second."""
+        gained = self.gained(name)
+        return None if gained is None else gained / self.span_s
+
+    def stats(self, replica_id: str) -> ReplicaStats:
+        """The replica as a snapshot shows it."""
+        return ReplicaStats(
+            replica_id=replica_id,
+            observed_s=self.seen_s,
+            decode_tokens_per_s=self.rate("decode_tokens"),
+            prefill_tokens_per_s=self.rate("prefill_tokens"),
+            **{name: self.latest(name) for name in _GAUGES},
+        )
+
+
+class Signals:
+    """The reports of all replicas of an application."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._windows: dict[PoolKey, dict[str, ReportWindow]] = {}
+
+    def add(
+        self, reports: Mapping[PoolKey, Mapping[str, tuple[float, Mapping[str, float]] | None]], now_s: float
+    ) -> None:
+        """Take in what runs now and what each last reported; who is not named is forgotten.
+
+        Args:
+            reports: for each pool its running replicas, each with the time and values of its last report, or ``None``
+                before the first.
+            now_s: our own clock.
+        """
+        known, self._windows = self._windows, {}
+        for key, replicas in reports.items():
+            windows = self._windows[key] = {}
+            for name, report in replicas.items():
+                windows[name] = window = known.get(key, {}).get(name) or ReportWindow(now_s)
+                if report is not None:
+                    window.add(report[0], report[1], now_s=now_s, window_s=self.window_s)
+
+    def replicas(self, key: PoolKey) -> tuple[ReplicaStats, ...]:
+        """The replicas of a pool, in the order in which they were named."""
+        return tuple(window.stats(name) for name, window in self._windows.get(key, {}).items())
+
+    def latency(self, quantile_frac: float) -> Latency:
+        """The quantile of TTFT and TPOT over all decode replicas.
+
+        TTFT counts first tokens and, with the time they have waited so far, requests that have none yet.
+        """
+        windows = list(self._decode())
+        gained, waiting = _summed(windows, _TTFT), [math.fsum(w.latest(name) or 0.0 for w in windows) for name in _LATE]
+        return Latency(
+            ttft_s=quantile(TTFT_EDGES_S, [a + b for a, b in zip(gained, waiting, strict=True)], quantile_frac),
+            tpot_s=quantile(TPOT_EDGES_S, _summed(windows, _TPOT), quantile_frac),
+        )
+
+    def traffic(self) -> Traffic:
+        """Arrivals and lengths over all decode replicas, where every request arrives."""
+        windows = [window for window in self._decode() if window.span_s > 0.0]
+        if not windows:
+            return Traffic()
+        rates = [window.rate("requests") for window in windows]
+        requests, inputs, outputs = (
+            math.fsum(window.gained(name) or 0.0 for window in windows)
+            for name in ("requests", "input_tokens", "output_tokens")
+        )
+        ended = math.fsum(window.gained("requests_ended") or 0.0 for window in windows)
+        return Traffic(
+            requests_per_s=math.fsum(rate for rate in rates if rate is not None),
+            input_tokens_mean=inputs / requests if requests else None,
+            output_tokens_mean=outputs / ended if ended else None,
+        )
+
+    def _decode(self) -> Iterable[ReportWindow]:
+        for key, windows in self._windows.items():
+            if key.role is Role.DECODE:
+                yield from windows.values()
+
+
+def _summed(windows: Sequence[ReportWindow], names: Sequence[str]) -> list[float]:
+    return [math.fsum(window.gained(name) or 0.0 for window in windows) for name in names]

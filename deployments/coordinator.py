@@ -1,0 +1,159 @@
+"""The coordinator of an application: what the control plane knows that must outlive Serve's controller.
+
+One actor per application, started, watched and ended by Serve with the ingress deployment. It holds the configuration
+with what was tuned since, the controller's state, and who is admitted, which every router asks for; it writes the
+decision log. It decides nothing.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from prometheus_client.metrics_core import Metric
+from pydantic import ValidationError
+from ray import serve
+from ray.experimental import internal_kv
+from ray.serve.config import DeploymentActorConfig
+
+from autoscale.config import AutoscaleConfig
+from autoscale.tuning import Pools, merged, tuned
+from deployments.explain import explain
+from deployments.scaling_metrics import scaling_metrics
+from router.ray_coordinator import coordinator_key
+
+logger = logging.getLogger("ray.serve")
+
+_WATCH_S = 5.0
+
+
+class Coordinator:
+    """See the module; every method is called by other processes."""
+
+    def __init__(self, *, config: Mapping[str, Any], pools: Mapping[str, Any], log_path: str | None = None) -> None:
+        self._app = app = serve.get_deployment_actor_context().app_name
+        self._base = AutoscaleConfig.model_validate(config)
+        self._pools = Pools.model_validate(pools)
+        self._name = ray.get_runtime_context().get_actor_name() or ""
+        self._log_path = Path(log_path) if log_path else _default_log_path(app)
+        kept = self._load()
+        self._changes: dict[str, Any] = kept.get("changes", {})
+        self._config = tuned(self._base, self._changes, self._pools)
+        self._version = kept.get("version", 0)
+        self._why = "start"
+        self._update: dict[str, Any] | None = kept.get("update")
+        self._routes = 0
+        self._changed = asyncio.Event()
+        internal_kv._internal_kv_put(coordinator_key(app), self._name.encode(), overwrite=True)
+
+    async def join(self) -> dict[str, Any]:
+        """What a policy that has just started must know: the configuration, and the state of the one before it."""
+        state = self._update["plan"]["state"] if self._update else None
+        return {**self._said(), "state": state}
+
+    async def sync(self, update: dict[str, Any]) -> dict[str, Any]:
+        """Take a plan from the policy and tell it the configuration that holds."""
+        admitted = update["plan"]["admitted"]
+        is_news = self._update is None or admitted != self._update["plan"]["admitted"]
+        lines = update.pop("lines")
+        self._update = update
+        if is_news:
+            self._routes += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
+        if lines:
+            self._keep()
+            await asyncio.to_thread(self._write, lines)
+        return self._said()
+
+    async def watch(self, version: int) -> tuple[int, list[str]]:
+        """Who is admitted, as soon as it is not what the caller has seen, or after a few seconds."""
+        if version == self._routes:
+            try:
+                async with asyncio.timeout(_WATCH_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return self._routes, self._update["plan"]["admitted"] if self._update else []
+
+    async def tune(self, changes: dict[str, Any], why: str) -> str | None:
+        """Change the configuration of the running application.
+
+        Args:
+            changes: as the configuration is nested; ``None`` for a whole return to the deployed one.
+            why: who asked, for the log.
+
+        Returns:
+            What is wrong with it, or ``None``: it holds from the next tick on.
+        """
+        together = merged(self._changes, changes) if changes else {}
+        try:
+            config = tuned(self._base, together, self._pools)
+        except ValidationError as error:
+            return explain(error)
+        except ValueError as error:
+            return str(error)
+        self._config, self._changes, self._why = config, together, why
+        self._version += 1
+        self._keep()
+        return None
+
+    async def status(self) -> dict[str, Any]:
+        """Everything that can be shown."""
+        return {
+            "config": self._config.model_dump(mode="json"),
+            "tuned": self._changes,
+            "log_path": str(self._log_path),
+            **(self._update or {}),
+        }
+
+    async def metrics(self) -> list[Metric]:
+        """Everything that is a number, for Prometheus."""
+        return scaling_metrics(await self.status(), time.time())
+
+    def _said(self) -> dict[str, Any]:
+        return {
+            "version": self._version,
+            "why": self._why,
+            "config": self._config.model_dump(mode="json"),
+            "gpus": {name: pool.gpus_per_replica for name, pool in self._pools.root.items()},
+        }
+
+    def _key(self) -> bytes:
+        # A redeployed application has another actor name: its replicas are new, and so is its configuration.
+        return f"tandem:state:{self._app}:{self._name}".encode()
+
+    def _load(self) -> dict[str, Any]:
+        kept = internal_kv._internal_kv_get(self._key())
+        return json.loads(kept) if kept else {}
+
+    def _keep(self) -> None:
+        kept = {"changes": self._changes, "version": self._version, "update": self._update}
+        internal_kv._internal_kv_put(self._key(), json.dumps(kept).encode(), overwrite=True)
+
+    def _write(self, lines: list[str]) -> None:
+        try:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            with self._log_path.open("a") as log:
+                log.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
+
+
+def _default_log_path(app: str) -> Path:
+    """Beside Ray's own logs, where its log rotation and collection find it."""
+    return Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve" / f"tandem_decisions_{app}.jsonl"
+
+
+def coordinator_actor(config: AutoscaleConfig, pools: Pools) -> DeploymentActorConfig:
+    """The actor as Serve starts it with the ingress deployment."""
+    return DeploymentActorConfig(
+        name="coordinator",
+        actor_class=ray.remote(Coordinator),
+        init_kwargs={"config": config.model_dump(mode="json"), "pools": pools.model_dump(mode="json")},
+        actor_options={"num_cpus": 0, "max_concurrency": 1000},
+    )

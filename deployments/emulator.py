@@ -1,0 +1,352 @@
+"""An engine that keeps time instead of computing, behind Ray Serve LLM's engine protocol.
+
+It exists for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is the real
+thing, ``PDGenerate`` and the prefill hand-over too: its client has the surface of vLLM's ``AsyncLLM`` that they use.
+Its times come from ``autoscale.engine_model`` and an ``EngineProfile``; its words mean nothing.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ray.llm._internal.serve.core.engine.protocol import LLMEngine
+from ray.serve.llm import LLMConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.metrics.stats import RequestStateStats
+
+from autoscale.engine_model import EngineModel, ModelRequest
+from autoscale.profile import EngineProfile
+from deployments.config import EMULATOR_KEY, EmulatorConfig
+from deployments.engine_stats import EngineLoad, register_engine
+from deployments.requests import requested_max_tokens
+
+logger = logging.getLogger(__name__)
+
+_CHARS_PER_TOKEN = 4
+_DEFAULT_OUTPUT_TOKENS = 128
+_OBJECTS = {True: "chat.completion", False: "text_completion"}
+_WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+
+
+class EmulatedEngine(LLMEngine):
+    """The engine of one replica."""
+
+    def __init__(self, llm_config: LLMConfig) -> None:
+        self._config = EmulatorConfig.model_validate(llm_config.experimental_configs[EMULATOR_KEY])
+        profile = EngineProfile.load(self._config.profile)
+        if self._config.max_running is not None:
+            profile = profile.model_copy(update={"max_running": self._config.max_running})
+        self._model_id = llm_config.model_id
+        max_len = int(llm_config.engine_kwargs.get("max_model_len") or profile.kv_tokens)
+        self._engine_client = EmulatedClient(profile, self._config, max_model_len=max_len)
+
+    async def start(self) -> None:
+        """Take as long as the real one would."""
+        profile = self._engine_client.profile
+        await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
+        register_engine(self._engine_client.stats)
+        self._engine_client.start()
+
+    async def check_health(self) -> None:
+        """Healthy while its loop runs."""
+        self._engine_client.check()
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """A chat completion, in OpenAI's stream format."""
+        text = "\n".join(str(message.get("content") or "") for message in request.messages)
+        async for chunk in self._answer(request, _tokens(text), is_chat=True):
+            yield chunk
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """A completion, in OpenAI's stream format."""
+        ids = _tokens(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
+        async for chunk in self._answer(request, ids, is_chat=False):
+            yield chunk
+
+    async def _answer(self, request: Any, ids: list[int], *, is_chat: bool) -> AsyncGenerator[Any, None]:
+        room = self._engine_client.model_config.max_model_len - len(ids)
+        if room < 1:
+            raise VLLMValidationError(
+                f"the prompt has {len(ids)} tokens, the model's context length is {room + len(ids)}", parameter="prompt"
+            )
+        asked = requested_max_tokens(request)
+        sampling = SamplingParams(
+            max_tokens=min(asked or _DEFAULT_OUTPUT_TOKENS, room),
+            output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        )
+        head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}",
+            "object": "chat.completion.chunk" if is_chat and request.stream else _OBJECTS[is_chat],
+            "created": int(time.time()),
+            "model": self._model_id,
+        }
+        prompt = {"type": "token", "prompt_token_ids": ids}
+        produced = 0
+        async for output in self._engine_client.generate(prompt, sampling, request.request_id):
+            (part,) = output.outputs
+            produced += len(part.token_ids)
+            usage = {
+                "prompt_tokens": len(ids),
+                "completion_tokens": produced,
+                "total_tokens": len(ids) + produced,
+            }
+            message = {"role": "assistant", "content": part.text}
+            if not request.stream:
+                said = {"message": message} if is_chat else {"text": part.text}
+                yield _Json(
+                    {**head, "choices": [{"index": 0, **said, "finish_reason": part.finish_reason}], "usage": usage}
+                )
+                return
+            said = {"delta": message} if is_chat else {"text": part.text}
+            yield _event({**head, "choices": [{"index": 0, **said, "finish_reason": part.finish_reason}]})
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield _event({**head, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    def routing_stats(self) -> dict[str, Any]:
+        """Nothing beyond what Tandem's router counts itself."""
+        return {}
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every prefix."""
+        self._engine_client.forget_prefixes()
+
+    async def resolve_lora(self, lora_model: Any) -> None:
+        """Adapters change no time here."""
+
+    def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """Not emulated."""
+        raise NotImplementedError("the emulated engine generates text only")
+
+    def transcriptions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """Not emulated."""
+        raise NotImplementedError("the emulated engine generates text only")
+
+
+class _Stream:
+    """One request's tokens on their way to whoever waits for them."""
+
+    __slots__ = ("first_s", "fresh", "last_s", "request", "wake")
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.request = request
+        self.fresh = 0
+        self.first_s = self.last_s = 0.0
+        self.wake = asyncio.Event()
+
+
+class EmulatedStats:
+    """What ``EngineStatsLogger`` is for a real engine."""
+
+    def __init__(self, model: EngineModel, time_factor: float) -> None:
+        self._model = model
+        self._time_factor = time_factor
+        self._last = (time.monotonic(), 0.0, 0.0)
+        self.max_running_requests = model.profile.max_running
+        self.block_tokens = model.profile.block_tokens
+        self.prefix_cache_blocks = model.profile.kv_tokens // model.profile.block_tokens
+
+    @property
+    def load(self) -> EngineLoad:
+        """What the engine holds now."""
+        model, counters = self._model, self._model.counters
+        return EngineLoad(
+            running_requests=len(model.running),
+            waiting_requests=len(model.waiting),
+            deferred_requests=len(model.deferred),
+            kv_usage_frac=model.kv_usage_frac,
+            output_tokens=counters.output_tokens,
+            prefill_tokens=counters.prefill_tokens,
+        )
+
+    def gpu_report(self) -> dict[str, float]:
+        """Since the last call: utilisation, the busy share; SM activity, the compute share of a roofline."""
+        now_s, counters = time.monotonic(), self._model.counters
+        then_s, busy_s, flops = self._last
+        self._last = (now_s, counters.busy_s, counters.flops)
+        engine_s = max(1e-9, (now_s - then_s) * self._time_factor)
+        compute_s = (counters.flops - flops) / self._model.profile.peak_flops
+        return {
+            "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / engine_s),
+            "sm_activity_frac": min(1.0, compute_s / engine_s),
+        }
+
+
+class EmulatedClient:
+    """The part of vLLM's ``AsyncLLM`` that Tandem uses, over an ``EngineModel`` by the wall clock."""
+
+    def __init__(self, profile: EngineProfile, config: EmulatorConfig, *, max_model_len: int) -> None:
+        self.profile = profile
+        self.model_config = SimpleNamespace(max_model_len=max_model_len)
+        self._model = EngineModel(profile)
+        self.stats = EmulatedStats(self._model, config.time_factor)
+        self._config = config
+        self._streams: dict[ModelRequest, _Stream] = {}
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._origin_s = time.monotonic()
+
+    def start(self) -> None:
+        """Let time pass."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it has ended."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self._model.forget_prefixes()
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens that wait for their first output token."""
+        return self._model.queued_prefill_tokens
+
+    async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
+        """Nothing is pinned here."""
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Same arguments and outputs as ``AsyncLLM.generate``."""
+        ids: Sequence[int] = prompt["prompt_token_ids"]
+        transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
+        ready_s = (
+            self._now_s() + self.profile.handoff.seconds_for(len(ids)) if transfer.get("do_remote_prefill") else None
+        )
+        request = ModelRequest(
+            request_id=request_id,
+            input_tokens=len(ids),
+            output_tokens=sampling_params.max_tokens or _DEFAULT_OUTPUT_TOKENS,
+            block_hashes=_block_hashes(ids, self.profile.block_tokens, prompt.get("cache_salt") or ""),
+            kv_ready_s=ready_s,
+        )
+        self._model.add(request)
+        stream = self._streams[request] = _Stream(request)
+        self._work.set()
+        metrics = RequestStateStats(arrival_time=time.time())
+        is_whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        produced = 0
+        try:
+            while produced < request.output_tokens:
+                await stream.wake.wait()
+                stream.wake.clear()
+                fresh, stream.fresh = stream.fresh, 0
+                is_last = produced + fresh >= request.output_tokens
+                if is_whole and not is_last:
+                    stream.fresh = fresh
+                    continue
+                metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
+                text = "".join(f" {_WORDS[(produced + i) % len(_WORDS)]}" for i in range(fresh))
+                part = CompletionOutput(
+                    index=0,
+                    text=text,
+                    token_ids=[(produced + i) % len(_WORDS) for i in range(fresh)],
+                    cumulative_logprob=None,
+                    logprobs=None,
+                    finish_reason="length" if is_last else None,
+                )
+                produced += fresh
+                yield RequestOutput(
+                    request_id=request_id,
+                    prompt=None,
+                    prompt_token_ids=None,
+                    prompt_logprobs=None,
+                    outputs=[part],
+                    finished=is_last,
+                    metrics=metrics,
+                    num_cached_tokens=request.cached_tokens,
+                    kv_transfer_params={"do_remote_prefill": True, "request_id": request_id}
+                    if is_last and transfer.get("do_remote_decode")
+                    else None,
+                )
+        finally:
+            del self._streams[request]
+            self._model.abort(request)
+
+    def _now_s(self) -> float:
+        """The engine's time."""
+        return (time.monotonic() - self._origin_s) * self._config.time_factor
+
+    async def _run(self) -> None:
+        at_s = 0.0
+        while True:
+            at_s = max(at_s, self._now_s())
+            at_s, produced = self._advance(at_s)
+            if not produced:
+                await self._wait(at_s)
+                continue
+            await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
+            shown_s = time.monotonic()
+            for request, tokens in produced.items():
+                stream = self._streams.get(request)
+                if stream is not None:
+                    stream.first_s = stream.first_s or shown_s
+                    stream.last_s = shown_s
+                    stream.fresh += tokens
+                    stream.wake.set()
+
+    def _advance(self, at_s: float) -> tuple[float, dict[ModelRequest, int]]:
+        """Steps until somebody has a first or a last token, or a chunk's time is over."""
+        produced: dict[ModelRequest, int] = {}
+        until_s = at_s + self._config.chunk_s * self._config.time_factor
+        while at_s < until_s and (step := self._model.plan(at_s)) is not None:
+            at_s += step.duration_s
+            is_event = False
+            for request in self._model.apply(step):
+                produced[request] = produced.get(request, 0) + 1
+                is_event |= request.produced_tokens in (1, request.output_tokens)
+            if is_event:
+                break
+        return at_s, produced
+
+    async def _wait(self, at_s: float) -> None:
+        """Until there is something to compute."""
+        ready_s = self._model.next_ready_s()
+        timeout_s = None if ready_s is None else max(0.0, (ready_s - self._now_s()) / self._config.time_factor)
+        self._work.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+        except TimeoutError:
+            pass
+
+
+class _Json:
+    """A whole answer, as the real engine's response objects show it."""
+
+    error = None
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+
+    def model_dump_json(self) -> str:
+        return json.dumps(self._answer)
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _tokens(text: str) -> list[int]:
+    """A token for every few characters; the same text is always the same tokens."""
+    pieces = (text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN))
+    return [zlib.crc32(piece.encode()) for piece in pieces]
+
+
+def _block_hashes(ids: Sequence[int], block_tokens: int, salt: str) -> list[int]:
+    """Of each full block with all before it."""
+    hashes: list[int] = []
+    last = zlib.crc32(salt.encode())
+    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
+        last = hash((last, *ids[start : start + block_tokens]))
+        hashes.append(last)
+    return hashes

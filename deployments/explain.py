@@ -1,0 +1,33 @@
+"""What pydantic found wrong, in one line: which field, its value and the fix (pure)."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+
+def explain(error: ValidationError) -> str:
+    """Every problem of a configuration, separated by semicolons."""
+    items = error.errors(include_url=False)
+    problems = []
+    for item in items:
+        loc = item["loc"]
+        # pydantic also counts a list's valid items only: one wrong group would make the list "too short".
+        if item["type"] == "too_short" and any(other["loc"][: len(loc)] == loc for other in items if other is not item):
+            continue
+        where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
+        message = str(item["msg"]).removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field; remove it or check its spelling"
+        elif item["type"] == "missing":
+            message = "is required; add it"
+        elif not isinstance(item["input"], dict) or item["type"].endswith("_type"):
+            message = f"{message}, got {_shown(item['input'])}"
+        problems.append(f"{where}: {message}")
+    return "; ".join(problems)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4300 digits
+        return f"an unprintable {type(value).__name__}"

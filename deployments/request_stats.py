@@ -1,0 +1,100 @@
+"""What the users of one decode replica waited, as counters for the autoscaler (pure).
+
+vLLM's own TTFT on decode starts when the prompt's KV is asked for, so it leaves out all of prefill; here it starts when
+the request arrived at the endpoint.
+"""
+
+from collections.abc import Callable
+
+from autoscale.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
+
+
+class RequestTimer:
+    """One request, from its arrival to its end."""
+
+    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_stats", "_tokens")
+
+    def __init__(self, stats: "RequestStats", arrived_s: float) -> None:
+        self._stats = stats
+        self._arrived_s = arrived_s
+        self._first_s = self._last_s = 0.0
+        self._tokens = 0
+
+    def add_tokens(self, count: int) -> None:
+        """So many output tokens have just come."""
+        if not count:
+            return
+        self._last_s = self._stats.clock()
+        if not self._tokens:
+            self._first_s = self._last_s
+            self._stats.leave(self)
+            self._stats.ttft.observe(max(0.0, self._first_s - self._arrived_s))
+        self._tokens += count
+
+    def add_all(self, tokens: int, first_s: float, last_s: float) -> None:
+        """All output tokens, of a request that is answered in one piece, with the times of the first and the last."""
+        if tokens:
+            self._first_s, self._last_s, self._tokens = first_s, last_s, tokens
+            self._stats.ttft.observe(max(0.0, first_s - self._arrived_s))
+
+    def end(self) -> None:
+        """No more will come."""
+        self._stats.leave(self)
+        if self._tokens:
+            self._stats.ended += 1
+            self._stats.output_tokens += self._tokens
+        if self._tokens > 1:
+            self._stats.tpot.observe((self._last_s - self._first_s) / (self._tokens - 1))
+
+    def waited_s(self, now_s: float) -> float:
+        """How long it has waited, if it still waits for its first token."""
+        return max(0.0, now_s - self._arrived_s)
+
+
+class RequestStats:
+    """All requests of a replica since it started."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.ttft = Histogram(TTFT_EDGES_S)
+        self.tpot = Histogram(TPOT_EDGES_S)
+        self.ended = 0
+        self.output_tokens = 0
+        self._begun = 0
+        self._input_tokens = 0
+        self._waiting: set[RequestTimer] = set()
+
+    def begin(self, arrived_s: float, input_tokens: int, *, is_streamed: bool) -> RequestTimer:
+        """A request has reached the replica.
+
+        Args:
+            arrived_s: when it arrived at the endpoint, by this object's clock.
+            input_tokens: its prompt.
+            is_streamed: whether its tokens are seen as they come; else nobody can tell if it still waits for one.
+        """
+        self._begun += 1
+        self._input_tokens += input_tokens
+        timer = RequestTimer(self, arrived_s)
+        if is_streamed:
+            self._waiting.add(timer)
+        return timer
+
+    def leave(self, timer: RequestTimer) -> None:
+        """A request waits for its first token no more."""
+        self._waiting.discard(timer)
+
+    def report(self) -> dict[str, float]:
+        """Counters and buckets, by the names of ``autoscale.signals``."""
+        late = Histogram(TTFT_EDGES_S)
+        now_s = self.clock()
+        for timer in self._waiting:
+            late.observe(timer.waited_s(now_s))
+        return {
+            "requests": float(self._begun),
+            "requests_ended": float(self.ended),
+            "input_tokens": float(self._input_tokens),
+            "output_tokens": float(self.output_tokens),
+            **self.ttft.as_report("ttft"),
+            **self.tpot.as_report("tpot"),
+            **late.as_report("late"),
+        }

@@ -1,0 +1,74 @@
+"""The autoscaler's state as Prometheus gauges (pure)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from autoscale.ratio import PdRatio
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+
+def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
+    """Gauges of what the coordinator says; empty before the first decision."""
+    plan = status.get("plan")
+    if plan is None:
+        return []
+    state, latency, config = plan["state"], status["latency"], status["config"]
+    admitted, withdrawn, victims = set(plan["admitted"]), set(plan["withdrawn"]), set(plan["victims"])
+    replicas = GaugeMetricFamily(
+        "tandem_replicas",
+        "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
+        "other role has caught up, withdrawn under observation, draining",
+        labels=["group", "role", "state"],
+    )
+    missing = GaugeMetricFamily(
+        "tandem_replicas_missing_seconds",
+        "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
+        labels=["group", "role"],
+    )
+    serving = dict.fromkeys(Role, 0)
+    for name, running in status["running"].items():
+        key, names = PoolKey.parse(name), set(running)
+        serving[key.role] += len(names & admitted)
+        counts = {
+            "wanted": state["desired"].get(name, 0),
+            "target": plan["counts"].get(name, 0),
+            "ready": len(names),
+            "serving": len(names & admitted),
+            "held": len(names - admitted - withdrawn - victims),
+            "withdrawn": len(names & withdrawn),
+            "draining": len(names & victims),
+        }
+        for what, count in counts.items():
+            replicas.add_metric([key.group, key.role, what], count)
+        since = state["missing_since_s"].get(name)
+        missing.add_metric([key.group, key.role], 0.0 if since is None else max(0.0, now_s - since[0]))
+    ratio = GaugeMetricFamily(
+        "tandem_pd_ratio", "Prefill replicas per decode replica: configured, and of those that serve", labels=["of"]
+    )
+    ratio.add_metric(["configured"], PdRatio.parse(config["pd_ratio"]).per_decode())
+    if serving[Role.DECODE]:
+        ratio.add_metric(["serving"], serving[Role.PREFILL] / serving[Role.DECODE])
+    quantile = GaugeMetricFamily(
+        "tandem_autoscale_latency_seconds",
+        "The quantile of TTFT and TPOT that the autoscaler acts on, and its objective",
+        labels=["latency", "of"],
+    )
+    for name in ("ttft", "tpot"):
+        quantile.add_metric([name, "objective"], config["slo"][f"{name}_s"])
+        if latency[f"{name}_s"] is not None:
+            quantile.add_metric([name, "seen"], latency[f"{name}_s"])
+    mode = GaugeMetricFamily("tandem_autoscale_mode", "1 where it holds", labels=["mode"])
+    modes = {
+        "paused": config["is_paused"],
+        "observing": config["is_observing"],
+        "override": config["override"] is not None,
+        "hooked": status["is_hooked"],
+    }
+    for name, holds in modes.items():
+        mode.add_metric([name], float(holds))
+    age = GaugeMetricFamily("tandem_autoscale_decision_age_seconds", "Since the last tick of the controller")
+    age.add_metric([], max(0.0, now_s - state["ticked_s"]))
+    return [replicas, missing, ratio, quantile, mode, age]

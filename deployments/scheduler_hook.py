@@ -1,0 +1,59 @@
+"""The one use of Serve's private scheduler: which replica stops is the plan's choice, not Serve's.
+
+Serve calls ``install`` in its controller, if the controller's environment names it in
+``RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH``. Without it everything works but that choice.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from autoscale.ray_victims import VICTIMS
+
+logger = logging.getLogger("ray.serve")
+
+IMPORT_PATH = "deployments.scheduler_hook.install"
+
+
+def install() -> None:
+    """Let Serve build its deployment scheduler with our choice of who stops."""
+    try:
+        from ray.serve._private import default_impl
+        from ray.serve._private.deployment_scheduler import DeploymentScheduler
+
+        class VictimScheduler(DeploymentScheduler):
+            """Serve's scheduler, asked for the plan's victims first."""
+
+            def _get_replicas_to_stop(
+                self, deployment_id: Any, max_num_to_stop: int, *args: Any, **kwargs: Any
+            ) -> set[Any]:
+                stock = super()._get_replicas_to_stop(deployment_id, max_num_to_stop, *args, **kwargs)
+                try:
+                    running = self._running_replicas[deployment_id]
+                    chosen = VICTIMS.chosen.get((deployment_id.app_name, deployment_id.name), ())
+                    return _choose(stock, running, chosen)
+                except Exception:
+                    logger.exception("Serve's own choice of what stops: Tandem's cannot be made")
+                    return set(stock)
+
+        def create(cache: Any, head: str | None = None, placement_group: Any = None) -> Any:
+            return VictimScheduler(
+                cache,
+                head or default_impl.get_head_node_id(),
+                create_placement_group_fn=placement_group or default_impl._default_create_placement_group,
+            )
+
+        default_impl.create_deployment_scheduler = create
+        VICTIMS.is_hooked = True
+    except Exception:
+        # An error here would keep Serve's controller from starting.
+        logger.exception("Tandem cannot choose which replicas stop: Serve will")
+
+
+def _choose(stock: Iterable[Any], running: Iterable[Any], chosen: tuple[str, ...]) -> set[Any]:
+    """As many replicas as Serve would stop: the plan's first, then those that do not run yet, then Serve's choice."""
+    stock, running = list(stock), list(running)
+    order = {name: index for index, name in enumerate(chosen)}
+    ours = sorted((r for r in running if r.unique_id in order), key=lambda r: order[r.unique_id])
+    others = sorted((r for r in stock if r not in ours), key=lambda r: r in running)
+    return set([*ours, *others][: len(stock)])

@@ -1,0 +1,57 @@
+"""An application's coordinator: where to find it, and the membership that it tells every router."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+
+from router.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+_NAMESPACE = "serve"
+_RETRY_S = 1.0
+
+
+def coordinator_key(app: str) -> bytes:
+    """Where in Ray's key-value store the name of an application's coordinator is: Serve chooses its actors' names."""
+    return f"tandem:coordinator:{app}".encode()
+
+
+def find_coordinator(app: str) -> Any:
+    """The handle of an application's coordinator; ``None`` while there is none. Blocks for a millisecond."""
+    name = internal_kv._internal_kv_get(coordinator_key(app))
+    if name is None:
+        return None
+    try:
+        return ray.get_actor(name.decode(), namespace=_NAMESPACE)
+    except ValueError:  # being restarted
+        return None
+
+
+class MembershipFeed:
+    """Keeps ``membership`` as the coordinator last told it, until the process ends."""
+
+    def __init__(self, app: str) -> None:
+        self.membership: Membership | None = None
+        self._app = app
+
+    async def run(self) -> None:
+        """Ask, and be answered when something has changed or a few seconds have passed."""
+        handle: Any = None
+        version = -1
+        while ray.is_initialized():
+            try:
+                if handle is None:
+                    handle = await asyncio.to_thread(find_coordinator, self._app)
+                if handle is not None:
+                    version, admitted = await handle.watch.remote(version)
+                    self.membership = Membership(admitted=frozenset(admitted), heard_s=time.monotonic())
+                    continue
+            except ray.exceptions.RayError as error:
+                logger.debug("the coordinator of %s does not answer: %s", self._app, error)
+                handle, version = None, -1
+            await asyncio.sleep(_RETRY_S)

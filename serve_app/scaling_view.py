@@ -1,0 +1,64 @@
+"""What `tandem top` shows of an application's autoscaling (pure)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+
+def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
+    """Pools, signal, ratio and the last decision, from what the coordinator says."""
+    config = status["config"]
+    head = Text(f"{app}: ratio {config['pd_ratio']}, policy {config['policy']['kind']}")
+    if config["is_paused"]:
+        head.append("  PAUSED", style="bold yellow")
+    if config["is_observing"]:
+        head.append("  ONLY OBSERVING", style="bold yellow")
+    if config["override"] is not None:
+        override = config["override"]
+        head.append(f"  SET BY HAND to {override['prefill']}P{override['decode']}D", style="bold yellow")
+    plan = status.get("plan")
+    if plan is None:
+        return Group(head, Text("no decision yet"))
+    state, latency = plan["state"], status["latency"]
+    admitted, withdrawn, victims = set(plan["admitted"]), set(plan["withdrawn"]), set(plan["victims"])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing for"):
+        table.add_column(name, no_wrap=True)
+    for pool, running in sorted(status["running"].items()):
+        names = set(running)
+        since = state["missing_since_s"].get(pool)
+        table.add_row(
+            pool,
+            str(state["desired"].get(pool, "-")),
+            str(plan["counts"].get(pool, "-")),
+            str(len(names)),
+            str(len(names & admitted)),
+            str(len(names - admitted - withdrawn - victims)),
+            str(len(names & withdrawn)),
+            str(len(names & victims)),
+            "" if since is None else f"{max(0.0, now_s - since[0]):.0f} s",
+        )
+    lines = [
+        f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
+        f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "
+        f"(share {config['slo']['quantile_frac']:g})",
+        f"last decision {max(0.0, now_s - state['ticked_s']):.0f} s ago: {plan['decision']['reason']}",
+        *(f"held back: {note}" for note in plan["held_back"]),
+    ]
+    lines.append(f"decision log: {status['log_path']}")
+    if not status["is_hooked"]:
+        lines.append(
+            "which replica stops is Serve's choice: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH="
+            "deployments.scheduler_hook.install is not in the environment of Serve's controller"
+        )
+    if status.get("tuned"):
+        lines.append(f"tuned since it was deployed: {status['tuned']}")
+    return Group(head, table, *(Text(line) for line in lines))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,184 @@
+"""One engine, step by step, by hand and at random."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscale.engine_model import EngineModel, ModelRequest
+from autoscale.profile import EngineProfile
+
+MakeProfile = Callable[..., EngineProfile]
+
+
+@pytest.fixture(scope="module", name="make_profile")
+def _make_profile() -> MakeProfile:
+    """Prefill at 1 ms a token after 10 ms; a decode step of 20 ms plus 1 ms a request."""
+
+    def make(**changes: Any) -> EngineProfile:
+        return EngineProfile.model_validate(
+            {
+                "name": "by hand",
+                "model": "none",
+                "kv_tokens": 1000,
+                "block_tokens": 10,
+                "max_batch_tokens": 100,
+                "max_running": 8,
+                "prefill": {"tokens": [0, 1000], "seconds": [0.01, 1.01]},
+                "decode": {"batch": [1, 100], "context_tokens": [100], "step_s": [[0.021], [0.12]]},
+                "handoff": {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e6},
+                "start_s": 1.0,
+                "flops_per_token": 1.0,
+                "peak_flops": 1000.0,
+                "sources": [{"part": "all", "kind": "assumed", "text": "round numbers"}],
+                **changes,
+            }
+        )
+
+    return make
+
+
+def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tuple[float, str]]:
+    """Every output token and when it came."""
+    seen = []
+    for _ in range(limit):
+        step = engine.plan(now_s)
+        if step is None:
+            ready_s = engine.next_ready_s()
+            if ready_s is None or ready_s <= now_s:
+                return seen
+            now_s = ready_s
+            continue
+        now_s += step.duration_s
+        seen += [(round(now_s, 6), request.request_id) for request in engine.apply(step)]
+    raise AssertionError("it never ends")
+
+
+def test_a_prompt_alone_takes_what_the_curve_says(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", input_tokens=90, output_tokens=1))
+    assert run(engine) == [(0.1, "a")]
+    assert engine.kv_usage_frac == 0.0
+    assert engine.counters.prefill_tokens == 90
+
+
+def test_a_long_prompt_is_cut_into_chunks_that_cost_a_step_each(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", input_tokens=250, output_tokens=1))
+    assert run(engine) == [(0.28, "a")]  # 250 ms and three times 10
+    assert engine.counters.steps == 3
+
+
+def test_output_comes_step_by_step_and_prefill_of_others_slows_it(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", input_tokens=10, output_tokens=4))
+    first = engine.plan(0.0)
+    assert first is not None
+    engine.apply(first)
+    engine.add(ModelRequest("b", input_tokens=50, output_tokens=2))
+    seen = run(engine, 0.02)
+    # A step of one decode and 50 prompt tokens, then one of two decodes, then one of one.
+    assert seen == [(0.091, "b"), (0.091, "a"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
+
+
+def test_a_cached_prefix_is_not_computed_again(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", 90, 1, block_hashes=(1, 2, 3)))
+    run(engine)
+    engine.add(ModelRequest("b", 90, 1, block_hashes=(1, 2, 7)))
+    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens
+    engine.add(ModelRequest("c", 30, 1, block_hashes=(1, 2, 3)))
+    assert run(engine) == [(0.011, "c")]  # the last token at least
+
+
+def test_the_cache_gives_way_to_requests(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(kv_tokens=100))
+    engine.add(ModelRequest("a", 40, 1, block_hashes=(1, 2, 3, 4)))
+    run(engine)
+    engine.add(ModelRequest("b", 80, 1, block_hashes=(9,)))
+    run(engine)
+    engine.add(ModelRequest("c", 40, 1, block_hashes=(1, 2, 3, 4)))
+    assert run(engine) == [(0.05, "c")]  # all forty: the oldest went first, and it led the chain
+
+
+def test_kv_from_elsewhere_is_waited_for_and_saves_the_prompt(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", 500, 2, kv_ready_s=0.3))
+    assert engine.plan(0.0) is None
+    assert len(engine.deferred) == 1
+    assert run(engine) == [(0.311, "a"), (0.332, "a")]
+    assert engine.counters.prefill_tokens == 1
+
+
+def test_without_room_the_last_comer_is_preempted_and_finishes_later(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(kv_tokens=100))
+    engine.add(ModelRequest("a", 40, 20))
+    engine.add(ModelRequest("b", 40, 20))
+    seen = run(engine)
+    assert engine.counters.preemptions >= 1
+    assert sum(name == "a" for _, name in seen) == sum(name == "b" for _, name in seen) == 20
+    assert max(at for at, name in seen if name == "a") < max(at for at, name in seen if name == "b")
+
+
+def test_who_waits_for_a_place_in_the_batch_waits_in_order(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(max_running=1))
+    for name in "abc":
+        engine.add(ModelRequest(name, 10, 2))
+    assert [name for _, name in run(engine)] == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_what_can_never_fit_is_refused(make_profile: MakeProfile) -> None:
+    with pytest.raises(ValueError, match="1100 tokens do not fit the engine's KV of 1000"):
+        EngineModel(make_profile()).add(ModelRequest("a", 1000, 100))
+
+
+def test_an_abort_frees_everything_wherever_the_request_is(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(max_running=1))
+    requests = [ModelRequest("a", 50, 9), ModelRequest("b", 50, 9), ModelRequest("c", 50, 9, kv_ready_s=9.0)]
+    for request in requests:
+        engine.add(request)
+    step = engine.plan(0.0)
+    assert step is not None
+    for request in requests:
+        engine.abort(request)
+    assert engine.apply(step) == []
+    assert engine.plan(0.0) is None
+    assert engine.kv_usage_frac == 0.0
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40), st.booleans()), min_size=1, max_size=30),
+    kv=st.integers(20, 60),
+)
+def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
+    make_profile: MakeProfile, sizes: list[tuple[int, int, bool]], kv: int
+) -> None:
+    engine = EngineModel(make_profile(kv_tokens=kv * 10))
+    wanted = {}
+    for index, (prompt, output, is_remote) in enumerate(sizes):
+        if prompt + output <= kv * 10 - 10:
+            hashes = tuple(range(prompt // 10))
+            request = ModelRequest(str(index), prompt, output, hashes, kv_ready_s=0.01 * index if is_remote else None)
+            engine.add(request)
+            wanted[str(index)] = output
+    now_s, seen = 0.0, dict.fromkeys(wanted, 0)
+    for _ in range(20_000):
+        step = engine.plan(now_s)
+        if step is None:
+            ready_s = engine.next_ready_s()
+            if ready_s is None:
+                break
+            assert ready_s > now_s
+            now_s = ready_s
+            continue
+        assert sum(count for _, count in step.chunks) + len(step.decoding) <= 100
+        now_s += step.duration_s
+        for request in engine.apply(step):
+            seen[request.request_id] += 1
+        assert 0.0 <= engine.kv_usage_frac <= 1.0
+        assert len(engine.running) <= 8
+    assert seen == wanted
+    assert engine.kv_usage_frac == 0.0
+    assert engine.counters.output_tokens == sum(wanted.values())

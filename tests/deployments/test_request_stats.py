@@ -1,0 +1,93 @@
+"""Waiting as the autoscaler sees it."""
+
+import pytest
+
+from autoscale.signals import Signals
+from autoscale.types import PoolKey
+from deployments.request_stats import RequestStats
+from kvtransfer.topology import Role
+
+D = PoolKey("g0", Role.DECODE)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def latency(stats: RequestStats, clock: Clock, begin: dict[str, float]) -> tuple[float | None, float | None]:
+    """The medians between an earlier report and now."""
+    signals = Signals(1e9)
+    signals.add({D: {"d0": (0.0, begin)}}, 0.0)
+    signals.add({D: {"d0": (1.0, stats.report())}}, 1.0)
+    seen = signals.latency(0.5)
+    return seen.ttft_s, seen.tpot_s
+
+
+def test_ttft_starts_at_the_endpoint_and_tpot_at_the_first_token() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    before = stats.report()
+    timer = stats.begin(98.5, input_tokens=7, is_streamed=True)  # it took 1.5 s to get here
+    clock.now_s = 102.5
+    timer.add_tokens(1)
+    clock.now_s = 103.0
+    timer.add_tokens(4)
+    clock.now_s = 103.5
+    timer.add_tokens(5)
+    timer.end()
+    ttft_s, tpot_s = latency(stats, clock, before)
+    assert ttft_s == pytest.approx(4.0, abs=1.0)  # the bucket from 3 to 5 s
+    assert tpot_s == pytest.approx(0.11, abs=0.04)  # one second over nine tokens, between 0.1 and 0.15
+    report = stats.report()
+    assert (report["requests"], report["requests_ended"], report["input_tokens"], report["output_tokens"]) == (
+        1,
+        1,
+        7,
+        10,
+    )
+
+
+def test_who_waits_is_reported_while_it_waits_and_not_after() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    timer, other = stats.begin(100.0, 1, is_streamed=True), stats.begin(100.0, 1, is_streamed=True)
+    clock.now_s = 108.0
+    assert sum(value for name, value in stats.report().items() if name.startswith("late")) == 2
+    timer.add_tokens(1)
+    other.end()  # its client has left
+    report = stats.report()
+    assert sum(value for name, value in report.items() if name.startswith("late")) == 0
+    assert report["requests_ended"] == 0
+    timer.end()
+    assert stats.report()["requests_ended"] == 1
+
+
+def test_one_token_has_no_tpot_and_no_tokens_no_first() -> None:
+    stats = RequestStats(Clock())
+    timer = stats.begin(100.0, 1, is_streamed=True)
+    timer.add_tokens(0)
+    timer.add_tokens(1)
+    timer.end()
+    assert sum(value for name, value in stats.report().items() if name.startswith("tpot")) == 0
+    assert sum(value for name, value in stats.report().items() if name.startswith("ttft")) == 1
+
+
+def test_a_report_is_plain_floats() -> None:
+    assert {type(value) for value in RequestStats(Clock()).report().values()} == {float}
+
+
+def test_an_answer_in_one_piece_is_timed_by_the_engine_and_never_counts_as_waiting() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    before = stats.report()
+    timer = stats.begin(99.0, 1, is_streamed=False)
+    clock.now_s = 160.0
+    assert sum(value for name, value in stats.report().items() if name.startswith("late")) == 0
+    timer.add_all(11, first_s=99.55, last_s=100.55)
+    timer.end()
+    ttft_s, tpot_s = latency(stats, clock, before)
+    assert ttft_s == pytest.approx(0.55, abs=0.05)
+    assert tpot_s == pytest.approx(0.09, abs=0.011)

@@ -1,0 +1,79 @@
+"""Which replicas stop, and that Ray still has the seams that the choice hangs on."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.scheduler_hook import IMPORT_PATH, _choose
+
+
+class Named(str):
+    """A replica id: hashable, with a name."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
+def ids(*names: str) -> list[Named]:
+    return [Named(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("stock", "running", "chosen", "expected"),
+    [
+        (["d"], ["a", "b", "c", "d"], ("b",), {"b"}),
+        (["c", "d"], ["a", "b", "c", "d"], ("b",), {"b", "c"}),  # one of Serve's own to make the number
+        (["d"], ["a", "b", "c", "d"], ("b", "a"), {"b"}),  # no more than Serve would stop
+        (["d"], ["a", "b", "c", "d"], (), {"d"}),
+        (["d"], ["a", "b", "c", "d"], ("gone",), {"d"}),
+        (["new"], ["a", "b"], (), {"new"}),
+        (["new", "b"], ["a", "b"], ("a",), {"a", "new"}),  # who does not run yet goes before who does
+        (["b"], ["a", "b"], ("b",), {"b"}),
+    ],
+)
+def test_the_plans_victims_go_first_and_the_number_is_serves(
+    stock: list[str], running: list[str], chosen: tuple[str, ...], expected: set[str]
+) -> None:
+    assert _choose(ids(*stock), ids(*running), chosen) == expected
+
+
+@pytest.mark.ray
+def test_ray_still_has_the_seams() -> None:
+    from ray.serve._private import default_impl, deployment_state
+    from ray.serve._private.deployment_scheduler import DeploymentScheduler
+
+    stop = inspect.signature(DeploymentScheduler._get_replicas_to_stop).parameters
+    assert list(stop)[:3] == ["self", "deployment_id", "max_num_to_stop"]
+    create = inspect.signature(default_impl.create_deployment_scheduler).parameters
+    assert list(create) == [
+        "cluster_node_info_cache",
+        "head_node_id_override",
+        "create_placement_group_fn_override",
+    ]
+    # Looked up as an attribute of the module, so one assignment is enough.
+    assert "default_impl.create_deployment_scheduler(" in inspect.getsource(deployment_state)
+    assert "_running_replicas" in inspect.getsource(DeploymentScheduler)
+
+
+@pytest.mark.ray
+def test_install_says_that_it_is_there_and_keeps_serve_alive_where_it_cannot_be(
+    run_python: Callable[..., Any],
+) -> None:
+    script = """
+import json, sys
+from importlib import import_module
+import ray.serve._private.default_impl as default_impl
+if sys.argv[1] == "without":
+    import ray.serve._private.deployment_scheduler as scheduler
+    del scheduler.DeploymentScheduler
+from autoscale.ray_victims import VICTIMS
+module, _, function = sys.argv[2].rpartition(".")
+stock = default_impl.create_deployment_scheduler
+getattr(import_module(module), function)()
+print(json.dumps([VICTIMS.is_hooked, default_impl.create_deployment_scheduler is stock]))
+"""
+    assert run_python(script, "with", IMPORT_PATH) == [True, False]
+    assert run_python(script, "without", IMPORT_PATH) == [False, True]

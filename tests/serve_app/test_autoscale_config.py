@@ -1,0 +1,65 @@
+"""An application's autoscale settings against its groups, and the line beside args that Serve needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serve_app.validate import ConfigError, parse_app_config
+
+SCALED = [{"name": "g0", "prefill": {"max_replicas": 4}, "decode": {"max_replicas": 12}}]
+POLICY = {"kind": "heteroscale", "target": 500}
+MakeArgs = Callable[..., dict[str, Any]]
+
+
+def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> None:
+    config = parse_app_config(make_app_args(groups=SCALED, autoscale={"pd_ratio": "1:3", "policy": POLICY}))
+    limits = {str(key): (pool.lowest_replicas, pool.highest_replicas) for key, pool in config.pools().root.items()}
+    assert limits == {"prefill:g0": (1, 4), "decode:g0": (1, 12)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "autoscale", "said"),
+    [
+        (SCALED, None, "max_replicas of prefill:g0 does nothing without autoscale"),
+        ([{"name": "g0"}], {"policy": POLICY}, "autoscale needs max_replicas of every role: prefill:g0 has none"),
+        ([{"name": "g0", "decode": {"replicas": 3, "max_replicas": 2}}], None, r"max_replicas \(2\) is less than"),
+        (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy.heteroscale: target is missing"),
+        (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: Input tag 'best'"),
+        (SCALED, {"pd_ratio": "1:8", "policy": POLICY}, "autoscale.pd_ratio: a P/D ratio of 1:8 is impossible"),
+        (SCALED, {"policy": POLICY, "guard": {"budget_gpus": 0}}, "autoscale.guard.budget_gpus"),
+        (
+            [{"name": "g0", "prefill": {"max_replicas": 4}, "decode": {"replicas": 11, "max_replicas": 12}}],
+            {"pd_ratio": "9:1", "policy": POLICY},
+            "no counts between 1P11D and 4P12D are at the ratio 9:1",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_anything_starts(
+    make_app_args: MakeArgs, groups: list[Any], autoscale: dict[str, Any] | None, said: str
+) -> None:
+    args = make_app_args(groups=groups, **({} if autoscale is None else {"autoscale": autoscale}))
+    with pytest.raises(ConfigError, match=said):
+        parse_app_config(args)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("policy", "autoscale", "said"),
+    [
+        (None, {"policy": POLICY}, "args.autoscale needs .*JointPolicy'} here, got None"),
+        ({"policy_function": "x:y"}, {"policy": POLICY}, "args.autoscale needs .* got {'policy_function': 'x:y'}"),
+        ({"policy_function": "autoscale.ray_policy:JointPolicy"}, None, "there is no args.autoscale; add it"),
+    ],
+)
+def test_serve_and_tandem_are_told_the_same(
+    make_app_args: MakeArgs, policy: dict[str, Any] | None, autoscale: dict[str, Any] | None, said: str
+) -> None:
+    from serve_app.ray_schema import single_app_config
+
+    args = make_app_args() if autoscale is None else make_app_args(groups=SCALED, autoscale=autoscale)
+    application = {"import_path": "serve_app.app:build", "args": args}
+    if policy is not None:
+        application["autoscaling_policy"] = policy
+    with pytest.raises(ConfigError, match=said):
+        single_app_config({"applications": [application]})

@@ -1,0 +1,143 @@
+"""The commands around a running application's size: what they refuse, and how they read what they are given."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from autoscale.config import AutoscaleConfig
+from serve_app.cli import cli
+from serve_app.cli_scaling import _nested
+from serve_app.scaling_view import scaling_view
+from serve_app.validate import ConfigError
+from tests.autoscale.recording import recorded
+
+
+@pytest.mark.parametrize(
+    ("pairs", "nested"),
+    [
+        (["pd_ratio=1:2"], {"pd_ratio": "1:2"}),
+        (["policy.target=500", "policy.signal=ttft"], {"policy": {"target": 500, "signal": "ttft"}}),
+        (["guard.budget_gpus=null"], {"guard": {"budget_gpus": None}}),
+        (["is_paused=true"], {"is_paused": True}),
+        (
+            ["policy={kind: queue_depth, decode_requests_per_s: 2}"],
+            {"policy": {"kind": "queue_depth", "decode_requests_per_s": 2}},
+        ),
+    ],
+)
+def test_pairs_are_read_as_yaml_under_their_path(pairs: list[str], nested: dict[str, Any]) -> None:
+    assert _nested(pairs) == nested
+
+
+@pytest.mark.parametrize("pair", ["pd_ratio", "=1", ".a=1", "a..b=1", "policy={"])
+def test_what_is_no_pair_is_refused_with_an_example(pair: str) -> None:
+    with pytest.raises(ConfigError, match=r"no FIELD=VALUE, such as pd_ratio=1:2"):
+        _nested([pair])
+
+
+def test_a_field_below_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy is given a value and fields"):
+        _nested(["policy=1", "policy.target=2"])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["scale"], "give both --prefill and --decode, or --resume alone"),
+        (["scale", "--prefill", "1"], "give both --prefill and --decode, or --resume alone"),
+        (["scale", "--prefill", "1", "--decode", "1", "--resume"], "give both --prefill and --decode, or --resume"),
+        (["tune"], "give FIELD=VALUE pairs, or --reset alone"),
+        (["tune", "pd_ratio=1:2", "--reset"], "give FIELD=VALUE pairs, or --reset alone"),
+        (["replay", "none.jsonl"], "none.jsonl: cannot be read"),
+    ],
+)
+def test_commands_that_make_no_sense_are_refused(command: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, command)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+@pytest.fixture(scope="module", name="log")
+def _log(make_autoscale: Callable[..., AutoscaleConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("log") / "decisions.jsonl"
+    path.write_text("\n".join(recorded(make_autoscale(pd_ratio="1:3"))) + "\n")
+    return path
+
+
+def test_a_log_replays_to_the_same_plans(log: Path) -> None:
+    result = CliRunner().invoke(cli, ["replay", str(log)])
+    assert result.exit_code == 0
+    assert result.stdout.strip().endswith(" decisions, 0 different")
+
+
+def test_another_config_shows_its_differences_and_exits_with_1(
+    log: Path, tmp_path: Path, make_app_args: Callable[..., dict[str, Any]]
+) -> None:
+    import yaml
+
+    group = {"name": "g0", "prefill": {"max_replicas": 9}, "decode": {"max_replicas": 9}}
+    autoscale = {"pd_ratio": "1:1", "policy": {"kind": "heteroscale", "target": 50.0}}
+    document = {"applications": [{"args": make_app_args(groups=[group], autoscale=autoscale)}]}
+    config = tmp_path / "other.yaml"
+    config.write_text(yaml.safe_dump(document))
+    result = CliRunner().invoke(cli, ["replay", str(log), "--config", str(config)])
+    assert result.exit_code == 1
+    assert "counts: {" in result.stdout
+    assert "0 different" not in result.stdout
+
+
+STATUS: dict[str, Any] = {
+    "config": AutoscaleConfig.model_validate(
+        {"pd_ratio": "1:3", "policy": {"kind": "heteroscale", "target": 50}}
+    ).model_dump(mode="json"),
+    "tuned": {},
+    "log_path": "/logs/decisions.jsonl",
+    "plan": {
+        "counts": {"prefill:g0": 2, "decode:g0": 5},
+        "admitted": ["p0", "d0", "d1"],
+        "withdrawn": ["d2"],
+        "reinstated": [],
+        "victims": ["d3"],
+        "decision": {"reason": "decode_tps 40 for 50 on each of 3"},
+        "held_back": ["cooldown: 3.0 s left"],
+        "state": {
+            "desired": {"prefill:g0": 2, "decode:g0": 4},
+            "missing_since_s": {"prefill:g0": [90.0, 1]},
+            "ticked_s": 98.0,
+        },
+    },
+    "running": {"prefill:g0": ["p0"], "decode:g0": ["d0", "d1", "d2", "d3", "d4"]},
+    "latency": {"ttft_s": 0.4567, "tpot_s": None},
+    "is_hooked": True,
+}
+
+
+def shown(**changes: Any) -> str:
+    console = Console(width=100, record=True, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(scaling_view("tandem", {**STATUS, **changes}, 100.0))
+    return captured.get()
+
+
+def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
+    text = shown()
+    decode = next(line.split() for line in text.splitlines() if line.strip().startswith("decode:g0"))
+    assert decode == ["decode:g0", "4", "5", "5", "2", "1", "1", "1"]
+    prefill = next(line.split() for line in text.splitlines() if line.strip().startswith("prefill:g0"))
+    assert prefill == ["prefill:g0", "2", "2", "1", "1", "0", "0", "0", "10", "s"]
+    assert "TTFT 0.457 of 1 s, TPOT - of 0.05 s" in text
+    assert "last decision 2 s ago: decode_tps 40 for 50 on each of 3" in text
+    assert "held back: cooldown: 3.0 s left" in text
+    assert "Serve's choice" not in text
+
+
+def test_top_says_what_is_out_of_the_ordinary() -> None:
+    assert "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH" in shown(is_hooked=False)
+    config = {**STATUS["config"], "is_paused": True, "is_observing": True, "override": {"prefill": 1, "decode": 2}}
+    text = shown(config=config, tuned={"is_paused": True})
+    assert all(word in text for word in ("PAUSED", "ONLY OBSERVING", "SET BY HAND to 1P2D", "tuned since"))
+    assert "no decision yet" in shown(plan=None)
