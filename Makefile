@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 VENV := .venv/bin
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv with the pinned CPU stack (once)
 	@./setup.sh
@@ -30,6 +30,9 @@ format: setup ## Format the code
 
 bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 25 minutes)
 	@$(VENV)/python -m serve_app.bench_peers
+
+bench-control: setup ## Measure how long decisions take (about 5 minutes)
+	@$(VENV)/python -m serve_app.bench_control
 
 clean: ## Remove .venv, built models and reports
 	rm -rf .venv models reports build *.egg-info

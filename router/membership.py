@@ -12,14 +12,19 @@ class Membership:
     heard_s: float
 
 
-def routable(
-    replica_ids: Sequence[str], membership: Membership | None, *, now_s: float, silence_s: float
-) -> Sequence[str]:
+def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> frozenset[str] | None:
+    """The admitted set that holds now; ``None`` where there is none, or its coordinator is silent for too long."""
+    if membership is None or now_s - membership.heard_s > silence_s:
+        return None
+    return membership.admitted
+
+
+def routable(replica_ids: Sequence[str], admitted: frozenset[str] | None) -> Sequence[str]:
     """The replicas that may be routed to; a replica that the plan does not know yet is held.
 
-    All of them where no plan was heard of, where the coordinator has been silent for ``silence_s``, or where the plan
-    admits none of them: a gate that has lost touch must not stop the service.
+    All of them where no plan holds, or where it admits none of them: a gate that has lost touch must not stop the
+    service.
     """
-    if membership is None or now_s - membership.heard_s > silence_s:
+    if admitted is None:
         return replica_ids
-    return [name for name in replica_ids if name in membership.admitted] or replica_ids
+    return [name for name in replica_ids if name in admitted] or replica_ids

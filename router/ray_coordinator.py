@@ -39,19 +39,25 @@ class MembershipFeed:
         self.membership: Membership | None = None
         self._app = app
 
+    def _hear(self, admitted: frozenset[str]) -> None:
+        if self.membership is not None and self.membership.admitted == admitted:
+            admitted = self.membership.admitted  # the same object says that nothing has changed
+        self.membership = Membership(admitted=admitted, heard_s=time.monotonic())
+
     async def run(self) -> None:
         """Ask, and be answered when something has changed or a few seconds have passed."""
         handle: Any = None
         version = -1
         while ray.is_initialized():
             try:
-                if handle is None:
-                    handle = await asyncio.to_thread(find_coordinator, self._app)
+                found = await asyncio.to_thread(find_coordinator, self._app)
+                if found is not None and (handle is None or found._actor_id != handle._actor_id):
+                    handle, version = found, -1  # the first, or that of a redeployed application
                 if handle is not None:
                     version, admitted = await handle.watch.remote(version)
-                    self.membership = Membership(admitted=frozenset(admitted), heard_s=time.monotonic())
+                    self._hear(frozenset(admitted))
                     continue
-            except ray.exceptions.RayError as error:
+            except Exception as error:  # whatever it is, this must go on
                 logger.debug("the coordinator of %s does not answer: %s", self._app, error)
                 handle, version = None, -1
             await asyncio.sleep(_RETRY_S)

@@ -1,5 +1,6 @@
 """What the router believes to be in flight, in whatever order Serve tells of it."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,3 +71,29 @@ async def test_a_request_without_a_size_counts_one(router: Any) -> None:
     a, b = replica("a"), replica("b")
     router.on_request_routed(pending("1"), a.replica_id, None)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
+
+
+async def test_a_held_replica_gets_nothing_until_it_is_admitted_and_a_new_list_is_noticed(router: Any) -> None:
+    from router.membership import Membership
+
+    a, b, c = replica("a"), replica("b"), replica("c")
+    router._feed = SimpleNamespace(membership=None)
+    assert {await first_choice(router, a, b) for _ in range(30)} == {"a", "b"}
+    now_s = time.monotonic()
+    router._feed.membership = Membership(admitted=frozenset({"b"}), heard_s=now_s)
+    assert {await first_choice(router, a, b) for _ in range(30)} == {"b"}
+    router._feed.membership = Membership(admitted=frozenset({"b", "c"}), heard_s=now_s)
+    assert {await first_choice(router, a, b, c) for _ in range(30)} == {"b", "c"}
+    router._feed.membership = Membership(admitted=frozenset({"b"}), heard_s=now_s - 60.0)
+    assert {await first_choice(router, a, b, c) for _ in range(60)} == {"a", "b", "c"}
+
+
+async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: Any) -> None:
+    a, b = replica("a"), replica("b")
+    candidates = [a, b]
+    await router.choose_replicas(candidates)
+    views = router._views
+    router.on_request_routed(pending("1", 500), a.replica_id, None)
+    ranks = [(await router.choose_replicas(candidates))[0][0] for _ in range(20)]
+    assert router._views is views
+    assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
