@@ -36,7 +36,7 @@ class Controller:
         hold = self._reason_to_hold(snapshot)
         snapshot = replace(snapshot, state=self._reconciled(snapshot))
         ratio = self.config.pd_ratio
-        if snapshot.state.withdrawn and not self.config.slo.is_met(snapshot.latency):
+        if snapshot.state.withdrawn and not self._may_leave(snapshot):
             decision = Decision(wanted=None, reason="a latency is outside its objective: who was withdrawn comes back")
             snapshot = replace(snapshot, state=_all_back(snapshot))
         elif hold is not None:
@@ -50,19 +50,34 @@ class Controller:
         verdict = self._verdict(decision, current, limited, snapshot, ratio)
         if verdict.counts != current:
             desired = place(verdict.counts, state.desired, limited, ratio)
-            if sum(desired.values()) >= sum(state.desired.values()):
-                state = replace(state, desired=desired, scaled_out_s=snapshot.now_s)
-            else:
-                before = state.desired_before or state.desired
-                state = replace(state, desired=desired, desired_before=before, scaled_in_s=snapshot.now_s)
+            grows = sum(desired.values()) >= sum(state.desired.values())
+            falls = any(count < state.desired[key] for key, count in desired.items())
+            state = replace(
+                state,
+                desired=desired,
+                desired_before=(state.desired_before or state.desired) if falls else state.desired_before,
+                scaled_out_s=snapshot.now_s if grows else state.scaled_out_s,
+                scaled_in_s=state.scaled_in_s if grows else snapshot.now_s,
+            )
         return self._gated(replace(snapshot, state=state), was_withdrawn, decision, verdict.held_back, ratio, hold)
+
+    def _may_leave(self, snapshot: Snapshot) -> bool:
+        """Whether replicas may leave routing: not while users wait too long, unless a person has set the counts."""
+        return self.config.override is not None or self.config.slo.is_met(snapshot.latency)
+
+    def _is_off_ratio_by_hand(self) -> bool:
+        """Whether a person has set counts that the gate would never let in as they are."""
+        override, band = self.config.override, self.config.gate.band_replicas
+        return override is not None and self.config.pd_ratio.deviation(override.prefill, override.decode) > band
 
     def _reason_to_hold(self, snapshot: Snapshot) -> str | None:
         if self.config.is_paused:
             return "paused by hand"
-        ticked_s = snapshot.state.ticked_s
-        if ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= _STALL_INTERVALS * self.config.interval_s:
-            return f"the last tick was {snapshot.now_s - ticked_s:.1f} s ago: the clock jumped, or nobody ticked"
+        if self._is_after_a_gap(snapshot):
+            gap_s = snapshot.now_s - (snapshot.state.ticked_s or 0.0)
+            return f"the last tick was {gap_s:.1f} s ago: the clock jumped, or nobody ticked"
+        if self.config.override is not None:
+            return None  # counts set by hand need no signal
         oldest_s = snapshot.now_s - self.config.stale_s
         for pool in snapshot.pools:
             if not pool.replicas:
@@ -73,11 +88,19 @@ class Controller:
                     return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
         return None
 
+    def _is_after_a_gap(self, snapshot: Snapshot) -> bool:
+        ticked_s = snapshot.state.ticked_s
+        most_s = _STALL_INTERVALS * self.config.interval_s
+        return ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= most_s
+
     def _reconciled(self, snapshot: Snapshot) -> ControllerState:
         """The state, brought in line with which replicas really run."""
         state, now_s = snapshot.state, snapshot.now_s
         running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}
         withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
+        if self._is_after_a_gap(snapshot):  # in which nobody watched: what is timed starts anew
+            withdrawn = dict.fromkeys(withdrawn, now_s)
+            state = replace(state, missing_since_s={}, capped_until_s={})
         victims = [name for name in state.victims if name in running]
         desired: dict[PoolKey, int] = {}
         progress: dict[PoolKey, tuple[float, int]] = {}
@@ -191,18 +214,20 @@ class Controller:
                 away.sort(key=withdrawn.__getitem__)  # who left last comes back first
                 for name in away[len(away) - min(len(away), wanted - len(serving)) :]:
                     del withdrawn[name]
-            elif not self.config.is_observing:
+            elif not self.config.is_observing and self._may_leave(snapshot):
                 withdrawn.update(dict.fromkeys(choose_victims(serving, before, len(serving) - wanted), now_s))
             for name in [name for name in away if withdrawn.get(name, math.inf) <= proven_s]:
                 del withdrawn[name]
                 victims.add(name)
-            counts[pool.key] = wanted + sum(r.replica_id in withdrawn for r in pool.replicas)
+            stays = [r for r in serving if r.replica_id not in withdrawn]
+            away_now = sum(r.replica_id in withdrawn for r in pool.replicas)
+            counts[pool.key] = max(wanted, len(stays)) + away_now if not self.config.is_observing else wanted
             ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = [
                 r.replica_id for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims
             ]
         admitted: list[str] = []
         for group in ready.values():
-            if gate.is_enabled and not self.config.is_observing:
+            if gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand():
                 admitted += admit(group, before, ratio=ratio, band_replicas=gate.band_replicas)
             else:
                 admitted += [name for role in Role for name in group[role]]

@@ -31,15 +31,13 @@ def decision_line(snapshot: Snapshot, plan: Plan) -> str:
 
 def is_news(plan: Plan, last: Plan | None) -> bool:
     """Whether a plan differs from the one before in anything but its clock and its figures."""
-    if last is None:
-        return True
-    return (plan.counts, plan.admitted, plan.withdrawn, plan.victims, bool(plan.held_back)) != (
-        last.counts,
-        last.admitted,
-        last.withdrawn,
-        last.victims,
-        bool(last.held_back),
-    )
+    return last is None or _news(plan) != _news(last)
+
+
+def _news(plan: Plan) -> tuple[object, ...]:
+    # A cooldown's text counts down, a hold's names ages: neither is another decision.
+    notes = tuple(note for note in plan.held_back if not note.startswith("cooldown"))
+    return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, plan.decision.wanted is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,8 @@ def _admissible(
 
 def choose_victims(replicas: Sequence[ReplicaStats], admitted: frozenset[str], number: int) -> list[str]:
     """Who leaves first: a replica that is held, then the one with the least work; the youngest of equals."""
+    if number <= 0:
+        return []
 
     def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, float, float, int]:
         index, replica = entry
@@ -82,4 +84,4 @@ def choose_victims(replicas: Sequence[ReplicaStats], admitted: frozenset[str], n
             -index,
         )
 
-    return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=cost)[: max(0, number)]]
+    return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=cost)[:number]]

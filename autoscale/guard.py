@@ -94,6 +94,8 @@ def guard(
         role: min(max(counts[role], current[role] - config.step_in_replicas), current[role] + config.step_out_replicas)
         for role in Role
     }
+    # Bounds are not approached step by step: what lies beyond them has no place to be.
+    stepped = {role: min(max(stepped[role], room.lowest[role]), room.highest[role]) for role in Role}
     if stepped != counts:
         if is_sound:
             at_ratio = {leader: float(stepped[leader]), ratio.follower: 0.0}
@@ -101,7 +103,7 @@ def guard(
         notes.append(f"step: {_text(counts)} became {_text(stepped)}")
     held = {role: max(stepped[role], current[role]) + observed[role] for role in Role}
     if any(stepped[role] > current[role] for role in Role) and room.is_over_budget(held):
-        stepped = {role: min(stepped[role], current[role]) for role in Role}
+        stepped = {role: max(min(stepped[role], current[role]), room.lowest[role]) for role in Role}
         notes.append("budget: what leaves must be gone before anything is added")
     return Verdict(counts=stepped, held_back=tuple(notes))
 

@@ -7,7 +7,8 @@ goes wrong, the counts stay.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -26,8 +27,10 @@ from router.ray_coordinator import find_coordinator
 logger = logging.getLogger("ray.serve")
 
 _LOOKUP_S = 1.0
+_RELOOK_S = 5.0
 _RECOVERY_S = 60.0
 _COMPLAINTS = 100
+_CALLS = 1000  # of which the 99th percentile is told
 
 Contexts = Mapping[Any, Any]
 
@@ -52,16 +55,25 @@ class JointPolicy:
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()
         self._complaints: set[str] = set()
+        self._keys: dict[Any, PoolKey] = {}
+        self._calls_s: deque[float] = deque(maxlen=_CALLS)
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
         """Counts for the deployments; one that is missing keeps its target."""
+        started_s = time.perf_counter()
         try:
             self._step(contexts)
-            keys = {deployment_id: PoolKey.parse(deployment_id.name) for deployment_id in contexts}
-            return {name: self._counts[key] for name, key in keys.items() if key in self._counts}, {}
+            counts = {name: self._counts[key] for name in contexts if (key := self._key(name)) in self._counts}
         except Exception as error:
             self._complain(error)
-            return {}, {}
+            counts = {}
+        self._calls_s.append(time.perf_counter() - started_s)
+        return counts, {}
+
+    def _key(self, deployment_id: Any) -> PoolKey:
+        if deployment_id not in self._keys:
+            self._keys[deployment_id] = PoolKey.parse(deployment_id.name)
+        return self._keys[deployment_id]
 
     def _step(self, contexts: Contexts) -> None:
         if not contexts:
@@ -80,8 +92,8 @@ class JointPolicy:
         if link.controller is None or self._tick is not None:
             return
         running = {
-            PoolKey.parse(deployment_id.name): tuple(replica.unique_id for replica in context.running_replicas)
-            for deployment_id, context in contexts.items()
+            self._key(name): tuple(replica.unique_id for replica in context.running_replicas)
+            for name, context in contexts.items()
         }
         config = link.controller.config
         if running == self._running and clock_s - self._ticked_s < config.interval_s:
@@ -89,7 +101,7 @@ class JointPolicy:
         self._running, self._ticked_s = running, clock_s
         if self._signals is None or self._signals.window_s != config.window_s:
             self._signals = Signals(config.window_s)
-        raw = {PoolKey.parse(name.name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
+        raw = {self._key(name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
         is_recovering = self._is_recovering(clock_s, config)
         self._tick = self._thread.submit(self._do_tick, link, raw, now_s, is_recovering, self._signals, self._state)
 
@@ -151,7 +163,7 @@ class JointPolicy:
             **{key: names for key, names in ray_victims.VICTIMS.chosen.items() if key[0] != link.app},
             **{key: tuple(names) for key, names in chosen.items()},
         }
-        link.publish(snapshot, plan, lines)
+        link.publish(snapshot, plan, lines, _p99(self._calls_s))
         self._last = plan
 
     def _complain(self, error: Exception) -> None:
@@ -170,35 +182,43 @@ class _Link:
         self.controller: Controller | None = None
         self.gpus: dict[str, int] = {}
         self.resumed: ControllerState | None = None
-        self._version = -1
+        self._version: int | None = None
         self._handle: Any = None
         self._lookup: Future[Any] | None = None
         self._looked_s = -float("inf")
         self._reply: Future[Any] | None = None
         self._update: dict[str, Any] | None = None
+        self._lines: list[str] = []
+        self._sent: list[str] = []  # until the coordinator has answered
         self._config_lines: list[tuple[AutoscaleConfig, str]] = []
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
         """Take what has come, ask for what has not."""
+        if self._lookup is not None and self._lookup.done():
+            lookup, self._lookup = self._lookup, None
+            found = lookup.result()
+            # A redeployed application has another coordinator, while the old one may still answer.
+            if found is not None and (self._handle is None or found._actor_id != self._handle._actor_id):
+                self._handle, self._version = found, None
+                self._reply = found.join.remote().future()
+        elif self._lookup is None and clock_s - self._looked_s >= (_LOOKUP_S if self._handle is None else _RELOOK_S):
+            self._looked_s = clock_s
+            self._lookup = thread.submit(find_coordinator, self.app)
         if self._handle is None:
-            if self._lookup is not None and self._lookup.done():
-                lookup, self._lookup = self._lookup, None
-                self._handle = lookup.result()
-            elif self._lookup is None and clock_s - self._looked_s >= _LOOKUP_S:
-                self._looked_s = clock_s
-                self._lookup = thread.submit(find_coordinator, self.app)
-            if self._handle is None:
-                return
-            self._reply = self._handle.join.remote().future()
+            return
         if self._reply is not None and self._reply.done():
             reply, self._reply = self._reply, None
             try:
                 self._read(reply.result())
             except ray.exceptions.RayError:
                 self._handle = None  # it is being restarted: what it last said still holds
+                self._lines = [*self._sent, *self._lines]
                 return
+            self._sent = []
         if self._reply is None and self._update is not None:
             update, self._update = self._update, None
+            self._sent, self._lines = self._lines, []
+            update["lines"] = self._sent
             self._reply = self._handle.sync.remote(update).future()
 
     def _read(self, said: dict[str, Any]) -> None:
@@ -215,17 +235,21 @@ class _Link:
         taken, self._config_lines = self._config_lines, []
         return [config_line(config, now_s, why) for config, why in taken]
 
-    def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
+    def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
         """Leave a plan for the coordinator; the next call sends it, and a later plan replaces it, but not its lines."""
-        earlier = self._update["lines"] if self._update else []
+        self._lines += lines
         self._update = {
             "plan": PLAN.dump_python(plan, mode="json"),
             "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},
             "latency": asdict(snapshot.latency),
             "traffic": asdict(snapshot.traffic),
-            "lines": [*earlier, *lines],
+            "policy_call_p99_s": call_p99_s,
             "is_hooked": ray_victims.VICTIMS.is_hooked,
         }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.99 * len(values))] if values else 0.0
 
 
 def _reports(context: Any, series: Mapping[str, Mapping[Any, Any]]) -> dict[str, tuple[float, dict[str, float]] | None]:

@@ -24,7 +24,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.tuning import Pools, merged, tuned
 from deployments.explain import explain
 from deployments.scaling_metrics import scaling_metrics
-from router.ray_coordinator import coordinator_key
+from router.ray_coordinator import coordinator_key, find_coordinator
 
 logger = logging.getLogger("ray.serve")
 
@@ -49,6 +49,14 @@ class Coordinator:
         self._routes = 0
         self._changed = asyncio.Event()
         internal_kv._internal_kv_put(coordinator_key(app), self._name.encode(), overwrite=True)
+        self._announcing = asyncio.get_running_loop().create_task(self._keep_announced())
+
+    async def _keep_announced(self) -> None:
+        """Two versions of an application have one coordinator each; when the known one ends, the other speaks up."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if await asyncio.to_thread(find_coordinator, self._app) is None:
+                internal_kv._internal_kv_put(coordinator_key(self._app), self._name.encode(), overwrite=True)
 
     async def join(self) -> dict[str, Any]:
         """What a policy that has just started must know: the configuration, and the state of the one before it."""

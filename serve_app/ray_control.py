@@ -43,7 +43,10 @@ class Control:
         Raises:
             ConfigError: they are outside bounds or budget.
         """
-        self.tune({"override": {"prefill": prefill, "decode": decode}}, f"scale {prefill}P{decode}D by hand")
+        self.tune(
+            {"override": {"prefill": prefill, "decode": decode}, "is_paused": False},
+            f"scale {prefill}P{decode}D by hand",
+        )
 
     def pause(self) -> None:
         """Decide nothing, until ``resume``."""

@@ -14,6 +14,8 @@ from kvtransfer.topology import Role
 
 # Algorithm 3: a severe breach adds a fifth, a moderate one a tenth; far below the target a twentieth goes.
 _SEVERE, _MODERATE, _RELAX = 1.2, 1.1, 0.95
+# A backlog below this share of its mean over the window falls.
+_FALLING_FRAC = 0.8
 
 
 class Signal(StrEnum):
@@ -73,7 +75,7 @@ class HeteroScaleConfig(BaseModel):
     )
     latency: LatencyStepsConfig = LatencyStepsConfig()
     backlog_floor_tokens: float = Field(
-        2048.0, ge=0.0, description="Fewer prompt tokens than this waiting for prefill are no growing backlog."
+        2048.0, ge=0.0, description="Fewer prompt tokens than this waiting for prefill are no backlog."
     )
 
     @model_validator(mode="after")
@@ -128,8 +130,8 @@ class HeteroScale:
     def decide(self, snapshot: Snapshot) -> Decision:
         """Scale out if the signal or a latency asks; scale in only if the signal asks and nothing else objects.
 
-        What objects: a quantile outside its objective, or a prefill backlog that grows. An overload of prefill starves
-        decode, whose tokens/s fall with it: read alone, that signal would take replicas away just then.
+        What objects: a quantile near its objective, or a prefill backlog that does not fall. An overload of prefill
+        starves decode, whose tokens/s fall with it: read alone, that signal would take replicas away just then.
         """
         now = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
         own = self._proportional(snapshot) if self._config.signal in _LINEAR else self._feedback(snapshot, now)
@@ -182,10 +184,16 @@ class HeteroScale:
         return max(asked, default=(float(now), ""))
 
     def _objection(self, snapshot: Snapshot) -> str | None:
-        if not self._slo.is_met(snapshot.latency):
-            return "a latency is outside its objective"
-        if _is_growing(snapshot.state.backlog, self._config.backlog_floor_tokens):
-            return "the prefill backlog grows"
+        latency, share = snapshot.latency, self._config.latency.moderate_frac
+        # From where the safety net would add replicas, taking some away would make it add them again.
+        if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
+            return "a latency is near its objective"
+        if any(
+            r.queued_prefill_tokens is None for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas
+        ):
+            return "the prefill backlog is not known"
+        if _is_standing(snapshot.state.backlog, self._config.backlog_floor_tokens):
+            return "the prefill backlog does not fall"
         return None
 
     def _decision(self, leaders: float, reason: str, *, is_step: bool = False) -> Decision:
@@ -193,8 +201,8 @@ class HeteroScale:
         return Decision(wanted=wanted, reason=reason, is_step=is_step)
 
 
-def _is_growing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:
-    """Whether more prompt tokens wait than did on average before, and more than the floor."""
+def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:
+    """Whether more prompt tokens than the floor wait, and not clearly fewer than on average before."""
     *before, (_, latest) = backlog or [(0.0, 0.0)]
     mean = math.fsum(tokens for _, tokens in before) / len(before) if before else 0.0
-    return latest > max(mean, floor_tokens)
+    return latest > floor_tokens and latest >= _FALLING_FRAC * mean

@@ -6,7 +6,7 @@ from typing import Any
 from autoscale.controller import Controller
 from autoscale.types import ControllerState, Latency, Plan, PoolKey, PoolStats, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
-from router.membership import Membership, routable
+from router.membership import routable
 
 
 @dataclass
@@ -95,8 +95,8 @@ class VirtualServe:
 
     def serving(self, role: Role) -> list[str]:
         """Running replicas that get requests."""
-        membership = self.plan and Membership(admitted=frozenset(self.plan.admitted), heard_s=self.now_s)
-        return list(routable(self.running[role], membership, now_s=self.now_s, silence_s=10.0))
+        admitted = None if self.plan is None else frozenset(self.plan.admitted)
+        return list(routable(self.running[role], admitted))
 
     @property
     def counts(self) -> tuple[int, int]:

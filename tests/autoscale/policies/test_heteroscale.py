@@ -72,7 +72,10 @@ def _decide(make_snapshot: MakeSnapshot) -> Callable[..., Decision]:
             desired={PoolKey("g0", P): counts[0], PoolKey("g0", D): counts[1]},
             backlog=tuple((float(at), tokens) for at, tokens in enumerate(backlog)),
         )
-        snapshot = make_snapshot(*counts, state=state, latency=latency or Latency(), stats=stats)
+        shown = {P: {"queued_prefill_tokens": 0.0}}
+        for role, figures in (stats or {}).items():
+            shown[role] = {**shown.get(role, {}), **figures}
+        snapshot = make_snapshot(*counts, state=state, latency=latency or Latency(), stats=shown)
         policy = HeteroScale(
             HeteroScaleConfig.model_validate({"target": 100.0, **config}), ratio=PdRatio.parse(ratio), slo=SloConfig()
         )
@@ -144,6 +147,7 @@ def test_scale_out_takes_the_larger_of_signal_and_latency(decide: Callable[..., 
         (Latency(ttft_s=0.5, tpot_s=0.02), (9000.0, 8000.0, 5000.0), 3.0),  # falling
         (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 2000.0), 3.0),  # growing, but next to nothing
         (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 5000.0), 6.0),
+        (Latency(ttft_s=0.5, tpot_s=0.02), (40_000.0, 40_000.0, 38_000.0), 6.0),  # a plateau starves decode too
         (Latency(ttft_s=1.01, tpot_s=0.02), (), 6.6),
     ],
 )
