@@ -9,7 +9,7 @@ from autoscale.gate import admit, choose_victims
 from autoscale.guard import Verdict, guard
 from autoscale.placement import place
 from autoscale.policies import POLICIES
-from autoscale.ratio import PdRatio, Room
+from autoscale.ratio import PdRatio, Room, pd_text
 from autoscale.types import ControllerState, Decision, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
@@ -163,7 +163,8 @@ class Controller:
         snapshot: Snapshot,
         ratio: PdRatio,
     ) -> Verdict:
-        room = _room(pools, self.config.guard.budget_gpus)
+        limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
+        room = Room.of(limits, self.config.guard.budget_gpus)
         if self.config.override is not None and decision.wanted is not None:
             by_hand = room.clamp(decision.wanted)
             is_too_much = room.is_over_budget(by_hand)
@@ -184,7 +185,7 @@ class Controller:
                 observed=_leaving(snapshot),
             )
         if self.config.is_observing and verdict.counts != current:
-            would = f"only observing: would be {verdict.counts[Role.PREFILL]}P{verdict.counts[Role.DECODE]}D"
+            would = f"only observing: would be {pd_text(verdict.counts)}"
             return Verdict(counts=current, held_back=(*verdict.held_back, would))
         return verdict
 
@@ -219,15 +220,16 @@ class Controller:
             for name in [name for name in away if withdrawn.get(name, math.inf) <= proven_s]:
                 del withdrawn[name]
                 victims.add(name)
-            stays = [r for r in serving if r.replica_id not in withdrawn]
-            away_now = sum(r.replica_id in withdrawn for r in pool.replicas)
-            counts[pool.key] = max(wanted, len(stays)) + away_now if not self.config.is_observing else wanted
-            ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = [
+            stays = [
                 r.replica_id for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims
             ]
+            away_now = sum(r.replica_id in withdrawn for r in pool.replicas)
+            counts[pool.key] = max(wanted, len(stays)) + away_now if not self.config.is_observing else wanted
+            ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = stays
+        is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand()
         admitted: list[str] = []
         for group in ready.values():
-            if gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand():
+            if is_gated:
                 admitted += admit(group, before, ratio=ratio, band_replicas=gate.band_replicas)
             else:
                 admitted += [name for role in Role for name in group[role]]
@@ -285,13 +287,3 @@ def _leaving(snapshot: Snapshot) -> dict[Role, int]:
         for pool in snapshot.pools:
             leaving[pool.key.role] += sum(replica.replica_id in gone for replica in pool.replicas)
     return leaving
-
-
-def _room(pools: Sequence[PoolStats], budget_gpus: int | None) -> Room:
-    own = {role: [pool for pool in pools if pool.key.role is role] for role in Role}
-    return Room(
-        lowest={role: sum(pool.lowest_replicas for pool in own[role]) for role in Role},
-        highest={role: sum(pool.highest_replicas for pool in own[role]) for role in Role},
-        gpus_per_replica={role: max((pool.gpus_per_replica for pool in own[role]), default=0) for role in Role},
-        budget_gpus=budget_gpus,
-    )

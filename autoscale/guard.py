@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.ratio import PdRatio, Room, joint_counts, pd_text
 from autoscale.types import Decision
 from kvtransfer.topology import Role
 
@@ -89,7 +89,7 @@ def guard(
             counts=current, held_back=(f"bounds and budget hold no counts at the ratio {ratio}: both roles stay",)
         )
     if counts != free:
-        notes.append(f"bounds and budget: {_text(free)} became {_text(counts)}")
+        notes.append(f"bounds and budget: {pd_text(free) if free else 'nothing'} became {pd_text(counts)}")
     stepped = {
         role: min(max(counts[role], current[role] - config.step_in_replicas), current[role] + config.step_out_replicas)
         for role in Role
@@ -100,7 +100,7 @@ def guard(
         if is_sound:
             at_ratio = {leader: float(stepped[leader]), ratio.follower: 0.0}
             stepped = joint_counts(at_ratio, ratio, room, band_replicas=config.band_replicas) or dict(current)
-        notes.append(f"step: {_text(counts)} became {_text(stepped)}")
+        notes.append(f"step: {pd_text(counts)} became {pd_text(stepped)}")
     held = {role: max(stepped[role], current[role]) + observed[role] for role in Role}
     if any(stepped[role] > current[role] for role in Role) and room.is_over_budget(held):
         stepped = {role: max(min(stepped[role], current[role]), room.lowest[role]) for role in Role}
@@ -126,7 +126,3 @@ def _damped(asked: float, now: int, config: GuardConfig) -> float:
     # A whole replica too many goes, however small the share: rounding up would keep it for ever.
     most = now - 1 if math.ceil(asked) < now else now
     return min(most, now + config.damping_in_frac * (asked - now))
-
-
-def _text(counts: Mapping[Role, int] | None) -> str:
-    return "nothing" if counts is None else f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"

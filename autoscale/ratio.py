@@ -1,7 +1,7 @@
 """The P/D ratio, and the rounding that moves both roles in one step and keeps it (pure)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -97,6 +97,16 @@ class Room:
     gpus_per_replica: Mapping[Role, int]
     budget_gpus: int | None = None
 
+    @classmethod
+    def of(cls, pools: Iterable[tuple[Role, int, int, int]], budget_gpus: int | None) -> Self:
+        """The room of several pools, each by its role, lowest and highest count, and GPUs per replica."""
+        lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+        for role, low, high, each in pools:
+            lowest[role] += low
+            highest[role] += high
+            gpus[role] = max(gpus[role], each)
+        return cls(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=budget_gpus)
+
     def holds(self, counts: Mapping[Role, int]) -> bool:
         """Whether counts are inside the bounds and the budget."""
         inside = all(self.lowest[role] <= counts[role] <= self.highest[role] for role in Role)
@@ -147,6 +157,11 @@ def joint_counts(
         if fewest <= followers <= most:
             return {leader: leaders, follower: followers}
     return None
+
+
+def pd_text(counts: Mapping[Role, int]) -> str:
+    """Counts as people write them: ``2P6D``."""
+    return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"
 
 
 def _whole(replicas: float) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from autoscale.config import AutoscaleConfig
-from autoscale.ratio import Room, joint_counts
+from autoscale.ratio import Room, joint_counts, pd_text
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
@@ -76,7 +76,7 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     nothing = dict.fromkeys(Role, 0.0)
     if joint_counts(nothing, config.pd_ratio, room, band_replicas=config.guard.band_replicas) is None:
         raise ValueError(
-            f"no counts between {_text(room.lowest)} and {_text(room.highest)} are at the ratio {config.pd_ratio}"
+            f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.pd_ratio}"
             + (f" within {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
             + ": change the bounds, the budget or the ratio"
         )
@@ -84,20 +84,14 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
         counts = {Role.PREFILL: config.override.prefill, Role.DECODE: config.override.decode}
         if not room.holds(counts):
             raise ValueError(
-                f"{_text(counts)} lies outside {_text(room.lowest)} to {_text(room.highest)}"
+                f"{pd_text(counts)} lies outside {pd_text(room.lowest)} to {pd_text(room.highest)}"
                 + (f" or takes more than {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
             )
 
 
 def _room(config: AutoscaleConfig, pools: Pools) -> Room:
-    lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
-    for key, limits in pools.root.items():
-        bounds = config.bounds.get(key.role)
-        lowest[key.role] += bounds.lowest_replicas if bounds else limits.lowest_replicas
-        highest[key.role] += bounds.highest_replicas if bounds else limits.highest_replicas
-        gpus[key.role] = max(gpus[key.role], limits.gpus_per_replica)
-    return Room(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=config.guard.budget_gpus)
-
-
-def _text(counts: Mapping[Role, int]) -> str:
-    return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"
+    limits = []
+    for key, pool in pools.root.items():
+        narrowest = config.bounds.get(key.role) or pool
+        limits.append((key.role, narrowest.lowest_replicas, narrowest.highest_replicas, pool.gpus_per_replica))
+    return Room.of(limits, config.guard.budget_gpus)

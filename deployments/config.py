@@ -76,7 +76,7 @@ class PlacementConfig(_Config):
 class EmulatorConfig(_Config):
     """Which engine is emulated."""
 
-    profile: Path = Field(description="An EngineProfile, such as configs/profiles/h100_llama70b_fp8_tp4.json.")
+    profile: Path = Field(description="An EngineProfile, such as configs/profiles/h100_llama70b_fp8_tp1.json.")
     start_s: float | None = Field(None, ge=0.0, description="From asked for to ready, beyond imports; the profile's.")
     time_factor: float = Field(1.0, gt=0.0, le=1000.0, description="How many seconds of the engine pass in one here.")
     max_running: int | None = Field(None, ge=1, description="Requests in the batch at one time; the profile's.")

@@ -34,12 +34,12 @@ _WATCH_S = 5.0
 class Coordinator:
     """See the module; every method is called by other processes."""
 
-    def __init__(self, *, config: Mapping[str, Any], pools: Mapping[str, Any], log_path: str | None = None) -> None:
+    def __init__(self, *, config: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
         self._app = app = serve.get_deployment_actor_context().app_name
         self._base = AutoscaleConfig.model_validate(config)
         self._pools = Pools.model_validate(pools)
         self._name = ray.get_runtime_context().get_actor_name() or ""
-        self._log_path = Path(log_path) if log_path else _default_log_path(app)
+        self._log_path = _log_path(app)
         kept = self._load()
         self._changes: dict[str, Any] = kept.get("changes", {})
         self._config = tuned(self._base, self._changes, self._pools)
@@ -92,7 +92,7 @@ class Coordinator:
         """Change the configuration of the running application.
 
         Args:
-            changes: as the configuration is nested; ``None`` for a whole return to the deployed one.
+            changes: as the configuration is nested; an empty mapping returns to what was deployed.
             why: who asked, for the log.
 
         Returns:
@@ -152,7 +152,7 @@ class Coordinator:
             logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
 
 
-def _default_log_path(app: str) -> Path:
+def _log_path(app: str) -> Path:
     """Beside Ray's own logs, where its log rotation and collection find it."""
     return Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve" / f"tandem_decisions_{app}.jsonl"
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from deployments.scheduler_hook import IMPORT_PATH
+
 
 def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
     """Variables for every Ray process of a local cluster whose files live in ``folder``.
@@ -49,5 +51,5 @@ def serve_environment() -> dict[str, str]:
         # Ray lowers its workers' priority (nice 15), so anything else on the machine would stall token streams.
         "RAY_worker_niceness": "0",
         # Which replica stops is the joint policy's choice.
-        "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "deployments.scheduler_hook.install",
+        "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": IMPORT_PATH,
     }

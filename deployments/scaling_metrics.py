@@ -10,13 +10,36 @@ from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
 
+def pool_counts(status: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """For each pool its replicas by state, from what the coordinator says after a decision."""
+    plan = status["plan"]
+    admitted, withdrawn, victims = set(plan["admitted"]), set(plan["withdrawn"]), set(plan["victims"])
+    return {
+        name: {
+            "wanted": plan["state"]["desired"].get(name, 0),
+            "target": plan["counts"].get(name, 0),
+            "ready": len(names),
+            "serving": len(names & admitted),
+            "held": len(names - admitted - withdrawn - victims),
+            "withdrawn": len(names & withdrawn),
+            "draining": len(names & victims),
+        }
+        for name, names in ((name, set(running)) for name, running in sorted(status["running"].items()))
+    }
+
+
+def missing_s(status: Mapping[str, Any], pool: str, now_s: float) -> float | None:
+    """How long a pool has had fewer ready replicas than Serve's target; ``None`` where it has them."""
+    since = status["plan"]["state"]["missing_since_s"].get(pool)
+    return None if since is None else max(0.0, now_s - since[0])
+
+
 def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
     """Gauges of what the coordinator says; empty before the first decision."""
     plan = status.get("plan")
     if plan is None:
         return []
     state, latency, config = plan["state"], status["latency"], status["config"]
-    admitted, withdrawn, victims = set(plan["admitted"]), set(plan["withdrawn"]), set(plan["victims"])
     replicas = GaugeMetricFamily(
         "tandem_replicas",
         "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
@@ -29,22 +52,12 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         labels=["group", "role"],
     )
     serving = dict.fromkeys(Role, 0)
-    for name, running in status["running"].items():
-        key, names = PoolKey.parse(name), set(running)
-        serving[key.role] += len(names & admitted)
-        counts = {
-            "wanted": state["desired"].get(name, 0),
-            "target": plan["counts"].get(name, 0),
-            "ready": len(names),
-            "serving": len(names & admitted),
-            "held": len(names - admitted - withdrawn - victims),
-            "withdrawn": len(names & withdrawn),
-            "draining": len(names & victims),
-        }
+    for name, counts in pool_counts(status).items():
+        key = PoolKey.parse(name)
+        serving[key.role] += counts["serving"]
         for what, count in counts.items():
             replicas.add_metric([key.group, key.role, what], count)
-        since = state["missing_since_s"].get(name)
-        missing.add_metric([key.group, key.role], 0.0 if since is None else max(0.0, now_s - since[0]))
+        missing.add_metric([key.group, key.role], missing_s(status, name, now_s) or 0.0)
     ratio = GaugeMetricFamily(
         "tandem_pd_ratio", "Prefill replicas per decode replica: configured, and of those that serve", labels=["of"]
     )

@@ -30,7 +30,7 @@ from serve_app.validate import load_serve_yaml
 
 _GROUPS, _REPLICAS, _TICKS = 50, 20, 1000
 _ROUTED_REPLICAS, _ROUTES = 256, 20_000
-_QUIET_S, _STEPS = 30.0, 5
+_REST_S, _STEPS, _INTERVAL_S = 6.0, 5, 2.0
 _CONFIG = Path(__file__).parent.parent / "configs" / "emulated.yaml"
 
 
@@ -103,7 +103,11 @@ def live(console: Console) -> dict[str, float]:
 
     document = load_serve_yaml(_CONFIG)
     args = document["applications"][0]["args"]
-    args["autoscale"] |= {"interval_s": 2.0, "window_s": 4.0, "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0}}
+    args["autoscale"] |= {
+        "interval_s": _INTERVAL_S,
+        "window_s": 4.0,
+        "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
+    }
     args["autoscale"]["gate"] = {"observation_s": 0.0}
     args["groups"][0]["prefill"]["max_replicas"] = args["groups"][0]["decode"]["max_replicas"] = 2
     shape = TraceRequest(at_s=0.0, input_tokens=200, output_tokens=200)
@@ -113,14 +117,14 @@ def live(console: Console) -> dict[str, float]:
         generator = LoadGenerator(app.url, app.config.model.id, seed=1)
         for step in range(_STEPS):
             _wait(lambda: _raised(control) == 0 and _ready(control) == 2, 120.0)
-            time.sleep(_QUIET_S / _STEPS)
+            time.sleep(_REST_S)
             console.print(f"step {step + 1} of {_STEPS}")
             waits.append(asyncio.run(_step(generator, control, shape)))
         figures = {"policy_call_p99_s": float(control.status()["policy_call_p99_s"])}
     return {
         **figures,
-        "load_step_to_target_intervals_p50": float(np.median(waits)) / 2.0,
-        "load_step_to_target_intervals_max": max(waits) / 2.0,
+        "load_step_to_target_intervals_p50": float(np.median(waits)) / _INTERVAL_S,
+        "load_step_to_target_intervals_max": max(waits) / _INTERVAL_S,
     }
 
 

@@ -8,6 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from deployments.scaling_metrics import missing_s, pool_counts
+from deployments.scheduler_hook import IMPORT_PATH
+
 
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     """Pools, signal, ratio and the last decision, from what the coordinator says."""
@@ -24,24 +27,12 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     if plan is None:
         return Group(head, Text("no decision yet"))
     state, latency = plan["state"], status["latency"]
-    admitted, withdrawn, victims = set(plan["admitted"]), set(plan["withdrawn"]), set(plan["victims"])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing for"):
         table.add_column(name, no_wrap=True)
-    for pool, running in sorted(status["running"].items()):
-        names = set(running)
-        since = state["missing_since_s"].get(pool)
-        table.add_row(
-            pool,
-            str(state["desired"].get(pool, "-")),
-            str(plan["counts"].get(pool, "-")),
-            str(len(names)),
-            str(len(names & admitted)),
-            str(len(names - admitted - withdrawn - victims)),
-            str(len(names & withdrawn)),
-            str(len(names & victims)),
-            "" if since is None else f"{max(0.0, now_s - since[0]):.0f} s",
-        )
+    for pool, counts in pool_counts(status).items():
+        waits_s = missing_s(status, pool, now_s)
+        table.add_row(pool, *map(str, counts.values()), "" if waits_s is None else f"{waits_s:.0f} s")
     lines = [
         f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
         f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "
@@ -53,7 +44,7 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     if not status["is_hooked"]:
         lines.append(
             "which replica stops is Serve's choice: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH="
-            "deployments.scheduler_hook.install is not in the environment of Serve's controller"
+            f"{IMPORT_PATH} is not in the environment of Serve's controller"
         )
     if status.get("tuned"):
         lines.append(f"tuned since it was deployed: {status['tuned']}")

@@ -172,17 +172,16 @@ def test_a_verdict_keeps_bounds_budget_ratio_and_step_whatever_is_wanted(
     current = (leaders, followers) if ratio_.leader is P else (followers, leaders)
     before = sum(current)
     is_over = budget is not None and before > budget
-    verdict = judge(
-        wanted,
-        current,
-        ratio=ratio,
-        since_change_s=since,
-        budget_gpus=budget,
-        is_step=flags[0],
-        is_urgent=flags[1],
-        step_out_replicas=step,
-        step_in_replicas=step,
-    )
+    given: dict[str, Any] = {
+        "ratio": ratio,
+        "since_change_s": since,
+        "budget_gpus": budget,
+        "is_step": flags[0],
+        "is_urgent": flags[1],
+        "step_out_replicas": step,
+        "step_in_replicas": step,
+    }
+    verdict = judge(wanted, current, **given)
     prefill, decode = counts(verdict)
     assert 1 <= prefill <= 64
     assert 1 <= decode <= 64
@@ -190,14 +189,4 @@ def test_a_verdict_keeps_bounds_budget_ratio_and_step_whatever_is_wanted(
     assert budget is None or prefill + decode <= max(budget, before)
     if not is_over:
         assert abs(counts(verdict)[0 if ratio_.leader is P else 1] - leaders) <= step
-    assert verdict == judge(
-        wanted,
-        current,
-        ratio=ratio,
-        since_change_s=since,
-        budget_gpus=budget,
-        is_step=flags[0],
-        is_urgent=flags[1],
-        step_out_replicas=step,
-        step_in_replicas=step,
-    )
+    assert verdict == judge(wanted, current, **given)
