@@ -27,8 +27,8 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     if plan is None:
         return Group(head, Text("no decision yet"))
     state, latency = plan["state"], status["latency"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing for"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing"):
         table.add_column(name, no_wrap=True)
     for pool, counts in pool_counts(status).items():
         waits_s = missing_s(status, pool, now_s)
