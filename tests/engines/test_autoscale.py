@@ -98,7 +98,8 @@ class TestOnRealEngines:
         shape = TraceRequest(at_s=0.0, input_tokens=300, output_tokens=32)
         with deploy(document) as app:
             seen = Seen("real")
-            assert seen.ready() == (1, 1)
+            # Serve says RUNNING a tick before the policy has seen both replicas.
+            wait_until(lambda: seen.ready() == (1, 1), 30, seen.status)
             failed = ok = 0
             deadline = time.monotonic() + 240
             while seen.serving() != (1, 2):
