@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control demo-autoscale clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 VENV := .venv/bin
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv with the pinned CPU stack (once)
 	@./setup.sh
@@ -33,6 +33,9 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 
 bench-control: setup ## Measure how long decisions take (about 5 minutes)
 	@$(VENV)/python -m serve_app.bench_control
+
+demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 40 minutes)
+	@$(VENV)/python -m serve_app.demo_autoscale
 
 clean: ## Remove .venv, built models and reports
 	rm -rf .venv models reports build *.egg-info

@@ -69,11 +69,17 @@ class AutoscaleConfig(BaseModel):
     override: OverrideConfig | None = Field(None, description="Counts set by hand; the ratio does not hold for them.")
 
     @model_validator(mode="after")
-    def _check_times(self) -> Self:
+    def _check_together(self) -> Self:
         if self.stale_s < 2 * self.interval_s:
             raise ValueError(
                 f"stale_s ({self.stale_s:g}) must be at least two intervals (2 x {self.interval_s:g} s), or every tick "
                 "would hold"
+            )
+        if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
+            raise ValueError(
+                f"gate.band_replicas ({self.gate.band_replicas:g}) is narrower than guard.band_replicas "
+                f"({self.guard.band_replicas:g}): counts that the guard allows would never be let in; raise the first "
+                "or lower the second"
             )
         if self.window_s < self.interval_s:
             raise ValueError(f"window_s ({self.window_s:g}) must be at least interval_s ({self.interval_s:g})")

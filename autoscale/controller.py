@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autoscale.config import AutoscaleConfig
 from autoscale.gate import admit, choose_victims
-from autoscale.guard import Verdict, guard
+from autoscale.guard import Verdict, after_leaving, guard
 from autoscale.placement import place
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
@@ -101,7 +101,10 @@ class Controller:
         if self._is_after_a_gap(snapshot):  # in which nobody watched: what is timed starts anew
             withdrawn = dict.fromkeys(withdrawn, now_s)
             state = replace(state, missing_since_s={}, capped_until_s={})
-        victims = [name for name in state.victims if name in running]
+        # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
+        here = running.union(*(pool.draining for pool in snapshot.pools))
+        victims = [name for name in state.victims if name in here]
+        is_lost = any(name not in here for name in state.admitted)
         desired: dict[PoolKey, int] = {}
         progress: dict[PoolKey, tuple[float, int]] = {}
         capped = {key: until for key, until in state.capped_until_s.items() if now_s < until}
@@ -131,6 +134,7 @@ class Controller:
             backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
             missing_since_s=progress,
             capped_until_s=capped,
+            lost_s=now_s if is_lost else state.lost_s,
             scaled_out_s=None if state.scaled_out_s is None else min(state.scaled_out_s, now_s),
             scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
         )
@@ -167,11 +171,10 @@ class Controller:
         room = Room.of(limits, self.config.guard.budget_gpus)
         if self.config.override is not None and decision.wanted is not None:
             by_hand = room.clamp(decision.wanted)
-            is_too_much = room.is_over_budget(by_hand)
-            verdict = Verdict(
-                counts=current if is_too_much else by_hand,
-                held_back=("the counts set by hand are over the GPU budget",) if is_too_much else (),
-            )
+            if room.is_over_budget(by_hand):
+                verdict = Verdict(counts=current, held_back=("the counts set by hand are over the GPU budget",))
+            else:
+                verdict = after_leaving(by_hand, current, _leaving(snapshot), room)
         else:
             state = snapshot.state
             changes = [at for at in (state.scaled_out_s, state.scaled_in_s) if at is not None]
@@ -182,7 +185,8 @@ class Controller:
                 room=room,
                 config=self.config.guard,
                 since_change_s=snapshot.now_s - max(changes) if changes else None,
-                observed=_leaving(snapshot),
+                is_loss_fresh=state.lost_s is not None and 0 <= snapshot.now_s - state.lost_s < self.config.window_s,
+                leaving=_leaving(snapshot),
             )
         if self.config.is_observing and verdict.counts != current:
             would = f"only observing: would be {pd_text(verdict.counts)}"
@@ -281,9 +285,11 @@ def _all_back(snapshot: Snapshot) -> ControllerState:
 
 
 def _leaving(snapshot: Snapshot) -> dict[Role, int]:
+    """Replicas of each role that are on their way out and still hold their GPUs."""
     gone = snapshot.state.withdrawn.keys() | set(snapshot.state.victims)
     leaving = dict.fromkeys(Role, 0)
-    if gone:
-        for pool in snapshot.pools:
+    for pool in snapshot.pools:
+        leaving[pool.key.role] += len(pool.draining)
+        if gone:
             leaving[pool.key.role] += sum(replica.replica_id in gone for replica in pool.replicas)
     return leaving

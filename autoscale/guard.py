@@ -6,14 +6,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autoscale.ratio import PdRatio, Room, joint_counts, pd_text
+from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text
 from autoscale.types import Decision
 from kvtransfer.topology import Role
 
 _EPSILON = 1e-9
-_FREE = Room(
-    lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 1 << 20), gpus_per_replica=dict.fromkeys(Role, 0)
-)
 
 
 class GuardConfig(BaseModel):
@@ -37,6 +34,22 @@ class GuardConfig(BaseModel):
     band_replicas: float = Field(
         1.0, ge=0.5, le=16.0, description="How far from the ratio counts may be, replicas of the smaller role."
     )
+    shortfall_replicas: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="How far below the ratio rounding may leave the smaller role: 0 rounds it up, 0.5 to the nearest.",
+    )
+
+    def joint_counts(self, leaders: float, ratio: PdRatio, room: Room) -> dict[Role, int] | None:
+        """So many replicas of the larger role, whole and with those of the other, inside a room."""
+        return joint_counts(
+            {ratio.leader: leaders, ratio.follower: 0.0},
+            ratio,
+            room,
+            band_replicas=self.band_replicas,
+            shortfall_replicas=self.shortfall_replicas,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +68,8 @@ def guard(
     room: Room,
     config: GuardConfig,
     since_change_s: float | None,
-    observed: Mapping[Role, int],
+    is_loss_fresh: bool,
+    leaving: Mapping[Role, int],
 ) -> Verdict:
     """Turn what a policy wants into whole replicas that may be acted on.
 
@@ -66,7 +80,8 @@ def guard(
         room: bounds and budget.
         config: the limits.
         since_change_s: time since the counts last changed; ``None`` where they never did.
-        observed: replicas of each role that are on their way out and still hold their GPUs.
+        is_loss_fresh: whether a replica has died inside the window that rates are taken over.
+        leaving: replicas of each role that are on their way out and still hold their GPUs.
     """
     if decision.wanted is None:
         return Verdict(counts=current, held_back=())
@@ -77,13 +92,15 @@ def guard(
         return Verdict(counts=current, held_back=())
     grows = asked > now or not is_sound
     cooldown_s = config.cooldown_out_s if grows else config.cooldown_in_s
+    if not grows and is_loss_fresh and not decision.is_step:
+        return Verdict(counts=current, held_back=("a replica was lost: what the others show is not all of the load",))
     if not decision.is_urgent and since_change_s is not None and since_change_s < cooldown_s:
         return Verdict(counts=current, held_back=(f"cooldown: {cooldown_s - since_change_s:.1f} s left",))
     if is_sound and not decision.is_urgent:
         asked = _damped(asked, now, config)
     notes: list[str] = []
-    free = joint_counts({leader: asked, ratio.follower: 0.0}, ratio, _FREE, band_replicas=config.band_replicas)
-    counts = joint_counts({leader: asked, ratio.follower: 0.0}, ratio, room, band_replicas=config.band_replicas)
+    free = config.joint_counts(asked, ratio, BOUNDLESS)
+    counts = config.joint_counts(asked, ratio, room)
     if counts is None:
         return Verdict(
             counts=current, held_back=(f"bounds and budget hold no counts at the ratio {ratio}: both roles stay",)
@@ -98,22 +115,32 @@ def guard(
     stepped = {role: min(max(stepped[role], room.lowest[role]), room.highest[role]) for role in Role}
     if stepped != counts:
         if is_sound:
-            at_ratio = {leader: float(stepped[leader]), ratio.follower: 0.0}
-            stepped = joint_counts(at_ratio, ratio, room, band_replicas=config.band_replicas) or dict(current)
+            stepped = config.joint_counts(stepped[leader], ratio, room) or dict(current)
         notes.append(f"step: {pd_text(counts)} became {pd_text(stepped)}")
-    held = {role: max(stepped[role], current[role]) + observed[role] for role in Role}
-    if any(stepped[role] > current[role] for role in Role) and room.is_over_budget(held):
-        stepped = {role: max(min(stepped[role], current[role]), room.lowest[role]) for role in Role}
-        notes.append("budget: what leaves must be gone before anything is added")
-    return Verdict(counts=stepped, held_back=tuple(notes))
+    verdict = after_leaving(stepped, current, leaving, room)
+    return Verdict(counts=verdict.counts, held_back=(*notes, *verdict.held_back))
+
+
+def after_leaving(
+    counts: Mapping[Role, int], current: Mapping[Role, int], leaving: Mapping[Role, int], room: Room
+) -> Verdict:
+    """Counts that may be acted on while ``leaving`` still hold their GPUs: nothing is added that the budget lacks."""
+    held = {role: max(counts[role], current[role]) + leaving[role] for role in Role}
+    if not any(counts[role] > current[role] for role in Role) or not room.is_over_budget(held):
+        return Verdict(counts=counts, held_back=())
+    return Verdict(
+        counts={role: max(min(counts[role], current[role]), room.lowest[role]) for role in Role},
+        held_back=("budget: what leaves must be gone before anything is added",),
+    )
 
 
 def _is_sound(current: Mapping[Role, int], ratio: PdRatio, room: Room, config: GuardConfig) -> bool:
     """Whether counts are as near to the ratio as rounding leaves them, or as the room lets them be."""
-    if room.holds(current) and ratio.deviation(current[Role.PREFILL], current[Role.DECODE]) < 1.0 - _EPSILON:
+    # Less than a whole replica off is what rounding leaves; the band may be narrower.
+    most = min(1.0 - 2 * _EPSILON, config.band_replicas) + _EPSILON
+    if room.holds(current) and ratio.deviation(current[Role.PREFILL], current[Role.DECODE]) <= most:
         return True
-    as_many = {ratio.leader: float(current[ratio.leader]), ratio.follower: 0.0}
-    return joint_counts(as_many, ratio, room, band_replicas=config.band_replicas) == current
+    return config.joint_counts(current[ratio.leader], ratio, room) == current
 
 
 def _is_beyond_hysteresis(asked: float, now: int, config: GuardConfig) -> bool:

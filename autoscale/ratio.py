@@ -123,8 +123,13 @@ class Room:
         return sum(counts[role] * self.gpus_per_replica[role] for role in Role) > self.budget_gpus
 
 
+BOUNDLESS = Room(
+    lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 1 << 20), gpus_per_replica=dict.fromkeys(Role, 0)
+)
+
+
 def joint_counts(
-    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, *, band_replicas: float
+    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, *, band_replicas: float, shortfall_replicas: float = 0.0
 ) -> dict[Role, int] | None:
     """Whole replicas of both roles, within ``band_replicas`` followers of the ratio.
 
@@ -137,6 +142,7 @@ def joint_counts(
         ratio: the ratio to keep.
         room: bounds and budget.
         band_replicas: how far from the ratio the followers may be, replicas of the follower.
+        shortfall_replicas: how far below the ratio rounding may leave them; 0 rounds up, 0.5 to the nearest.
 
     Returns:
         Counts of both roles, or ``None`` where the room holds no pair inside the band.
@@ -144,14 +150,14 @@ def joint_counts(
     leader, follower = ratio.leader, ratio.follower
     share = ratio.follower_share
     need = {leader: _whole(max(wanted[leader], wanted[follower] / share))}
-    need[follower] = _whole(max(wanted[follower], wanted[leader] * share))
+    need[follower] = max(_whole(wanted[follower]), _whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
     first = min(max(need[leader], lowest), highest)
     # Upward only where fewer are out of band, as a high minimum of the follower can force.
     for leaders in chain(range(first, lowest - 1, -1), range(first + 1, highest + 1)):
         fewest = max(room.lowest[follower], _whole(leaders * share - band_replicas))
         most = min(room.highest[follower], math.floor(leaders * share + band_replicas + _EPSILON))
-        followers = max(fewest, min(most, need[follower], _whole(leaders * share)))
+        followers = max(fewest, min(most, need[follower], _whole(leaders * share - shortfall_replicas)))
         while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
             followers -= 1
         if fewest <= followers <= most:

@@ -22,7 +22,7 @@ from autoscale.controller import Controller
 from autoscale.decision_log import PLAN, STATE, config_line, decision_line, is_news
 from autoscale.signals import Signals
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
-from router.ray_coordinator import find_coordinator
+from router.ray_coordinator import find_coordinator, is_alive
 
 logger = logging.getLogger("ray.serve")
 
@@ -54,6 +54,7 @@ class JointPolicy:
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()
+        self._configs_known = 0
         self._complaints: set[str] = set()
         self._keys: dict[Any, PoolKey] = {}
         self._calls_s: deque[float] = deque(maxlen=_CALLS)
@@ -103,7 +104,11 @@ class JointPolicy:
             self._signals = Signals(config.window_s)
         raw = {self._key(name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
         is_recovering = self._is_recovering(clock_s, config)
-        self._tick = self._thread.submit(self._do_tick, link, raw, now_s, is_recovering, self._signals, self._state)
+        # A configuration that is read while the tick runs holds from the next one on.
+        self._configs_known = link.configs_read
+        self._tick = self._thread.submit(
+            self._do_tick, link, link.controller, raw, now_s, is_recovering, self._signals, self._state
+        )
 
     def _is_recovering(self, clock_s: float, config: AutoscaleConfig) -> bool:
         """Whether replicas that another controller admitted are not known yet to Serve, or their rates to us."""
@@ -116,25 +121,28 @@ class JointPolicy:
     def _do_tick(
         self,
         link: "_Link",
+        controller: Controller,
         raw: Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]],
         now_s: float,
         is_recovering: bool,
         signals: Signals,
         state: ControllerState,
     ) -> tuple[Snapshot, Plan, list[str]]:
-        controller = link.controller
-        assert controller is not None
         signals.add({key: _reports(context, series) for key, (context, series) in raw.items()}, now_s)
+        replicas = {key: signals.replicas(key) for key in raw}
+        running = {replica.replica_id for pool in replicas.values() for replica in pool}
+        vanished = [name for name in state.victims if name not in running]
         snapshot = Snapshot(
             now_s=now_s,
             pools=tuple(
                 PoolStats(
                     key=key,
-                    replicas=signals.replicas(key),
+                    replicas=replicas[key],
                     target_replicas=context.target_num_replicas,
                     lowest_replicas=context.capacity_adjusted_min_replicas,
                     highest_replicas=context.capacity_adjusted_max_replicas,
                     gpus_per_replica=link.gpus.get(str(key), 0),
+                    draining=tuple(name for name in vanished if is_alive(link.app, str(key), name)),
                 )
                 for key, (context, _) in raw.items()
             ),
@@ -144,25 +152,15 @@ class JointPolicy:
             is_recovering=is_recovering,
         )
         plan = controller.tick(snapshot)
-        lines = link.take_config_lines(now_s)
-        if is_news(plan, self._last):
-            lines.append(decision_line(snapshot, plan))
-        return snapshot, plan, lines
+        return snapshot, plan, [decision_line(snapshot, plan)] if is_news(plan, self._last) else []
 
     def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
         """Act on a plan: counts for Serve, victims for the scheduler, the rest for the coordinator."""
         self._state, self._counts = plan.state, dict(plan.counts)
         link = self._link
         assert link is not None
-        owner = {name: key for key, names in self._running.items() for name in names}
-        chosen: dict[tuple[str, str], list[str]] = {}
-        for name in plan.victims:
-            if name in owner:
-                chosen.setdefault((link.app, str(owner[name])), []).append(name)
-        ray_victims.VICTIMS.chosen = {
-            **{key: names for key, names in ray_victims.VICTIMS.chosen.items() if key[0] != link.app},
-            **{key: tuple(names) for key, names in chosen.items()},
-        }
+        ray_victims.VICTIMS.chosen[link.app] = plan.victims
+        lines = [*link.take_config_lines(self._configs_known, snapshot.now_s), *lines]
         link.publish(snapshot, plan, lines, _p99(self._calls_s))
         self._last = plan
 
@@ -230,9 +228,14 @@ class _Link:
             self._version = said["version"]
             self._config_lines.append((config, said["why"]))
 
-    def take_config_lines(self, now_s: float) -> list[str]:
-        """The log's lines for configurations that hold from now on."""
-        taken, self._config_lines = self._config_lines, []
+    @property
+    def configs_read(self) -> int:
+        """Configurations that the log does not know yet."""
+        return len(self._config_lines)
+
+    def take_config_lines(self, number: int, now_s: float) -> list[str]:
+        """The log's lines for the first configurations that it does not know yet."""
+        taken, self._config_lines = self._config_lines[:number], self._config_lines[number:]
         return [config_line(config, now_s, why) for config, why in taken]
 
     def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
@@ -241,6 +244,7 @@ class _Link:
         self._update = {
             "plan": PLAN.dump_python(plan, mode="json"),
             "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},
+            "draining": {str(pool.key): list(pool.draining) for pool in snapshot.pools},
             "latency": asdict(snapshot.latency),
             "traffic": asdict(snapshot.traffic),
             "policy_call_p99_s": call_p99_s,

@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from autoscale.config import AutoscaleConfig
-from autoscale.ratio import Room, joint_counts, pd_text
+from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
+from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
@@ -73,13 +74,15 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
                 "max_replicas of the group and deploy again"
             )
     room = _room(config, pools)
-    nothing = dict.fromkeys(Role, 0.0)
-    if joint_counts(nothing, config.pd_ratio, room, band_replicas=config.guard.band_replicas) is None:
+    if config.guard.joint_counts(0.0, config.pd_ratio, room) is None:
         raise ValueError(
             f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.pd_ratio}"
             + (f" within {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
             + ": change the bounds, the budget or the ratio"
         )
+    if isinstance(config.policy, PeriodicConfig):
+        for period in config.policy.periods:
+            _check_period(period, config, room)
     if config.override is not None:
         counts = {Role.PREFILL: config.override.prefill, Role.DECODE: config.override.decode}
         if not room.holds(counts):
@@ -87,6 +90,18 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
                 f"{pd_text(counts)} lies outside {pd_text(room.lowest)} to {pd_text(room.highest)}"
                 + (f" or takes more than {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
             )
+
+
+def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
+    ratio, band = period.pd_ratio or config.pd_ratio, config.guard.band_replicas
+    wanted = joint_counts(period.wanted(), ratio, BOUNDLESS, band_replicas=band)
+    if wanted is not None and wanted != joint_counts(period.wanted(), ratio, room, band_replicas=band):
+        raise ValueError(
+            f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies outside "
+            f"{pd_text(room.lowest)} to {pd_text(room.highest)}"
+            + (f" or takes more than {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
+            + ": change its counts, the bounds or the budget"
+        )
 
 
 def _room(config: AutoscaleConfig, pools: Pools) -> Room:

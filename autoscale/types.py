@@ -52,7 +52,8 @@ class ReplicaStats:
     """One running replica, and what its engine did in the last window; ``None`` where it was not observed.
 
     ``prefill_tokens_per_s`` counts prompt tokens that were computed, not those found in a cache. ``deferred_requests``
-    wait for KV from another engine. ``observed_s`` is when the replica last reported, or became known.
+    wait for KV from another engine, and ``handoff_s`` is how long the last ones did on average, from prefill's answer to
+    the first token. ``observed_s`` is when the replica last reported, or became known.
     """
 
     replica_id: str
@@ -66,11 +67,15 @@ class ReplicaStats:
     kv_usage_frac: float | None = None
     gpu_utilization_frac: float | None = None
     sm_activity_frac: float | None = None
+    handoff_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits."""
+    """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits.
+
+    ``draining``: victims that do not run any more, but have not gone yet and hold their GPUs.
+    """
 
     key: PoolKey
     replicas: tuple[ReplicaStats, ...]
@@ -78,6 +83,7 @@ class PoolStats:
     lowest_replicas: int
     highest_replicas: int
     gpus_per_replica: int = 0
+    draining: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,8 @@ class ControllerState:
     it was before they were withdrawn. ``withdrawn`` are out of routing
     since a time but can come back; ``victims`` have been told to stop. ``backlog``: (time, prompt tokens waiting for
     prefill). ``missing_since_s``: pools with fewer running replicas than Serve works towards, when one last became
-    ready, and how many had. ``capped_until_s``: pools that are given no more replicas until then.
+    ready, and how many had. ``capped_until_s``: pools that are given no more replicas until then. ``lost_s``: when a
+    replica last vanished that nobody had told to stop.
     """
 
     ticked_s: float | None = None
@@ -125,6 +132,7 @@ class ControllerState:
     backlog: tuple[tuple[float, float], ...] = ()
     missing_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     capped_until_s: Mapping[PoolKey, float] = field(default_factory=dict)
+    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A signal that a decision was made from, in its own unit, and what it should be."""
+
+    name: str
+    value: float
+    target: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What a policy wants: replicas of each role, not yet whole, bounded or at the ratio; ``None`` leaves all as is.
 
@@ -156,6 +173,7 @@ class Decision:
     ratio: PdRatio | None = None
     is_step: bool = False
     is_urgent: bool = False
+    shown: tuple[Shown, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

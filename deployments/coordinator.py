@@ -21,14 +21,19 @@ from ray.experimental import internal_kv
 from ray.serve.config import DeploymentActorConfig
 
 from autoscale.config import AutoscaleConfig
+from autoscale.decision_log import config_line
 from autoscale.tuning import Pools, merged, tuned
 from deployments.explain import explain
 from deployments.scaling_metrics import scaling_metrics
-from router.ray_coordinator import coordinator_key, find_coordinator
+from router.ray_coordinator import coordinator_key, find_coordinator, is_alive, state_key
 
 logger = logging.getLogger("ray.serve")
 
 _WATCH_S = 5.0
+# A policy that has said nothing for so long is taken for dead; Serve's controller restarts in about ten seconds.
+_SILENCE_S = 60.0
+_SILENCE_INTERVALS = 5
+_LOG_BYTES = 64 << 20
 
 
 class Coordinator:
@@ -41,11 +46,14 @@ class Coordinator:
         self._name = ray.get_runtime_context().get_actor_name() or ""
         self._log_path = _log_path(app)
         kept = self._load()
+        if not _is_of_this_deployment(app, kept):
+            kept = {}
         self._changes: dict[str, Any] = kept.get("changes", {})
         self._config = tuned(self._base, self._changes, self._pools)
         self._version = kept.get("version", 0)
         self._why = "start"
         self._update: dict[str, Any] | None = kept.get("update")
+        self._heard_s = time.monotonic()
         self._routes = 0
         self._changed = asyncio.Event()
         internal_kv._internal_kv_put(coordinator_key(app), self._name.encode(), overwrite=True)
@@ -69,6 +77,7 @@ class Coordinator:
         is_news = self._update is None or admitted != self._update["plan"]["admitted"]
         lines = update.pop("lines")
         self._update = update
+        self._heard_s = time.monotonic()
         if is_news:
             self._routes += 1
             self._changed.set()
@@ -78,15 +87,21 @@ class Coordinator:
             await asyncio.to_thread(self._write, lines)
         return self._said()
 
-    async def watch(self, version: int) -> tuple[int, list[str]]:
-        """Who is admitted, as soon as it is not what the caller has seen, or after a few seconds."""
+    async def watch(self, version: int) -> tuple[int, list[str] | None]:
+        """Who is admitted, as soon as it is not what the caller has seen, or after a few seconds.
+
+        ``None`` while the policy is silent: replicas that have come since are in nobody's plan.
+        """
         if version == self._routes:
             try:
                 async with asyncio.timeout(_WATCH_S):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-        return self._routes, self._update["plan"]["admitted"] if self._update else []
+        silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * self._config.interval_s)
+        if self._update is None or time.monotonic() - self._heard_s > silence_s:
+            return self._routes, None
+        return self._routes, self._update["plan"]["admitted"]
 
     async def tune(self, changes: dict[str, Any], why: str) -> str | None:
         """Change the configuration of the running application.
@@ -133,7 +148,7 @@ class Coordinator:
 
     def _key(self) -> bytes:
         # A redeployed application has another actor name: its replicas are new, and so is its configuration.
-        return f"tandem:state:{self._app}:{self._name}".encode()
+        return state_key(self._app, self._name)
 
     def _load(self) -> dict[str, Any]:
         kept = internal_kv._internal_kv_get(self._key())
@@ -146,10 +161,19 @@ class Coordinator:
     def _write(self, lines: list[str]) -> None:
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES:
+                self._log_path.replace(self._log_path.with_suffix(".1.jsonl"))
+                lines = [config_line(self._config, time.time(), "the log begins anew"), *lines]
             with self._log_path.open("a") as log:
                 log.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
+
+
+def _is_of_this_deployment(app: str, kept: Mapping[str, Any]) -> bool:
+    """Whether a replica of what was kept is still there; an application deployed again starts as its config says."""
+    running = (kept.get("update") or {}).get("running", {})
+    return any(is_alive(app, deployment, name) for deployment, names in running.items() for name in names)
 
 
 def _log_path(app: str) -> Path:

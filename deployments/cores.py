@@ -1,6 +1,7 @@
 """Which cores an engine gets on a machine without GPUs: the least claimed, one claim per engine."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -34,3 +35,14 @@ class CoreClaim:
                     self._slots.append(lock)
                     chosen.append(core)
         self.cores = sorted(chosen)
+
+
+def set_priority(pid: int, niceness: int) -> None:
+    """Give all threads of a process a niceness.
+
+    Raises:
+        PermissionError: it is a higher priority than this user may give.
+    """
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)

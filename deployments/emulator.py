@@ -8,9 +8,11 @@ Its times come from ``autoscale.engine_model`` and an ``EngineProfile``; its wor
 import asyncio
 import json
 import logging
+import os
 import time
 import zlib
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 from autoscale.engine_model import EngineModel, ModelRequest
 from autoscale.profile import EngineProfile
 from deployments.config import EMULATOR_KEY, EmulatorConfig
+from deployments.cores import set_priority
 from deployments.engine_stats import EngineLoad, register_engine
 from deployments.requests import requested_max_tokens
 
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _CHARS_PER_TOKEN = 4
 _DEFAULT_OUTPUT_TOKENS = 128
+_MOST_LATE_S = 0.25
 _OBJECTS = {True: "chat.completion", False: "text_completion"}
 _WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 
@@ -51,6 +55,9 @@ class EmulatedEngine(LLMEngine):
         """Take as long as the real one would."""
         profile = self._engine_client.profile
         await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
+        # Where processes start at low priority, so that imports do not starve replicas that serve.
+        with suppress(PermissionError):
+            set_priority(os.getpid(), 0)
         register_engine(self._engine_client.stats)
         self._engine_client.start()
 
@@ -133,12 +140,11 @@ class EmulatedEngine(LLMEngine):
 class _Stream:
     """One request's tokens on their way to whoever waits for them."""
 
-    __slots__ = ("first_s", "fresh", "last_s", "request", "wake")
+    __slots__ = ("due_s", "first_s", "fresh", "last_s", "wake")
 
-    def __init__(self, request: ModelRequest) -> None:
-        self.request = request
+    def __init__(self) -> None:
         self.fresh = 0
-        self.first_s = self.last_s = 0.0
+        self.first_s = self.last_s = self.due_s = 0.0
         self.wake = asyncio.Event()
 
 
@@ -230,7 +236,7 @@ class EmulatedClient:
             kv_ready_s=ready_s,
         )
         self._model.add(request)
-        stream = self._streams[request] = _Stream(request)
+        stream = self._streams[request] = _Stream()
         self._work.set()
         metrics = RequestStateStats(arrival_time=time.time())
         is_whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -279,36 +285,32 @@ class EmulatedClient:
     async def _run(self) -> None:
         at_s = 0.0
         while True:
-            at_s = max(at_s, self._now_s())
-            at_s, produced = self._advance(at_s)
-            if not produced:
-                await self._wait(at_s)
+            # A step that ends late does not move those after it, as long as the engine does not fall far behind.
+            at_s = max(at_s, self._now_s() - _MOST_LATE_S * self._config.time_factor)
+            step = self._model.plan(at_s)
+            if step is None:
+                await self._wait()
+                at_s = self._now_s()
                 continue
-            await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
-            shown_s = time.monotonic()
-            for request, tokens in produced.items():
-                stream = self._streams.get(request)
-                if stream is not None:
-                    stream.first_s = stream.first_s or shown_s
-                    stream.last_s = shown_s
-                    stream.fresh += tokens
-                    stream.wake.set()
-
-    def _advance(self, at_s: float) -> tuple[float, dict[ModelRequest, int]]:
-        """Steps until somebody has a first or a last token, or a chunk's time is over."""
-        produced: dict[ModelRequest, int] = {}
-        until_s = at_s + self._config.chunk_s * self._config.time_factor
-        while at_s < until_s and (step := self._model.plan(at_s)) is not None:
             at_s += step.duration_s
-            is_event = False
-            for request in self._model.apply(step):
-                produced[request] = produced.get(request, 0) + 1
-                is_event |= request.produced_tokens in (1, request.output_tokens)
-            if is_event:
-                break
-        return at_s, produced
+            await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
+            self._show(self._model.apply(step))
 
-    async def _wait(self, at_s: float) -> None:
+    def _show(self, produced: Sequence[ModelRequest]) -> None:
+        """Let go of first and last tokens at once, of the others a chunk at a time."""
+        now_s = time.monotonic()
+        for request in produced:
+            stream = self._streams.get(request)
+            if stream is None:
+                continue
+            stream.fresh += 1
+            stream.first_s = stream.first_s or now_s
+            stream.last_s = now_s
+            if now_s >= stream.due_s or request.produced_tokens >= request.output_tokens:
+                stream.due_s = now_s + self._config.chunk_s
+                stream.wake.set()
+
+    async def _wait(self) -> None:
         """Until there is something to compute."""
         ready_s = self._model.next_ready_s()
         timeout_s = None if ready_s is None else max(0.0, (ready_s - self._now_s()) / self._config.time_factor)

@@ -22,7 +22,7 @@ def pool_counts(status: Mapping[str, Any]) -> dict[str, dict[str, int]]:
             "serving": len(names & admitted),
             "held": len(names - admitted - withdrawn - victims),
             "withdrawn": len(names & withdrawn),
-            "draining": len(names & victims),
+            "draining": len((names & victims).union(status.get("draining", {}).get(name, ()))),
         }
         for name, names in ((name, set(running)) for name, running in sorted(status["running"].items()))
     }
@@ -73,6 +73,14 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         quantile.add_metric([name, "objective"], config["slo"][f"{name}_s"])
         if latency[f"{name}_s"] is not None:
             quantile.add_metric([name, "seen"], latency[f"{name}_s"])
+    signal = GaugeMetricFamily(
+        "tandem_autoscale_signal",
+        "What the last decision was made from, in its own unit, and what it should be",
+        labels=["signal", "of"],
+    )
+    for shown in plan["decision"]["shown"]:
+        signal.add_metric([shown["name"], "seen"], shown["value"])
+        signal.add_metric([shown["name"], "target"], shown["target"])
     mode = GaugeMetricFamily("tandem_autoscale_mode", "1 where it holds", labels=["mode"])
     modes = {
         "paused": config["is_paused"],
@@ -84,4 +92,4 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         mode.add_metric([name], float(holds))
     age = GaugeMetricFamily("tandem_autoscale_decision_age_seconds", "Since the last tick of the controller")
     age.add_metric([], max(0.0, now_s - state["ticked_s"]))
-    return [replicas, missing, ratio, quantile, mode, age]
+    return [replicas, missing, ratio, quantile, signal, mode, age]

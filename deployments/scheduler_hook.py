@@ -29,9 +29,12 @@ def install() -> None:
             ) -> set[Any]:
                 stock = super()._get_replicas_to_stop(deployment_id, max_num_to_stop, *args, **kwargs)
                 try:
-                    running = self._running_replicas[deployment_id]
-                    chosen = VICTIMS.chosen.get((deployment_id.app_name, deployment_id.name), ())
-                    return _choose(stock, running, chosen)
+                    return _choose(
+                        stock,
+                        running=self._running_replicas[deployment_id],
+                        recovering=self._recovering_replicas[deployment_id],
+                        chosen=_chosen(deployment_id.app_name),
+                    )
                 except Exception:
                     logger.exception("Serve's own choice of what stops: Tandem's cannot be made")
                     return set(stock)
@@ -50,10 +53,23 @@ def install() -> None:
         logger.exception("Tandem cannot choose which replicas stop: Serve will")
 
 
-def _choose(stock: Iterable[Any], running: Iterable[Any], chosen: tuple[str, ...]) -> set[Any]:
+def _chosen(app: str) -> tuple[str, ...]:
+    """The plan's victims; before the first plan of this process those of the last one of the process before it."""
+    if app not in VICTIMS.chosen:
+        from router.ray_coordinator import kept_state  # tandem top reads this module's name without ray
+
+        update = kept_state(app).get("update")
+        VICTIMS.chosen[app] = tuple(update["plan"]["victims"]) if update else ()
+    return VICTIMS.chosen[app]
+
+
+def _choose(
+    stock: Iterable[Any], *, running: Iterable[Any], recovering: Iterable[Any], chosen: tuple[str, ...]
+) -> set[Any]:
     """As many replicas as Serve would stop: the plan's first, then those that do not run yet, then Serve's choice."""
     stock, running = list(stock), list(running)
     order = {name: index for index, name in enumerate(chosen)}
-    ours = sorted((r for r in running if r.unique_id in order), key=lambda r: order[r.unique_id])
+    here = [*running, *recovering]
+    ours = sorted((r for r in here if r.unique_id in order), key=lambda r: order[r.unique_id])
     others = sorted((r for r in stock if r not in ours), key=lambda r: r in running)
     return set([*ours, *others][: len(stock)])

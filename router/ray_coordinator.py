@@ -1,12 +1,15 @@
 """An application's coordinator: where to find it, and the membership that it tells every router."""
 
 import asyncio
+import json
 import logging
 import time
 from typing import Any
 
 import ray
 from ray.experimental import internal_kv
+from ray.serve._private.common import DeploymentID
+from ray.serve.request_router import ReplicaID
 
 from router.membership import Membership
 
@@ -32,6 +35,28 @@ def find_coordinator(app: str) -> Any:
         return None
 
 
+def state_key(app: str, name: str) -> bytes:
+    """Where in Ray's key-value store a coordinator keeps what must outlive it."""
+    return f"tandem:state:{app}:{name}".encode()
+
+
+def kept_state(app: str) -> dict[str, Any]:
+    """What an application's coordinator has kept last; empty where there is none. Blocks for a millisecond."""
+    name = internal_kv._internal_kv_get(coordinator_key(app))
+    kept = internal_kv._internal_kv_get(state_key(app, name.decode())) if name else None
+    return json.loads(kept) if kept else {}
+
+
+def is_alive(app: str, deployment: str, replica_id: str) -> bool:
+    """Whether a replica's actor still exists, in whatever state. Blocks for a millisecond."""
+    replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
+    try:
+        ray.get_actor(replica.to_full_id_str(), namespace=_NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 class MembershipFeed:
     """Keeps ``membership`` as the coordinator last told it, until the process ends."""
 
@@ -39,7 +64,11 @@ class MembershipFeed:
         self.membership: Membership | None = None
         self._app = app
 
-    def _hear(self, admitted: frozenset[str]) -> None:
+    def _hear(self, names: list[str] | None) -> None:
+        if names is None:  # there is a coordinator, but no policy that speaks to it
+            self.membership = None
+            return
+        admitted = frozenset(names)
         if self.membership is not None and self.membership.admitted == admitted:
             admitted = self.membership.admitted  # the same object says that nothing has changed
         self.membership = Membership(admitted=admitted, heard_s=time.monotonic())
@@ -55,7 +84,7 @@ class MembershipFeed:
                     handle, version = found, -1  # the first, or that of a redeployed application
                 if handle is not None:
                     version, admitted = await handle.watch.remote(version)
-                    self._hear(frozenset(admitted))
+                    self._hear(admitted)
                     continue
             except Exception as error:  # whatever it is, this must go on
                 logger.debug("the coordinator of %s does not answer: %s", self._app, error)

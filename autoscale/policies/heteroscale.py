@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, ReplicaStats, Snapshot
+from autoscale.types import Decision, ReplicaStats, Shown, Snapshot
 from kvtransfer.topology import Role
 
 # Algorithm 3: a severe breach adds a fifth, a moderate one a tenth; far below the target a twentieth goes.
@@ -135,17 +135,21 @@ class HeteroScale:
         """
         now = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
         own = self._proportional(snapshot) if self._config.signal in _LINEAR else self._feedback(snapshot, now)
-        if own is None:
-            return Decision(wanted=None, reason=f"nothing shows {self._config.signal}")
-        asked, reason = own
         net, net_reason = self._safety_net(snapshot, now)
+        if own is None:
+            nothing = f"nothing shows {self._config.signal}"
+            if net > now:
+                return self._decision(net, f"{net_reason}; {nothing}", is_step=True)
+            return Decision(wanted=None, reason=nothing)
+        asked, shown = own
+        reason = f"{shown.name} {shown.value:.4g} for {shown.target:.4g}"
         if net > max(asked, now):
-            return self._decision(net, net_reason, is_step=True)
+            return self._decision(net, net_reason, shown, is_step=True)
         if asked < now and (objection := self._objection(snapshot)):
-            return self._decision(now, f"{reason}, but {objection}")
-        return self._decision(asked, reason, is_step=self._config.signal not in _LINEAR)
+            return self._decision(now, f"{reason}, but {objection}", shown)
+        return self._decision(asked, reason, shown, is_step=self._config.signal not in _LINEAR)
 
-    def _proportional(self, snapshot: Snapshot) -> tuple[float, str] | None:
+    def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
         role, read = _LINEAR[self._config.signal]
         seen = [
             value
@@ -159,21 +163,26 @@ class HeteroScale:
         mean = math.fsum(seen) / len(seen)
         expected = proportional(len(seen), mean, self._config.target)
         leaders = expected if role is self._ratio.leader else expected / self._ratio.follower_share
-        return leaders, f"{self._config.signal} {mean:.4g} for {self._config.target:.4g} on each of {len(seen)}"
+        return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
-    def _feedback(self, snapshot: Snapshot, now: int) -> tuple[float, str] | None:
+    def _feedback(self, snapshot: Snapshot, now: int) -> tuple[float, Shown] | None:
         """TTFT or TPOT as the signal itself."""
         is_ttft = self._config.signal is Signal.TTFT
         seen = snapshot.latency.ttft_s if is_ttft else snapshot.latency.tpot_s
         target_s = self._slo.ttft_s if is_ttft else self._slo.tpot_s
+        if seen is None and snapshot.traffic.requests_per_s == 0.0:
+            seen = 0.0  # nobody waits because nobody came
         if seen is None:
             return None
         expected = negative_feedback(now, seen, target_s, self._config.latency)
         # A twentieth of a few replicas is still one.
-        return expected if expected >= now else math.floor(expected), f"{self._config.signal} {seen:.4g} s"
+        shown = Shown(name=self._config.signal, value=seen, target=target_s)
+        return expected if expected >= now else math.floor(expected), shown
 
     def _safety_net(self, snapshot: Snapshot, now: int) -> tuple[float, str]:
-        """The larger of what TTFT and TPOT ask for."""
+        """The larger of what TTFT and TPOT ask for; nothing more while replicas that were asked for still start."""
+        if any(len(p.replicas) < snapshot.state.desired.get(p.key, 0) for p in snapshot.pools):
+            return float(now), ""
         steps, latency = self._config.latency, snapshot.latency
         seen = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
         asked = [
@@ -196,9 +205,9 @@ class HeteroScale:
             return "the prefill backlog does not fall"
         return None
 
-    def _decision(self, leaders: float, reason: str, *, is_step: bool = False) -> Decision:
+    def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
         wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
-        return Decision(wanted=wanted, reason=reason, is_step=is_step)
+        return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
 
 
 def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:

@@ -40,6 +40,10 @@ class PeriodConfig(BaseModel):
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
         return self
 
+    def wanted(self) -> dict[Role, float]:
+        """Replicas of each role; 0 where the ratio says how many."""
+        return {Role.PREFILL: float(self.prefill or 0), Role.DECODE: float(self.decode or 0)}
+
 
 class PeriodicConfig(BaseModel):
     """A schedule. At any time the period that began last holds; of two that begin together, the later in the list."""
@@ -77,8 +81,8 @@ class Periodic:
             self._minute, self._period = minute, self._holding(snapshot.now_s)
         period = self._period
         ratio = period.pd_ratio or self._ratio
-        wanted = {Role.PREFILL: float(period.prefill or 0), Role.DECODE: float(period.decode or 0)}
-        return Decision(wanted=wanted, reason=f"the period that begins at {period.begins!r}", ratio=ratio, is_step=True)
+        reason = f"the period that begins at {period.begins!r}"
+        return Decision(wanted=period.wanted(), reason=reason, ratio=ratio, is_step=True)
 
     def _holding(self, now_s: float) -> PeriodConfig:
         # CronSim looks for times before the one given, and a period holds from its first second on.

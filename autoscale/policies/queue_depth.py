@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, Snapshot
+from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
 
@@ -72,7 +72,7 @@ class QueueDepth:
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
         wanted = dict.fromkeys(Role, 0.0)
-        said = []
+        shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
         for role, rate in rates.items():
             if rate is None:
@@ -89,5 +89,6 @@ class QueueDepth:
                 burn_down_s=self._config.burn_down_s,
                 headroom_frac=self._config.headroom_frac,
             )
-            said.append(f"{role}: {queue:.4g} wait")
-        return Decision(wanted=wanted, reason=f"{arrivals:.4g} requests/s; " + ", ".join(said))
+            shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
+        waiting = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
+        return Decision(wanted=wanted, reason=f"{arrivals:.4g} requests/s; {waiting}", shown=tuple(shown))

@@ -430,3 +430,55 @@ def test_a_latency_just_inside_its_objective_makes_no_cycle(make_autoscale: Make
         cluster.tick(280.0, latency=near if len(cluster.serving(D)) <= 4 else WELL)
         sizes.append(cluster.counts)
     assert len(set(sizes[100:])) <= 2
+
+
+def test_who_was_draining_when_serves_controller_died_is_no_one_elses_fate(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 4.0}), drain_s=60.0)
+    run(cluster, 10, 380.0)
+    run(cluster, 5, 180.0)
+    (away,) = ({*cluster.draining[role]} for role in [D])
+    assert cluster.counts == (2, 2)
+    assert len(away) == 2
+    stays = set(cluster.plan.admitted)
+    cluster.restart()
+    run(cluster, 5, 180.0)
+    assert set(cluster.plan.admitted) == stays
+    assert away <= set(cluster.draining[D])
+    assert {*cluster.running[P], *cluster.running[D]} == stays
+
+
+def test_a_victim_is_remembered_until_it_has_gone(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 4.0}), drain_s=20.0)
+    run(cluster, 10, 380.0)
+    run(cluster, 5, 180.0)
+    assert len(cluster.plan.victims) == 4
+    run(cluster, 15, 180.0)
+    assert cluster.plan.victims == ()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_draining_replicas_hold_their_gpus_against_the_budget(make_autoscale: MakeConfig, by_hand: bool) -> None:
+    config = make_autoscale(guard={"budget_gpus": 8}, gate={"observation_s": 4.0})
+    cluster = serve(config, drain_s=60.0)
+    run(cluster, 10, 380.0)
+    run(cluster, 5, 180.0)
+    assert cluster.counts == (2, 2)
+    if by_hand:
+        cluster.controller = changed(config, override={"prefill": 4, "decode": 4})
+    for _ in range(40):
+        cluster.tick(380.0)
+        held = sum(len(cluster.running[role]) + len(cluster.starting[role]) for role in Role)
+        assert held + sum(len(cluster.draining[role]) for role in Role) <= 8
+    assert cluster.counts == (4, 4)
+
+
+def test_a_lost_replica_takes_no_other_with_it(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 4.0}, window_s=20.0))
+    run(cluster, 10, 280.0)
+    assert cluster.counts == (3, 3)
+    cluster.lose(D)
+    # Its share of the tokens is gone with it, until the others have taken its requests over.
+    run(cluster, 5, 187.0)
+    assert cluster.counts == (3, 3)
+    run(cluster, 20, 280.0)
+    assert cluster.counts == (3, 3)

@@ -1,7 +1,6 @@
 """One engine, step by step, by hand and at random."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,33 +10,6 @@ from autoscale.engine_model import EngineModel, ModelRequest
 from autoscale.profile import EngineProfile
 
 MakeProfile = Callable[..., EngineProfile]
-
-
-@pytest.fixture(scope="module", name="make_profile")
-def _make_profile() -> MakeProfile:
-    """Prefill at 1 ms a token after 10 ms; a decode step of 20 ms plus 1 ms a request."""
-
-    def make(**changes: Any) -> EngineProfile:
-        return EngineProfile.model_validate(
-            {
-                "name": "by hand",
-                "model": "none",
-                "kv_tokens": 1000,
-                "block_tokens": 10,
-                "max_batch_tokens": 100,
-                "max_running": 8,
-                "prefill": {"tokens": [0, 1000], "seconds": [0.01, 1.01]},
-                "decode": {"batch": [1, 100], "context_tokens": [100], "step_s": [[0.021], [0.12]]},
-                "handoff": {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e6},
-                "start_s": 1.0,
-                "flops_per_token": 1.0,
-                "peak_flops": 1000.0,
-                "sources": [{"part": "all", "kind": "assumed", "text": "round numbers"}],
-                **changes,
-            }
-        )
-
-    return make
 
 
 def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tuple[float, str]]:

@@ -30,7 +30,8 @@ def judge(
     ratio: str = "1:3",
     since_change_s: float | None = None,
     highest: int = 64,
-    observed: tuple[int, int] = (0, 0),
+    leaving: tuple[int, int] = (0, 0),
+    is_loss_fresh: bool = False,
     is_step: bool = False,
     is_urgent: bool = False,
     **config: Any,
@@ -49,7 +50,8 @@ def judge(
         ),
         config=GuardConfig.model_validate({**FREE, **config}),
         since_change_s=since_change_s,
-        observed={P: observed[0], D: observed[1]},
+        is_loss_fresh=is_loss_fresh,
+        leaving={P: leaving[0], D: leaving[1]},
     )
 
 
@@ -135,7 +137,8 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
             room=Room(lowest={P: 1, D: 1}, highest={P: 2, D: 64}, gpus_per_replica={P: 1, D: 1}),
             config=GuardConfig.model_validate({**FREE, "step_in_replicas": 1}),
             since_change_s=None,
-            observed={P: 0, D: 0},
+            is_loss_fresh=False,
+            leaving={P: 0, D: 0},
         )
         path.append(counts(verdict))
     assert path == [(2, 12), (2, 11), (2, 10), (2, 9), (2, 9), (2, 9)]
@@ -143,10 +146,10 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
 
 def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
     # From 3P9D to a ratio of 3:1: 8 GPUs held by 9 decode replicas of which 2 are on their way out.
-    verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, observed=(0, 2))
+    verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, leaving=(0, 2))
     assert counts(verdict) == (1, 2)
     assert any("must be gone" in note for note in verdict.held_back)
-    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8, observed=(0, 0))) == (6, 2)
+    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8, leaving=(0, 0))) == (6, 2)
 
 
 @given(
@@ -190,3 +193,16 @@ def test_a_verdict_keeps_bounds_budget_ratio_and_step_whatever_is_wanted(
     if not is_over:
         assert abs(counts(verdict)[0 if ratio_.leader is P else 1] - leaders) <= step
     assert verdict == judge(wanted, current, **given)
+
+
+def test_a_fresh_loss_holds_back_what_shrinks_and_nothing_else() -> None:
+    assert counts(judge(3.0, is_loss_fresh=True)) == (2, 6)
+    assert counts(judge(9.0, is_loss_fresh=True)) == (3, 9)
+    assert counts(judge(3.0, is_loss_fresh=True, is_step=True)) == (1, 3)  # not read off the replicas
+    assert "was lost" in judge(3.0, is_loss_fresh=True).held_back[0]
+
+
+def test_a_narrow_band_is_what_sound_means() -> None:
+    # 2P4D is 0.67 prefill replicas off 1:3: sound within one replica, not within half of one.
+    assert counts(judge(4.0, (2, 4))) == (2, 4)
+    assert counts(judge(4.0, (2, 4), band_replicas=0.5)) != (2, 4)

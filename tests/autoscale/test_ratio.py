@@ -145,3 +145,14 @@ def test_what_is_at_the_ratio_stays(ratio: PdRatio, leaders: int) -> None:
     wanted = {ratio.leader: float(leaders), ratio.follower: leaders * ratio.follower_share}
     assume(followers <= 64)
     assert joint_counts(wanted, ratio, room(), band_replicas=1.0) == {ratio.leader: leaders, ratio.follower: followers}
+
+
+@pytest.mark.parametrize(
+    ("decode", "shortfall", "expected"),
+    [(4, 0.0, (2, 4)), (4, 0.5, (1, 4)), (5, 0.5, (2, 5)), (4, 0.3, (2, 4)), (6, 0.5, (2, 6)), (7, 0.5, (2, 7))],
+)
+def test_rounding_may_leave_the_follower_short(decode: int, shortfall: float, expected: tuple[int, int]) -> None:
+    counts = joint_counts(
+        {P: 0.0, D: float(decode)}, PdRatio(1, 3), room(), band_replicas=1.0, shortfall_replicas=shortfall
+    )
+    assert counts == {P: expected[0], D: expected[1]}

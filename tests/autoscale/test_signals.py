@@ -166,3 +166,14 @@ def test_who_is_gone_is_forgotten() -> None:
 def test_tpot_edges_tell_the_objective_apart() -> None:
     assert 0.05 in TPOT_EDGES_S
     assert 1.0 in TTFT_EDGES_S
+
+
+def test_a_handoff_is_as_long_as_those_of_the_window_on_average() -> None:
+    feed = Feed()
+    feed.step({(D, "d0"): {"handoffs": 10.0, "handoff_s": 100.0}})
+    assert feed.signals.replicas(D)[0].handoff_s is None
+    feed.step({(D, "d0"): {"handoffs": 4.0, "handoff_s": 0.2}})
+    assert feed.signals.replicas(D)[0].handoff_s == pytest.approx(0.05)
+    for _ in range(10):
+        feed.step({(D, "d0"): {}})
+    assert feed.signals.replicas(D)[0].handoff_s is None

@@ -45,6 +45,18 @@ def test_none_is_a_value() -> None:
         ({"policy": {"kind": "magic"}}, "'heteroscale', 'periodic', 'queue_depth'"),
         ({"policy": {"signal": "cpu"}}, "'decode_tps', 'prefill_tps'"),
         ({"guard": {"budget_gpus": 2}}, r"no counts between 1P1D and 4P12D are at the ratio 1:3 within 2 GPUs: change"),
+        (
+            {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "decode": 14}]}},
+            r"begins at '0 8 \* \* \*' wants 5P14D, which lies outside 1P1D to 4P12D: change its counts",
+        ),
+        (
+            {
+                "policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "decode": 9}]},
+                "guard": {"budget_gpus": 12},
+            },
+            "wants 3P9D, .* takes more than 12 GPUs",
+        ),
+        ({"gate": {"band_replicas": 0.5}}, r"gate.band_replicas \(0.5\) is narrower than guard.band_replicas \(1\)"),
         ({"bounds": {"decode": {"highest_replicas": 99}}}, r"bounds.decode \(1 to 99\) reach beyond what decode:g0"),
         ({"bounds": {"decode": {"lowest_replicas": 5, "highest_replicas": 4}}}, "is more than highest_replicas"),
         (

@@ -11,18 +11,23 @@ from router.membership import routable
 
 @dataclass
 class VirtualServe:
-    """One group; time moves with ``tick``. ``has_hook``: victims are the plan's, else the newest replicas."""
+    """One group; time moves with ``tick``.
+
+    ``has_hook``: victims are the plan's, else the newest replicas. ``drain_s``: how long a victim finishes what it has.
+    """
 
     controller: Controller
     start_s: dict[Role, float]
     interval_s: float = 2.0
     has_hook: bool = True
+    drain_s: float = 0.0
     room: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 64))
     bounds: tuple[int, int] = (1, 32)
     now_s: float = 1000.0
     state: ControllerState = field(default_factory=ControllerState)
     running: dict[Role, list[str]] = field(default_factory=lambda: {role: [f"{role[0]}0"] for role in Role})
     starting: dict[Role, list[float]] = field(default_factory=lambda: {role: [] for role in Role})
+    draining: dict[Role, dict[str, float]] = field(default_factory=lambda: {role: {} for role in Role})
     targets: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 1))
     born: int = 1
     plan: Plan | None = None
@@ -43,6 +48,7 @@ class VirtualServe:
                     lowest_replicas=self.bounds[0],
                     highest_replicas=self.bounds[1],
                     gpus_per_replica=1,
+                    draining=tuple(name for name in self.draining[role] if name in self.state.victims),
                 )
             )
         return Snapshot(now_s=self.now_s, pools=tuple(pools), state=self.state, **fields)
@@ -53,6 +59,7 @@ class VirtualServe:
         """One interval: replicas become ready, the controller ticks, Serve acts."""
         self.now_s += self.interval_s
         for role in Role:
+            self.draining[role] = {name: at_s for name, at_s in self.draining[role].items() if at_s > self.now_s}
             for at_s in [at_s for at_s in self.starting[role] if at_s <= self.now_s]:
                 if len(self.running[role]) < self.room[role]:
                     self.starting[role].remove(at_s)
@@ -80,11 +87,22 @@ class VirtualServe:
         for _ in range(have - self.targets[role]):
             own = [name for name in plan.victims if name in self.running[role]] if self.has_hook else []
             if own:
-                self.running[role].remove(own[0])
+                self._stop(role, own[0])
             elif self.starting[role]:
                 self.starting[role].pop()
             else:
-                self.running[role].pop()
+                self._stop(role, self.running[role][-1])
+
+    def _stop(self, role: Role, name: str) -> None:
+        self.running[role].remove(name)
+        self.draining[role][name] = self.now_s + self.drain_s
+
+    def restart(self) -> None:
+        """Serve's controller dies: the next one takes every replica that has not gone for running."""
+        for role in Role:
+            self.running[role] += self.draining[role]
+            self.draining[role] = {}
+            self.starting[role] = []
 
     def lose(self, role: Role, *, restarts: bool = True) -> str:
         """The oldest replica of a role dies; Serve starts another."""

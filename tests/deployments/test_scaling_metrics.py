@@ -17,7 +17,8 @@ STATUS: dict[str, Any] = {
         "counts": {"prefill:g0": 2, "decode:g0": 5},
         "admitted": ["p0", "d0", "d1"],
         "withdrawn": ["d2"],
-        "victims": ["d3"],
+        "victims": ["d3", "p9"],
+        "decision": {"shown": [{"name": "decode_tps", "value": 70.0, "target": 100.0}]},
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
             "missing_since_s": {"prefill:g0": [90.0, 1]},
@@ -25,6 +26,7 @@ STATUS: dict[str, Any] = {
         },
     },
     "running": {"prefill:g0": ["p0"], "decode:g0": ["d0", "d1", "d2", "d3", "d4"]},
+    "draining": {"prefill:g0": ["p9"], "decode:g0": []},
     "latency": {"ttft_s": 0.5, "tpot_s": None},
     "is_hooked": True,
 }
@@ -40,7 +42,10 @@ def test_every_state_of_a_replica_has_its_number() -> None:
         'tandem_replicas{group="g0",role="decode",state="held"} 1.0',
         'tandem_replicas{group="g0",role="decode",state="withdrawn"} 1.0',
         'tandem_replicas{group="g0",role="decode",state="draining"} 1.0',
+        'tandem_replicas{group="g0",role="prefill",state="draining"} 1.0',
         'tandem_replicas_missing_seconds{group="g0",role="prefill"} 10.0',
+        'tandem_autoscale_signal{of="seen",signal="decode_tps"} 70.0',
+        'tandem_autoscale_signal{of="target",signal="decode_tps"} 100.0',
         'tandem_replicas_missing_seconds{group="g0",role="decode"} 0.0',
         'tandem_pd_ratio{of="serving"} 0.5',
         'tandem_autoscale_latency_seconds{latency="ttft",of="seen"} 0.5',

@@ -37,7 +37,13 @@ def ids(*names: str) -> list[Named]:
 def test_the_plans_victims_go_first_and_the_number_is_serves(
     stock: list[str], running: list[str], chosen: tuple[str, ...], expected: set[str]
 ) -> None:
-    assert _choose(ids(*stock), ids(*running), chosen) == expected
+    assert _choose(ids(*stock), running=ids(*running), recovering=[], chosen=chosen) == expected
+
+
+def test_a_victim_that_a_new_controller_recovers_is_still_the_victim() -> None:
+    # Serve would stop any of those that it does not know to run yet.
+    assert _choose(ids("b"), running=[], recovering=ids("a", "b", "c"), chosen=("a",)) == {"a"}
+    assert _choose(ids("b"), running=ids("c"), recovering=ids("a", "b"), chosen=("a",)) == {"a"}
 
 
 @pytest.mark.ray
@@ -56,6 +62,7 @@ def test_ray_still_has_the_seams() -> None:
     # Looked up as an attribute of the module, so one assignment is enough.
     assert "default_impl.create_deployment_scheduler(" in inspect.getsource(deployment_state)
     assert "_running_replicas" in inspect.getsource(DeploymentScheduler)
+    assert "_recovering_replicas" in inspect.getsource(DeploymentScheduler)
 
 
 @pytest.mark.ray

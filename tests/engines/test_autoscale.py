@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def test_counts_by_hand_come_with_the_gate_and_go_softly(seen: Seen) -> None:
 
 
 def test_the_role_that_is_ready_first_waits_for_the_other(seen: Seen) -> None:
-    seen.control.tune({"pd_ratio": "1:1", "gate": {"band_replicas": 0.5}}, "a narrow band")
+    seen.control.tune({"guard": {"band_replicas": 0.5}, "gate": {"band_replicas": 0.5}}, "a narrow band")
     seen.control.scale(3, 3)
     deviations = []
 
@@ -204,6 +205,35 @@ def test_load_scales_both_roles_and_its_end_takes_them_back(seen: Seen, emulated
     wait_until(lambda: seen.ready() == (1, 1), 120, seen.status)
 
 
+def kill_controller() -> float:
+    """End Serve's controller with no chance to tidy up; when that was."""
+    (controller,) = [
+        p for p in psutil.process_iter(["cmdline"]) if "ServeController" in " ".join(p.info["cmdline"] or ())
+    ]
+    os.kill(controller.pid, signal.SIGKILL)
+    return time.time()
+
+
+def test_who_drains_when_serves_controller_dies_is_who_goes(seen: Seen, emulated: Any) -> None:
+    seen.control.scale(2, 2)
+    wait_until(lambda: seen.serving() == (2, 2), 90, seen.status)
+    # About 45 s of decoding each, on both decode replicas.
+    shape = TraceRequest(at_s=0.0, input_tokens=400, output_tokens=1800)
+    with ThreadPoolExecutor() as thread:
+        answers = thread.submit(load, emulated.url, "llama-70b", shape, 6, 6)
+        time.sleep(3.0)
+        seen.control.scale(1, 1)
+        wait_until(lambda: len(seen.status()["draining"].get("decode:g0", ())) == 1, 30, seen.status)
+        (away,) = seen.status()["draining"]["decode:g0"]
+        (stays,) = seen.status()["running"]["decode:g0"]
+        killed_s = kill_controller()
+        wait_until(lambda: seen.status()["plan"]["state"]["ticked_s"] > killed_s, 60, seen.status)
+        assert answers.result().requests_failed == 0
+    wait_until(lambda: seen.ready() == (1, 1), 60, seen.status)
+    assert seen.status()["running"]["decode:g0"] == [stays]
+    assert away != stays
+
+
 def test_a_killed_serve_controller_takes_up_where_the_last_one_was(seen: Seen) -> None:
     seen.control.tune({"policy": {"target": 777.0}}, "to be remembered")
     seen.control.scale(2, 2)
@@ -212,11 +242,7 @@ def test_a_killed_serve_controller_takes_up_where_the_last_one_was(seen: Seen) -
     seen.control.scale(1, 1)
     wait_until(lambda: len(seen.status()["plan"]["withdrawn"]) == 2, 20, seen.status)
     away = set(seen.status()["plan"]["withdrawn"])
-    (controller,) = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["ray::ServeController"]] or [
-        p for p in psutil.process_iter(["cmdline"]) if "ServeController" in " ".join(p.info["cmdline"] or ())
-    ]
-    os.kill(controller.pid, signal.SIGKILL)
-    killed_s = time.time()
+    killed_s = kill_controller()
     wait_until(lambda: seen.status()["plan"]["state"]["ticked_s"] > killed_s, 60, seen.status)
     assert seen.ready() == (2, 2)
     assert set(seen.status()["plan"]["withdrawn"]) == away

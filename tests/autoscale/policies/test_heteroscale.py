@@ -18,7 +18,7 @@ from autoscale.policies.heteroscale import (
 )
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, Latency, PoolKey, Snapshot
+from autoscale.types import ControllerState, Decision, Latency, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
@@ -200,3 +200,30 @@ def test_a_wrong_config_is_refused_with_the_fix(config: dict[str, Any], said: st
 
 def test_the_eight_signals_are_the_papers() -> None:
     assert len(Signal) == 8
+
+
+def test_users_who_wait_are_heard_though_the_signal_is_silent(decide: Callable[..., Decision]) -> None:
+    decision = decide(latency=Latency(ttft_s=5.0))
+    assert decision.wanted is not None
+    assert decision.wanted[D] > 6
+
+
+def test_latency_asks_for_no_more_while_what_it_asked_for_still_starts(
+    make_snapshot: MakeSnapshot,
+) -> None:
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
+    desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 8}
+    snapshot = make_snapshot(
+        2, 6, stats=tps(100.0), latency=Latency(ttft_s=5.0), state=ControllerState(desired=desired)
+    )
+    assert policy.decide(snapshot).wanted == {D: 8.0, P: pytest.approx(8 / 3)}
+
+
+def test_a_latency_as_the_signal_scales_in_where_nobody_comes(make_snapshot: MakeSnapshot) -> None:
+    policy = HeteroScale(HeteroScaleConfig(signal=Signal.TTFT), ratio=PdRatio(1, 3), slo=SloConfig())
+    desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 6}
+    state = ControllerState(desired=desired)
+    stats = {P: {"queued_prefill_tokens": 0.0}}
+    idle = make_snapshot(2, 6, stats=stats, traffic=Traffic(requests_per_s=0.0), state=state)
+    assert policy.decide(idle).wanted == {D: 5.0, P: pytest.approx(5 / 3)}
+    assert policy.decide(make_snapshot(2, 6, stats=stats, state=state)).wanted is None

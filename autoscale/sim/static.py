@@ -1,0 +1,110 @@
+"""The smallest fixed counts that serve a trace well enough, searched on engine models (pure)."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoscale.profile import EngineProfile
+from autoscale.report import RequestRecord, Slo
+from autoscale.sim.cluster import VirtualCluster
+from autoscale.trace import TraceRequest
+from kvtransfer.topology import Role
+from router.config import LengthConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticCounts:
+    """Fixed counts, and the share of requests that they serve within their objectives."""
+
+    prefill: int
+    decode: int
+    attainment_frac: float
+
+    @property
+    def replicas(self) -> int:
+        """Of both roles."""
+        return self.prefill + self.decode
+
+
+class StaticSearch:
+    """Fixed counts of one trace; every pair is simulated once."""
+
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        slos: Sequence[Slo],
+        profiles: Mapping[Role, EngineProfile],
+        *,
+        length: LengthConfig,
+        highest_replicas: int,
+        seed: int = 0,
+    ) -> None:
+        """``slos``: the objective of each request; ``highest_replicas``: the most of either role to look at."""
+        self._trace = trace
+        self._slos = slos
+        self._profiles = dict(profiles)
+        self._length = length
+        self._highest = highest_replicas
+        self._seed = seed
+        self._known: dict[tuple[int, int], StaticCounts] = {}
+
+    def counts(self, prefill: int, decode: int) -> StaticCounts:
+        """What a pair of counts attains."""
+        if (prefill, decode) not in self._known:
+            records = replay(
+                self._trace, {Role.PREFILL: prefill, Role.DECODE: decode}, self._profiles, self._length, self._seed
+            )
+            met = sum(slo.is_met(record) for slo, record in zip(self._slos, records, strict=True))
+            self._known[prefill, decode] = StaticCounts(
+                prefill=prefill, decode=decode, attainment_frac=met / len(records)
+            )
+        return self._known[prefill, decode]
+
+    def smallest(self, attainment_frac: float) -> StaticCounts | None:
+        """The fewest replicas in all that attain a share; of equals the best. ``None`` where none does."""
+        found: list[StaticCounts] = []
+        for prefill in range(1, self._highest + 1):
+            low, high = 1, self._highest
+            if self.counts(prefill, high).attainment_frac < attainment_frac:
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self.counts(prefill, middle).attainment_frac < attainment_frac:
+                    low = middle + 1
+                else:
+                    high = middle
+            found.append(self.counts(prefill, high))
+        return min(found, key=lambda counts: (counts.replicas, -counts.attainment_frac), default=None)
+
+    def best_of(self, replicas: int) -> StaticCounts:
+        """The split of so many replicas that attains the most."""
+        pairs = [(prefill, replicas - prefill) for prefill in range(1, replicas)]
+        inside = [pair for pair in pairs if max(pair) <= self._highest]
+        return max((self.counts(*pair) for pair in inside), key=lambda counts: counts.attainment_frac)
+
+
+def replay(
+    trace: Sequence[TraceRequest],
+    counts: Mapping[Role, int],
+    profiles: Mapping[Role, EngineProfile],
+    length: LengthConfig,
+    seed: int = 0,
+) -> list[RequestRecord]:
+    """The timeline of every request of a trace on fixed counts, in the trace's order."""
+    cluster = VirtualCluster(profiles=dict(profiles), length=length, rng=random.Random(seed))
+    for role, number in counts.items():
+        for index in range(number):
+            cluster.add(role, f"{role}-{index}")
+    for request in trace:
+        cluster.submit(request)
+    cluster.run()
+    return cluster.records_in_order()
+
+
+def unloaded_ttft_s(input_tokens: int, profiles: Mapping[Role, EngineProfile], length: LengthConfig) -> float:
+    """Time to first token of a request that has one replica of each role to itself, seconds."""
+    (record,) = replay(
+        [TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)], dict.fromkeys(Role, 1), profiles, length
+    )
+    assert record.ttft_s is not None
+    return record.ttft_s

@@ -1,0 +1,307 @@
+"""A compressed day through real Ray Serve with emulated engines: ``make demo-autoscale``.
+
+A day of each of two services, one at 1:3 with prefill becoming ready first, one at 3:1 with decode first; the morning
+of each in the other order of readiness, and with the readiness gate off; and the fixed counts that would have served
+the worse day as well, found on engine models, live, with the next smaller ones.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autoscale.profile import EngineProfile
+from autoscale.report import Slo
+from autoscale.sim.static import StaticCounts, StaticSearch
+from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
+from deployments.cores import set_priority
+from kvtransfer.topology import Role
+from router.config import LengthConfig
+from serve_app.bench import LoadGenerator
+from serve_app.cluster import driver_environment
+from serve_app.demo_day import (
+    CHAT,
+    CODE,
+    HIGHEST_LEADERS,
+    LOWEST_LEADERS,
+    TPOT_S,
+    TTFT_FLOOR_S,
+    TTFT_TIMES_UNLOADED,
+    Service,
+    objectives,
+)
+from serve_app.demo_figures import Run, Sample, plot, summary
+from serve_app.validate import load_serve_yaml
+
+_ROOT = Path(__file__).parent.parent
+_CONFIG = _ROOT / "configs" / "emulated.yaml"
+_GROUP = "g0"
+_DAY_S = 400.0
+# Beyond about 13 s in which a replica's process starts and imports.
+_START_S = {True: 7.0, False: 20.0}
+_LOW_PRIORITY = 15
+_SURGE_TARGET_FRAC = 0.5
+_CHUNK_S = 0.5
+_SETTLE_S = 180.0
+_SAMPLE_S = 1.0
+_AUTOSCALE = {
+    "slo": {"ttft_s": 1.5, "tpot_s": TPOT_S, "quantile_frac": 0.95},
+    "interval_s": 1.0,
+    "window_s": 8.0,
+    "no_room_s": 120.0,
+    "guard": {
+        "cooldown_out_s": 3.0,
+        "cooldown_in_s": 10.0,
+        "hysteresis_in_frac": 0.05,
+        "damping_in_frac": 1.0,
+        "step_in_replicas": 3,
+        "shortfall_replicas": 0.5,
+    },
+}
+_GATE = {"observation_s": 5.0}
+
+
+class Demo:
+    """One deployment, in which one role becomes ready first, and the days that go through it."""
+
+    def __init__(self, app: Any, first_ready: Role, profile: EngineProfile, day_s: float, console: Console) -> None:
+        from serve_app.ray_control import Control
+
+        self._app = app
+        self._control = Control(app.name)
+        self._first_ready = first_ready
+        self._profiles = dict.fromkeys(Role, profile)
+        self._day_s = day_s
+        self._console = console
+
+    def day(self, service: Service) -> Run:
+        """A day, sized by the autoscaler."""
+        return self._sized(service, "day", service.day(self._day_s), service.tuning())
+
+    def morning(self, service: Service, *, is_gated: bool) -> Run:
+        """A morning that comes as a surge: few replicas, and a target that asks for many at once."""
+        tuning = service.tuning(is_gated=is_gated, target_frac=_SURGE_TARGET_FRAC)
+        return self._sized(service, "gate_on" if is_gated else "gate_off", service.morning(self._day_s), tuning)
+
+    def _sized(self, service: Service, kind: str, trace: Sequence[TraceRequest], tuning: dict[str, Any]) -> Run:
+        self._settle(tuning, service.counts(LOWEST_LEADERS))
+        self._control.tune({"override": None}, "load begins")
+        return self._replay(service, kind, trace)
+
+    def static_day(self, service: Service, counts: StaticCounts) -> Run:
+        """A day on fixed counts."""
+        tuning = service.tuning(is_gated=False)
+        del tuning["bounds"]  # the counts need not be at the ratio
+        self._settle(tuning, {Role.PREFILL: counts.prefill, Role.DECODE: counts.decode})
+        return self._replay(service, f"static_{counts.prefill}P{counts.decode}D", service.day(self._day_s))
+
+    def _settle(self, tuning: Mapping[str, Any], counts: Mapping[Role, int]) -> None:
+        override = {"override": {str(role): count for role, count in counts.items()}}
+        self._control.tune({}, "as deployed")
+        self._control.tune({**tuning, **override}, "the day before")
+        started_s = time.monotonic()
+        while True:
+            sample = self._sample(0.0)
+            if sample.serving == sample.ready == sample.held_gpus == counts:
+                break
+            if time.monotonic() - started_s > _SETTLE_S:
+                raise TimeoutError(f"the cluster has not come to {dict(counts)} in {_SETTLE_S:g} s: {sample}")
+            time.sleep(_SAMPLE_S)
+        time.sleep(_SAMPLE_S)
+
+    def _replay(self, service: Service, kind: str, trace: Sequence[TraceRequest]) -> Run:
+        slos: list[Slo] = objectives(trace, self._profiles)
+        generator = LoadGenerator(self._app.url, self._app.config.model.id, seed=1)
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} {service.name} {service.ratio}, {kind}: {len(trace)} requests"
+        )
+        before = psutil.cpu_times()
+        with _sampling(self._sample) as samples:
+            records = asyncio.run(generator.replay(trace))
+        run = Run(
+            service=service.name,
+            ratio=service.ratio,
+            first_ready=self._first_ready,
+            kind=kind,
+            day_s=self._day_s,
+            samples=samples,
+            records=records,
+            slos=slos,
+            cpu_busy_frac=_busy_frac(before, psutil.cpu_times()),
+        )
+        figures = run.figures()
+        self._console.print(
+            f"  failed {figures['failed']}, SLO {figures['slo_attainment_frac']:.3f}, within band "
+            f"{figures['ratio_within_band_frac']:.3f}, GPU-hours {figures['gpu_hours']:.0f}, CPU "
+            f"{figures['cpu_busy_frac']:.2f}"
+        )
+        return run
+
+    def _sample(self, at_s: float) -> Sample:
+        status = self._control.status()
+        held = self._app.status().replicas
+        names = {role: PoolKey(_GROUP, role).deployment_name for role in Role}
+        ready = {role: set(status["running"].get(names[role], ())) for role in Role}
+        admitted = set(status["plan"]["admitted"])
+        return Sample(
+            at_s=at_s,
+            serving={role: len(ready[role] & admitted) for role in Role},
+            ready={role: len(ready[role]) for role in Role},
+            planned={role: int(status["plan"]["counts"][names[role]]) for role in Role},
+            held_gpus={role: sum(held[names[role]].values()) for role in Role},
+        )
+
+
+@contextmanager
+def _sampling(sample: Callable[[float], Sample]) -> Any:
+    """A sample every second while the block runs, in a list that grows."""
+    samples: list[Sample] = []
+    ended = threading.Event()
+    started_s = time.monotonic()
+
+    def run() -> None:
+        while True:
+            samples.append(sample(time.monotonic() - started_s))
+            if ended.wait(_SAMPLE_S - (time.monotonic() - started_s) % _SAMPLE_S):
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _raise_priority(console: Console) -> None:
+    """Everything that serves by now; emulated engines do it for themselves when they are ready."""
+    try:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess, FileNotFoundError):
+                if process.nice() == _LOW_PRIORITY:
+                    set_priority(process.pid, 0)
+    except PermissionError:
+        console.print("priorities cannot be raised by this user: latencies will suffer while replicas start")
+
+
+def _busy_frac(before: Any, after: Any) -> float:
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    idle = after.idle - before.idle + after.iowait - before.iowait
+    return float(1 - idle / sum(spent))
+
+
+def _document(first_ready: Role) -> dict[str, Any]:
+    document = load_serve_yaml(_CONFIG)
+    args = document["applications"][0]["args"]
+    for role in Role:
+        pool = args["groups"][0][role]
+        pool |= {"replicas": 1, "max_replicas": HIGHEST_LEADERS}
+        pool["emulator"] |= {"start_s": _START_S[role is first_ready], "chunk_s": _CHUNK_S}
+    args["autoscale"] |= {**_AUTOSCALE, "gate": _GATE}
+    return document
+
+
+def _static_peer(run: Run, search: StaticSearch) -> StaticCounts:
+    """The fewest fixed counts that would have served a day as well."""
+    attained = run.report().slo_attainment_frac
+    assert attained is not None
+    peer = search.smallest(attained)
+    if peer is None:
+        raise RuntimeError(f"{run.name}: no fixed counts attain {attained:.4f} on engine models")
+    return peer
+
+
+def main(day_s: float = _DAY_S, out: Path = Path("reports")) -> None:
+    """Run the days, each in so many seconds; print, write and plot."""
+    console = Console()
+    driver_environment()  # before anything imports ray
+    from serve_app.sdk import deploy
+
+    started_s = time.monotonic()
+    document = _document(Role.PREFILL)
+    profile = EngineProfile.load(
+        Path(document["applications"][0]["args"]["groups"][0]["decode"]["emulator"]["profile"])
+    )
+    console.print(
+        f"objectives: TTFT <= max({TTFT_FLOOR_S:g} s, {TTFT_TIMES_UNLOADED:g} x the unloaded TTFT of that length), "
+        f"TPOT <= {TPOT_S * 1e3:g} ms; a day takes {day_s:g} s; engines: {profile.name}"
+    )
+    profiles = dict.fromkeys(Role, profile)
+    searches = {
+        service.name: StaticSearch(
+            service.day(day_s),
+            objectives(service.day(day_s), profiles),
+            profiles,
+            length=LengthConfig(),
+            highest_replicas=HIGHEST_LEADERS + 3,
+        )
+        for service in (CHAT, CODE)
+    }
+    runs: list[Run] = []
+    # Of the smaller role a surplus shows most, so the whole days have it ready first.
+    for first_ready, of_day, of_morning in ((Role.PREFILL, CHAT, CODE), (Role.DECODE, CODE, CHAT)):
+        console.print(f"{time.strftime('%H:%M:%S')} deploying: {first_ready} becomes ready first")
+        # A replica that starts imports for 10 core-seconds: at high priority that would starve those that serve.
+        low = {"RAY_worker_niceness": str(_LOW_PRIORITY), "RAY_worker_maximum_startup_concurrency": "12"}
+        with deploy(_document(first_ready), environment=low, on_status=lambda status: None) as app:
+            _raise_priority(console)
+            demo = Demo(app, first_ready, profile, day_s, console)
+            runs += [
+                demo.day(of_day),
+                demo.morning(of_day, is_gated=False),
+                demo.morning(of_morning, is_gated=True),
+            ]
+            if first_ready is Role.DECODE:
+                console.print(f"{time.strftime('%H:%M:%S')} looking for fixed counts that serve the days as well")
+                days = [(run, _static_peer(run, searches[run.service])) for run in runs if run.kind == "day"]
+                worst, peer = max(days, key=lambda pair: pair[0].gpu_s() / pair[1].replicas)
+                service = CHAT if worst.service == CHAT.name else CODE
+                smaller = searches[worst.service].best_of(peer.replicas - 1)
+                runs += [demo.static_day(service, counts) for counts in (peer, smaller)]
+    report = {
+        **summary([run.figures() for run in runs], {run.name: static for run, static in days}),
+        "day_s": day_s,
+        "slo": {"ttft_floor_s": TTFT_FLOOR_S, "ttft_times_unloaded": TTFT_TIMES_UNLOADED, "tpot_s": TPOT_S},
+        "wall_s": time.monotonic() - started_s,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "autoscale_demo.json").write_text(json.dumps(report, indent=1) + "\n")
+    plot(runs, out / "autoscale_demo.png")
+    console.print(_table(report["runs"]))
+    console.print(f"{out / 'autoscale_demo.json'} and .png, {report['wall_s'] / 60:.0f} min")
+    for complaint in report["invalid"]:
+        console.print(complaint, style="red")
+    raise typer.Exit(1 if report["invalid"] or report["failed"] else 0)
+
+
+def _table(runs: Sequence[Mapping[str, Any]]) -> Table:
+    columns = ("run", "failed", "SLO", "in band", "GPU-h", "static GPU-h", "changes", "CPU")
+    table = Table(*columns)
+    for run in runs:
+        static = run.get("gpu_hours_static_peak")
+        table.add_row(
+            run["name"],
+            f"{run['failed']} of {run['requests']}",
+            f"{run['slo_attainment_frac']:.3f}",
+            f"{run['ratio_within_band_frac']:.3f}",
+            f"{run['gpu_hours']:.0f}",
+            "" if static is None else f"{static:.0f} ({run['static_counts']})",
+            str(run["scale_events"]),
+            f"{run['cpu_busy_frac']:.2f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

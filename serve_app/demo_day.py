@@ -1,0 +1,93 @@
+"""The demonstration's two services: what a day of each asks for, what was promised, how each is sized (pure)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoscale.profile import EngineProfile
+from autoscale.ratio import PdRatio
+from autoscale.report import Slo
+from autoscale.sim.static import unloaded_ttft_s
+from autoscale.trace import TraceRequest, load_trace, scale_trace
+from kvtransfer.topology import Role
+from router.config import LengthConfig
+
+_TRACES = Path(__file__).parent.parent / "configs" / "traces"
+_TRACE_S = 86400.0
+# Half a minute of decoding: the day is short.
+_MAX_OUTPUT_TOKENS = 1200
+_MORNING_H = (10.5, 15.5)
+_MAX_TOTAL_TOKENS = 8000
+HIGHEST_LEADERS, LOWEST_LEADERS = 9, 3
+
+# The objectives: fixed before anything was tuned.
+TTFT_FLOOR_S, TTFT_TIMES_UNLOADED, TPOT_S = 1.0, 3.0, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One kind of traffic over a day, with the ratio that suits it.
+
+    Args:
+        name: also of its trace.
+        ratio: prefill to decode replicas.
+        target: decode tokens/s of one replica that the autoscaler aims at.
+        input_factor: multiplies the trace's prompt lengths.
+        output_factor: multiplies its output lengths, so that the load fills replicas at this ratio.
+    """
+
+    name: str
+    ratio: PdRatio
+    target: float
+    input_factor: float
+    output_factor: float
+
+    def day(self, day_s: float) -> tuple[TraceRequest, ...]:
+        """Its requests, the day compressed to so many seconds."""
+        trace = load_trace(_TRACES / f"day_{self.name}.csv")
+        longer = (
+            replace(
+                request,
+                input_tokens=round(request.input_tokens * self.input_factor),
+                output_tokens=min(max(1, round(request.output_tokens * self.output_factor)), _MAX_OUTPUT_TOKENS),
+            )
+            for request in trace
+        )
+        return scale_trace(longer, time_factor=day_s / _TRACE_S, max_total_tokens=_MAX_TOTAL_TOKENS)
+
+    def morning(self, day_s: float) -> tuple[TraceRequest, ...]:
+        """The part of the day in which load rises to its peak, from time 0 on."""
+        begin_s, end_s = (hour / 24 * day_s for hour in _MORNING_H)
+        return tuple(replace(r, at_s=r.at_s - begin_s) for r in self.day(day_s) if begin_s <= r.at_s < end_s)
+
+    def counts(self, leaders: int) -> dict[Role, int]:
+        """Both roles at the ratio."""
+        return {self.ratio.leader: leaders, self.ratio.follower: round(leaders * self.ratio.follower_share)}
+
+    def tuning(self, *, is_gated: bool = True, target_frac: float = 1.0) -> dict[str, Any]:
+        """How it is sized, nested as ``args.autoscale``; ``target_frac`` of the target lets it scale out further."""
+        lowest, highest = self.counts(LOWEST_LEADERS), self.counts(HIGHEST_LEADERS)
+        return {
+            "pd_ratio": str(self.ratio),
+            "policy": {"kind": "heteroscale", "signal": "decode_tps", "target": self.target * target_frac},
+            "bounds": {
+                str(role): {"lowest_replicas": lowest[role], "highest_replicas": highest[role]} for role in Role
+            },
+            "gate": {"is_enabled": is_gated},
+        }
+
+
+# 1:3 for chat (long answers), 3:1 for code completion (long prompts, short answers).
+CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=430.0, input_factor=0.9, output_factor=3.0)
+CODE = Service(name="code", ratio=PdRatio(3, 1), target=260.0, input_factor=1.4, output_factor=2.0)
+
+
+def objectives(trace: Sequence[TraceRequest], profiles: Mapping[Role, EngineProfile]) -> list[Slo]:
+    """What each request of a trace was promised."""
+    length = LengthConfig()
+    unloaded = {tokens: unloaded_ttft_s(tokens, profiles, length) for tokens in {r.input_tokens for r in trace}}
+    return [
+        Slo(ttft_s=max(TTFT_FLOOR_S, TTFT_TIMES_UNLOADED * unloaded[request.input_tokens]), tpot_s=TPOT_S)
+        for request in trace
+    ]

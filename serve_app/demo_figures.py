@@ -1,0 +1,193 @@
+"""What a run of the demonstration showed: its figures, the worst of several, and the picture (pure)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoscale.ratio import PdRatio
+from autoscale.report import Report, RequestRecord, Slo
+from autoscale.sim.static import StaticCounts
+from kvtransfer.topology import Role
+
+_DAY_H = 24.0
+_MOST_CPU_FRAC = 0.8
+_COLOURS = {Role.PREFILL: "tab:orange", Role.DECODE: "tab:blue"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Replicas at one instant, by role: in service, ready, planned for, and all that hold a GPU in whatever state."""
+
+    at_s: float
+    serving: Mapping[Role, int]
+    ready: Mapping[Role, int]
+    planned: Mapping[Role, int]
+    held_gpus: Mapping[Role, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One day, or the morning of one, through the live cluster."""
+
+    service: str
+    ratio: PdRatio
+    first_ready: Role
+    kind: str
+    day_s: float
+    samples: Sequence[Sample]
+    records: Sequence[RequestRecord]
+    slos: Sequence[Slo]
+    cpu_busy_frac: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.service} {self.ratio}, {self.first_ready} ready first, {self.kind.replace('_', ' ')}"
+
+    def deviations(self) -> list[float]:
+        """How far from the ratio the serving replicas were at each sample, replicas of the smaller role."""
+        return [self.ratio.deviation(s.serving[Role.PREFILL], s.serving[Role.DECODE]) for s in self.samples]
+
+    def report(self) -> Report:
+        """What its users saw."""
+        return Report.of(self.records, self.slos)
+
+    def figures(self) -> dict[str, Any]:
+        """Everything that is a number; GPU-hours are those of the uncompressed day, one GPU per replica."""
+        report = self.report()
+        planned = [tuple(sample.planned.values()) for sample in self.samples]
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "pd_ratio": str(self.ratio),
+            "first_ready": str(self.first_ready),
+            "requests": len(self.records),
+            "failed": report.requests_failed,
+            "slo_attainment_frac": report.slo_attainment_frac,
+            "ratio_within_band_frac": float(np.mean([deviation <= 1.0 + 1e-9 for deviation in self.deviations()])),
+            "gpu_hours": self.gpu_s() * _DAY_H / self.day_s,
+            "replicas_peak": max(sum(sample.ready.values()) for sample in self.samples),
+            "scale_events": sum(before != after for before, after in pairwise(planned)),
+            "cpu_busy_frac": self.cpu_busy_frac,
+            "ttft_s": report.ttft_s,
+            "tpot_s": report.tpot_s,
+            "errors": report.errors,
+        }
+
+    def gpu_s(self) -> float:
+        """GPU-seconds from asked for to gone, held and draining replicas included."""
+        return sum(
+            sum(before.held_gpus.values()) * (after.at_s - before.at_s) for before, after in pairwise(self.samples)
+        )
+
+
+def summary(runs: Sequence[Mapping[str, Any]], peers: Mapping[str, StaticCounts]) -> dict[str, Any]:
+    """The figures of all runs, the worst of them key by key, and what makes them worth nothing.
+
+    Args:
+        runs: ``Run.figures`` of each.
+        peers: for each day, by its run's name, the fewest fixed counts that serve it as well.
+    """
+    told = []
+    for run in runs:
+        if (peer := peers.get(run["name"])) is not None:
+            run = {
+                **run,
+                "static_counts": f"{peer.prefill}P{peer.decode}D",
+                "slo_attainment_static_frac": peer.attainment_frac,
+                "gpu_hours_static_peak": peer.replicas * _DAY_H,
+                "gpu_hours_saved_frac": 1 - run["gpu_hours"] / (peer.replicas * _DAY_H),
+            }
+        told.append(run)
+    days = [run for run in told if run["kind"] == "day"]
+    gated = [run for run in told if run["kind"] in ("day", "gate_on")]
+    worst = min(days, key=lambda run: run["gpu_hours_saved_frac"])
+    of_worst = ("gpu_hours", "gpu_hours_static_peak", "gpu_hours_saved_frac", "slo_attainment_static_frac")
+    return {
+        "requests": sum(run["requests"] for run in told),
+        "failed": sum(run["failed"] for run in told),
+        "ratio_within_band_frac": min(run["ratio_within_band_frac"] for run in gated),
+        "ratio_within_band_frac_gate_off": min(
+            run["ratio_within_band_frac"] for run in told if run["kind"] == "gate_off"
+        ),
+        **{key: worst[key] for key in of_worst},
+        "slo_attainment_frac": worst["slo_attainment_frac"],
+        "scale_events": min(run["scale_events"] for run in days),
+        "cpu_busy_frac": max(run["cpu_busy_frac"] for run in told),
+        "invalid": [
+            f"{run['name']}: the machine was {run['cpu_busy_frac']:.0%} busy, so the figures are its own, not the "
+            f"engines': at most {_MOST_CPU_FRAC:.0%} count; run it on an idle machine"
+            for run in told
+            if run["cpu_busy_frac"] > _MOST_CPU_FRAC
+        ],
+        "runs": told,
+    }
+
+
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """One column per run: load, tokens/s, replicas per role, ratio and TTFT over the day."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = (
+        "requests/s",
+        "output tokens/s",
+        "prefill replicas",
+        "decode replicas",
+        "off the ratio, replicas",
+        "TTFT, s",
+    )
+    figure, axes = pyplot.subplots(
+        len(rows), len(runs), figsize=(4.6 * len(runs), 13), sharex="col", sharey="row", squeeze=False
+    )
+    for column, run in enumerate(runs):
+        _plot_run(run, [axes[row][column] for row in range(len(rows))])
+    for row, name in enumerate(rows):
+        axes[row][0].set_ylabel(name)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def _plot_run(run: Run, axes: Sequence[Any]) -> None:
+    hours = _DAY_H / run.day_s
+    bin_s = run.day_s / 96
+    edges = np.arange(0.0, max(sample.at_s for sample in run.samples) + bin_s, bin_s)
+    axes[0].set_title(run.name, fontsize=9)
+    axes[0].stairs(np.histogram([r.sent_s for r in run.records], edges)[0] / bin_s, edges * hours, color="black")
+    axes[1].stairs(_tokens_per_s(run.records, edges), edges * hours, color="black")
+    at_h = [sample.at_s * hours for sample in run.samples]
+    for axis, role in zip(axes[2:4], (Role.PREFILL, Role.DECODE), strict=True):
+        axis.step(at_h, [s.held_gpus[role] for s in run.samples], color="0.75", where="post", label="holding a GPU")
+        axis.step(at_h, [s.planned[role] for s in run.samples], "k:", where="post", linewidth=0.8, label="planned")
+        axis.step(at_h, [s.serving[role] for s in run.samples], color=_COLOURS[role], where="post", label="serving")
+        axis.set_ylim(0, 10)
+    axes[2].legend(fontsize=7, loc="upper left")
+    axes[4].step(at_h, run.deviations(), color="tab:green", where="post")
+    axes[4].axhline(1.0, color="red", linewidth=0.8, linestyle="--", label="band")
+    axes[4].legend(fontsize=7, loc="upper left")
+    seen = [(r.sent_s * hours, r.ttft_s) for r in run.records if r.ttft_s is not None]
+    axes[5].plot(*zip(*seen, strict=True), ".", markersize=2, color="tab:purple")
+    axes[5].axhline(1.0, color="red", linewidth=0.8, linestyle="--", label="least objective")
+    axes[5].set_yscale("log")
+    axes[5].legend(fontsize=7, loc="upper left")
+    axes[5].set_xlabel("hour of the day")
+
+
+def _tokens_per_s(records: Sequence[RequestRecord], edges: np.ndarray) -> np.ndarray:
+    """Output tokens per second in each bin, each request's spread evenly from its first to its last."""
+    total = np.zeros(len(edges) - 1)
+    for record in records:
+        if record.first_token_s is None or record.last_token_s is None:
+            continue
+        until = max(record.last_token_s, record.first_token_s + 1e-3)
+        inside = np.clip(np.minimum(edges[1:], until) - np.maximum(edges[:-1], record.first_token_s), 0.0, None)
+        total += record.output_tokens * inside / (until - record.first_token_s)
+    return total / np.diff(edges)

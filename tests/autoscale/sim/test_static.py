@@ -1,0 +1,48 @@
+"""The smallest counts that serve a trace."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoscale.profile import EngineProfile
+from autoscale.report import Slo
+from autoscale.sim.static import StaticSearch, unloaded_ttft_s
+from autoscale.trace import TraceRequest
+from kvtransfer.topology import Role
+from router.config import LengthConfig
+
+MakeProfile = Callable[..., EngineProfile]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def search(make_profile: MakeProfile) -> StaticSearch:
+    # Prefill takes about 0.22 s each, so five a second need two replicas; decode has room for all on one.
+    trace = [TraceRequest(at_s=0.2 * number, input_tokens=200, output_tokens=4) for number in range(100)]
+    profiles = dict.fromkeys(Role, make_profile(kv_tokens=10_000))
+    slos = [Slo(ttft_s=1.0, tpot_s=0.2)] * len(trace)
+    remote = LengthConfig(local_max_tokens=0, local_cap_tokens=0)
+    return StaticSearch(trace, slos, profiles, length=remote, highest_replicas=4)
+
+
+def test_the_smallest_counts_are_found(search: StaticSearch) -> None:
+    counts = search.smallest(0.99)
+    assert counts is not None
+    assert (counts.prefill, counts.decode) == (2, 1)
+    assert search.best_of(2).attainment_frac < 0.5
+    everything = [search.counts(p, d) for p in range(1, 5) for d in range(1, 5)]
+    assert counts.replicas == min(c.replicas for c in everything if c.attainment_frac >= 0.99)
+
+
+def test_what_nothing_attains_is_none(search: StaticSearch) -> None:
+    assert search.smallest(1.01) is None
+
+
+def test_unloaded_times_grow_with_length() -> None:
+    profile = EngineProfile.load(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
+    times = [unloaded_ttft_s(n, dict.fromkeys(Role, profile), LengthConfig()) for n in (50, 500, 2000, 7000)]
+    assert times == sorted(times)
+    # 0.125 s of prefill at 700 tokens (DOPD, Table I), then its KV over the link and one token again.
+    unloaded_s = unloaded_ttft_s(700, dict.fromkeys(Role, profile), LengthConfig())
+    assert unloaded_s == pytest.approx(0.125 + 0.024 + 0.02, abs=0.02)
