@@ -52,7 +52,7 @@ class ReplicaStats:
     """One running replica, and what its engine did in the last window; ``None`` where it was not observed.
 
     ``prefill_tokens_per_s`` counts prompt tokens that were computed, not those found in a cache. ``deferred_requests``
-    wait for KV from another engine, and ``handoff_s`` is how long the last ones did on average, from prefill's answer to
+    wait for KV from another engine; ``handoff_s`` is how long the last ones did on average, from prefill's answer to
     the first token. ``observed_s`` is when the replica last reported, or became known.
     """
 
