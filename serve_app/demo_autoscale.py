@@ -32,6 +32,7 @@ from serve_app.cluster import driver_environment
 from serve_app.demo_day import (
     CHAT,
     CODE,
+    DAY_S,
     HIGHEST_LEADERS,
     LOWEST_LEADERS,
     TPOT_S,
@@ -46,7 +47,6 @@ from serve_app.validate import load_serve_yaml
 _ROOT = Path(__file__).parent.parent
 _CONFIG = _ROOT / "configs" / "emulated.yaml"
 _GROUP = "g0"
-_DAY_S = 400.0
 # Beyond about 13 s in which a replica's process starts and imports.
 _START_S = {True: 7.0, False: 20.0}
 _LOW_PRIORITY = 15
@@ -222,7 +222,7 @@ def _static_peer(run: Run, search: StaticSearch) -> StaticCounts:
     return peer
 
 
-def main(day_s: float = _DAY_S, out: Path = Path("reports")) -> None:
+def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
     """Run the days, each in so many seconds; print, write and plot."""
     console = Console()
     driver_environment()  # before anything imports ray

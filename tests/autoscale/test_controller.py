@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
+from autoscale.ratio import PdRatio
 from autoscale.types import ControllerState, Latency, PoolKey, Snapshot
 from kvtransfer.topology import Role
 from tests.autoscale.virtual_serve import VirtualServe
@@ -341,6 +342,56 @@ def test_whatever_happens_counts_stay_in_bounds_budget_and_ratio(
         assert not set(plan.victims) & set(plan.admitted)
     run(cluster, 60, 300.0)
     assert config.pd_ratio.deviation(len(cluster.serving(P)), len(cluster.serving(D))) <= 1.0 + 1e-9
+    assert [len(cluster.running[role]) for role in Role] == list(cluster.counts)
+    assert cluster.plan.withdrawn == cluster.plan.victims == ()
+
+
+hands = st.tuples(
+    st.sampled_from(["load", "load", "pause", "by hand", "resume", "ratio", "restart", "off gate", "late"]),
+    st.floats(0.0, 1500.0),
+)
+
+
+@settings(max_examples=60)
+@given(
+    story=st.lists(hands, min_size=1, max_size=40),
+    starts=st.tuples(st.floats(1.0, 30.0), st.floats(1.0, 30.0)),
+    drain_s=st.floats(0.0, 30.0),
+)
+def test_whatever_people_do_everybody_is_served_and_it_ends_at_the_ratio(
+    make_autoscale: MakeConfig, story: list[tuple[str, float]], starts: tuple[float, float], drain_s: float
+) -> None:
+    config = make_autoscale(gate={"observation_s": 6.0})
+    cluster = serve(config, prefill_s=starts[0], decode_s=starts[1], drain_s=drain_s)
+    for event, size in story:
+        if event == "pause":
+            config = config.model_copy(update={"is_paused": True})
+        elif event == "by hand":
+            counts = {"prefill": 1 + int(size) % 7, "decode": 1 + int(size) // 7 % 7}
+            config = AutoscaleConfig.model_validate({**config.model_dump(mode="json"), "override": counts})
+        elif event == "resume":
+            config = config.model_copy(update={"is_paused": False, "override": None})
+        elif event == "ratio":
+            config = config.model_copy(update={"pd_ratio": PdRatio.parse(["1:5", "1:1", "2:3", "9:1"][int(size) % 4])})
+        elif event == "off gate":
+            config = config.model_copy(update={"gate": config.gate.model_copy(update={"is_enabled": size < 700.0})})
+        elif event == "restart":
+            cluster.restart()
+        cluster.controller = Controller(config)
+        stays = set(cluster.plan.victims) if cluster.plan is not None else set()
+        plan = cluster.tick(size, latency=LATE if event == "late" else WELL)
+        assert all(1 <= count <= 32 for count in cluster.counts)
+        for role in Role:
+            assert cluster.serving(role)
+        assert not set(plan.withdrawn) & set(plan.admitted)
+        assert not set(plan.victims) & set(plan.admitted)
+        # Who was told to stop stays told until it has gone.
+        here = {name for role in Role for name in (*cluster.running[role], *cluster.draining[role])}
+        assert stays & here <= set(plan.victims)
+    cluster.controller = Controller(config.model_copy(update={"is_paused": False, "override": None}))
+    run(cluster, 80, 300.0)
+    serving = [len(cluster.serving(role)) for role in Role]
+    assert config.pd_ratio.deviation(*serving) <= 1.0 + 1e-9
     assert [len(cluster.running[role]) for role in Role] == list(cluster.counts)
     assert cluster.plan.withdrawn == cluster.plan.victims == ()
 

@@ -7,9 +7,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.profile import EngineProfile
 from autoscale.tuning import Pools, tuned
 from kvtransfer.topology import Role
-from serve_app.demo_day import CHAT, CODE, HIGHEST_LEADERS, Service, objectives
-
-DAY_S = 400.0
+from serve_app.demo_day import CHAT, CODE, DAY_S, HIGHEST_LEADERS, Service, objectives
 
 
 @pytest.mark.parametrize("service", [CHAT, CODE])
@@ -47,3 +45,9 @@ def test_an_objective_is_a_second_or_thrice_the_unloaded_time(root: object) -> N
     assert min(slo.ttft_s for slo in slos) == 1.0
     longest = max(range(len(trace)), key=lambda index: trace[index].input_tokens)
     assert slos[longest].ttft_s > 3 * profile.prefill.seconds_for(trace[longest].input_tokens)
+
+
+def test_a_shorter_day_has_fewer_requests_at_the_same_rate() -> None:
+    whole, half = CHAT.day(DAY_S), CHAT.day(DAY_S / 2)
+    assert len(half) == len(whole) // 2
+    assert half[-1].at_s == pytest.approx(whole[-1].at_s / 2, rel=0.01)

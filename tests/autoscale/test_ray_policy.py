@@ -1,0 +1,157 @@
+"""Serve's policy call: never blocked, never raising, never wrong about what it does not know."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.types import Plan, Snapshot
+
+pytestmark = pytest.mark.ray
+
+NAMES = ("prefill:g0", "decode:g0")
+
+
+def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tuple[int, int] = (1, 1)) -> dict[Any, Any]:
+    """What Serve hands to an application-level policy, as far as ours looks at it."""
+    now_s = time.time() if at_s is None else at_s
+    told = {}
+    for name, count in zip(NAMES, ready, strict=True):
+        replicas = [SimpleNamespace(unique_id=f"{name[0]}{index}") for index in range(count)]
+        series = {
+            "decode_tokens": [SimpleNamespace(timestamp=now_s, value=decode_tps * now_s)],
+            "queued_prefill_tokens": [SimpleNamespace(timestamp=now_s, value=0.0)],
+        }
+        told[SimpleDeployment(name)] = SimpleNamespace(
+            app_name="app",
+            running_replicas=[HashableReplica(r.unique_id) for r in replicas],
+            raw_metrics={
+                metric: {HashableReplica(r.unique_id): points for r in replicas} for metric, points in series.items()
+            },
+            target_num_replicas=count,
+            capacity_adjusted_min_replicas=1,
+            capacity_adjusted_max_replicas=8,
+        )
+    return told
+
+
+class HashableReplica(str):
+    """A replica id as Serve has it."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
+class SimpleDeployment(str):
+    """A deployment id as Serve has it."""
+
+    @property
+    def name(self) -> str:
+        return str(self)
+
+
+@pytest.fixture
+def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
+    """The policy with a configuration, and no coordinator to be found."""
+    from autoscale.ray_policy import JointPolicy, _Link
+
+    policy = JointPolicy()
+    policy._link = _Link("app")
+    policy._link.controller = Controller(make_autoscale(interval_s=0.2, window_s=5.0, stale_s=60.0))
+    policy._link._looked_s = float("inf")
+    yield policy
+    policy._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:
+    """Call as Serve does until a tick has been taken."""
+    policy._last = None
+    deadline = time.monotonic() + 10
+    while policy._last is None:
+        _, state = policy(contexts(**kwargs))
+        assert state == {}
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return {str(name): count for name, count in policy(contexts(**kwargs))[0].items()}
+
+
+def test_a_call_returns_what_the_last_tick_said(policy: Any) -> None:
+    assert policy(contexts())[0] == {}  # nothing is known yet, so Serve keeps its targets
+    assert ticked(policy) == {"prefill:g0": 1, "decode:g0": 1}
+
+
+def test_no_contexts_are_no_error(policy: Any) -> None:
+    assert policy({}) == ({}, {})
+
+
+def test_a_tick_that_hangs_holds_up_nobody(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ticked(policy)
+    held, entered = threading.Event(), threading.Event()
+    tick = Controller.tick
+
+    def slow(self: Controller, snapshot: Snapshot) -> Plan:
+        entered.set()
+        held.wait(30)
+        return tick(self, snapshot)
+
+    monkeypatch.setattr(Controller, "tick", slow)
+    deadline = time.monotonic() + 10
+    while not entered.is_set():
+        policy(contexts())
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    # The tick is stuck, and every call returns all the same.
+    for _ in range(50):
+        assert {str(name): count for name, count in policy(contexts())[0].items()} == before
+    held.set()
+
+
+def test_a_tick_that_raises_holds_and_is_told_once(
+    policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = ticked(policy)
+
+    def broken(self: Controller, snapshot: Snapshot) -> Plan:
+        raise ValueError("a forecast went wrong")
+
+    monkeypatch.setattr(Controller, "tick", broken)
+    policy._complaints.clear()
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        for _ in range(40):
+            counts, _ = policy(contexts())
+            # A deployment that is missing keeps its target.
+            assert {str(name): count for name, count in counts.items()} in ({}, before)
+            time.sleep(0.02)
+    assert len(policy._complaints) == 1
+    monkeypatch.undo()
+    assert ticked(policy) == before
+
+
+def test_figures_that_are_no_numbers_change_no_count(policy: Any) -> None:
+    before = ticked(policy)
+    for wrong in (float("nan"), float("inf"), -1e30):
+        assert ticked(policy, decode_tps=wrong) == before
+
+
+def test_a_role_without_replicas_holds(policy: Any) -> None:
+    ticked(policy)
+    ticked(policy, ready=(1, 0))
+    assert "no decode replica" in policy._last.decision.reason
+
+
+def test_a_configuration_read_during_a_tick_is_logged_after_it(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    link = policy._link
+    link._config_lines.append((link.controller.config, "start"))
+    ticked(policy)
+    lines = link._lines
+    assert '"why": "start"' in lines[0]
+    assert '"snapshot"' in lines[1]
+    assert link.configs_read == 0
