@@ -34,7 +34,7 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 bench-control: setup ## Measure how long decisions take (about 5 minutes)
 	@$(VENV)/python -m serve_app.bench_control
 
-demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 40 minutes)
+demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale
 
 clean: ## Remove .venv, built models and reports
