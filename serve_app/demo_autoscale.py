@@ -240,13 +240,14 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
     profiles = dict.fromkeys(Role, profile)
     searches = {
         service.name: StaticSearch(
-            service.day(day_s),
-            objectives(service.day(day_s), profiles),
+            trace,
+            objectives(trace, profiles),
             profiles,
             length=LengthConfig(),
             highest_replicas=HIGHEST_LEADERS + 3,
         )
         for service in (CHAT, CODE)
+        for trace in (service.day(day_s),)
     }
     runs: list[Run] = []
     # Of the smaller role a surplus shows most, so the whole days have it ready first.

@@ -22,17 +22,15 @@ def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tupl
     now_s = time.time() if at_s is None else at_s
     told = {}
     for name, count in zip(NAMES, ready, strict=True):
-        replicas = [SimpleNamespace(unique_id=f"{name[0]}{index}") for index in range(count)]
+        replicas = [HashableReplica(f"{name[0]}{index}") for index in range(count)]
         series = {
             "decode_tokens": [SimpleNamespace(timestamp=now_s, value=decode_tps * now_s)],
             "queued_prefill_tokens": [SimpleNamespace(timestamp=now_s, value=0.0)],
         }
         told[SimpleDeployment(name)] = SimpleNamespace(
             app_name="app",
-            running_replicas=[HashableReplica(r.unique_id) for r in replicas],
-            raw_metrics={
-                metric: {HashableReplica(r.unique_id): points for r in replicas} for metric, points in series.items()
-            },
+            running_replicas=replicas,
+            raw_metrics={metric: dict.fromkeys(replicas, points) for metric, points in series.items()},
             target_num_replicas=count,
             capacity_adjusted_min_replicas=1,
             capacity_adjusted_max_replicas=8,
