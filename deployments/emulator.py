@@ -26,7 +26,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 from autoscale.engine_model import EngineModel, ModelRequest
 from autoscale.profile import EngineProfile
 from deployments.config import EMULATOR_KEY, EmulatorConfig
-from deployments.cores import set_priority
+from deployments.cores import run_at_once
 from deployments.engine_stats import EngineLoad, register_engine
 from deployments.requests import requested_max_tokens
 
@@ -55,9 +55,8 @@ class EmulatedEngine(LLMEngine):
         """Take as long as the real one would."""
         profile = self._engine_client.profile
         await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
-        # Where processes start at low priority, so that imports do not starve replicas that serve.
-        with suppress(PermissionError):
-            set_priority(os.getpid(), 0)
+        with suppress(PermissionError):  # imports of others would make it late
+            run_at_once(os.getpid())
         register_engine(self._engine_client.stats)
         self._engine_client.start()
 

@@ -1,6 +1,6 @@
 """A compressed day through real Ray Serve with emulated engines: ``make demo-autoscale``.
 
-A day of each of two services, one at 1:3 with prefill becoming ready first, one at 3:1 with decode first; the morning
+A day of each of two services, one at 1:3 with prefill becoming ready first, one at 3:1 with decode first; a morning
 of each in the other order of readiness, and with the readiness gate off; and the fixed counts that would have served
 the worse day as well, found on engine models, live, with the next smaller ones.
 """
@@ -24,7 +24,7 @@ from autoscale.report import Slo
 from autoscale.sim.static import StaticCounts, StaticSearch
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
-from deployments.cores import set_priority
+from deployments.cores import run_at_once
 from kvtransfer.topology import Role
 from router.config import LengthConfig
 from serve_app.bench import LoadGenerator
@@ -48,20 +48,23 @@ _ROOT = Path(__file__).parent.parent
 _CONFIG = _ROOT / "configs" / "emulated.yaml"
 _GROUP = "g0"
 # Beyond about 13 s in which a replica's process starts and imports.
-_START_S = {True: 7.0, False: 20.0}
+_START_S = {True: 7.0, False: 17.0}
 _LOW_PRIORITY = 15
-_SURGE_TARGET_FRAC = 0.5
+# A morning asks for everything at once.
+_SURGE_TARGET_FRAC = 0.2
 _CHUNK_S = 0.5
+# A window of rates, and the requests that were there before it.
+_TAKES_OVER_S = 25.0
 _SETTLE_S = 180.0
 _SAMPLE_S = 1.0
 _AUTOSCALE = {
-    "slo": {"ttft_s": 1.5, "tpot_s": TPOT_S, "quantile_frac": 0.95},
+    "slo": {"ttft_s": 2.0, "tpot_s": TPOT_S, "quantile_frac": 0.95},
     "interval_s": 1.0,
-    "window_s": 8.0,
+    "window_s": 12.0,
     "no_room_s": 120.0,
     "guard": {
         "cooldown_out_s": 3.0,
-        "cooldown_in_s": 10.0,
+        "cooldown_in_s": 8.0,
         "hysteresis_in_frac": 0.05,
         "damping_in_frac": 1.0,
         "step_in_replicas": 3,
@@ -85,18 +88,27 @@ class Demo:
         self._console = console
 
     def day(self, service: Service) -> Run:
-        """A day, sized by the autoscaler."""
-        return self._sized(service, "day", service.day(self._day_s), service.tuning())
+        """A day, sized by the autoscaler from its second hour on.
+
+        Its first hours are its busiest: it begins with the highest counts, which stay until the rates show its load.
+        """
+        self._settle(service.tuning(), service.counts(HIGHEST_LEADERS))
+        takes_over = threading.Timer(_TAKES_OVER_S, self._take_over)
+        takes_over.start()
+        try:
+            return self._replay(service, "day", service.day(self._day_s))
+        finally:
+            takes_over.cancel()
 
     def morning(self, service: Service, *, is_gated: bool) -> Run:
         """A morning that comes as a surge: few replicas, and a target that asks for many at once."""
         tuning = service.tuning(is_gated=is_gated, target_frac=_SURGE_TARGET_FRAC)
-        return self._sized(service, "gate_on" if is_gated else "gate_off", service.morning(self._day_s), tuning)
-
-    def _sized(self, service: Service, kind: str, trace: Sequence[TraceRequest], tuning: dict[str, Any]) -> Run:
         self._settle(tuning, service.counts(LOWEST_LEADERS))
-        self._control.tune({"override": None}, "load begins")
-        return self._replay(service, kind, trace)
+        self._take_over()
+        return self._replay(service, "gate_on" if is_gated else "gate_off", service.morning(self._day_s))
+
+    def _take_over(self) -> None:
+        self._control.tune({"override": None}, "load has begun")
 
     def static_day(self, service: Service, counts: StaticCounts) -> Run:
         """A day on fixed counts."""
@@ -184,15 +196,17 @@ def _sampling(sample: Callable[[float], Sample]) -> Any:
         thread.join()
 
 
-def _raise_priority(console: Console) -> None:
-    """Everything that serves by now; emulated engines do it for themselves when they are ready."""
+def _run_at_once(console: Console) -> None:
+    """The load generator, and everything that serves by now but engines: those do so themselves when they are ready."""
+    me = psutil.Process()
     try:
-        for process in psutil.Process().children(recursive=True):
+        run_at_once(me.pid)
+        for process in me.children(recursive=True):
             with suppress(psutil.NoSuchProcess, FileNotFoundError):
                 if process.nice() == _LOW_PRIORITY:
-                    set_priority(process.pid, 0)
+                    run_at_once(process.pid)
     except PermissionError:
-        console.print("priorities cannot be raised by this user: latencies will suffer while replicas start")
+        console.print("this user may not schedule processes ahead of others: latencies suffer while replicas start")
 
 
 def _busy_frac(before: Any, after: Any) -> float:
@@ -256,7 +270,7 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
         # A replica that starts imports for 10 core-seconds: at high priority that would starve those that serve.
         low = {"RAY_worker_niceness": str(_LOW_PRIORITY), "RAY_worker_maximum_startup_concurrency": "12"}
         with deploy(_document(first_ready), environment=low, on_status=lambda status: None) as app:
-            _raise_priority(console)
+            _run_at_once(console)
             demo = Demo(app, first_ready, profile, day_s, console)
             runs += [
                 demo.day(of_day),

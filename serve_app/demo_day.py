@@ -17,8 +17,9 @@ _TRACES = Path(__file__).parent.parent / "configs" / "traces"
 _TRACE_S = 86400.0
 # Half a minute of decoding: the day is short.
 _MAX_OUTPUT_TOKENS = 1200
-_MORNING_H = (10.5, 15.5)
 _MAX_TOTAL_TOKENS = 8000
+# Three seconds of one prefill replica.
+_BACKLOG_TOKENS = 20_000.0
 DAY_S = 400.0
 HIGHEST_LEADERS, LOWEST_LEADERS = 9, 3
 
@@ -31,9 +32,10 @@ class Service:
     """One kind of traffic over a day, with the ratio that suits it.
 
     Args:
-        name: also of its trace.
+        name: also of its traces.
         ratio: prefill to decode replicas.
         target: decode tokens/s of one replica that the autoscaler aims at.
+        ttft_s: the TTFT that it watches, of the slowest twentieth; long prompts were promised more time.
         input_factor: multiplies the trace's prompt lengths.
         output_factor: multiplies its output lengths, so that the load fills replicas at this ratio.
     """
@@ -41,12 +43,20 @@ class Service:
     name: str
     ratio: PdRatio
     target: float
+    ttft_s: float
     input_factor: float
     output_factor: float
 
     def day(self, day_s: float) -> tuple[TraceRequest, ...]:
         """Its requests, the day compressed to so many seconds; a shorter day has fewer, at the same rate."""
-        whole = load_trace(_TRACES / f"day_{self.name}.csv")
+        return self._compressed("day", day_s)
+
+    def morning(self, day_s: float) -> tuple[TraceRequest, ...]:
+        """Four hours in which its load doubles, compressed alike."""
+        return self._compressed("morning", day_s)
+
+    def _compressed(self, part: str, day_s: float) -> tuple[TraceRequest, ...]:
+        whole = load_trace(_TRACES / f"{part}_{self.name}.csv")
         share = min(1.0, day_s / DAY_S)
         trace = [request for number, request in enumerate(whole, 1) if int(number * share) > int((number - 1) * share)]
         longer = (
@@ -59,11 +69,6 @@ class Service:
         )
         return scale_trace(longer, time_factor=day_s / _TRACE_S, max_total_tokens=_MAX_TOTAL_TOKENS)
 
-    def morning(self, day_s: float) -> tuple[TraceRequest, ...]:
-        """The part of the day in which load rises to its peak, from time 0 on."""
-        begin_s, end_s = (hour / 24 * day_s for hour in _MORNING_H)
-        return tuple(replace(r, at_s=r.at_s - begin_s) for r in self.day(day_s) if begin_s <= r.at_s < end_s)
-
     def counts(self, leaders: int) -> dict[Role, int]:
         """Both roles at the ratio."""
         return {self.ratio.leader: leaders, self.ratio.follower: round(leaders * self.ratio.follower_share)}
@@ -73,7 +78,13 @@ class Service:
         lowest, highest = self.counts(LOWEST_LEADERS), self.counts(HIGHEST_LEADERS)
         return {
             "pd_ratio": str(self.ratio),
-            "policy": {"kind": "heteroscale", "signal": "decode_tps", "target": self.target * target_frac},
+            "policy": {
+                "kind": "heteroscale",
+                "signal": "decode_tps",
+                "target": self.target * target_frac,
+                "backlog_floor_tokens": _BACKLOG_TOKENS,
+            },
+            "slo": {"ttft_s": self.ttft_s},
             "bounds": {
                 str(role): {"lowest_replicas": lowest[role], "highest_replicas": highest[role]} for role in Role
             },
@@ -82,8 +93,8 @@ class Service:
 
 
 # 1:3 for chat (long answers), 3:1 for code completion (long prompts, short answers).
-CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=430.0, input_factor=0.9, output_factor=3.0)
-CODE = Service(name="code", ratio=PdRatio(3, 1), target=260.0, input_factor=1.4, output_factor=2.0)
+CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=400.0, ttft_s=2.0, input_factor=0.9, output_factor=3.0)
+CODE = Service(name="code", ratio=PdRatio(3, 1), target=88.0, ttft_s=3.0, input_factor=1.55, output_factor=1.0)
 
 
 def objectives(trace: Sequence[TraceRequest], profiles: Mapping[Role, EngineProfile]) -> list[Slo]:

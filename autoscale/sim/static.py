@@ -61,20 +61,23 @@ class StaticSearch:
         return self._known[prefill, decode]
 
     def smallest(self, attainment_frac: float) -> StaticCounts | None:
-        """The fewest replicas in all that attain a share; of equals the best. ``None`` where none does."""
-        found: list[StaticCounts] = []
+        """The fewest replicas in all that attain a share; of equals the best. ``None`` where none does.
+
+        Takes it that one more prefill replica never makes more decode replicas necessary.
+        """
+        best: StaticCounts | None = None
+        decode = self._highest
         for prefill in range(1, self._highest + 1):
-            low, high = 1, self._highest
-            if self.counts(prefill, high).attainment_frac < attainment_frac:
+            if best is not None and prefill >= best.replicas:
+                break
+            if self.counts(prefill, decode).attainment_frac < attainment_frac:
                 continue
-            while low < high:
-                middle = (low + high) // 2
-                if self.counts(prefill, middle).attainment_frac < attainment_frac:
-                    low = middle + 1
-                else:
-                    high = middle
-            found.append(self.counts(prefill, high))
-        return min(found, key=lambda counts: (counts.replicas, -counts.attainment_frac), default=None)
+            while decode > 1 and self.counts(prefill, decode - 1).attainment_frac >= attainment_frac:
+                decode -= 1
+            found = self.counts(prefill, decode)
+            if best is None or (found.replicas, -found.attainment_frac) < (best.replicas, -best.attainment_frac):
+                best = found
+        return best
 
     def best_of(self, replicas: int) -> StaticCounts:
         """The split of so many replicas that attains the most."""
