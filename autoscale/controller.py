@@ -62,8 +62,23 @@ class Controller:
         return self._gated(replace(snapshot, state=state), was_withdrawn, decision, verdict.held_back, ratio, hold)
 
     def _may_leave(self, snapshot: Snapshot) -> bool:
-        """Whether replicas may leave routing: not while users wait too long, unless a person has set the counts."""
-        return self.config.override is not None or self.config.slo.is_met(snapshot.latency)
+        """Whether replicas may leave routing: not while users wait too long, unless people set counts or limits."""
+        if self.config.override is not None or self.config.slo.is_met(snapshot.latency):
+            return True
+        return self._is_beyond_limits(snapshot)
+
+    def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
+        """Whether more replicas run than bounds or budget allow, as after a tuning, without those that already go."""
+        room = self._room([self._bounded(pool) for pool in snapshot.pools])
+        leaving = set(snapshot.state.victims)
+        counts = dict.fromkeys(Role, 0)
+        for pool in snapshot.pools:
+            counts[pool.key.role] += sum(replica.replica_id not in leaving for replica in pool.replicas)
+        return room.is_over_budget(counts) or any(counts[role] > room.highest[role] for role in Role)
+
+    def _room(self, pools: Sequence[PoolStats]) -> Room:
+        limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
+        return Room.of(limits, self.config.guard.budget_gpus)
 
     def _is_off_ratio_by_hand(self) -> bool:
         """Whether a person has set counts that the gate would never let in as they are."""
@@ -139,16 +154,24 @@ class Controller:
             scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
         )
 
+    def _bounded(self, pool: PoolStats) -> PoolStats:
+        """The pool inside the configured bounds."""
+        if (bounds := self.config.bounds.get(pool.key.role)) is None:
+            return pool
+        return replace(
+            pool,
+            lowest_replicas=max(pool.lowest_replicas, bounds.lowest_replicas),
+            highest_replicas=min(pool.highest_replicas, bounds.highest_replicas),
+        )
+
     def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
         """The pool inside the configured bounds, and for a while inside what has found room."""
-        lowest, highest = pool.lowest_replicas, pool.highest_replicas
-        if (bounds := self.config.bounds.get(pool.key.role)) is not None:
-            lowest, highest = max(lowest, bounds.lowest_replicas), min(highest, bounds.highest_replicas)
-        if pool.key in state.capped_until_s:
-            away = state.withdrawn.keys() | set(state.victims)
-            serving = sum(replica.replica_id not in away for replica in pool.replicas)
-            highest = min(highest, max(serving, lowest))
-        return replace(pool, lowest_replicas=lowest, highest_replicas=highest)
+        pool = self._bounded(pool)
+        if pool.key not in state.capped_until_s:
+            return pool
+        away = state.withdrawn.keys() | set(state.victims)
+        serving = sum(replica.replica_id not in away for replica in pool.replicas)
+        return replace(pool, highest_replicas=min(pool.highest_replicas, max(serving, pool.lowest_replicas)))
 
     def _decide(self, snapshot: Snapshot) -> Decision:
         if (override := self.config.override) is not None:
@@ -167,8 +190,7 @@ class Controller:
         snapshot: Snapshot,
         ratio: PdRatio,
     ) -> Verdict:
-        limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
-        room = Room.of(limits, self.config.guard.budget_gpus)
+        room = self._room(pools)
         if self.config.override is not None and decision.wanted is not None:
             by_hand = room.clamp(decision.wanted)
             if room.is_over_budget(by_hand):
@@ -207,7 +229,7 @@ class Controller:
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
         # Who was withdrawn by then has been missed by nobody.
-        is_proven = hold is None and self.config.slo.is_met(snapshot.latency)
+        is_proven = hold is None and (self.config.slo.is_met(snapshot.latency) or self._is_beyond_limits(snapshot))
         proven_s = now_s - gate.observation_s if is_proven else -math.inf
         ready: dict[str, dict[Role, list[str]]] = {}
         counts: dict[PoolKey, int] = {}

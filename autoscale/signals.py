@@ -87,6 +87,7 @@ _GAUGES = (
     "deferred_requests",
     "queued_prefill_tokens",
     "kv_usage_frac",
+    "unread_kv_requests",
     "gpu_utilization_frac",
     "sm_activity_frac",
 )

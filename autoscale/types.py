@@ -53,7 +53,8 @@ class ReplicaStats:
 
     ``prefill_tokens_per_s`` counts prompt tokens that were computed, not those found in a cache. ``deferred_requests``
     wait for KV from another engine; ``handoff_s`` is how long the last ones did on average, from prefill's answer to
-    the first token. ``observed_s`` is when the replica last reported, or became known.
+    the first token. ``unread_kv_requests`` are prompts whose KV prefill keeps for decode to pull. ``observed_s`` is
+    when the replica last reported, or became known.
     """
 
     replica_id: str
@@ -65,6 +66,7 @@ class ReplicaStats:
     deferred_requests: float | None = None
     queued_prefill_tokens: float | None = None
     kv_usage_frac: float | None = None
+    unread_kv_requests: float | None = None
     gpu_utilization_frac: float | None = None
     sm_activity_frac: float | None = None
     handoff_s: float | None = None

@@ -37,8 +37,10 @@ class CoreClaim:
         self.cores = sorted(chosen)
 
 
-def run_at_once(pid: int) -> None:
-    """Let all threads of a process, and those that they start, run before others as soon as they have work (SCHED_RR).
+def run_at_once(pid: int, *, is_on: bool = True) -> None:
+    """Let all threads of a process run before others as soon as they have work (SCHED_RR), or as usual again.
+
+    What they start inherits it.
 
     For what keeps time on a machine that is busy: threads of the usual class waited for up to ten seconds while eight
     replicas imported on two cores, whatever their niceness, and one of this class never did (DECISIONS 42).
@@ -48,4 +50,5 @@ def run_at_once(pid: int) -> None:
     """
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):
-            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+            policy, priority = (os.SCHED_RR, 1) if is_on else (os.SCHED_OTHER, 0)
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))

@@ -29,6 +29,7 @@ from deployments.config import EMULATOR_KEY, EmulatorConfig
 from deployments.cores import run_at_once
 from deployments.engine_stats import EngineLoad, register_engine
 from deployments.requests import requested_max_tokens
+from deployments.worker_extension import METHOD_UNREAD_KV
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,9 @@ class EmulatedEngine(LLMEngine):
         """Take as long as the real one would."""
         profile = self._engine_client.profile
         await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
-        with suppress(PermissionError):  # imports of others would make it late
-            run_at_once(os.getpid())
+        if os.nice(0) > 0:  # as where imports of others would make it late
+            with suppress(PermissionError):
+                run_at_once(os.getpid())
         register_engine(self._engine_client.stats)
         self._engine_client.start()
 
@@ -197,6 +199,7 @@ class EmulatedClient:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin_s = time.monotonic()
+        self._unread_until_s: list[float] = []
 
     def start(self) -> None:
         """Let time pass."""
@@ -216,7 +219,19 @@ class EmulatedClient:
         return self._model.queued_prefill_tokens
 
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
-        """Nothing is pinned here."""
+        """What is kept here is let go by the clock."""
+
+    async def collective_rpc(self, method: str) -> list[int]:
+        """What ``deployments.worker_extension`` answers about KV that is still on its way.
+
+        Raises:
+            NotImplementedError: another method.
+        """
+        if method != METHOD_UNREAD_KV:
+            raise NotImplementedError(f"the emulated engine has no worker method {method!r}")
+        now_s = self._now_s()
+        self._unread_until_s = [until_s for until_s in self._unread_until_s if until_s > now_s]
+        return [len(self._unread_until_s)]
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
@@ -260,6 +275,8 @@ class EmulatedClient:
                     finish_reason="length" if is_last else None,
                 )
                 produced += fresh
+                if is_last and transfer.get("do_remote_decode"):
+                    self._unread_until_s.append(self._now_s() + self.profile.handoff.seconds_for(len(ids)))
                 yield RequestOutput(
                     request_id=request_id,
                     prompt=None,

@@ -6,6 +6,7 @@ from ray.serve.llm import LLMConfig
 
 from deployments.config import EMULATOR_KEY, ModelConfig, RoleConfig
 from deployments.engine_arguments import check_known
+from deployments.worker_extension import IMPORT_PATH as WORKER_EXTENSION
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -41,6 +42,7 @@ def llm_config(
             "tensor_parallel_size": pool.tensor_parallel_size,
             "pipeline_parallel_size": pool.pipeline_parallel_size,
             "kv_transfer_config": kv_transfer.kv_transfer_config(role),
+            "worker_extension_cls": WORKER_EXTENSION,
         },
         accelerator_type=pool.placement.accelerator_type,
         placement_group_config={"bundles": _bundles(pool), "strategy": pool.placement.strategy},

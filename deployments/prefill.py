@@ -1,6 +1,9 @@
 """The prefill replica: computes a prompt's KV and keeps it until a decode replica has pulled it."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDPrefillServer
@@ -11,22 +14,48 @@ from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRequest, PrefillResult
+from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import prefill_request_params
+
+_UNREAD_POLL_S = 0.1
+_ANSWER_S = 5.0
+# The lease ends what nobody pulls; an extension by a heartbeat adds two thirds of it.
+_LEASES = 2.0
 
 
 class PrefillServer(EngineHost, PDPrefillServer):
     """Ray Serve LLM's prefill server with a door for rendered prompts."""
 
     async def __init__(self, llm_config: LLMConfig, *, cores_per_worker: int) -> None:  # type: ignore[misc]
+        self._lease_s = float(
+            llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"]
+        )
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to the joint policy, once a second."""
         queued = float(engine_client(self).get_num_queued_tokens())
         stats = engine_stats()
-        return {**stats.load.report(), **stats.gpu_report(), "queued_prefill_tokens": queued}
+        return {
+            **stats.load.report(),
+            **stats.gpu_report(),
+            "queued_prefill_tokens": queued,
+            "unread_kv_requests": float(await self._unread_kv_requests()),
+        }
+
+    async def _unread_kv_requests(self) -> int:
+        async with asyncio.timeout(_ANSWER_S):  # an engine that has just died never answers
+            return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
+
+    async def __del__(self) -> None:
+        """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""
+        until_s = time.monotonic() + _LEASES * self._lease_s
+        with suppress(Exception):  # an engine that has died keeps nothing
+            while time.monotonic() < until_s and await self._unread_kv_requests():
+                await asyncio.sleep(_UNREAD_POLL_S)
+        await super().__del__()
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult, None]:
         """Prefill one prompt and say where decode finds its KV.

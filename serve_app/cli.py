@@ -113,6 +113,40 @@ def quickstart(
 
 
 @cli.command()
+def profile(
+    config: ConfigPath,
+    out: Annotated[Path, typer.Option(help="Where to write the profile.")],
+    name: Annotated[str | None, typer.Option(help="The profile's name; the file's.")] = None,
+    group: Annotated[str | None, typer.Option(help="The group to measure; the first.")] = None,
+) -> None:
+    """Measure a config's engines: an EngineProfile for the emulated engine."""
+    from serve_app.ray_schema import single_app_config
+
+    app = single_app_config(load_serve_yaml(config))
+    groups = {each.name: each for each in app.groups}
+    chosen = groups.get(group or app.groups[0].name)
+    if chosen is None:
+        raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
+    from deployments import profiler
+
+    try:
+        with errors.status("starting") as line:
+            measured = profiler.profile(
+                name or out.stem,
+                model=app.model,
+                group=chosen,
+                engine_kwargs=app.engine_kwargs,
+                kv_transfer=app.kv_transfer,
+                on_progress=line.update,
+            )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(measured.model_dump_json(indent=1) + "\n")
+    console.print(f"{out}: {measured.name}, {measured.kv_tokens} tokens of KV, {measured.max_running} requests")
+
+
+@cli.command()
 def status(address: Address = "auto") -> None:
     """Show the applications of a running cluster."""
     from serve_app.sdk import connect

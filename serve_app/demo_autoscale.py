@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -196,7 +197,8 @@ def _sampling(sample: Callable[[float], Sample]) -> Any:
         thread.join()
 
 
-def _run_at_once(console: Console) -> None:
+@contextmanager
+def _run_at_once(console: Console) -> Any:
     """The load generator, and everything that serves by now but engines: those do so themselves when they are ready."""
     me = psutil.Process()
     try:
@@ -207,6 +209,11 @@ def _run_at_once(console: Console) -> None:
                     run_at_once(process.pid)
     except PermissionError:
         console.print("this user may not schedule processes ahead of others: latencies suffer while replicas start")
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            run_at_once(me.pid, is_on=False)  # the next cluster is its child
 
 
 def _busy_frac(before: Any, after: Any) -> float:
@@ -269,8 +276,10 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
         console.print(f"{time.strftime('%H:%M:%S')} deploying: {first_ready} becomes ready first")
         # A replica that starts imports for 10 core-seconds: at high priority that would starve those that serve.
         low = {"RAY_worker_niceness": str(_LOW_PRIORITY), "RAY_worker_maximum_startup_concurrency": "12"}
-        with deploy(_document(first_ready), environment=low, on_status=lambda status: None) as app:
-            _run_at_once(console)
+        with (
+            deploy(_document(first_ready), environment=low, on_status=lambda status: None) as app,
+            _run_at_once(console),
+        ):
             demo = Demo(app, first_ready, profile, day_s, console)
             runs += [
                 demo.day(of_day),
@@ -301,18 +310,16 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
 
 
 def _table(runs: Sequence[Mapping[str, Any]]) -> Table:
-    columns = ("run", "failed", "SLO", "in band", "GPU-h", "static GPU-h", "changes", "CPU")
-    table = Table(*columns)
+    table = Table("run", "failed", "SLO", "in band", "GPU-h", "static", "CPU", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for run in runs:
         static = run.get("gpu_hours_static_peak")
         table.add_row(
             run["name"],
-            f"{run['failed']} of {run['requests']}",
+            f"{run['failed']}/{run['requests']}",
             f"{run['slo_attainment_frac']:.3f}",
             f"{run['ratio_within_band_frac']:.3f}",
             f"{run['gpu_hours']:.0f}",
-            "" if static is None else f"{static:.0f} ({run['static_counts']})",
-            str(run["scale_events"]),
+            "" if static is None else f"{static:.0f} {run['static_counts']}",
             f"{run['cpu_busy_frac']:.2f}",
         )
     return table

@@ -46,7 +46,7 @@ class Run:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.service} {self.ratio}, {self.first_ready} ready first, {self.kind.replace('_', ' ')}"
+        return f"{self.service} {self.ratio}, {self.first_ready} first, {self.kind.replace('_', ' ')}"
 
     def deviations(self) -> list[float]:
         """How far from the ratio the serving replicas were at each sample, replicas of the smaller role."""
@@ -129,7 +129,7 @@ def summary(runs: Sequence[Mapping[str, Any]], peers: Mapping[str, StaticCounts]
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """One column per run: load, tokens/s, replicas per role, ratio and TTFT over the day."""
+    """Load, tokens/s, replicas per role, ratio and TTFT over time: whole days above, mornings below, a column each."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -143,14 +143,19 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         "off the ratio, replicas",
         "TTFT, s",
     )
-    figure, axes = pyplot.subplots(
-        len(rows), len(runs), figsize=(4.6 * len(runs), 13), sharex="col", sharey="row", squeeze=False
-    )
-    for column, run in enumerate(runs):
-        _plot_run(run, [axes[row][column] for row in range(len(rows))])
-    for row, name in enumerate(rows):
-        axes[row][0].set_ylabel(name)
-    figure.tight_layout()
+    mornings = [run for run in runs if run.kind.startswith("gate")]
+    blocks = [block for block in ([run for run in runs if run not in mornings], mornings) if block]
+    width = max(len(block) for block in blocks)
+    figure = pyplot.figure(figsize=(4.6 * width, 12.0 * len(blocks)), layout="constrained")
+    for part, block in zip(figure.subfigures(len(blocks), 1, squeeze=False)[:, 0], blocks, strict=True):
+        axes = part.subplots(len(rows), width, sharex="col", sharey="row", squeeze=False)
+        for column, run in enumerate(block):
+            _plot_run(run, [axes[row][column] for row in range(len(rows))])
+        for column in range(len(block), width):
+            for row in range(len(rows)):
+                axes[row][column].axis("off")
+        for row, name in enumerate(rows):
+            axes[row][0].set_ylabel(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
@@ -178,7 +183,7 @@ def _plot_run(run: Run, axes: Sequence[Any]) -> None:
     axes[5].axhline(1.0, color="red", linewidth=0.8, linestyle="--", label="least objective")
     axes[5].set_yscale("log")
     axes[5].legend(fontsize=7, loc="upper left")
-    axes[5].set_xlabel("hour of the day")
+    axes[5].set_xlabel("hour")
 
 
 def _tokens_per_s(records: Sequence[RequestRecord], edges: np.ndarray) -> np.ndarray:

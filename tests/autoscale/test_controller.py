@@ -448,10 +448,11 @@ def test_an_overload_after_a_change_of_the_ratio_is_not_stuck(make_autoscale: Ma
 
 
 def test_nobody_leaves_while_users_wait_too_long(make_autoscale: MakeConfig) -> None:
-    config = make_autoscale(guard={"budget_gpus": 16}, gate={"observation_s": 4.0})
+    config = make_autoscale(gate={"observation_s": 4.0})
     cluster = serve(config)
     run(cluster, 10, 580.0)
-    cluster.controller = changed(config, guard={**config.guard.model_dump(), "budget_gpus": 8})
+    fewer = {"kind": "periodic", "periods": [{"begins": "* * * * *", "prefill": 4, "decode": 4}]}
+    cluster.controller = Controller(make_autoscale(gate={"observation_s": 4.0}, policy=fewer))
     serving = set()
     for _ in range(20):
         cluster.tick(580.0, latency=LATE)
@@ -459,6 +460,26 @@ def test_nobody_leaves_while_users_wait_too_long(make_autoscale: MakeConfig) -> 
     assert serving == {12}
     run(cluster, 20, 580.0, latency=WELL)
     assert cluster.counts == (4, 4)
+
+
+@pytest.mark.parametrize("limit", ["budget", "bounds"])
+def test_limits_that_people_lower_are_obeyed_though_users_wait(make_autoscale: MakeConfig, limit: str) -> None:
+    config = make_autoscale(guard={"budget_gpus": 16}, gate={"observation_s": 4.0})
+    cluster = serve(config)
+    run(cluster, 10, 580.0)
+    assert cluster.counts == (6, 6)
+    lower = {
+        "budget": {"guard": {**config.guard.model_dump(), "budget_gpus": 8}},
+        "bounds": {"bounds": {"prefill": {"highest_replicas": 4}, "decode": {"highest_replicas": 4}}},
+    }
+    cluster.controller = changed(config, **lower[limit])
+    serving = []
+    for _ in range(20):
+        cluster.tick(580.0, latency=LATE)
+        serving.append(len(cluster.plan.admitted))
+    assert serving == sorted(serving, reverse=True)  # nobody comes back in between
+    assert cluster.counts == (4, 4)
+    assert len(cluster.plan.admitted) == 8
 
 
 def test_a_jump_of_the_clock_cuts_no_observation_short(make_autoscale: MakeConfig) -> None:

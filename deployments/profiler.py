@@ -1,0 +1,308 @@
+"""Drives two real engines, linked as in production, and writes what one of them can do: an ``EngineProfile``."""
+
+import asyncio
+import dataclasses
+import gc
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import vllm
+from ray.serve.llm import LLMConfig
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from autoscale.profile import DecodeSurface, EngineProfile, Handoff, PrefillCurve, Source
+from deployments.config import GroupConfig, ModelConfig
+from deployments.cores import CoreClaim
+from deployments.locks import CLAIMS
+from deployments.options import llm_config
+from deployments.ports import PortClaim
+from deployments.worker_extension import METHOD_FLOPS, METHOD_PARAMETERS
+from kvtransfer.connector import ConnectorConfig, prefill_request_params
+from kvtransfer.topology import Role
+from router.config import RouterConfig
+
+_HOST = "127.0.0.1"
+_PREFILL_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)
+_DECODE_STEPS = 48  # that each point of the decode surface is averaged over
+_REPEATS = 5
+
+
+def profile(
+    name: str,
+    *,
+    model: ModelConfig,
+    group: GroupConfig,
+    engine_kwargs: dict[str, Any],
+    kv_transfer: ConnectorConfig,
+    on_progress: Callable[[str], None],
+) -> EngineProfile:
+    """Start one prefill and one decode engine of a group, measure, and end them.
+
+    Args:
+        name: the profile's.
+        model: what they serve.
+        group: the two pools, of which prefill is measured for prompts and decode for output.
+        engine_kwargs: the application's.
+        kv_transfer: how KV goes from one to the other.
+        on_progress: told what is being measured.
+
+    Raises:
+        ValueError: a pool is emulated, or vLLM refuses the arguments.
+    """
+    if any(group.role(role).emulator is not None for role in Role):
+        raise ValueError("an emulated engine has a profile already: give a config with real engines")
+    configs = {
+        role: llm_config(
+            role,
+            group.role(role),
+            model=model,
+            engine_kwargs=engine_kwargs,
+            kv_transfer=kv_transfer,
+            router=RouterConfig(),
+            is_autoscaled=False,
+        )
+        for role in Role
+    }
+    return asyncio.run(_profile(name, model, group, configs, on_progress))
+
+
+async def _profile(
+    name: str,
+    model: ModelConfig,
+    group: GroupConfig,
+    configs: dict[Role, LLMConfig],
+    on_progress: Callable[[str], None],
+) -> EngineProfile:
+    rng = random.Random(1)
+    on_progress("starting a prefill and a decode engine")
+    started_s = time.monotonic()
+    async with _engine(Role.PREFILL, model, group, configs) as prefill:
+        start_s = time.monotonic() - started_s
+        async with _engine(Role.DECODE, model, group, configs) as decode:
+            config = decode.vllm_config
+            prompts = _Prompts(rng, config.model_config.get_vocab_size())
+            kv_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
+            curve = await _prefill_curve(prefill, prompts, on_progress)
+            surface = await _decode_surface(decode, prompts, kv_tokens, on_progress)
+            on_progress("handing KV over")
+            handoff = await _handoff(prefill, decode, prompts)
+            parameters = sum(await decode.collective_rpc(METHOD_PARAMETERS))
+            flops = sum(await decode.collective_rpc(METHOD_FLOPS))
+    placement = group.decode.placement
+    return EngineProfile(
+        name=name,
+        model=model.id,
+        gpu=placement.accelerator_type,
+        gpus=group.decode.workers if placement.accelerator_type else 0,
+        kv_tokens=kv_tokens,
+        block_tokens=int(config.cache_config.block_size),
+        max_batch_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_running=config.scheduler_config.max_num_seqs,
+        prefill=curve,
+        decode=surface,
+        handoff=handoff,
+        start_s=round(start_s, 1),
+        flops_per_token=2.0 * parameters,
+        peak_flops=flops,
+        sources=_sources(placement.accelerator_type),
+    )
+
+
+@asynccontextmanager
+async def _engine(
+    role: Role, model: ModelConfig, group: GroupConfig, configs: dict[Role, LLMConfig]
+) -> AsyncIterator[AsyncLLM]:
+    """One engine, on cores and a port of its own, as a replica would have it."""
+    port = PortClaim(CLAIMS, _HOST)
+    os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
+    pool = group.role(role)
+    if pool.placement.accelerator_type is None:
+        cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores.cores))
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    kwargs = {key: value for key, value in configs[role].engine_kwargs.items() if key in known}
+    kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
+    client = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model.folder or model.source), **kwargs))
+    try:
+        yield client
+    finally:
+        client.shutdown()
+        del client
+        gc.collect()
+
+
+class _Prompts:
+    """Prompts that no prefix cache knows, each under a name of its own."""
+
+    def __init__(self, rng: random.Random, vocabulary: int) -> None:
+        self._rng = rng
+        self._vocabulary = vocabulary
+        self._count = 0
+
+    def ids(self, tokens: int) -> list[int]:
+        return [self._rng.randrange(self._vocabulary) for _ in range(tokens)]
+
+    def name(self) -> str:
+        self._count += 1
+        return f"profile-{self._count}"
+
+
+async def _token_times(client: AsyncLLM, ids: list[int], name: str, tokens: int, **extra: Any) -> list[float]:
+    """When each output token came, seconds since the request was sent."""
+    sampling = SamplingParams(
+        max_tokens=tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra or None,
+    )
+    sent_s = time.perf_counter()
+    times: list[float] = []
+    async for output in client.generate(tokens_input(ids), sampling, name):
+        times += [time.perf_counter() - sent_s] * len(output.outputs[0].token_ids)
+    return times
+
+
+async def _prefill_curve(client: AsyncLLM, prompts: _Prompts, on_progress: Callable[[str], None]) -> PrefillCurve:
+    longest = client.model_config.max_model_len - 1
+    lengths = sorted({min(tokens, longest) for tokens in _PREFILL_TOKENS})
+    await _token_times(client, prompts.ids(lengths[-1]), prompts.name(), 1)
+    seconds = []
+    for tokens in lengths:
+        on_progress(f"prefilling {tokens} tokens")
+        times = [(await _token_times(client, prompts.ids(tokens), prompts.name(), 1))[0] for _ in range(_REPEATS)]
+        seconds.append(statistics.median(times))
+    # Noise must not make a longer prompt the faster one.
+    return PrefillCurve(tokens=tuple(lengths), seconds=_rounded(accumulate(seconds, max)))
+
+
+async def _decode_surface(
+    client: AsyncLLM, prompts: _Prompts, kv_tokens: int, on_progress: Callable[[str], None]
+) -> DecodeSurface:
+    scheduler = client.vllm_config.scheduler_config
+    batches = [batch for batch in _BATCHES if batch <= scheduler.max_num_seqs]
+    # So long that the largest batch still fits.
+    longest = min(client.model_config.max_model_len, kv_tokens // batches[-1]) - 2 * _DECODE_STEPS
+    contexts = sorted({max(16, longest // 8), max(32, longest // 2), max(64, longest * 3 // 4)})
+    rows = []
+    for batch in batches:
+        row = []
+        for context in contexts:
+            on_progress(f"decoding {batch} at {context} tokens")
+            row.append(await _step_s(client, prompts, batch, context, scheduler.max_num_batched_tokens))
+        rows.append(_rounded(row))
+    return DecodeSurface(batch=tuple(batches), context_tokens=tuple(contexts), step_s=tuple(rows))
+
+
+async def _step_s(client: AsyncLLM, prompts: _Prompts, batch: int, context: int, max_batch_tokens: int) -> float:
+    """Seconds of a decode step with so many requests around so long a context, once all of them decode."""
+    # Who is prefilled first decodes along until the last is.
+    steps = _DECODE_STEPS + -(-batch * context // max_batch_tokens)
+    ids = [prompts.ids(context - _DECODE_STEPS // 2) for _ in range(batch)]
+    sent_s = time.perf_counter()
+    offsets = []
+
+    async def one(prompt: list[int]) -> list[float]:
+        offsets.append(time.perf_counter() - sent_s)
+        offset = offsets[-1]
+        return [offset + at_s for at_s in await _token_times(client, prompt, prompts.name(), steps)]
+
+    times = await asyncio.gather(*(one(prompt) for prompt in ids))
+    begin_s, end_s = max(own[0] for own in times), min(own[-1] for own in times)
+    gaps = []
+    for own in times:
+        arrivals = [(at_s, len(list(tokens))) for at_s, tokens in groupby(own) if begin_s < at_s <= end_s]
+        gaps += [(later - sooner) / tokens for (sooner, _), (later, tokens) in pairwise(arrivals)]
+    return statistics.median(gaps)
+
+
+async def _handoff(prefill: AsyncLLM, decode: AsyncLLM, prompts: _Prompts) -> Handoff:
+    """From prefill's answer to decode's first token, less the step that makes it; a line through several lengths."""
+    longest = decode.model_config.max_model_len - 8
+    lengths = [tokens for tokens in _HANDOFF_TOKENS if tokens <= longest]
+    points = []
+    for tokens in (lengths[-1], *lengths):  # the first handshake is not counted
+        times = []
+        for _ in range(_REPEATS):
+            ids, params = prompts.ids(tokens), None
+            sampling = SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                extra_args={"kv_transfer_params": prefill_request_params()},
+            )
+            async for output in prefill.generate(tokens_input(ids), sampling, prompts.name()):
+                params = output.kv_transfer_params
+            first_s, *later = await _token_times(decode, ids, prompts.name(), 4, kv_transfer_params=params)
+            step_s = (later[-1] - first_s) / len(later)
+            times.append(first_s - step_s)
+        points.append((tokens, statistics.median(times)))
+    counted = np.array(points[1:])
+    slope, base_s = np.polyfit(counted[:, 0], counted[:, 1], 1)
+    bytes_per_token = _kv_bytes_per_token(decode)
+    # Where noise hides the slope, as if the longest transfer had taken all of its time for its bytes: not less.
+    tokens, seconds = points[-1]
+    slope = float(slope) if slope > 0 else seconds / tokens
+    return Handoff(
+        base_s=round(max(0.0, float(base_s)), 6),
+        kv_bytes_per_token=bytes_per_token,
+        bytes_per_s=round(bytes_per_token / slope),
+    )
+
+
+def _kv_bytes_per_token(client: AsyncLLM) -> float:
+    model, parallel = client.vllm_config.model_config, client.vllm_config.parallel_config
+    layers = model.get_num_layers(parallel) * parallel.pipeline_parallel_size
+    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+    return float(2 * layers * heads * model.get_head_size() * model.dtype.itemsize)
+
+
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in values)
+
+
+def _sources(gpu: str | None) -> tuple[Source, ...]:
+    where = f"vLLM {vllm.__version__} on {gpu or _cpu()}"
+    return (
+        Source(part="prefill", kind="measured", text=f"{where}: one prompt alone, to its first token, median of 5"),
+        Source(
+            part="decode",
+            kind="measured",
+            text=f"{where}: median step while the whole batch decodes; longer contexts than "
+            "fit the largest batch are extrapolated",
+        ),
+        Source(
+            part="handoff",
+            kind="measured",
+            text=f"{where}, over NIXL on one machine: prefill's answer to decode's first token less one step, a line "
+            "through medians of 5; kv_bytes_per_token from the model's shape",
+        ),
+        Source(part="start_s", kind="measured", text=f"{where}: the engine alone, without its replica's imports"),
+        Source(part="flops_per_token", kind="derived", text="twice the parameters"),
+        Source(part="peak_flops", kind="measured", text=f"{where}: best of 5 products of 1024 x 1024 matrices"),
+        Source(part="kv_tokens, block_tokens, max_batch_tokens, max_running", kind="measured", text="the engine's own"),
+    )
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
