@@ -36,7 +36,7 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     lines = [
         f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
         f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "
-        f"(share {config['slo']['quantile_frac']:g})",
+        f"({config['slo']['quantile_frac']:.0%} of requests)",
         f"last decision {max(0.0, now_s - state['ticked_s']):.0f} s ago: {plan['decision']['reason']}",
         *(f"held back: {note}" for note in plan["held_back"]),
     ]

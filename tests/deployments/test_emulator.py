@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.config import ModelConfig, RoleConfig
+from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import ConnectorConfig, prefill_request_params
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -101,11 +102,15 @@ async def test_kv_that_prefill_hands_over_saves_decode_the_prompt(engine: Any) -
     extra = {"kv_transfer_params": prefill_request_params()}
     *_, last = [o async for o in client.generate(prompt, SamplingParams(max_tokens=1, extra_args=extra), "p")]
     assert last.finished
+    assert await client.collective_rpc(METHOD_UNREAD_KV) == [1]
     before = client.stats.load.prefill_tokens
     extra = {"kv_transfer_params": last.kv_transfer_params}
     outputs = [o async for o in client.generate(prompt, SamplingParams(max_tokens=5, extra_args=extra), "d")]
     assert sum(len(output.outputs[0].token_ids) for output in outputs) >= 5
     assert client.stats.load.prefill_tokens - before == 1  # the last prompt token, for its logits
+    assert await client.collective_rpc(METHOD_UNREAD_KV) == [0]
+    with pytest.raises(NotImplementedError, match="no worker method 'other'"):
+        await client.collective_rpc("other")
 
 
 async def test_who_leaves_frees_its_place(engine: Any) -> None:
