@@ -119,6 +119,8 @@ async def leave_unread(app: Any, request_id: str) -> Any:
     from ray import serve
 
     handle = serve.get_deployment_handle(PoolKey("g0", Role.PREFILL).deployment_name, app.name)
+    if not handle.is_initialized:  # each test has an event loop of its own
+        handle._init(_run_router_in_separate_loop=True)
     prompt = PrefillRequest(request_id=request_id, token_ids=prompt_ids(2000, seed=3))
     async for _ in handle.options(method_name="prefill", stream=True).remote(prompt):
         pass
