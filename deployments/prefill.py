@@ -23,6 +23,18 @@ _ANSWER_S = 5.0
 _LEASES = 2.0
 
 
+def prefill_sampling() -> SamplingParams:
+    """What an engine is asked for when a prompt's KV is to be kept for another engine."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": prefill_request_params()},
+    )
+
+
 class PrefillServer(EngineHost, PDPrefillServer):
     """Ray Serve LLM's prefill server with a door for rendered prompts."""
 
@@ -66,17 +78,9 @@ class PrefillServer(EngineHost, PDPrefillServer):
             RuntimeError: the engine ended the request without KV to hand over.
         """
         client = engine_client(self)
-        sampling = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": prefill_request_params()},
-        )
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         params = None
-        async for output in client.generate(prompt, sampling, request.request_id, priority=request.priority):
+        async for output in client.generate(prompt, prefill_sampling(), request.request_id, priority=request.priority):
             params = output.kv_transfer_params
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")

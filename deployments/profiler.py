@@ -29,8 +29,9 @@ from deployments.cores import CoreClaim
 from deployments.locks import CLAIMS
 from deployments.options import llm_config
 from deployments.ports import PortClaim
+from deployments.prefill import prefill_sampling
 from deployments.worker_extension import METHOD_FLOPS, METHOD_PARAMETERS
-from kvtransfer.connector import ConnectorConfig, prefill_request_params
+from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
@@ -241,15 +242,7 @@ async def _handoff(prefill: AsyncLLM, decode: AsyncLLM, prompts: _Prompts) -> Ha
         times = []
         for _ in range(_REPEATS):
             ids, params = prompts.ids(tokens), None
-            sampling = SamplingParams(
-                max_tokens=1,
-                temperature=0.0,
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={"kv_transfer_params": prefill_request_params()},
-            )
-            async for output in prefill.generate(tokens_input(ids), sampling, prompts.name()):
+            async for output in prefill.generate(tokens_input(ids), prefill_sampling(), prompts.name()):
                 params = output.kv_transfer_params
             first_s, *later = await _token_times(decode, ids, prompts.name(), 4, kv_transfer_params=params)
             step_s = (later[-1] - first_s) / len(later)
