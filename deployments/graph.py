@@ -44,6 +44,8 @@ def build_graph(
         for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             pool = group.role(role)
             bind: dict[str, Any] = {"cores_per_worker": pool.cores_per_worker}
+            most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
+            routers = ingress_replicas if role is Role.DECODE else most_decode
             if role is Role.DECODE:
                 bind |= {"prefill_server": prefills[group.name], "router": router}
             servers[group.name] = build_llm_deployment(
@@ -55,6 +57,7 @@ def build_graph(
                     kv_transfer=kv_transfer,
                     router=router,
                     is_autoscaled=autoscale is not None,
+                    routers=routers,
                 ),
                 deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,

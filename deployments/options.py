@@ -24,8 +24,9 @@ def llm_config(
     kv_transfer: ConnectorConfig,
     router: RouterConfig,
     is_autoscaled: bool,
+    routers: int,
 ) -> LLMConfig:
-    """Ray Serve LLM's configuration of one pool.
+    """Ray Serve LLM's configuration of one pool, to which so many routers send.
 
     Raises:
         ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
@@ -56,7 +57,7 @@ def llm_config(
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
-            "request_router_config": router_options(router, is_gated=is_autoscaled),
+            "request_router_config": router_options(router, is_gated=is_autoscaled, routers=routers),
         },
     )
 
@@ -101,12 +102,10 @@ def serve_options(pool: RoleConfig) -> dict[str, Any]:
     return options
 
 
-def router_options(router: RouterConfig, *, is_gated: bool) -> dict[str, Any]:
+def router_options(router: RouterConfig, *, is_gated: bool, routers: int) -> dict[str, Any]:
     """Serve's request-router options; attached from the start, since changing them restarts the application."""
-    return {
-        "request_router_class": "router.ray_router:TandemRouter",
-        "request_router_kwargs": {"policy": router.policy, "is_gated": is_gated},
-    }
+    kwargs = {"policy": router.policy, "is_gated": is_gated, "asked_replicas": router.asked(routers)}
+    return {"request_router_class": "router.ray_router:TandemRouter", "request_router_kwargs": kwargs}
 
 
 def _bundles(pool: RoleConfig) -> list[dict[str, float]]:

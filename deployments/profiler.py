@@ -76,6 +76,7 @@ def profile(
             kv_transfer=kv_transfer,
             router=RouterConfig(),
             is_autoscaled=False,
+            routers=1,
         )
         for role in Role
     }

@@ -61,6 +61,13 @@ class RouterConfig(BaseModel):
     policy: Literal["least_tokens", "round_robin"] = Field(
         "least_tokens", description="Order in which the replicas of a pool are tried."
     )
+    asked_replicas: int = Field(
+        4,
+        ge=0,
+        le=64,
+        description="Where several routers send to one pool, each asks so many replicas for their queue before it "
+        "chooses (DECISIONS 44); 0 trusts its own count alone.",
+    )
     length: LengthConfig = LengthConfig()
     prefill_timeout_s: float = Field(
         30.0,
@@ -69,3 +76,7 @@ class RouterConfig(BaseModel):
         description="A prompt that no prefill replica has answered by then is prefilled on decode: Serve itself waits "
         "for ever where none is up. Choose more than the longest queue on prefill that you want to sit out.",
     )
+
+    def asked(self, routers: int) -> int:
+        """How many replicas of a pool are asked for their queue, where so many routers send to it."""
+        return self.asked_replicas if routers > 1 and self.policy == "least_tokens" else 0

@@ -1,19 +1,25 @@
 """Serve's request router <-> the pure policy, nothing else."""
 
 import asyncio
+import logging
 import random
 import time
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
+from router.in_flight import InFlight
 from router.membership import obeyed, routable
 from router.policy import POLICIES
 from router.ray_coordinator import MembershipFeed
 from router.types import ReplicaView
 
+logger = logging.getLogger(__name__)
+
 # The coordinator speaks every few seconds even when nothing has changed.
 _SILENCE_S = 15.0
+# Serve's own wait for a queue length (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
+_ANSWER_S = 0.1
 
 
 class TandemRouter(RequestRouter):
@@ -21,16 +27,18 @@ class TandemRouter(RequestRouter):
 
     One instance lives in every process that holds a handle. It counts the tokens that it has itself in flight to
     each replica; a request says how many it is worth in an attribute ``work_tokens`` of its first argument (1 where
-    there is none).
+    there is none). Of what other routers send it knows nothing, so it asks the best few for their queue.
     """
 
-    def initialize_state(self, policy: str = "least_tokens", is_gated: bool = False, **_: Any) -> None:
+    def initialize_state(
+        self, policy: str = "least_tokens", is_gated: bool = False, asked_replicas: int = 0, **_: Any
+    ) -> None:
         """Called once by Serve with the deployment's ``request_router_kwargs``; on the router's event loop."""
         self._order = POLICIES[policy]
+        self._asked_replicas = asked_replicas
         self._turn = 0
         self._rng = random.Random()
-        self._tokens: dict[ReplicaID, int] = {}
-        self._in_flight: dict[tuple[ReplicaID, str], int] = {}
+        self._in_flight = InFlight()
         self._seen: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}
         self._views: dict[str, ReplicaView] = {}
@@ -48,8 +56,27 @@ class TandemRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         self._turn += 1
         self._refresh(candidate_replicas)
-        views = list(self._views.values())
-        return [[self._by_id[view.replica_id]] for view in self._order(views, self._turn, self._rng)]
+        ordered = self._order(list(self._views.values()), self._turn, self._rng)
+        if self._asked_replicas and len(ordered) > 1:
+            ordered = await self._informed(ordered)
+        # One that has gone meanwhile is no candidate any more.
+        return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
+
+    async def _informed(self, ordered: list[ReplicaView]) -> list[ReplicaView]:
+        """The best few ordered anew by what they answer; those that do not answer come last."""
+        asked = [view.replica_id for view in ordered[: self._asked_replicas]]
+        answers = dict(zip(asked, await asyncio.gather(*map(self._ongoing_requests, asked)), strict=True))
+        known = [self._in_flight.view(name, answer) for name, answer in answers.items() if answer is not None]
+        silent = [view for view in ordered if view.replica_id in asked and answers[view.replica_id] is None]
+        return self._order(known, self._turn, self._rng) + ordered[self._asked_replicas :] + silent
+
+    async def _ongoing_requests(self, replica_id: str) -> int | None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return int(await self._by_id[replica_id].get_queue_len(deadline_s=_ANSWER_S))
+        except Exception as error:  # it may be dying, which Serve notices by itself
+            logger.debug("%s did not say how many requests it has: %s", replica_id, error)
+            return None
 
     def _refresh(self, candidates: list[RunningReplica]) -> None:
         """Bring the views in line with who may be routed to; with many replicas building them anew costs the most."""
@@ -61,33 +88,23 @@ class TandemRouter(RequestRouter):
         self._seen = seen
         self._by_id = {replica.replica_id.unique_id: replica for replica in candidates}
         names = routable(list(self._by_id), seen[1])
-        self._views = {name: self._view(self._by_id[name].replica_id) for name in names}
+        self._views = {name: self._in_flight.view(name) for name in names}
 
-    def _view(self, replica_id: ReplicaID) -> ReplicaView:
-        return ReplicaView(replica_id=replica_id.unique_id, queued_tokens=self._tokens.get(replica_id, 0))
-
-    def _count(self, replica_id: ReplicaID, tokens: int) -> None:
-        left = self._tokens.get(replica_id, 0) + tokens
-        if left > 0:
-            self._tokens[replica_id] = left
-        else:
-            self._tokens.pop(replica_id, None)
+    def _show(self, replica_id: ReplicaID) -> None:
         if replica_id.unique_id in self._views:
-            self._views[replica_id.unique_id] = self._view(replica_id)
+            self._views[replica_id.unique_id] = self._in_flight.view(replica_id.unique_id)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request's tokens against the replica that got it."""
         if not pending_request.metadata.is_streaming:
             return  # Serve tells of a plain gRPC call, such as a health check, after its end (DECISIONS 12)
-        key = (replica_id, pending_request.metadata.internal_request_id)
         first = pending_request.args[0] if pending_request.args else None
         tokens = int(getattr(first, "work_tokens", 1))
-        self._in_flight[key] = self._in_flight.get(key, 0) + tokens
-        self._count(replica_id, tokens)
+        self._in_flight.begin(replica_id.unique_id, pending_request.metadata.internal_request_id, tokens)
+        self._show(replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Give the tokens back."""
         # Serve also tells of attempts that a replica refused, which were never routed.
-        tokens = self._in_flight.pop((replica_id, internal_request_id), 0)
-        if tokens:
-            self._count(replica_id, -tokens)
+        if self._in_flight.end(replica_id.unique_id, internal_request_id):
+            self._show(replica_id)

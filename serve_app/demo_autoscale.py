@@ -1,7 +1,7 @@
 """A compressed day through real Ray Serve with emulated engines: ``make demo-autoscale``.
 
 A day of each of two services, one at 1:3 with prefill becoming ready first, one at 3:1 with decode first; a morning
-of each in the other order of readiness, and with the readiness gate off; and the fixed counts that would have served
+of each in the other order of readiness, with the readiness gate on and off; and the fixed counts that would have served
 the worse day as well, found on engine models, live, with the next smaller ones.
 """
 
@@ -27,7 +27,7 @@ from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from deployments.cores import run_at_once
 from kvtransfer.topology import Role
-from router.config import LengthConfig
+from router.config import RouterConfig
 from serve_app.bench import LoadGenerator
 from serve_app.cluster import driver_environment
 from serve_app.demo_day import (
@@ -36,6 +36,7 @@ from serve_app.demo_day import (
     DAY_S,
     HIGHEST_LEADERS,
     LOWEST_LEADERS,
+    MORNING_SLOWER,
     TPOT_S,
     TTFT_FLOOR_S,
     TTFT_TIMES_UNLOADED,
@@ -51,6 +52,8 @@ _GROUP = "g0"
 # Beyond about 13 s in which a replica's process starts and imports.
 _START_S = {True: 7.0, False: 17.0}
 _LOW_PRIORITY = 15
+# Of one role, on fixed counts.
+_MOST_REPLICAS = 12
 # A morning asks for everything at once.
 _SURGE_TARGET_FRAC = 0.2
 _CHUNK_S = 0.5
@@ -97,7 +100,7 @@ class Demo:
         takes_over = threading.Timer(_TAKES_OVER_S, self._take_over)
         takes_over.start()
         try:
-            return self._replay(service, "day", service.day(self._day_s))
+            return self._replay(service, "day", service.day(self._day_s), self._day_s)
         finally:
             takes_over.cancel()
 
@@ -106,7 +109,8 @@ class Demo:
         tuning = service.tuning(is_gated=is_gated, target_frac=_SURGE_TARGET_FRAC)
         self._settle(tuning, service.counts(LOWEST_LEADERS))
         self._take_over()
-        return self._replay(service, "gate_on" if is_gated else "gate_off", service.morning(self._day_s))
+        kind = "gate_on" if is_gated else "gate_off"
+        return self._replay(service, kind, service.morning(self._day_s), self._day_s * MORNING_SLOWER)
 
     def _take_over(self) -> None:
         self._control.tune({"override": None}, "load has begun")
@@ -116,7 +120,8 @@ class Demo:
         tuning = service.tuning(is_gated=False)
         del tuning["bounds"]  # the counts need not be at the ratio
         self._settle(tuning, {Role.PREFILL: counts.prefill, Role.DECODE: counts.decode})
-        return self._replay(service, f"static_{counts.prefill}P{counts.decode}D", service.day(self._day_s))
+        kind = f"static_{counts.prefill}P{counts.decode}D"
+        return self._replay(service, kind, service.day(self._day_s), self._day_s)
 
     def _settle(self, tuning: Mapping[str, Any], counts: Mapping[Role, int]) -> None:
         override = {"override": {str(role): count for role, count in counts.items()}}
@@ -128,11 +133,16 @@ class Demo:
             if sample.serving == sample.ready == sample.held_gpus == counts:
                 break
             if time.monotonic() - started_s > _SETTLE_S:
-                raise TimeoutError(f"the cluster has not come to {dict(counts)} in {_SETTLE_S:g} s: {sample}")
+                plan = self._control.status()["plan"]
+                raise TimeoutError(
+                    f"the cluster has not come to {dict(counts)} in {_SETTLE_S:g} s, but to {sample}; last decision: "
+                    f"{plan['decision']['reason']}, held back: {', '.join(plan['held_back']) or 'nothing'}. A machine "
+                    "that does anything else beside is too busy for twelve replicas that start"
+                )
             time.sleep(_SAMPLE_S)
         time.sleep(_SAMPLE_S)
 
-    def _replay(self, service: Service, kind: str, trace: Sequence[TraceRequest]) -> Run:
+    def _replay(self, service: Service, kind: str, trace: Sequence[TraceRequest], day_s: float) -> Run:
         slos: list[Slo] = objectives(trace, self._profiles)
         generator = LoadGenerator(self._app.url, self._app.config.model.id, seed=1)
         self._console.print(
@@ -146,7 +156,7 @@ class Demo:
             ratio=service.ratio,
             first_ready=self._first_ready,
             kind=kind,
-            day_s=self._day_s,
+            day_s=day_s,
             samples=samples,
             records=records,
             slos=slos,
@@ -227,7 +237,7 @@ def _document(first_ready: Role) -> dict[str, Any]:
     args = document["applications"][0]["args"]
     for role in Role:
         pool = args["groups"][0][role]
-        pool |= {"replicas": 1, "max_replicas": HIGHEST_LEADERS}
+        pool |= {"replicas": 1, "max_replicas": _MOST_REPLICAS}
         pool["emulator"] |= {"start_s": _START_S[role is first_ready], "chunk_s": _CHUNK_S}
     args["autoscale"] |= {**_AUTOSCALE, "gate": _GATE}
     return document
@@ -264,15 +274,14 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
             trace,
             objectives(trace, profiles),
             profiles,
-            length=LengthConfig(),
-            highest_replicas=HIGHEST_LEADERS + 3,
+            router=RouterConfig(),
+            highest_replicas=_MOST_REPLICAS,
         )
         for service in (CHAT, CODE)
         for trace in (service.day(day_s),)
     }
     runs: list[Run] = []
-    # Of the smaller role a surplus shows most, so the whole days have it ready first.
-    for first_ready, of_day, of_morning in ((Role.PREFILL, CHAT, CODE), (Role.DECODE, CODE, CHAT)):
+    for first_ready in Role:
         console.print(f"{time.strftime('%H:%M:%S')} deploying: {first_ready} becomes ready first")
         # A replica that starts imports for 10 core-seconds: at high priority that would starve those that serve.
         low = {"RAY_worker_niceness": str(_LOW_PRIORITY), "RAY_worker_maximum_startup_concurrency": "12"}
@@ -281,12 +290,10 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
             _run_at_once(console),
         ):
             demo = Demo(app, first_ready, profile, day_s, console)
-            runs += [
-                demo.day(of_day),
-                demo.morning(of_day, is_gated=False),
-                demo.morning(of_morning, is_gated=True),
-            ]
-            if first_ready is Role.DECODE:
+            if first_ready is Role.PREFILL:
+                runs += [demo.morning(CODE, is_gated=True), demo.morning(CODE, is_gated=False), demo.day(CHAT)]
+            else:
+                runs += [demo.day(CODE), demo.morning(CHAT, is_gated=True), demo.morning(CHAT, is_gated=False)]
                 console.print(f"{time.strftime('%H:%M:%S')} looking for fixed counts that serve the days as well")
                 days = [(run, _static_peer(run, searches[run.service])) for run in runs if run.kind == "day"]
                 worst, peer = max(days, key=lambda pair: pair[0].gpu_s() / pair[1].replicas)

@@ -11,7 +11,7 @@ from autoscale.report import Slo
 from autoscale.sim.static import unloaded_ttft_s
 from autoscale.trace import TraceRequest, load_trace, scale_trace
 from kvtransfer.topology import Role
-from router.config import LengthConfig
+from router.config import RouterConfig
 
 _TRACES = Path(__file__).parent.parent / "configs" / "traces"
 _TRACE_S = 86400.0
@@ -21,6 +21,8 @@ _MAX_TOTAL_TOKENS = 8000
 # Three seconds of one prefill replica.
 _BACKLOG_TOKENS = 20_000.0
 DAY_S = 360.0
+# A start takes a minute and a half while eight replicas import at once; a morning must see its end.
+MORNING_SLOWER = 1.5
 HIGHEST_LEADERS, LOWEST_LEADERS = 9, 3
 
 # The objectives: fixed before anything was tuned.
@@ -49,13 +51,13 @@ class Service:
 
     def day(self, day_s: float) -> tuple[TraceRequest, ...]:
         """Its requests, the day compressed to so many seconds; a shorter day has fewer, at the same rate."""
-        return self._compressed("day", day_s)
+        return self._compressed("day", day_s, 1.0)
 
     def morning(self, day_s: float) -> tuple[TraceRequest, ...]:
-        """Six hours at half the rate, in which its load doubles; compressed alike."""
-        return self._compressed("morning", day_s)
+        """Six hours at half the rate, in which its load doubles; compressed less by ``MORNING_SLOWER``."""
+        return self._compressed("morning", day_s, MORNING_SLOWER)
 
-    def _compressed(self, part: str, day_s: float) -> tuple[TraceRequest, ...]:
+    def _compressed(self, part: str, day_s: float, slower: float) -> tuple[TraceRequest, ...]:
         whole = load_trace(_TRACES / f"{part}_{self.name}.csv")
         share = min(1.0, day_s / DAY_S)
         trace = [request for number, request in enumerate(whole, 1) if int(number * share) > int((number - 1) * share)]
@@ -67,7 +69,7 @@ class Service:
             )
             for request in trace
         )
-        return scale_trace(longer, time_factor=day_s / _TRACE_S, max_total_tokens=_MAX_TOTAL_TOKENS)
+        return scale_trace(longer, time_factor=slower * day_s / _TRACE_S, max_total_tokens=_MAX_TOTAL_TOKENS)
 
     def counts(self, leaders: int) -> dict[Role, int]:
         """Both roles at the ratio."""
@@ -94,13 +96,13 @@ class Service:
 
 # 1:3 for chat (long answers), 3:1 for code completion (long prompts, short answers).
 CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=390.0, ttft_s=2.0, input_factor=0.9, output_factor=3.0)
-CODE = Service(name="code", ratio=PdRatio(3, 1), target=90.0, ttft_s=3.0, input_factor=1.55, output_factor=1.0)
+CODE = Service(name="code", ratio=PdRatio(3, 1), target=90.0, ttft_s=3.0, input_factor=2.2, output_factor=1.0)
 
 
 def objectives(trace: Sequence[TraceRequest], profiles: Mapping[Role, EngineProfile]) -> list[Slo]:
     """What each request of a trace was promised."""
-    length = LengthConfig()
-    unloaded = {tokens: unloaded_ttft_s(tokens, profiles, length) for tokens in {r.input_tokens for r in trace}}
+    router = RouterConfig()
+    unloaded = {tokens: unloaded_ttft_s(tokens, profiles, router) for tokens in {r.input_tokens for r in trace}}
     return [
         Slo(ttft_s=max(TTFT_FLOOR_S, TTFT_TIMES_UNLOADED * unloaded[request.input_tokens]), tpot_s=TPOT_S)
         for request in trace

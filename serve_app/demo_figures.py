@@ -173,8 +173,8 @@ def _plot_run(run: Run, axes: Sequence[Any]) -> None:
         axis.step(at_h, [s.held_gpus[role] for s in run.samples], color="0.75", where="post", label="holding a GPU")
         axis.step(at_h, [s.planned[role] for s in run.samples], "k:", where="post", linewidth=0.8, label="planned")
         axis.step(at_h, [s.serving[role] for s in run.samples], color=_COLOURS[role], where="post", label="serving")
-        axis.set_ylim(0, 10)
-    axes[2].legend(fontsize=7, loc="upper left")
+        axis.set_ylim(0, 12.5)  # room for the legend
+    axes[2].legend(fontsize=7, loc="upper center", ncols=3)
     axes[4].step(at_h, run.deviations(), color="tab:green", where="post")
     axes[4].axhline(1.0, color="red", linewidth=0.8, linestyle="--", label="band")
     axes[4].legend(fontsize=7, loc="upper left")

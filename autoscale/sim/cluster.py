@@ -1,7 +1,8 @@
 """A virtual cluster: requests through prefill and decode engine models by a virtual clock (pure).
 
-One deployment group. Which replica gets a request, and where its prompt is prefilled, is decided by ``router``'s own
-functions; what an engine does, and how long that takes, by ``autoscale.engine_model``.
+One deployment group and one ingress. Which replica gets a request, and where its prompt is prefilled, is decided by
+``router``'s own functions, prefill by a router in each decode replica as it is live; what an engine does, and how long
+that takes, by ``autoscale.engine_model``.
 """
 
 import heapq
@@ -14,10 +15,11 @@ from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
 from autoscale.trace import TraceRequest
 from kvtransfer.topology import Role
-from router.config import LengthConfig
+from router.config import RouterConfig
+from router.in_flight import InFlight
 from router.length import prefill_path
-from router.policy import least_tokens
-from router.types import DecodeLoad, PrefillPath, ReplicaView
+from router.policy import POLICIES
+from router.types import DecodeLoad, PrefillPath
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +29,9 @@ class VirtualReplica:
     replica_id: str
     role: Role
     engine: EngineModel
+    to_prefill: InFlight = field(default_factory=InFlight)
     step: Step | None = None
-    routed_tokens: int = 0
+    ongoing_requests: int = 0
     local_prefill_tokens: int = 0
 
 
@@ -52,17 +55,19 @@ class VirtualCluster:
 
     Args:
         profiles: the engine of each role.
-        length: the length-aware rule.
+        router: how requests find their replicas.
         rng: breaks ties between replicas.
     """
 
     profiles: dict[Role, EngineProfile]
-    length: LengthConfig
+    router: RouterConfig
     rng: random.Random
     now_s: float = 0.0
     serving: dict[Role, list[VirtualReplica]] = field(default_factory=lambda: {role: [] for role in Role})
     _records: dict[int, RequestRecord] = field(default_factory=dict)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _to_decode: InFlight = field(default_factory=InFlight)
+    _turn: int = 0
     _count: int = 0
     _submitted: int = 0
     _journeys: dict[ModelRequest, _Journey] = field(default_factory=dict)
@@ -95,14 +100,19 @@ class VirtualCluster:
         """The requests that have ended, in the order in which they were submitted."""
         return [self._records[number] for number in sorted(self._records)]
 
-    def _choose(self, role: Role) -> VirtualReplica:
+    def _choose(self, role: Role, in_flight: InFlight, asked_replicas: int) -> VirtualReplica:
+        self._turn += 1
         by_id = {replica.replica_id: replica for replica in self.serving[role]}
-        views = [ReplicaView(replica_id=name, queued_tokens=r.routed_tokens) for name, r in by_id.items()]
-        return by_id[least_tokens(views, 0, self.rng)[0].replica_id]
+        order = POLICIES[self.router.policy]
+        ordered = order([in_flight.view(name) for name in by_id], self._turn, self.rng)
+        if asked := ordered[:asked_replicas]:
+            known = [in_flight.view(view.replica_id, by_id[view.replica_id].ongoing_requests) for view in asked]
+            ordered = order(known, self._turn, self.rng)
+        return by_id[ordered[0].replica_id]
 
     def _arrive(self, number: int, request: TraceRequest) -> None:
-        decode = self._choose(Role.DECODE)
-        decode.routed_tokens += 1
+        decode = self._choose(Role.DECODE, self._to_decode, asked_replicas=0)
+        self._to_decode.begin(decode.replica_id, str(number), 1)
         journey = _Journey(number, request, self.now_s, decode)
         engine = decode.engine
         decision = prefill_path(
@@ -115,15 +125,17 @@ class VirtualCluster:
                 kv_usage_frac=engine.kv_usage_frac,
                 local_prefill_tokens=decode.local_prefill_tokens,
             ),
-            config=self.length,
+            config=self.router.length,
         )
         if decision.path is PrefillPath.LOCAL:
             journey.local_tokens = request.input_tokens
             decode.local_prefill_tokens += request.input_tokens
             self._decode(journey, ready_s=None)
             return
-        prefill = self._choose(Role.PREFILL)
-        prefill.routed_tokens += request.input_tokens
+        asked = self.router.asked(routers=len(self.serving[Role.DECODE]))
+        prefill = self._choose(Role.PREFILL, decode.to_prefill, asked)
+        prefill.ongoing_requests += 1
+        decode.to_prefill.begin(prefill.replica_id, str(number), request.input_tokens)
         computed = ModelRequest(request_id="", input_tokens=request.input_tokens, output_tokens=1)
         self._prefilling[computed] = journey
         prefill.engine.add(computed)
@@ -154,7 +166,8 @@ class VirtualCluster:
         for request in replica.engine.apply(step):
             if replica.role is Role.PREFILL:
                 journey = self._prefilling.pop(request)
-                replica.routed_tokens -= request.input_tokens
+                replica.ongoing_requests -= 1
+                journey.decode.to_prefill.end(replica.replica_id, str(journey.number))
                 handoff_s = replica.engine.profile.handoff.seconds_for(request.input_tokens)
                 self._decode(journey, ready_s=self.now_s + handoff_s)
             else:
@@ -170,7 +183,7 @@ class VirtualCluster:
             replica.local_prefill_tokens -= journey.local_tokens
         if request.produced_tokens >= request.output_tokens:
             del self._journeys[request]
-            replica.routed_tokens -= 1
+            self._to_decode.end(replica.replica_id, str(journey.number))
             self._records[journey.number] = RequestRecord(
                 sent_s=journey.sent_s,
                 first_token_s=journey.first_s,

@@ -9,7 +9,7 @@ from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.trace import TraceRequest
 from kvtransfer.topology import Role
-from router.config import LengthConfig
+from router.config import RouterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class StaticSearch:
         slos: Sequence[Slo],
         profiles: Mapping[Role, EngineProfile],
         *,
-        length: LengthConfig,
+        router: RouterConfig,
         highest_replicas: int,
         seed: int = 0,
     ) -> None:
@@ -43,7 +43,7 @@ class StaticSearch:
         self._trace = trace
         self._slos = slos
         self._profiles = dict(profiles)
-        self._length = length
+        self._router = router
         self._highest = highest_replicas
         self._seed = seed
         self._known: dict[tuple[int, int], StaticCounts] = {}
@@ -52,7 +52,7 @@ class StaticSearch:
         """What a pair of counts attains."""
         if (prefill, decode) not in self._known:
             records = replay(
-                self._trace, {Role.PREFILL: prefill, Role.DECODE: decode}, self._profiles, self._length, self._seed
+                self._trace, {Role.PREFILL: prefill, Role.DECODE: decode}, self._profiles, self._router, self._seed
             )
             met = sum(slo.is_met(record) for slo, record in zip(self._slos, records, strict=True))
             self._known[prefill, decode] = StaticCounts(
@@ -63,7 +63,8 @@ class StaticSearch:
     def smallest(self, attainment_frac: float) -> StaticCounts | None:
         """The fewest replicas in all that attain a share; of equals the best. ``None`` where none does.
 
-        Takes it that one more prefill replica never makes more decode replicas necessary.
+        First along the edge that there would be if one more prefill replica never made more decode replicas necessary;
+        but more routers know less of each other, so every split of fewer is looked at too.
         """
         best: StaticCounts | None = None
         decode = self._highest
@@ -77,6 +78,11 @@ class StaticSearch:
             found = self.counts(prefill, decode)
             if best is None or (found.replicas, -found.attainment_frac) < (best.replicas, -best.attainment_frac):
                 best = found
+        while best is not None and best.replicas > 2:
+            fewer = self.best_of(best.replicas - 1)
+            if fewer.attainment_frac < attainment_frac:
+                break
+            best = fewer
         return best
 
     def best_of(self, replicas: int) -> StaticCounts:
@@ -90,11 +96,11 @@ def replay(
     trace: Sequence[TraceRequest],
     counts: Mapping[Role, int],
     profiles: Mapping[Role, EngineProfile],
-    length: LengthConfig,
+    router: RouterConfig,
     seed: int = 0,
 ) -> list[RequestRecord]:
     """The timeline of every request of a trace on fixed counts, in the trace's order."""
-    cluster = VirtualCluster(profiles=dict(profiles), length=length, rng=random.Random(seed))
+    cluster = VirtualCluster(profiles=dict(profiles), router=router, rng=random.Random(seed))
     for role, number in counts.items():
         for index in range(number):
             cluster.add(role, f"{role}-{index}")
@@ -104,10 +110,10 @@ def replay(
     return cluster.records_in_order()
 
 
-def unloaded_ttft_s(input_tokens: int, profiles: Mapping[Role, EngineProfile], length: LengthConfig) -> float:
+def unloaded_ttft_s(input_tokens: int, profiles: Mapping[Role, EngineProfile], router: RouterConfig) -> float:
     """Time to first token of a request that has one replica of each role to itself, seconds."""
     (record,) = replay(
-        [TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)], dict.fromkeys(Role, 1), profiles, length
+        [TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)], dict.fromkeys(Role, 1), profiles, router
     )
     assert record.ttft_s is not None
     return record.ttft_s

@@ -23,6 +23,7 @@ def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
         kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
         is_autoscaled=pool.max_replicas is not None,
+        routers=1,
     )
 
 
@@ -70,6 +71,19 @@ def test_a_fixed_pool_has_a_count_and_an_autoscaled_one_bounds_without_serves_ow
     assert "initial_replicas" not in bounds  # any change would reset the count to it
     assert "num_replicas" not in scaled
     assert scaled["request_router_config"]["request_router_kwargs"]["is_gated"] is True
+
+
+@pytest.mark.parametrize(
+    ("policy", "routers", "asked"), [("least_tokens", 2, 5), ("least_tokens", 1, 0), ("round_robin", 2, 0)]
+)
+def test_replicas_are_asked_for_their_queue_where_several_routers_send_to_them_by_load(
+    policy: Any, routers: int, asked: int
+) -> None:
+    from deployments.options import router_options
+
+    router = RouterConfig(policy=policy, asked_replicas=5)
+    options = router_options(router, is_gated=False, routers=routers)
+    assert options["request_router_kwargs"]["asked_replicas"] == asked
 
 
 def test_an_emulated_pool_uses_rays_own_door_for_an_engine_class() -> None:

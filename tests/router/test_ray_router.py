@@ -1,5 +1,6 @@
 """What the router believes to be in flight, in whatever order Serve tells of it."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,17 @@ def pending(request_id: str, work_tokens: int | None = None, *, is_streaming: bo
     return PendingRequest(args=[first], kwargs={}, metadata=metadata)
 
 
-def replica(name: str) -> Any:
+def replica(name: str, ongoing_requests: int | None = 0) -> Any:
+    """A candidate that says how many requests it has; with ``None`` it never answers."""
     from ray.serve._private.common import DeploymentID
     from ray.serve.request_router import ReplicaID
 
+    async def get_queue_len(*, deadline_s: float) -> int:
+        await asyncio.sleep(60.0 if ongoing_requests is None else 0.0)
+        return ongoing_requests or 0
+
     replica_id = ReplicaID(unique_id=name, deployment_id=DeploymentID(name="decode:g0"))
-    return SimpleNamespace(replica_id=replica_id)
+    return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len)
 
 
 async def first_choice(router: Any, *replicas: Any) -> str:
@@ -97,3 +103,30 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
     ranks = [(await router.choose_replicas(candidates))[0][0] for _ in range(20)]
     assert router._views is views
     assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
+
+
+async def test_what_other_routers_send_counts_where_replicas_are_asked(router: Any) -> None:
+    router.initialize_state(asked_replicas=3)
+    a, b, c = replica("a", 2), replica("b", 1), replica("c", 3)
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}
+    router.on_request_routed(pending("1", 100), b.replica_id, None)
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}  # the one that it has is this router's own
+    router.on_request_routed(pending("2", 150), b.replica_id, None)
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # 2 of about 100 tokens are fewer than 250
+
+
+async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:
+    router.initialize_state(asked_replicas=2)
+    silent, busy, far = replica("silent", None), replica("busy", 9), replica("far")
+    router.on_request_routed(pending("1", 500), far.replica_id, None)
+    ranks = await router.choose_replicas([silent, busy, far])
+    assert [rank[0].replica_id.unique_id for rank in ranks] == ["busy", "far", "silent"]
+
+
+async def test_one_that_leaves_while_others_are_asked_is_not_chosen(router: Any) -> None:
+    router.initialize_state(asked_replicas=2)
+    gone, left = replica("gone"), replica("left", 5)
+    choice = asyncio.create_task(router.choose_replicas([gone, left]))
+    await asyncio.sleep(0)
+    await router.choose_replicas([left])
+    assert [rank[0].replica_id.unique_id for rank in await choice] == ["left"]

@@ -7,7 +7,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.profile import EngineProfile
 from autoscale.tuning import Pools, tuned
 from kvtransfer.topology import Role
-from serve_app.demo_day import CHAT, CODE, DAY_S, HIGHEST_LEADERS, Service, objectives
+from serve_app.demo_day import CHAT, CODE, DAY_S, HIGHEST_LEADERS, MORNING_SLOWER, Service, objectives
 
 
 @pytest.mark.parametrize("service", [CHAT, CODE])
@@ -22,7 +22,7 @@ def test_a_day_stays_inside_what_the_machine_can_carry(service: Service) -> None
 @pytest.mark.parametrize("service", [CHAT, CODE])
 def test_a_morning_is_a_part_of_the_day_that_rises(service: Service) -> None:
     trace = service.morning(DAY_S)
-    assert 0.0 <= trace[0].at_s < trace[-1].at_s < DAY_S / 4
+    assert 0.0 <= trace[0].at_s < trace[-1].at_s < MORNING_SLOWER * DAY_S / 4
     first, second = np.histogram([r.at_s for r in trace], bins=2)[0]
     assert second > 1.3 * first
 

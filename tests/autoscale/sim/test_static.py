@@ -10,7 +10,7 @@ from autoscale.report import Slo
 from autoscale.sim.static import StaticSearch, unloaded_ttft_s
 from autoscale.trace import TraceRequest
 from kvtransfer.topology import Role
-from router.config import LengthConfig
+from router.config import LengthConfig, RouterConfig
 
 MakeProfile = Callable[..., EngineProfile]
 ROOT = Path(__file__).parents[3]
@@ -22,8 +22,8 @@ def search(make_profile: MakeProfile) -> StaticSearch:
     trace = [TraceRequest(at_s=0.2 * number, input_tokens=200, output_tokens=4) for number in range(100)]
     profiles = dict.fromkeys(Role, make_profile(kv_tokens=10_000))
     slos = [Slo(ttft_s=1.0, tpot_s=0.2)] * len(trace)
-    remote = LengthConfig(local_max_tokens=0, local_cap_tokens=0)
-    return StaticSearch(trace, slos, profiles, length=remote, highest_replicas=4)
+    remote = RouterConfig(length=LengthConfig(local_max_tokens=0, local_cap_tokens=0))
+    return StaticSearch(trace, slos, profiles, router=remote, highest_replicas=4)
 
 
 def test_the_smallest_counts_are_found(search: StaticSearch) -> None:
@@ -41,8 +41,8 @@ def test_what_nothing_attains_is_none(search: StaticSearch) -> None:
 
 def test_unloaded_times_grow_with_length() -> None:
     profile = EngineProfile.load(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
-    times = [unloaded_ttft_s(n, dict.fromkeys(Role, profile), LengthConfig()) for n in (50, 500, 2000, 7000)]
+    times = [unloaded_ttft_s(n, dict.fromkeys(Role, profile), RouterConfig()) for n in (50, 500, 2000, 7000)]
     assert times == sorted(times)
     # 0.125 s of prefill at 700 tokens (DOPD, Table I), then its KV over the link and one token again.
-    unloaded_s = unloaded_ttft_s(700, dict.fromkeys(Role, profile), LengthConfig())
+    unloaded_s = unloaded_ttft_s(700, dict.fromkeys(Role, profile), RouterConfig())
     assert unloaded_s == pytest.approx(0.125 + 0.024 + 0.02, abs=0.02)

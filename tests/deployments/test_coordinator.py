@@ -1,0 +1,133 @@
+"""What the coordinator tells whom, keeps and refuses; Ray's store and names are a dictionary here."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+CONFIG = {
+    "pd_ratio": "1:2",
+    "policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 100.0},
+    "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
+}
+POOLS = {
+    f"{role}:g0": {"lowest_replicas": 1, "highest_replicas": 8, "gpus_per_replica": 1} for role in ("prefill", "decode")
+}
+
+
+@pytest.fixture(name="world")
+def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Ray's key-value store, the actor's name, who is alive, and where the log goes."""
+    from deployments import coordinator as module
+    from router import ray_coordinator
+
+    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=tmp_path / "serve" / "log.jsonl")
+    store = SimpleNamespace(
+        _internal_kv_get=world.kv.get,
+        _internal_kv_put=lambda key, value, overwrite: world.kv.__setitem__(key, value),
+    )
+    for holder in (module, ray_coordinator):
+        monkeypatch.setattr(holder, "internal_kv", store)
+    monkeypatch.setattr(module.serve, "get_deployment_actor_context", lambda: SimpleNamespace(app_name="app"))
+    context = SimpleNamespace(get_actor_name=lambda: world.actor)
+    monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(module, "is_alive", lambda app, deployment, name: name in world.alive)
+    monkeypatch.setattr(module, "_log_path", lambda app: world.log)
+    return world
+
+
+def coordinator() -> Any:
+    from deployments.coordinator import Coordinator
+
+    return Coordinator(config=CONFIG, pools=POOLS)
+
+
+def update(*admitted: str, lines: tuple[str, ...] = (), state: str = "s") -> dict[str, Any]:
+    return {
+        "plan": {"admitted": list(admitted), "state": state},
+        "running": {"prefill:g0": ["p1"], "decode:g0": ["d1"]},
+        "lines": list(lines),
+    }
+
+
+async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> None:
+    told = coordinator()
+    await told.sync(update("p1", "d1"))
+    version, admitted = await told.watch(-1)
+    assert admitted == ["p1", "d1"]
+    waiting = asyncio.create_task(told.watch(version))
+    await told.sync(update("p1", "d1"))  # nothing new
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await told.sync(update("p1", "d1", "d2"))
+    assert (await asyncio.wait_for(waiting, 1.0))[1] == ["p1", "d1", "d2"]
+
+
+async def test_without_a_policy_that_speaks_nobody_is_held(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import coordinator as module
+
+    told = coordinator()
+    assert await told.watch(-1) == (0, None)
+    await told.sync(update("p1", "d1"))
+    now_s = module.time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s + 61.0))
+    assert await told.watch(-1) == (1, None)
+
+
+async def test_a_tuning_holds_from_the_next_sync_and_a_wrong_one_changes_nothing(world: Any) -> None:
+    told = coordinator()
+    assert await told.tune({"policy": {"target": 50.0}}, "test") is None
+    assert await told.tune({"pd_ratio": "1:3"}, "test") is None
+    said = await told.sync(update("p1", "d1"))
+    assert (said["version"], said["config"]["policy"]["target"], said["config"]["pd_ratio"]) == (2, 50.0, "1:3")
+    for wrong in ({"pd_ratio": "0:3"}, {"policy": {"target": -1.0}}, {"nonsense": 1}):
+        refusal = await told.tune(wrong, "test")
+        assert refusal
+        assert len(refusal.splitlines()) < 5
+    assert (await told.sync(update("p1", "d1")))["version"] == 2
+    assert await told.tune({}, "back") is None
+    assert (await told.status())["tuned"] == {}
+
+
+async def test_one_that_was_restarted_knows_everything_again(world: Any) -> None:
+    first = coordinator()
+    await first.tune({"policy": {"target": 50.0}}, "test")
+    await first.sync(update("p1", "d1", lines=("{}",), state="remembered"))
+    joined = await coordinator().join()
+    assert joined["state"] == "remembered"
+    assert joined["config"]["policy"]["target"] == 50.0
+
+
+async def test_an_application_deployed_again_starts_as_its_config_says(world: Any) -> None:
+    first = coordinator()
+    await first.tune({"policy": {"target": 50.0}}, "test")
+    await first.sync(update("p1", "d1", lines=("{}",)))
+    world.alive.clear()
+    joined = await coordinator().join()
+    assert joined["state"] is None
+    assert joined["config"]["policy"]["target"] == 100.0
+
+
+async def test_the_log_begins_anew_with_its_config_when_it_is_full(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import coordinator as module
+
+    monkeypatch.setattr(module, "_LOG_BYTES", 2000)
+    told = coordinator()
+    for number in range(30):
+        await told.sync(update("p1", "d1", lines=(json.dumps({"line": number}),)))
+    lines = [json.loads(line) for line in world.log.read_text().splitlines()]
+    before = [json.loads(line) for line in world.log.with_suffix(".1.jsonl").read_text().splitlines()]
+    assert lines[-1] == {"line": 29}
+    assert "config" in json.dumps(lines[0])
+    assert [line["line"] for line in (*before, *lines) if "line" in line][-3:] == [27, 28, 29]
+
+
+async def test_a_log_that_cannot_be_written_stops_nothing(world: Any) -> None:
+    world.log.parent.parent.joinpath("serve").write_text("a file where a folder should be")
+    said = await coordinator().sync(update("p1", "d1", lines=("{}",)))
+    assert said["version"] == 0

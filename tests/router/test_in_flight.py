@@ -1,0 +1,48 @@
+"""What a router knows of each replica's queue."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.in_flight import InFlight
+
+
+def test_requests_count_from_begin_to_end() -> None:
+    flying = InFlight()
+    flying.begin("a", "1", 300)
+    flying.begin("a", "2", 100)
+    assert flying.view("a").queued_tokens == 400
+    assert flying.view("b").queued_tokens == 0
+    assert flying.end("a", "1")
+    assert flying.view("a").queued_tokens == 100
+    assert not flying.end("a", "1")
+    assert not flying.end("b", "2")
+    assert flying.view("a").queued_tokens == 100
+
+
+def test_requests_of_other_routers_count_as_much_as_ones_own_lately() -> None:
+    flying = InFlight()
+    flying.begin("a", "1", 200)
+    assert flying.view("a", ongoing_requests=1).queued_tokens == 200
+    assert flying.view("a", ongoing_requests=4).queued_tokens == 200 + 3 * 200
+    assert flying.view("b", ongoing_requests=2).queued_tokens == 2 * 200
+    assert flying.view("a", ongoing_requests=0).queued_tokens == 200  # it has not arrived there yet
+    for number in range(200):
+        flying.begin("b", f"s{number}", 50)
+        flying.end("b", f"s{number}")
+    assert flying.view("b", ongoing_requests=2).queued_tokens == 2 * 50
+
+
+def test_before_its_first_request_a_router_counts_those_of_others() -> None:
+    assert InFlight().view("a", ongoing_requests=3).queued_tokens == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 900)), max_size=40))
+def test_nothing_is_left_when_all_have_ended(requests: list[tuple[str, int, int]]) -> None:
+    flying = InFlight()
+    for replica, number, tokens in requests:
+        flying.begin(replica, str(number), tokens)
+    for replica, number in {(replica, number) for replica, number, _ in requests}:
+        assert flying.end(replica, str(number))
+    for replica in "ab":
+        assert flying.view(replica).queued_tokens == 0
+        assert flying.view(replica, ongoing_requests=0).queued_tokens == 0

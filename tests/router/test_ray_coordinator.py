@@ -1,0 +1,90 @@
+"""What a router's feed makes of a coordinator that answers, falls silent, dies and is replaced."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+
+class Actor:
+    """The outside of an actor handle: answers what it is told to, or fails."""
+
+    def __init__(self, name: str, *answers: Any) -> None:
+        self._actor_id = name
+        self.asked: list[int] = []
+        self.answers = list(answers)
+        self.watch = SimpleNamespace(remote=self._watch)
+
+    async def _watch(self, version: int) -> Any:
+        self.asked.append(version)
+        if not self.answers:
+            await asyncio.sleep(60.0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def heard(monkeypatch: pytest.MonkeyPatch, *found: Any) -> Any:
+    """A feed that has found these coordinators, one after the other, and the last one again and again."""
+    from router import ray_coordinator as module
+
+    handles = list(found)
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(module, "find_coordinator", lambda app: handles.pop(0) if len(handles) > 1 else handles[0])
+    feed = module.MembershipFeed("app")
+    task = asyncio.create_task(feed.run())
+    await asyncio.sleep(0.3)
+    task.cancel()
+    return feed
+
+
+async def test_what_is_told_holds_and_the_next_question_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = Actor("a", (1, ["p1"]), (2, ["p1", "d1"]))
+    feed = await heard(monkeypatch, actor)
+    assert feed.membership.admitted == {"p1", "d1"}
+    assert actor.asked == [-1, 1, 2]
+
+
+async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from router import ray_coordinator as module
+
+    feed = module.MembershipFeed("app")
+    feed._hear(["p1", "d1"])
+    first = feed.membership
+    feed._hear(["d1", "p1"])
+    assert feed.membership is not None
+    assert first is not None
+    assert feed.membership.admitted is first.admitted
+    assert feed.membership.heard_s >= first.heard_s
+
+
+async def test_without_a_policy_nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = await heard(monkeypatch, Actor("a", (1, ["p1"]), (1, None)))
+    assert feed.membership is None
+
+
+async def test_a_coordinator_that_dies_leaves_its_last_word_until_another_one_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Actor("a", (7, ["p1"]), RuntimeError("died"))
+    feed = await heard(monkeypatch, first, first, None)
+    assert feed.membership.admitted == {"p1"}
+    second = Actor("b", (1, ["p1", "d1"]))
+    again = Actor("a", (7, ["p1"]), RuntimeError("died"))
+    feed = await heard(monkeypatch, again, again, None, second)
+    assert feed.membership.admitted == {"p1", "d1"}
+    assert second.asked[0] == -1  # its count of versions is another one
+
+
+async def test_a_coordinator_of_a_redeployed_application_is_asked_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = Actor("a", (9, ["p1"])), Actor("b", (1, ["p2"]))
+    feed = await heard(monkeypatch, old, new)
+    assert feed.membership.admitted == {"p2"}
+    assert new.asked[0] == -1
