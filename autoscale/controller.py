@@ -36,7 +36,10 @@ class Controller:
         hold = self._reason_to_hold(snapshot)
         snapshot = replace(snapshot, state=self._reconciled(snapshot))
         ratio = self.config.pd_ratio
-        if snapshot.state.withdrawn and not self._may_leave(snapshot):
+        # Nobody leaves routing while users wait too long, unless people have set counts or limits.
+        is_excused = self.config.slo.is_met(snapshot.latency) or self._is_beyond_limits(snapshot)
+        may_leave = is_excused or self.config.override is not None
+        if snapshot.state.withdrawn and not may_leave:
             decision = Decision(wanted=None, reason="a latency is outside its objective: who was withdrawn comes back")
             snapshot = replace(snapshot, state=_all_back(snapshot))
         elif hold is not None:
@@ -59,13 +62,15 @@ class Controller:
                 scaled_out_s=snapshot.now_s if grows else state.scaled_out_s,
                 scaled_in_s=state.scaled_in_s if grows else snapshot.now_s,
             )
-        return self._gated(replace(snapshot, state=state), was_withdrawn, decision, verdict.held_back, ratio, hold)
-
-    def _may_leave(self, snapshot: Snapshot) -> bool:
-        """Whether replicas may leave routing: not while users wait too long, unless people set counts or limits."""
-        if self.config.override is not None or self.config.slo.is_met(snapshot.latency):
-            return True
-        return self._is_beyond_limits(snapshot)
+        return self._gated(
+            replace(snapshot, state=state),
+            was_withdrawn,
+            decision,
+            verdict.held_back,
+            ratio,
+            may_leave=may_leave,
+            is_proven=hold is None and is_excused,
+        )
 
     def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
         """Whether more replicas run than bounds or budget allow, as after a tuning, without those that already go."""
@@ -222,14 +227,14 @@ class Controller:
         decision: Decision,
         held_back: tuple[str, ...],
         ratio: PdRatio,
-        hold: str | None,
+        *,
+        may_leave: bool,
+        is_proven: bool,
     ) -> Plan:
-        """Who serves, who waits at the door, who leaves."""
+        """Who serves, who waits at the door, who leaves; ``is_proven``: nobody misses those withdrawn by then."""
         state, now_s, gate = snapshot.state, snapshot.now_s, self.config.gate
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
-        # Who was withdrawn by then has been missed by nobody.
-        is_proven = hold is None and (self.config.slo.is_met(snapshot.latency) or self._is_beyond_limits(snapshot))
         proven_s = now_s - gate.observation_s if is_proven else -math.inf
         ready: dict[str, dict[Role, list[str]]] = {}
         counts: dict[PoolKey, int] = {}
@@ -241,7 +246,7 @@ class Controller:
                 away.sort(key=withdrawn.__getitem__)  # who left last comes back first
                 for name in away[len(away) - min(len(away), wanted - len(serving)) :]:
                     del withdrawn[name]
-            elif not self.config.is_observing and self._may_leave(snapshot):
+            elif not self.config.is_observing and may_leave:
                 withdrawn.update(dict.fromkeys(choose_victims(serving, before, len(serving) - wanted), now_s))
             for name in [name for name in away if withdrawn.get(name, math.inf) <= proven_s]:
                 del withdrawn[name]

@@ -25,7 +25,7 @@ from autoscale.decision_log import config_line
 from autoscale.tuning import Pools, merged, tuned
 from deployments.explain import explain
 from deployments.scaling_metrics import scaling_metrics
-from router.ray_coordinator import coordinator_key, find_coordinator, is_alive, state_key
+from router.ray_coordinator import coordinator_key, find_coordinator, is_alive, state_key, state_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,7 +45,8 @@ class Coordinator:
         self._pools = Pools.model_validate(pools)
         self._name = ray.get_runtime_context().get_actor_name() or ""
         self._log_path = _log_path(app)
-        kept = self._load()
+        # A redeployed application has another actor name: its replicas are new, and so is its configuration.
+        kept = state_of(app, self._name)
         if not _is_of_this_deployment(app, kept):
             kept = {}
         self._changes: dict[str, Any] = kept.get("changes", {})
@@ -146,17 +147,9 @@ class Coordinator:
             "gpus": {name: pool.gpus_per_replica for name, pool in self._pools.root.items()},
         }
 
-    def _key(self) -> bytes:
-        # A redeployed application has another actor name: its replicas are new, and so is its configuration.
-        return state_key(self._app, self._name)
-
-    def _load(self) -> dict[str, Any]:
-        kept = internal_kv._internal_kv_get(self._key())
-        return json.loads(kept) if kept else {}
-
     def _keep(self) -> None:
         kept = {"changes": self._changes, "version": self._version, "update": self._update}
-        internal_kv._internal_kv_put(self._key(), json.dumps(kept).encode(), overwrite=True)
+        internal_kv._internal_kv_put(state_key(self._app, self._name), json.dumps(kept).encode(), overwrite=True)
 
     def _write(self, lines: list[str]) -> None:
         try:

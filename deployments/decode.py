@@ -53,10 +53,10 @@ class DecodeServer(EngineHost, PDDecodeServer):
             config=router,
         )
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to the joint policy, once a second."""
-        stats = engine_stats()
-        return {**stats.load.report(), **stats.gpu_report(), **self._requests.report(), **self._generate.report()}
+        gpus = await self.gpu_report()
+        return {**engine_stats().load.report(), **gpus, **self._requests.report(), **self._generate.report()}
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         # Ray's chat() and completions() come here; their orchestration would prefill a second time.

@@ -29,7 +29,7 @@ from deployments.config import EMULATOR_KEY, EmulatorConfig
 from deployments.cores import run_at_once
 from deployments.engine_stats import EngineLoad, register_engine
 from deployments.requests import requested_max_tokens
-from deployments.worker_extension import METHOD_UNREAD_KV
+from deployments.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
 
 logger = logging.getLogger(__name__)
 
@@ -221,12 +221,14 @@ class EmulatedClient:
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
         """What is kept here is let go by the clock."""
 
-    async def collective_rpc(self, method: str) -> list[int]:
-        """What ``deployments.worker_extension`` answers about KV that is still on its way.
+    async def collective_rpc(self, method: str) -> list[Any]:
+        """What ``deployments.worker_extension`` answers about the GPU, and KV that is still on its way.
 
         Raises:
             NotImplementedError: another method.
         """
+        if method == METHOD_GPU:
+            return [self.stats.gpu_report()]
         if method != METHOD_UNREAD_KV:
             raise NotImplementedError(f"the emulated engine has no worker method {method!r}")
         now_s = self._now_s()

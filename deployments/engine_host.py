@@ -1,6 +1,9 @@
 """What a replica does before and around its engine: a port, cores, and its metrics."""
 
+import asyncio
 import os
+from contextlib import suppress
+from statistics import fmean
 from typing import Any
 
 import ray
@@ -9,11 +12,16 @@ from ray import serve
 from ray.serve.llm import LLMConfig
 
 from autoscale.types import PoolKey
+from deployments.config import EMULATOR_KEY
 from deployments.cores import CoreClaim
 from deployments.locks import CLAIMS
 from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
+from deployments.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
+
+# An engine that has just died never answers.
+ANSWER_S = 5.0
 
 
 class EngineHost:
@@ -26,6 +34,7 @@ class EngineHost:
     def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
+        self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
         self.replica_id = context.replica_id.unique_id
         decode = self.pool.role is Role.DECODE
         host = ray.util.get_node_ip_address()
@@ -37,9 +46,24 @@ class EngineHost:
             self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=decode)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._core_claim.cores, workers)
 
+    async def gpu_report(self) -> dict[str, float]:
+        """Utilisation and SM activity since the last call, means over the engine's workers; empty on CPU."""
+        if not self._has_gpus:
+            return {}
+        with suppress(Exception):  # an engine that has died, or whose step is long: no figures this time
+            async with asyncio.timeout(ANSWER_S):
+                return _means(await engine_client(self).collective_rpc(METHOD_GPU))
+        return {}
+
     async def metrics(self) -> list[Metric]:
         """This process's Prometheus metrics, vLLM's included, labelled with pool and replica."""
         return process_metrics(role=str(self.pool.role), group=self.pool.group, replica=self.replica_id)
+
+
+def _means(reports: list[dict[str, float]]) -> dict[str, float]:
+    """Over the workers of an engine; of what all of them can read."""
+    names = set.intersection(*map(set, reports)) if reports else set()
+    return {name: fmean(report[name] for report in reports) for name in names}
 
 
 def _spec(cores: list[int], workers: int) -> str:

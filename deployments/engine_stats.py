@@ -5,8 +5,6 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from deployments.gpu_stats import GpuStats
-
 # vLLM builds the logger itself and hands it to nobody: the server in the same process finds it here.
 _ENGINES: dict[int, "EngineStatsLogger"] = {}
 
@@ -42,7 +40,6 @@ class EngineStatsLogger(StatLoggerBase):
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.load = EngineLoad()
-        self._gpus: GpuStats | None = None
         self.max_running_requests: int = vllm_config.scheduler_config.max_num_seqs
         self._cache_config = vllm_config.cache_config
         _ENGINES[engine_index] = self
@@ -56,12 +53,6 @@ class EngineStatsLogger(StatLoggerBase):
     def prefix_cache_blocks(self) -> int:
         """KV blocks that may hold prefixes for reuse; 0 where the engine reuses none."""
         return int(self._cache_config.num_gpu_blocks or 0) if self._cache_config.enable_prefix_caching else 0
-
-    def gpu_report(self) -> dict[str, float]:
-        """Utilisation and SM activity of the engine's GPUs since the last call; empty on CPU."""
-        if self._gpus is None:  # not before the engine has its devices
-            self._gpus = GpuStats()
-        return self._gpus.report()
 
     def record(
         self,

@@ -1,82 +1,64 @@
-"""GPU utilisation and SM activity of a replica's own devices, through NVML; nothing where there is no GPU.
+"""GPU utilisation and SM activity of an engine worker's own device, through NVML; nothing where there is no GPU.
 
 Utilisation says that some kernel ran; SM activity (NVML's GPM, Hopper and later) says how many SMs had work: the two
-are different candidates of HeteroScale section 4.2.
+are different candidates of HeteroScale section 4.2. It runs in the worker: a Serve replica sees no GPU of its own, and
+a worker may be on another node.
 """
 
 import logging
-import os
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 
 class GpuStats:
-    """The devices that this process and its engine see."""
+    """One device, by its UUID as NVML knows it; ``None`` for a worker without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None
-        self._devices: list[Any] = []
-        self._samples: list[Any] = []
+        self._device: Any = None
+        self._before: Any = None
+        if uuid is None:
+            return
         try:
             from vllm.third_party import pynvml
 
             pynvml.nvmlInit()
+            self._device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self._nvml = pynvml
-            self._devices = [_device(pynvml, name) for name in _visible(pynvml)]
-            if self._devices and all(_has_gpm(pynvml, device) for device in self._devices):
-                self._samples = [self._sample(device) for device in self._devices]
-        except Exception as error:  # no driver, no device, an older library: a machine without these figures
-            logger.debug("no GPU statistics: %s", error)
+            if bool(pynvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice):
+                self._before = self._sample()
+        except Exception as error:  # no driver, an older library or GPU: a machine without (all of) these figures
+            logger.info("no GPU statistics, or no SM activity, of %s: %s", uuid, error)
 
     def report(self) -> dict[str, float]:
-        """Means over the devices since the last call, 0..1; empty where nothing can be read."""
-        if not self._devices:
+        """Utilisation, and SM activity since the last call, 0..1; without what cannot be read."""
+        if self._nvml is None:
             return {}
-        nvml = self._nvml
         try:
-            busy = [nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100.0 for device in self._devices]
-            figures = {"gpu_utilization_frac": sum(busy) / len(busy)}
-            if self._samples:
-                activity = [self._sm_activity(index) for index in range(len(self._devices))]
-                figures["sm_activity_frac"] = sum(activity) / len(activity)
+            figures = {"gpu_utilization_frac": self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100.0}
+            if self._before is not None:
+                figures["sm_activity_frac"] = self._sm_activity()
             return figures
-        except nvml.NVMLError as error:
+        except self._nvml.NVMLError as error:
             logger.debug("GPU statistics cannot be read: %s", error)
             return {}
 
-    def _sample(self, device: Any) -> Any:
+    def _sample(self) -> Any:
         sample = self._nvml.nvmlGpmSampleAlloc()
-        self._nvml.nvmlGpmSampleGet(device, sample)
+        self._nvml.nvmlGpmSampleGet(self._device, sample)
         return sample
 
-    def _sm_activity(self, index: int) -> float:
+    def _sm_activity(self) -> float:
         nvml = self._nvml
-        before, self._samples[index] = self._samples[index], self._sample(self._devices[index])
+        before, self._before = self._before, self._sample()
         wanted = nvml.c_nvmlGpmMetricsGet_t()
         wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
         wanted.numMetrics = 1
-        wanted.sample1, wanted.sample2 = before, self._samples[index]
+        wanted.sample1, wanted.sample2 = before, self._before
         wanted.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
         try:
             nvml.nvmlGpmMetricsGet(wanted)
         finally:
             nvml.nvmlGpmSampleFree(before)
         return float(wanted.metrics[0].value) / 100.0
-
-
-def _visible(nvml: Any) -> list[str]:
-    """The devices given to this process: indices or UUIDs."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
-        return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
-    return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
-
-
-def _device(nvml: Any, name: str) -> Any:
-    return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _has_gpm(nvml: Any, device: Any) -> bool:
-    support = nvml.nvmlGpmQueryDeviceSupport(device)
-    return bool(support.isSupportedDevice)

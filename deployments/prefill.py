@@ -11,14 +11,13 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.engine_failure import named_cause
-from deployments.engine_host import EngineHost, engine_client
+from deployments.engine_host import ANSWER_S, EngineHost, engine_client
 from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import prefill_request_params
 
 _UNREAD_POLL_S = 0.1
-_ANSWER_S = 5.0
 # The lease ends what nobody pulls; an extension by a heartbeat adds two thirds of it.
 _LEASES = 2.0
 
@@ -52,13 +51,13 @@ class PrefillServer(EngineHost, PDPrefillServer):
         stats = engine_stats()
         return {
             **stats.load.report(),
-            **stats.gpu_report(),
+            **await self.gpu_report(),
             "queued_prefill_tokens": queued,
             "unread_kv_requests": float(await self._unread_kv_requests()),
         }
 
     async def _unread_kv_requests(self) -> int:
-        async with asyncio.timeout(_ANSWER_S):  # an engine that has just died never answers
+        async with asyncio.timeout(ANSWER_S):
             return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
 
     async def __del__(self) -> None:

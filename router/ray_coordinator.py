@@ -40,11 +40,16 @@ def state_key(app: str, name: str) -> bytes:
     return f"tandem:state:{app}:{name}".encode()
 
 
-def kept_state(app: str) -> dict[str, Any]:
-    """What an application's coordinator has kept last; empty where there is none. Blocks for a millisecond."""
-    name = internal_kv._internal_kv_get(coordinator_key(app))
-    kept = internal_kv._internal_kv_get(state_key(app, name.decode())) if name else None
+def state_of(app: str, name: str) -> dict[str, Any]:
+    """What the coordinator of that name has kept last; empty where it has kept nothing. Blocks for a millisecond."""
+    kept = internal_kv._internal_kv_get(state_key(app, name))
     return json.loads(kept) if kept else {}
+
+
+def kept_state(app: str) -> dict[str, Any]:
+    """What an application's coordinator has kept last; empty where there is none. Blocks for two milliseconds."""
+    name = internal_kv._internal_kv_get(coordinator_key(app))
+    return state_of(app, name.decode()) if name else {}
 
 
 def is_alive(app: str, deployment: str, replica_id: str) -> bool:

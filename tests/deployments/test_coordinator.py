@@ -118,13 +118,13 @@ async def test_the_log_begins_anew_with_its_config_when_it_is_full(world: Any, m
 
     monkeypatch.setattr(module, "_LOG_BYTES", 2000)
     told = coordinator()
-    for number in range(30):
-        await told.sync(update("p1", "d1", lines=(json.dumps({"line": number}),)))
+    for number in range(60):
+        await told.sync(update("p1", "d1", lines=(json.dumps({"line": number, "more": "x" * 60}),)))
     lines = [json.loads(line) for line in world.log.read_text().splitlines()]
     before = [json.loads(line) for line in world.log.with_suffix(".1.jsonl").read_text().splitlines()]
-    assert lines[-1] == {"line": 29}
+    assert lines[-1]["line"] == 59
     assert "config" in json.dumps(lines[0])
-    assert [line["line"] for line in (*before, *lines) if "line" in line][-3:] == [27, 28, 29]
+    assert [line["line"] for line in (*before, *lines) if "line" in line][-9:] == list(range(51, 60))
 
 
 async def test_a_log_that_cannot_be_written_stops_nothing(world: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.config import ModelConfig, RoleConfig
-from deployments.worker_extension import METHOD_UNREAD_KV
+from deployments.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
 from kvtransfer.connector import ConnectorConfig, prefill_request_params
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -37,6 +37,7 @@ async def _engine() -> AsyncIterator[Any]:
         kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
         is_autoscaled=False,
+        routers=1,
     )
     engine = EmulatedEngine(config)
     await engine.start()
@@ -109,6 +110,9 @@ async def test_kv_that_prefill_hands_over_saves_decode_the_prompt(engine: Any) -
     assert sum(len(output.outputs[0].token_ids) for output in outputs) >= 5
     assert client.stats.load.prefill_tokens - before == 1  # the last prompt token, for its logits
     assert await client.collective_rpc(METHOD_UNREAD_KV) == [0]
+    assert [set(report) for report in await client.collective_rpc(METHOD_GPU)] == [
+        {"gpu_utilization_frac", "sm_activity_frac"}
+    ]
     with pytest.raises(NotImplementedError, match="no worker method 'other'"):
         await client.collective_rpc("other")
 

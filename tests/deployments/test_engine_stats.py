@@ -62,11 +62,3 @@ def test_the_server_finds_the_logger_of_its_process() -> None:
     assert engine_stats() is stats
     with pytest.raises(RuntimeError, match="pip install -e"):
         engine_stats(engine_index=9)
-
-
-def test_without_a_gpu_there_are_no_gpu_figures() -> None:
-    from deployments.gpu_stats import GpuStats
-
-    if GpuStats().report():
-        pytest.skip("this machine has a GPU")
-    assert make_logger().gpu_report() == {}
