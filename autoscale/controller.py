@@ -1,7 +1,7 @@
 """Controller.tick: decide, guard, place, gate; the only place where their order is written (pure)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from autoscale.config import AutoscaleConfig
@@ -36,9 +36,12 @@ class Controller:
         hold = self._reason_to_hold(snapshot)
         snapshot = replace(snapshot, state=self._reconciled(snapshot))
         ratio = self.config.pd_ratio
-        # Nobody leaves routing while users wait too long, unless people have set counts or limits.
-        is_excused = self.config.slo.is_met(snapshot.latency) or self._is_beyond_limits(snapshot)
-        may_leave = is_excused or self.config.override is not None
+        # Nobody leaves while users wait too long, unless people have set counts or limits.
+        may_leave = (
+            self.config.override is not None
+            or self.config.slo.is_met(snapshot.latency)
+            or self._is_beyond_limits(snapshot)
+        )
         if snapshot.state.withdrawn and not may_leave:
             decision = Decision(wanted=None, reason="a latency is outside its objective: who was withdrawn comes back")
             snapshot = replace(snapshot, state=_all_back(snapshot))
@@ -69,7 +72,7 @@ class Controller:
             verdict.held_back,
             ratio,
             may_leave=may_leave,
-            is_proven=hold is None and is_excused,
+            is_proven=hold is None and may_leave,
         )
 
     def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
@@ -120,14 +123,14 @@ class Controller:
         withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
         if self._is_after_a_gap(snapshot):  # in which nobody watched: what is timed starts anew
             withdrawn = dict.fromkeys(withdrawn, now_s)
-            state = replace(state, missing_since_s={}, capped_until_s={})
+            state = replace(state, missing_since_s={}, capped={})
         # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
         here = running.union(*(pool.draining for pool in snapshot.pools))
         victims = [name for name in state.victims if name in here]
         is_lost = any(name not in here for name in state.admitted)
         desired: dict[PoolKey, int] = {}
         progress: dict[PoolKey, tuple[float, int]] = {}
-        capped = {key: until for key, until in state.capped_until_s.items() if now_s < until}
+        capped = {key: cap for key, cap in state.capped.items() if now_s < cap[0]}
         for pool in snapshot.pools:
             key, count = pool.key, len(pool.replicas)
             known = None if self.config.is_observing else state.desired.get(key)
@@ -141,7 +144,10 @@ class Controller:
                 since_s, seen = state.missing_since_s.get(key, (now_s, count))
                 progress[key] = (now_s if count > seen else min(since_s, now_s), count)
                 if now_s - progress[key][0] > self.config.no_room_s and key not in capped:
-                    capped[key] = now_s + self.config.no_room_retry_s
+                    capped[key] = (now_s + self.config.no_room_retry_s, 0)
+            if key in capped:  # at the most that has found room, whatever is lost or withdrawn later
+                found = count - _count(pool, victims)
+                capped[key] = (capped[key][0], max(capped[key][1], found))
         queued = [r.queued_prefill_tokens for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas]
         backlog = (now_s, math.fsum(tokens for tokens in queued if tokens is not None))
         oldest_s = now_s - self.config.window_s
@@ -153,7 +159,7 @@ class Controller:
             victims=() if self.config.is_observing else tuple(victims),
             backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
             missing_since_s=progress,
-            capped_until_s=capped,
+            capped=capped,
             lost_s=now_s if is_lost else state.lost_s,
             scaled_out_s=None if state.scaled_out_s is None else min(state.scaled_out_s, now_s),
             scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
@@ -172,11 +178,10 @@ class Controller:
     def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
         """The pool inside the configured bounds, and for a while inside what has found room."""
         pool = self._bounded(pool)
-        if pool.key not in state.capped_until_s:
+        if pool.key not in state.capped:
             return pool
-        away = state.withdrawn.keys() | set(state.victims)
-        serving = sum(replica.replica_id not in away for replica in pool.replicas)
-        return replace(pool, highest_replicas=min(pool.highest_replicas, max(serving, pool.lowest_replicas)))
+        _, found = state.capped[pool.key]
+        return replace(pool, highest_replicas=min(pool.highest_replicas, max(found, pool.lowest_replicas)))
 
     def _decide(self, snapshot: Snapshot) -> Decision:
         if (override := self.config.override) is not None:
@@ -201,7 +206,7 @@ class Controller:
             if room.is_over_budget(by_hand):
                 verdict = Verdict(counts=current, held_back=("the counts set by hand are over the GPU budget",))
             else:
-                verdict = after_leaving(by_hand, current, _leaving(snapshot), room)
+                verdict = after_leaving(by_hand, current, _withdrawn(snapshot), _ending(snapshot), room)
         else:
             state = snapshot.state
             changes = [at for at in (state.scaled_out_s, state.scaled_in_s) if at is not None]
@@ -213,7 +218,8 @@ class Controller:
                 config=self.config.guard,
                 since_change_s=snapshot.now_s - max(changes) if changes else None,
                 is_loss_fresh=state.lost_s is not None and 0 <= snapshot.now_s - state.lost_s < self.config.window_s,
-                leaving=_leaving(snapshot),
+                withdrawn=_withdrawn(snapshot),
+                ending=_ending(snapshot),
             )
         if self.config.is_observing and verdict.counts != current:
             would = f"only observing: would be {pd_text(verdict.counts)}"
@@ -311,12 +317,22 @@ def _all_back(snapshot: Snapshot) -> ControllerState:
     return replace(state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s)
 
 
-def _leaving(snapshot: Snapshot) -> dict[Role, int]:
-    """Replicas of each role that are on their way out and still hold their GPUs."""
-    gone = snapshot.state.withdrawn.keys() | set(snapshot.state.victims)
-    leaving = dict.fromkeys(Role, 0)
+def _count(pool: PoolStats, names: Collection[str]) -> int:
+    """How many of a pool's running replicas are among these."""
+    return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
+
+
+def _withdrawn(snapshot: Snapshot) -> dict[Role, int]:
+    """Replicas of each role under observation."""
+    away = dict.fromkeys(Role, 0)
     for pool in snapshot.pools:
-        leaving[pool.key.role] += len(pool.draining)
-        if gone:
-            leaving[pool.key.role] += sum(replica.replica_id in gone for replica in pool.replicas)
-    return leaving
+        away[pool.key.role] += _count(pool, snapshot.state.withdrawn)
+    return away
+
+
+def _ending(snapshot: Snapshot) -> dict[Role, int]:
+    """Replicas of each role that were told to stop and still hold their GPUs."""
+    victims, ending = set(snapshot.state.victims), dict.fromkeys(Role, 0)
+    for pool in snapshot.pools:
+        ending[pool.key.role] += len(pool.draining) + _count(pool, victims)
+    return ending

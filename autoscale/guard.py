@@ -69,7 +69,8 @@ def guard(
     config: GuardConfig,
     since_change_s: float | None,
     is_loss_fresh: bool,
-    leaving: Mapping[Role, int],
+    withdrawn: Mapping[Role, int],
+    ending: Mapping[Role, int],
 ) -> Verdict:
     """Turn what a policy wants into whole replicas that may be acted on.
 
@@ -81,7 +82,8 @@ def guard(
         config: the limits.
         since_change_s: time since the counts last changed; ``None`` where they never did.
         is_loss_fresh: whether a replica has died inside the window that rates are taken over.
-        leaving: replicas of each role that are on their way out and still hold their GPUs.
+        withdrawn: replicas of each role under observation, which a growth brings back first.
+        ending: replicas of each role that were told to stop and still hold their GPUs.
     """
     if decision.wanted is None:
         return Verdict(counts=current, held_back=())
@@ -103,10 +105,10 @@ def guard(
     counts = config.joint_counts(asked, ratio, room)
     if counts is None:
         return Verdict(
-            counts=current, held_back=(f"bounds and budget hold no counts at the ratio {ratio}: both roles stay",)
+            counts=current, held_back=(f"bounds, budget and room hold no counts at the ratio {ratio}: both stay",)
         )
     if counts != free:
-        notes.append(f"bounds and budget: {pd_text(free) if free else 'nothing'} became {pd_text(counts)}")
+        notes.append(f"bounds, budget or room: {pd_text(free) if free else 'nothing'} became {pd_text(counts)}")
     stepped = {
         role: min(max(counts[role], current[role] - config.step_in_replicas), current[role] + config.step_out_replicas)
         for role in Role
@@ -117,15 +119,19 @@ def guard(
         if is_sound:
             stepped = config.joint_counts(stepped[leader], ratio, room) or dict(current)
         notes.append(f"step: {pd_text(counts)} became {pd_text(stepped)}")
-    verdict = after_leaving(stepped, current, leaving, room)
+    verdict = after_leaving(stepped, current, withdrawn, ending, room)
     return Verdict(counts=verdict.counts, held_back=(*notes, *verdict.held_back))
 
 
 def after_leaving(
-    counts: Mapping[Role, int], current: Mapping[Role, int], leaving: Mapping[Role, int], room: Room
+    counts: Mapping[Role, int],
+    current: Mapping[Role, int],
+    withdrawn: Mapping[Role, int],
+    ending: Mapping[Role, int],
+    room: Room,
 ) -> Verdict:
-    """Counts that may be acted on while ``leaving`` still hold their GPUs: nothing is added that the budget lacks."""
-    held = {role: max(counts[role], current[role]) + leaving[role] for role in Role}
+    """Counts that may be acted on while others still hold their GPUs: nothing is added that the budget lacks."""
+    held = {role: max(counts[role], current[role] + withdrawn[role]) + ending[role] for role in Role}
     if not any(counts[role] > current[role] for role in Role) or not room.is_over_budget(held):
         return Verdict(counts=counts, held_back=())
     return Verdict(

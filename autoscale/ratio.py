@@ -51,6 +51,7 @@ class PdRatio:
         if not _LOWEST <= ratio <= _HIGHEST:
             raise ValueError(
                 f"a P/D ratio of {value} is impossible: between 1:5 and 9:1 are supported; give prefill replicas first"
+                + (", and in quotes: YAML reads 1:3 as 63" if isinstance(value, int) else "")
             )
         return cls(ratio.numerator, ratio.denominator)
 

@@ -81,6 +81,9 @@ def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> f
     return edges[-1]
 
 
+# Two clocks that differ by more between two reports than reports are late: one of them was set.
+_CLOCK_JUMP_S = 5.0
+
 _GAUGES = (
     "running_requests",
     "waiting_requests",
@@ -104,7 +107,7 @@ class ReportWindow:
         self.seen_s = known_s
 
     def add(self, report_s: float, values: Mapping[str, float], *, now_s: float, window_s: float) -> None:
-        """Take in a report.
+        """Take in a report; one with a value that is no number is not believed at all, so that the replica goes stale.
 
         Args:
             report_s: when the replica made it, by its own clock.
@@ -112,12 +115,17 @@ class ReportWindow:
             now_s: our own clock; what counts for freshness, since the two may differ.
             window_s: how far back to keep reports.
         """
+        if not all(math.isfinite(value) for value in values.values()):
+            return
         if self._reports:
             last_s, last = self._reports[-1]
             if report_s == last_s:
                 return
-            if report_s < last_s or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
-                self._reports.clear()  # a clock that was set back, or an engine that counts from zero again
+            passed_s = report_s - last_s
+            is_jump = not 0.0 < passed_s <= window_s or abs(passed_s - (now_s - self.seen_s)) > _CLOCK_JUMP_S
+            if is_jump or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
+                # A clock that was set, or an engine that counts from zero again: rates over this would be wrong.
+                self._reports.clear()
         self._reports.append((report_s, values))
         self.seen_s = now_s
         while len(self._reports) > 2 and self._reports[1][0] <= report_s - window_s:

@@ -89,11 +89,20 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
             raise ValueError(
                 f"{pd_text(counts)} lies outside {pd_text(room.lowest)} to {pd_text(room.highest)}"
                 + (f" or takes more than {room.budget_gpus} GPUs" if room.budget_gpus is not None else "")
+                + ": set counts inside, or change the bounds or the budget first"
             )
 
 
 def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
     ratio, band = period.pd_ratio or config.pd_ratio, config.guard.band_replicas
+    if period.prefill is not None and period.decode is not None:
+        off = ratio.deviation(period.prefill, period.decode)
+        if off > band:
+            raise ValueError(
+                f"the period that begins at {period.begins!r} wants {period.prefill}P{period.decode}D, {off:.2g} "
+                f"replicas of the smaller role off the ratio {ratio}: give one of the two counts, or the period its "
+                "own pd_ratio"
+            )
     wanted = joint_counts(period.wanted(), ratio, BOUNDLESS, band_replicas=band)
     if wanted is not None and wanted != joint_counts(period.wanted(), ratio, room, band_replicas=band):
         raise ValueError(

@@ -116,11 +116,11 @@ class ControllerState:
     So a log replays from any line, and a controller that was killed goes on where it was.
 
     ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
-    it was before they were withdrawn. ``withdrawn`` are out of routing
-    since a time but can come back; ``victims`` have been told to stop. ``backlog``: (time, prompt tokens waiting for
-    prefill). ``missing_since_s``: pools with fewer running replicas than Serve works towards, when one last became
-    ready, and how many had. ``capped_until_s``: pools that are given no more replicas until then. ``lost_s``: when a
-    replica last vanished that nobody had told to stop.
+    it was before they were withdrawn. ``withdrawn`` are out of routing since a time but can come back; ``victims`` have
+    been told to stop. ``backlog``: (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer
+    running replicas than Serve works towards, when one last became ready, and how many had. ``capped``: pools
+    for which no room was found, until when they are given no more replicas, and how many have found room. ``lost_s``:
+    when a replica last vanished that nobody had told to stop.
     """
 
     ticked_s: float | None = None
@@ -133,7 +133,7 @@ class ControllerState:
     victims: tuple[str, ...] = ()
     backlog: tuple[tuple[float, float], ...] = ()
     missing_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
-    capped_until_s: Mapping[PoolKey, float] = field(default_factory=dict)
+    capped: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     lost_s: float | None = None
 
 

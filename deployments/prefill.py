@@ -48,17 +48,21 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to the joint policy, once a second."""
         queued = float(engine_client(self).get_num_queued_tokens())
+        gpus, unread = await asyncio.gather(self.gpu_report(), self._unread_kv_requests())
         stats = engine_stats()
         return {
             **stats.load.report(),
-            **await self.gpu_report(),
+            **gpus,
             "queued_prefill_tokens": queued,
-            "unread_kv_requests": float(await self._unread_kv_requests()),
+            **({} if unread is None else {"unread_kv_requests": float(unread)}),
         }
 
-    async def _unread_kv_requests(self) -> int:
-        async with asyncio.timeout(ANSWER_S):
-            return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
+    async def _unread_kv_requests(self) -> int | None:
+        """``None`` when the engine does not answer in time: it has died, or computes a long step."""
+        with suppress(Exception):
+            async with asyncio.timeout(ANSWER_S):
+                return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
+        return None
 
     async def __del__(self) -> None:
         """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""

@@ -51,6 +51,11 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
         labels=["group", "role"],
     )
+    no_room = GaugeMetricFamily(
+        "tandem_replicas_no_room_retry_seconds",
+        "Of a pool for which the cluster had no room: until more replicas are tried again; 0 for the others",
+        labels=["group", "role"],
+    )
     serving = dict.fromkeys(Role, 0)
     for name, counts in pool_counts(status).items():
         key = PoolKey.parse(name)
@@ -58,6 +63,8 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         for what, count in counts.items():
             replicas.add_metric([key.group, key.role, what], count)
         missing.add_metric([key.group, key.role], missing_s(status, name, now_s) or 0.0)
+        until_s, _ = state["capped"].get(name, (now_s, 0))
+        no_room.add_metric([key.group, key.role], max(0.0, until_s - now_s))
     ratio = GaugeMetricFamily(
         "tandem_pd_ratio", "Prefill replicas per decode replica: configured, and of those that serve", labels=["of"]
     )
@@ -92,4 +99,4 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         mode.add_metric([name], float(holds))
     age = GaugeMetricFamily("tandem_autoscale_decision_age_seconds", "Since the last tick of the controller")
     age.add_metric([], max(0.0, now_s - state["ticked_s"]))
-    return [replicas, missing, ratio, quantile, signal, mode, age]
+    return [replicas, missing, no_room, ratio, quantile, signal, mode, age]

@@ -77,7 +77,8 @@ class AppConfig(BaseModel):
                 key: PoolLimits(
                     lowest_replicas=pool.replicas,
                     highest_replicas=pool.max_replicas or pool.replicas,
-                    gpus_per_replica=pool.gpus_per_replica,
+                    # An emulated engine takes none, and counts in a budget like those that it stands for.
+                    gpus_per_replica=pool.gpus_per_replica if pool.emulator is None else pool.workers,
                 )
                 for group in self.groups
                 for key, pool in group.pools().items()

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ _MOST_REPLICAS = 12
 # A morning asks for everything at once.
 _SURGE_TARGET_FRAC = 0.2
 _CHUNK_S = 0.5
-# A window of rates, and the requests that were there before it.
-_TAKES_OVER_S = 25.0
+# The longest request takes half a minute, so until then less is decoded than has come; and a window of rates.
+_TAKES_OVER_S = 45.0
 _SETTLE_S = 180.0
 _SAMPLE_S = 1.0
 _AUTOSCALE = {
@@ -92,9 +93,9 @@ class Demo:
         self._console = console
 
     def day(self, service: Service) -> Run:
-        """A day, sized by the autoscaler from its second hour on.
+        """A day, sized by the autoscaler from its third hour on.
 
-        Its first hours are its busiest: it begins with the highest counts, which stay until the rates show its load.
+        Its first hours are its busiest: it begins with the highest counts, which stay until its rates are its load's.
         """
         self._settle(service.tuning(), service.counts(HIGHEST_LEADERS))
         takes_over = threading.Timer(_TAKES_OVER_S, self._take_over)
@@ -198,13 +199,13 @@ def _sampling(sample: Callable[[float], Sample]) -> Any:
             if ended.wait(_SAMPLE_S - (time.monotonic() - started_s) % _SAMPLE_S):
                 return
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        sampled = thread.submit(run)
+        try:
+            yield samples
+        finally:
+            ended.set()
+        sampled.result()  # figures from half of the samples would flatter
 
 
 @contextmanager
@@ -311,9 +312,10 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
     plot(runs, out / "autoscale_demo.png")
     console.print(_table(report["runs"]))
     console.print(f"{out / 'autoscale_demo.json'} and .png, {report['wall_s'] / 60:.0f} min")
-    for complaint in report["invalid"]:
+    complaints = [*report["invalid"], *report["missed"]]
+    for complaint in complaints:
         console.print(complaint, style="red")
-    raise typer.Exit(1 if report["invalid"] or report["failed"] else 0)
+    raise typer.Exit(1 if complaints else 0)
 
 
 def _table(runs: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,6 +1,6 @@
 """What a run of the demonstration showed: its figures, the worst of several, and the picture (pure)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,9 @@ from kvtransfer.topology import Role
 
 _DAY_H = 24.0
 _MOST_CPU_FRAC = 0.8
+_LEAST_SAVED_FRAC = 0.3
+_LEAST_PEAK_REPLICAS = 12
+_GATED = ("day", "gate_on")
 _COLOURS = {Role.PREFILL: "tab:orange", Role.DECODE: "tab:blue"}
 
 
@@ -86,27 +89,30 @@ class Run:
 
 
 def summary(runs: Sequence[Mapping[str, Any]], peers: Mapping[str, StaticCounts]) -> dict[str, Any]:
-    """The figures of all runs, the worst of them key by key, and what makes them worth nothing.
+    """The figures of all runs, of the worst at top level, and what makes them worth nothing or falls short.
+
+    GPU-hours and attainment are those of the day that saved least, the fixed counts' attainment as it was seen live.
 
     Args:
-        runs: ``Run.figures`` of each.
-        peers: for each day, by its run's name, the fewest fixed counts that serve it as well.
+        runs: ``Run.figures`` of each; of the worst day's fixed counts, and the next smaller ones, too.
+        peers: for each day, by its run's name, the fewest fixed counts that serve it as well on engine models.
     """
     told = []
     for run in runs:
-        if (peer := peers.get(run["name"])) is not None:
+        if (fixed := peers.get(run["name"])) is not None:
             run = {
                 **run,
-                "static_counts": f"{peer.prefill}P{peer.decode}D",
-                "slo_attainment_static_frac": peer.attainment_frac,
-                "gpu_hours_static_peak": peer.replicas * _DAY_H,
-                "gpu_hours_saved_frac": 1 - run["gpu_hours"] / (peer.replicas * _DAY_H),
+                "static_counts": f"{fixed.prefill}P{fixed.decode}D",
+                "slo_attainment_static_model_frac": fixed.attainment_frac,
+                "gpu_hours_static_peak": fixed.replicas * _DAY_H,
+                "gpu_hours_saved_frac": 1 - run["gpu_hours"] / (fixed.replicas * _DAY_H),
             }
         told.append(run)
     days = [run for run in told if run["kind"] == "day"]
-    gated = [run for run in told if run["kind"] in ("day", "gate_on")]
+    gated = [run for run in told if run["kind"] in _GATED]
     worst = min(days, key=lambda run: run["gpu_hours_saved_frac"])
-    of_worst = ("gpu_hours", "gpu_hours_static_peak", "gpu_hours_saved_frac", "slo_attainment_static_frac")
+    peer, smaller = (run for run in told if run["kind"].startswith("static"))
+    of_worst = ("gpu_hours", "gpu_hours_static_peak", "gpu_hours_saved_frac", "slo_attainment_frac")
     return {
         "requests": sum(run["requests"] for run in told),
         "failed": sum(run["failed"] for run in told),
@@ -115,7 +121,7 @@ def summary(runs: Sequence[Mapping[str, Any]], peers: Mapping[str, StaticCounts]
             run["ratio_within_band_frac"] for run in told if run["kind"] == "gate_off"
         ),
         **{key: worst[key] for key in of_worst},
-        "slo_attainment_frac": worst["slo_attainment_frac"],
+        "slo_attainment_static_frac": peer["slo_attainment_frac"],
         "scale_events": min(run["scale_events"] for run in days),
         "cpu_busy_frac": max(run["cpu_busy_frac"] for run in told),
         "invalid": [
@@ -124,8 +130,34 @@ def summary(runs: Sequence[Mapping[str, Any]], peers: Mapping[str, StaticCounts]
             for run in told
             if run["cpu_busy_frac"] > _MOST_CPU_FRAC
         ],
+        "missed": [*(text for run in told for text in _missed(run)), *_served_by_fewer(worst, smaller)],
         "runs": told,
     }
+
+
+def _missed(run: Mapping[str, Any]) -> Iterator[str]:
+    """What a run was to reach and did not."""
+    name, kind, within = run["name"], run["kind"], run["ratio_within_band_frac"]
+    if run["failed"]:
+        yield f"{name}: {run['failed']} of {run['requests']} requests failed: {run['errors']}"
+    if kind in _GATED and within < 1.0:
+        yield f"{name}: within one replica of the ratio {within:.1%} of the time, not always"
+    if kind == "gate_off" and within >= 1.0:
+        yield f"{name}: as near to the ratio as with the gate, so it shows nothing"
+    if kind == "day" and run["gpu_hours_saved_frac"] < _LEAST_SAVED_FRAC:
+        saved = f"{run['gpu_hours_saved_frac']:.1%} of the GPU-hours of {run['static_counts']}"
+        yield f"{name}: saved {saved}, not {_LEAST_SAVED_FRAC:.0%}"
+    if kind == "day" and run["replicas_peak"] < _LEAST_PEAK_REPLICAS:
+        yield f"{name}: {run['replicas_peak']} replicas at its peak, not {_LEAST_PEAK_REPLICAS}"
+
+
+def _served_by_fewer(day: Mapping[str, Any], smaller: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the next smaller fixed counts, live, serve a day as well as it was."""
+    if smaller["slo_attainment_frac"] >= day["slo_attainment_frac"]:
+        yield (
+            f"{smaller['name']}: serves {smaller['slo_attainment_frac']:.3f}, as much as {day['name']}: live, fewer "
+            "fixed replicas would do than on engine models"
+        )
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:

@@ -77,6 +77,8 @@ def render_rayservice(
             "serveConfigV2": yaml.safe_dump(serve_config, sort_keys=False),
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
+                # Replicas that the joint policy asks for wait for nodes, which Ray's autoscaler then asks KubeRay for.
+                **({"enableInTreeAutoscaling": True} if any(g.most_pods > g.pods for g in groups) else {}),
                 "headGroupSpec": _head_group(image, port),
                 "workerGroupSpecs": [_worker_group(group, config.ingress, image, port) for group in groups],
             },
@@ -138,7 +140,7 @@ def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: 
         "groupName": group.name,
         "replicas": group.pods,
         "minReplicas": group.pods,
-        "maxReplicas": group.pods,
+        "maxReplicas": group.most_pods,
         # Ray's node labels. KubeRay refuses them as rayStartParams.labels.
         "labels": {WORKER_GROUP_LABEL: group.name, **dict(group.shape.node_labels)},
         "rayStartParams": _ray_start_params(group.shape),

@@ -8,8 +8,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from autoscale.ratio import pd_text
+from autoscale.types import PoolKey
 from deployments.scaling_metrics import missing_s, pool_counts
 from deployments.scheduler_hook import IMPORT_PATH
+from kvtransfer.topology import Role
 
 
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
@@ -27,18 +30,29 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     if plan is None:
         return Group(head, Text("no decision yet"))
     state, latency = plan["state"], status["latency"]
+    pools = pool_counts(status)
+    serving = dict.fromkeys(Role, 0)
+    for name, counts in pools.items():
+        serving[PoolKey.parse(name).role] += counts["serving"]
+    head.append(f", serving {pd_text(serving)}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing"):
         table.add_column(name, no_wrap=True)
-    for pool, counts in pool_counts(status).items():
+    for pool, shown in pools.items():
         waits_s = missing_s(status, pool, now_s)
-        table.add_row(pool, *map(str, counts.values()), "" if waits_s is None else f"{waits_s:.0f} s")
+        table.add_row(pool, *map(str, shown.values()), "" if waits_s is None else f"{waits_s:.0f} s")
     lines = [
         f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
         f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "
         f"({config['slo']['quantile_frac']:.0%} of requests)",
         f"last decision {max(0.0, now_s - state['ticked_s']):.0f} s ago: {plan['decision']['reason']}",
         *(f"held back: {note}" for note in plan["held_back"]),
+        *(
+            f"no room for more than {found} replicas of {pool} since "
+            f"{now_s - until_s + config['no_room_retry_s'] + config['no_room_s']:.0f} s; tried again in "
+            f"{until_s - now_s:.0f} s"
+            for pool, (until_s, found) in state["capped"].items()
+        ),
     ]
     lines.append(f"decision log: {status['log_path']}")
     if not status["is_hooked"]:

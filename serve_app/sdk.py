@@ -27,6 +27,8 @@ from serve_app.worker_groups import is_plain_label
 if TYPE_CHECKING:
     from openai import OpenAI
 
+    from serve_app.ray_control import Control
+
 _POLL_S = 0.5
 _CONNECT_TIMEOUT_S = 5.0
 _CAUSE_CHARS = 500
@@ -249,6 +251,17 @@ class App:
     def is_alive(self) -> bool:
         """Whether the cluster that ``deploy`` started still runs; true on one that it did not start."""
         return self._cluster is None or self._cluster.is_alive
+
+    @property
+    def control(self) -> "Control":
+        """How it is sized: ``status``, ``tune``, ``scale``, ``pause``, ``resume``, as the commands of these names.
+
+        Raises:
+            DeployError: it is not autoscaled.
+        """
+        from serve_app.ray_control import Control
+
+        return Control(self.name)
 
     def client(self) -> "OpenAI":
         """The official client, pointed at this application."""

@@ -24,12 +24,13 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroup:
-    """Equal pods, each with room for one engine (or one worker of it) of any of the pools."""
+    """Equal pods, each with room for one engine (or one worker of it) of any of the pools; as many as replicas need."""
 
     name: str
     shape: NodeShape
     pools: tuple[PoolKey, ...]
     pods: int
+    most_pods: int
     engine_cpus: float
 
 
@@ -48,7 +49,8 @@ def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
             name=name,
             shape=shape,
             pools=tuple(pools),
-            pods=sum(pool.replicas * pool.workers // _pod_workers(pool) for pool in pools.values()),
+            pods=sum(_pods(pool, pool.replicas) for pool in pools.values()),
+            most_pods=sum(_pods(pool, pool.max_replicas or pool.replicas) for pool in pools.values()),
             engine_cpus=max(_pod_cpus(pool) for pool in pools.values()),
         )
         for name, (shape, pools) in zip(_group_names(shapes), shapes.items(), strict=True)
@@ -61,6 +63,10 @@ def _shape(key: PoolKey, pool: RoleConfig) -> NodeShape:
         gpus=_pod_workers(pool) if pool.placement.accelerator_type else 0,
         node_labels=_plain_labels(key, pool),
     )
+
+
+def _pods(pool: RoleConfig, replicas: int) -> int:
+    return replicas * pool.workers // _pod_workers(pool)
 
 
 def _pod_workers(pool: RoleConfig) -> int:

@@ -130,8 +130,9 @@ class HeteroScale:
     def decide(self, snapshot: Snapshot) -> Decision:
         """Scale out if the signal or a latency asks; scale in only if the signal asks and nothing else objects.
 
-        What objects: a quantile near its objective, or a prefill backlog that does not fall. An overload of prefill
-        starves decode, whose tokens/s fall with it: read alone, that signal would take replicas away just then.
+        What objects: a quantile near its objective, a prefill backlog that does not fall, or a replica that serves and
+        does not show the signal. An overload of prefill starves decode, whose tokens/s fall with it: read alone, that
+        signal would take replicas away just then.
         """
         now = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
         own = self._proportional(snapshot) if self._config.signal in _LINEAR else self._feedback(snapshot, now)
@@ -197,6 +198,12 @@ class HeteroScale:
         # From where the safety net would add replicas, taking some away would make it add them again.
         if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
             return "a latency is near its objective"
+        if self._config.signal in _LINEAR:
+            role, read = _LINEAR[self._config.signal]
+            serving = set(snapshot.state.admitted)
+            replicas = [replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas]
+            if dumb := [r.replica_id for r in replicas if r.replica_id in serving and read(r) is None]:
+                return f"replica {dumb[0]} does not show {self._config.signal}"
         if any(
             r.queued_prefill_tokens is None for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas
         ):

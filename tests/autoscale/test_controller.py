@@ -113,6 +113,40 @@ def test_more_load_brings_back_who_was_withdrawn_before_it_starts_others(make_au
     assert not any(cluster.starting.values())
 
 
+def test_load_brings_them_back_inside_a_budget_that_they_fill(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 60.0}, guard={"budget_gpus": 8}))
+    run(cluster, 10, 380.0)
+    assert cluster.counts == (4, 4)
+    assert len(cluster.tick(180.0).withdrawn) == 4
+    for _ in range(3):
+        plan = cluster.tick(380.0)
+    assert plan.withdrawn == plan.victims == ()
+    assert not any(cluster.starting.values())
+
+
+def test_counts_set_by_hand_end_replicas_though_users_wait(make_autoscale: MakeConfig) -> None:
+    by_hand = {"override": {"prefill": 2, "decode": 2}}
+    cluster = serve(make_autoscale(gate={"observation_s": 6.0}))
+    run(cluster, 10, 380.0)
+    cluster.controller = Controller(make_autoscale(gate={"observation_s": 6.0}, **by_hand))
+    for _ in range(10):
+        plan = cluster.tick(380.0, latency=LATE)
+    assert plan.withdrawn == plan.victims == ()
+    assert cluster.counts == (2, 2)
+
+
+def test_a_loss_while_there_is_no_room_takes_nobody_else_away(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=400.0, gate={"observation_s": 4.0})
+    cluster = serve(config, room={P: 3, D: 64})
+    run(cluster, 30, 580.0)
+    assert cluster.counts == (3, 4)
+    cluster.lose(P)
+    for _ in range(10):
+        cluster.tick(580.0)
+        assert cluster.counts == (3, 4)
+    assert len(cluster.serving(P)) == 3
+
+
 def test_without_the_hook_serve_chooses_and_the_plan_takes_its_choice(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 0.0}), has_hook=False)
     run(cluster, 10, 380.0)
@@ -149,7 +183,7 @@ def test_a_cluster_without_room_never_leaves_the_ratio_and_fills_up_when_there_i
     for _ in range(18):
         plan = cluster.tick(580.0)
         assert abs(len(cluster.serving(P)) - len(cluster.serving(D))) <= 1
-    assert set(plan.state.capped_until_s) == {PoolKey("g0", P)}
+    assert {key: found for key, (_, found) in plan.state.capped.items()} == {PoolKey("g0", P): 2}
     run(cluster, 4, 580.0)
     assert cluster.counts == (2, 3)
     cluster.room[P] = 64

@@ -30,7 +30,8 @@ def judge(
     ratio: str = "1:3",
     since_change_s: float | None = None,
     highest: int = 64,
-    leaving: tuple[int, int] = (0, 0),
+    withdrawn: tuple[int, int] = (0, 0),
+    ending: tuple[int, int] = (0, 0),
     is_loss_fresh: bool = False,
     is_step: bool = False,
     is_urgent: bool = False,
@@ -51,7 +52,8 @@ def judge(
         config=GuardConfig.model_validate({**FREE, **config}),
         since_change_s=since_change_s,
         is_loss_fresh=is_loss_fresh,
-        leaving={P: leaving[0], D: leaving[1]},
+        withdrawn={P: withdrawn[0], D: withdrawn[1]},
+        ending={P: ending[0], D: ending[1]},
     )
 
 
@@ -104,7 +106,7 @@ def test_a_step_limits_the_larger_role_and_the_other_follows() -> None:
 def test_budget_and_bounds_are_said() -> None:
     verdict = judge(12.0, budget_gpus=12)
     assert counts(verdict) == (3, 9)
-    assert verdict.held_back == ("bounds and budget: 4P12D became 3P9D",)
+    assert verdict.held_back == ("bounds, budget or room: 4P12D became 3P9D",)
     assert counts(judge(30.0, highest=8)) == (3, 8)
 
 
@@ -116,7 +118,7 @@ def test_urgent_is_no_way_around_bounds_and_budget() -> None:
 def test_no_room_for_both_roles_is_no_move_of_either() -> None:
     verdict = judge(6.0, (1, 1), ratio="1:5", budget_gpus=1)
     assert counts(verdict) == (1, 1)
-    assert "both roles stay" in verdict.held_back[0]
+    assert "both stay" in verdict.held_back[0]
 
 
 def test_a_drifted_ratio_is_repaired_step_by_step_without_new_load() -> None:
@@ -138,7 +140,8 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
             config=GuardConfig.model_validate({**FREE, "step_in_replicas": 1}),
             since_change_s=None,
             is_loss_fresh=False,
-            leaving={P: 0, D: 0},
+            withdrawn={P: 0, D: 0},
+            ending={P: 0, D: 0},
         )
         path.append(counts(verdict))
     assert path == [(2, 12), (2, 11), (2, 10), (2, 9), (2, 9), (2, 9)]
@@ -146,10 +149,18 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
 
 def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
     # From 3P9D to a ratio of 3:1: 8 GPUs held by 9 decode replicas of which 2 are on their way out.
-    verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, leaving=(0, 2))
+    verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, ending=(0, 2))
     assert counts(verdict) == (1, 2)
     assert any("must be gone" in note for note in verdict.held_back)
-    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8, leaving=(0, 0))) == (6, 2)
+    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8)) == (6, 2)
+
+
+def test_who_was_withdrawn_comes_back_inside_a_budget_that_is_full() -> None:
+    # 4P4D with one of each under observation hold 8 GPUs: asking for them again asks for nothing new.
+    assert counts(judge(4.0, (3, 3), ratio="1:1", budget_gpus=8, withdrawn=(1, 1))) == (4, 4)
+    assert counts(judge(5.0, (3, 3), ratio="1:1", budget_gpus=8, withdrawn=(1, 1))) == (4, 4)
+    # One more role than the budget holds while a withdrawn replica of the other has not gone.
+    assert counts(judge(2.0, (3, 1), ratio="1:1", budget_gpus=4, withdrawn=(0, 0))) == (2, 1)
 
 
 @given(

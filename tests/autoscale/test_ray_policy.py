@@ -132,9 +132,12 @@ def test_a_tick_that_raises_holds_and_is_told_once(
 
 
 def test_figures_that_are_no_numbers_change_no_count(policy: Any) -> None:
-    before = ticked(policy)
+    for _ in range(3):
+        before = ticked(policy, decode_tps=100.0, ready=(3, 3))
+    assert before == {"prefill:g0": 3, "decode:g0": 3}
     for wrong in (float("nan"), float("inf"), -1e30):
-        assert ticked(policy, decode_tps=wrong) == before
+        for _ in range(3):
+            assert ticked(policy, decode_tps=wrong, ready=(3, 3)) == before
 
 
 def test_a_role_without_replicas_holds(policy: Any) -> None:

@@ -177,3 +177,29 @@ def test_a_handoff_is_as_long_as_those_of_the_window_on_average() -> None:
     for _ in range(10):
         feed.step({(D, "d0"): {}})
     assert feed.signals.replicas(D)[0].handoff_s is None
+
+
+@pytest.mark.parametrize("is_ours_too", [False, True])
+def test_a_clock_that_is_set_forward_makes_no_load_vanish(is_ours_too: bool) -> None:
+    feed = Feed()
+    for _ in range(4):
+        feed.step({(D, "d0"): {"decode_tokens": 200.0}})
+    assert feed.signals.replicas(D)[0].decode_tokens_per_s == 100.0
+    skew_s = 0.0 if is_ours_too else 3600.0
+    feed.now_s += 3600.0 if is_ours_too else 0.0
+    feed.step({(D, "d0"): {"decode_tokens": 200.0}}, skew_s=skew_s)
+    assert feed.signals.replicas(D)[0].decode_tokens_per_s is None
+    feed.step({(D, "d0"): {"decode_tokens": 200.0}}, skew_s=skew_s)
+    assert feed.signals.replicas(D)[0].decode_tokens_per_s == 100.0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_report_with_a_value_that_is_no_number_is_not_believed(wrong: float) -> None:
+    feed = Feed()
+    for _ in range(3):
+        feed.step({(D, "d0"): {"decode_tokens": 200.0}})
+    before = feed.signals.replicas(D)
+    feed.step({(D, "d0"): {"decode_tokens": 200.0}}, kv_usage_frac=wrong)
+    assert feed.signals.replicas(D) == before  # so it goes stale if this goes on
+    feed.step({(D, "d0"): {"decode_tokens": 200.0}})
+    assert feed.signals.replicas(D)[0].decode_tokens_per_s == 100.0

@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
             "missing_since_s": {"prefill:g0": [90.0, 1]},
+            "capped": {"prefill:g0": [130.0, 1]},
             "ticked_s": 98.0,
         },
     },
@@ -47,6 +48,8 @@ def test_every_state_of_a_replica_has_its_number() -> None:
         'tandem_autoscale_signal{of="seen",signal="decode_tps"} 70.0',
         'tandem_autoscale_signal{of="target",signal="decode_tps"} 100.0',
         'tandem_replicas_missing_seconds{group="g0",role="decode"} 0.0',
+        'tandem_replicas_no_room_retry_seconds{group="g0",role="prefill"} 30.0',
+        'tandem_replicas_no_room_retry_seconds{group="g0",role="decode"} 0.0',
         'tandem_pd_ratio{of="serving"} 0.5',
         'tandem_autoscale_latency_seconds{latency="ttft",of="seen"} 0.5',
         'tandem_autoscale_latency_seconds{latency="tpot",of="objective"} 0.05',

@@ -130,3 +130,10 @@ async def test_one_that_leaves_while_others_are_asked_is_not_chosen(router: Any)
     await asyncio.sleep(0)
     await router.choose_replicas([left])
     assert [rank[0].replica_id.unique_id for rank in await choice] == ["left"]
+
+
+async def test_an_answer_that_serves_nobody_is_not_asked_for_again_at_once(router: Any) -> None:
+    request = pending("1")
+    assert not request.routing_context.should_backoff
+    assert await router.choose_replicas([], request) == []
+    assert request.routing_context.should_backoff

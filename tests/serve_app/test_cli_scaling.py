@@ -107,6 +107,7 @@ STATUS: dict[str, Any] = {
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
             "missing_since_s": {"prefill:g0": [90.0, 1]},
+            "capped": {"prefill:g0": [130.0, 1]},
             "ticked_s": 98.0,
         },
     },
@@ -132,6 +133,9 @@ def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
     assert "TTFT 0.457 of 1 s, TPOT - of 0.05 s" in text
     assert "last decision 2 s ago: decode_tps 40 for 50 on each of 3" in text
     assert "held back: cooldown: 3.0 s left" in text
+    assert "ratio 1:3, policy heteroscale, serving 1P2D" in text
+    assert "no room for more than 1 replicas of prefill:g0" in text
+    assert "tried again in 30 s" in text
     assert "Serve's choice" not in text
 
 

@@ -61,7 +61,9 @@ def test_the_worst_run_counts(run: Run) -> None:
     other = replace(run, service="code", samples=[sample(0, 1, 3), sample(240, 1, 3)])
     surge = replace(run, kind="gate_on", samples=[sample(0, 1, 3), sample(10, 1, 3)])
     ungated = replace(run, kind="gate_off", cpu_busy_frac=0.9)
-    runs = [run, other, surge, ungated]
+    fixed = replace(run, kind="static_3P9D", records=[record(0.0, 0.5)] * 3, slos=run.slos[:1] * 3)
+    fewer = replace(run, kind="static_2P9D", records=[record(0.0, 3.0)] * 3, slos=run.slos[:1] * 3)
+    runs = [run, other, surge, ungated, fixed, fewer]
     peers = {
         run.name: StaticCounts(prefill=3, decode=9, attainment_frac=0.6),
         other.name: StaticCounts(prefill=2, decode=6, attainment_frac=0.7),
@@ -69,12 +71,22 @@ def test_the_worst_run_counts(run: Run) -> None:
     told = summary([entry.figures() for entry in runs], peers)
     assert told["gpu_hours_saved_frac"] == pytest.approx(1 - 9 / 12)
     assert told["gpu_hours_static_peak"] == 12 * 24
-    assert told["slo_attainment_static_frac"] == 0.6
+    assert told["slo_attainment_static_frac"] == 1.0  # as it was live; the model's stays with the run
+    assert told["runs"][0]["slo_attainment_static_model_frac"] == 0.6
     assert told["ratio_within_band_frac"] == 0.75
     assert told["cpu_busy_frac"] == 0.9
     assert len(told["invalid"]) == 1
     assert "90% busy" in told["invalid"][0]
     assert told["runs"][0]["static_counts"] == "3P9D"
+    missed = "\n".join(told["missed"])
+    assert "saved 25.0% of the GPU-hours of 3P9D, not 30%" in missed
+    assert "75.0% of the time" in missed
+    assert "8 replicas at its peak, not 12" in missed
+    assert "gate off: as near" not in missed  # it was outside the band for a quarter of its time
+    assert "static 2P9D" not in missed
+    fewer = replace(fewer, records=run.records, slos=run.slos)
+    told = summary([entry.figures() for entry in [*runs[:-1], fewer]], peers)
+    assert any("static 2P9D: serves 0.500, as much as" in text for text in told["missed"])
 
 
 def test_the_picture_is_a_picture(run: Run, tmp_path: Path) -> None:

@@ -191,3 +191,18 @@ def test_text_reads_back_as_the_manifest() -> None:
 def test_ray_version_is_the_one_that_the_package_pins() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"ray[serve]=={manifest.RAY_VERSION}" in project["dependencies"]
+
+
+def test_an_autoscaled_application_gets_nodes_up_to_its_most_replicas() -> None:
+    pools = {
+        "prefill": {"replicas": 1, "max_replicas": 3, "placement": {"accelerator_type": "H100"}},
+        "decode": {"replicas": 2, "max_replicas": 9, "placement": {"accelerator_type": "H100"}},
+    }
+    args = app_args(**pools) | {"autoscale": {"pd_ratio": "1:3", "policy": {"kind": "heteroscale", "target": 50.0}}}
+    rendered = render(args)
+    (group,) = worker_specs(rendered)
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 12)
+    assert rendered["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] is True
+    fixed = render(app_args(prefill={"replicas": 1}, decode={"replicas": 2}))
+    assert "enableInTreeAutoscaling" not in fixed["spec"]["rayClusterConfig"]
+    assert [(g["replicas"], g["maxReplicas"]) for g in worker_specs(fixed)] == [(3, 3)]

@@ -1,6 +1,7 @@
 """HeteroScale's algorithms by hand, and what their combination lets through."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,3 +228,36 @@ def test_a_latency_as_the_signal_scales_in_where_nobody_comes(make_snapshot: Mak
     idle = make_snapshot(2, 6, stats=stats, traffic=Traffic(requests_per_s=0.0), state=state)
     assert policy.decide(idle).wanted == {D: 5.0, P: pytest.approx(5 / 3)}
     assert policy.decide(make_snapshot(2, 6, stats=stats, state=state)).wanted is None
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("d5", 6.0), ("x", 0.6)])
+def test_a_replica_that_serves_and_shows_nothing_takes_none_away(
+    make_snapshot: MakeSnapshot, name: str, replicas: float
+) -> None:
+    # One decode replica of six shows nothing: what the others show is not all of the load, unless it does not serve.
+    whole = make_snapshot(2, 6, stats={P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 12.0}})
+    pools = [
+        replace(
+            pool,
+            replicas=tuple(
+                replace(replica, replica_id=f"d{index}", decode_tokens_per_s=None if index == 5 else 12.0)
+                for index, replica in enumerate(pool.replicas)
+            ),
+        )
+        if pool.key.role is D
+        else pool
+        for pool in whole.pools
+    ]
+    admitted = ("d0", "d1", "d2", "d3", "d4", name)
+    state = replace(whole.state, admitted=admitted, desired={PoolKey("g0", P): 2, PoolKey("g0", D): 6})
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
+    decision = policy.decide(replace(whole, pools=tuple(pools), state=state))
+    assert decision.wanted is not None
+    assert decision.wanted[D] == pytest.approx(replicas)
+    assert ("d5 does not show decode_tps" in decision.reason) is (name == "d5")
+
+
+def test_an_unknown_prefill_backlog_takes_none_away(decide: Callable[..., Decision]) -> None:
+    decision = decide(stats={**tps(10.0), P: {"queued_prefill_tokens": None}})
+    assert decision.wanted == {D: 6.0, P: 2.0}
+    assert "the prefill backlog is not known" in decision.reason
