@@ -15,7 +15,29 @@ from autoscale.types import Latency, PoolKey, ReplicaStats, Traffic
 from kvtransfer.topology import Role
 
 # Upper edges of the buckets, s; the last one is open.
-TTFT_EDGES_S = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
+TTFT_EDGES_S = (
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    1.0,
+    1.2,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    60.0,
+    120.0,
+    300.0,
+)
 TPOT_EDGES_S = (
     0.005,
     0.01,
@@ -35,6 +57,9 @@ TPOT_EDGES_S = (
     0.2,
     0.5,
     1.0,
+    2.0,
+    5.0,
+    10.0,
 )
 
 
