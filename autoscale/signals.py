@@ -15,52 +15,8 @@ from autoscale.types import Latency, PoolKey, ReplicaStats, Traffic
 from kvtransfer.topology import Role
 
 # Upper edges of the buckets, s; the last one is open.
-TTFT_EDGES_S = (
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-    1.0,
-    1.2,
-    1.5,
-    2.0,
-    3.0,
-    5.0,
-    10.0,
-    20.0,
-    60.0,
-    120.0,
-    300.0,
-)
-TPOT_EDGES_S = (
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.035,
-    0.04,
-    0.045,
-    0.05,
-    0.06,
-    0.07,
-    0.08,
-    0.1,
-    0.15,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-)
+TTFT_EDGES_S = (0.05, *(n / 10 for n in range(1, 11)), 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+TPOT_EDGES_S = (*(n / 200 for n in range(1, 11)), 0.06, 0.07, 0.08, 0.1, 0.15, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ class SloConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    # Replicas count waiting times up to 300 s and 10 s; the safety net's largest step begins at 1.2 times the objective.
+    # Replicas count waiting times up to 300 s and 10 s; the safety net's largest step begins at 1.2 times these.
     ttft_s: float = Field(1.0, gt=0.0, le=250.0, description="Time to first token, from arrival at the endpoint.")
     tpot_s: float = Field(0.05, gt=0.0, le=8.0, description="Time per output token after the first.")
     quantile_frac: float = Field(0.95, gt=0.0, lt=1.0, description="The share of requests that both must hold for.")
