@@ -135,6 +135,19 @@ def test_counts_set_by_hand_end_replicas_though_users_wait(make_autoscale: MakeC
     assert cluster.counts == (2, 2)
 
 
+def test_a_lost_node_that_does_not_come_back_ends_in_fewer_of_both_roles(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=400.0, gate={"observation_s": 4.0})
+    cluster = serve(config)
+    run(cluster, 10, 380.0)
+    assert cluster.counts == (4, 4)
+    cluster.room[P] = 2
+    cluster.lose(P)
+    cluster.lose(P)
+    run(cluster, 40, 380.0)
+    assert cluster.counts == (2, 3)
+    assert len(cluster.plan.admitted) == 5
+
+
 def test_a_loss_while_there_is_no_room_takes_nobody_else_away(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=400.0, gate={"observation_s": 4.0})
     cluster = serve(config, room={P: 3, D: 64})

@@ -292,7 +292,7 @@ def test_the_endpoint_shows_the_autoscaler(seen: Seen, emulated: Any) -> None:
     assert total(emulated, "tandem_autoscale_decision_age_seconds") < 10
 
 
-def test_an_application_without_autoscale_has_nothing_to_tune(emulated: Any) -> None:
+def test_an_application_that_is_not_there_has_nothing_to_tune(emulated: Any) -> None:
     from serve_app.ray_control import Control
 
     with pytest.raises(DeployError, match="application nobody has no coordinator"):

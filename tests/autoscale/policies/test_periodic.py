@@ -93,6 +93,6 @@ def test_counts_and_ratio_of_a_period_reach_the_plan(
         ({"periods": [{"begins": "0 8 * * *", "decode": 1, "pd_ratio": "1:9"}]}, "between 1:5 and 9:1"),
     ],
 )
-def test_a_schedule_with_gaps_or_nonsense_is_refused(change: dict[str, Any], said: str) -> None:
+def test_a_schedule_without_periods_or_with_nonsense_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PeriodicConfig.model_validate({**WORKDAYS, **change})
