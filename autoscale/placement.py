@@ -13,8 +13,9 @@ def place(
 ) -> dict[PoolKey, int]:
     """Spread a service's replicas over its groups, each at the ratio, moving as few as possible; totals are kept.
 
-    Leaders are added where there are fewest and taken where there are most; followers go where they are furthest below
-    the ratio, since KV moves only inside a group.
+    Leaders are added where KV travels least, and among such groups where there are fewest; they are taken where it
+    travels furthest, and there where there are most. Followers go where they are furthest below the ratio, since KV
+    moves only inside a group.
 
     Raises:
         ValueError: the groups' bounds do not hold the counts.
@@ -32,9 +33,10 @@ def place(
             if not movable:
                 raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(own)} groups")
 
-            def surplus(key: PoolKey, role: Role = role) -> float:
-                due = 0.0 if role is ratio.leader else placed[PoolKey(key.group, ratio.leader)] * ratio.follower_share
-                return placed[key] - due
+            def surplus(key: PoolKey, role: Role = role, own: Mapping[PoolKey, PoolStats] = own) -> tuple[int, float]:
+                if role is ratio.leader:
+                    return own[key].link_tier, placed[key]
+                return 0, placed[key] - placed[PoolKey(key.group, ratio.leader)] * ratio.follower_share
 
             chosen = min(movable, key=surplus) if step > 0 else max(movable, key=surplus)
             placed[chosen] += step

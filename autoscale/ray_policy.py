@@ -21,6 +21,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.decision_log import PLAN, STATE, config_line, decision_line, is_news
 from autoscale.signals import Signals
+from autoscale.tuning import PoolLimits, Pools
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
 from router.ray_coordinator import find_coordinator, is_alive
 
@@ -30,6 +31,7 @@ _LOOKUP_S = 1.0
 _RELOOK_S = 5.0
 _RECOVERY_S = 60.0
 _COMPLAINTS = 100
+_UNKNOWN = PoolLimits(lowest_replicas=1, highest_replicas=1)
 _CALLS = 1000  # of which the 99th percentile is told
 
 Contexts = Mapping[Any, Any]
@@ -141,7 +143,8 @@ class JointPolicy:
                     target_replicas=context.target_num_replicas,
                     lowest_replicas=context.capacity_adjusted_min_replicas,
                     highest_replicas=context.capacity_adjusted_max_replicas,
-                    gpus_per_replica=link.gpus.get(str(key), 0),
+                    gpus_per_replica=link.limits(key).gpus_per_replica,
+                    link_tier=link.limits(key).link_tier,
                     draining=tuple(name for name in vanished if is_alive(link.app, str(key), name)),
                 )
                 for key, (context, _) in raw.items()
@@ -178,7 +181,7 @@ class _Link:
     def __init__(self, app: str) -> None:
         self.app = app
         self.controller: Controller | None = None
-        self.gpus: dict[str, int] = {}
+        self._pools = Pools({})
         self.resumed: ControllerState | None = None
         self._version: int | None = None
         self._handle: Any = None
@@ -224,9 +227,13 @@ class _Link:
             self.resumed = STATE.validate_python(said["state"])
         if said["version"] != self._version:
             config = AutoscaleConfig.model_validate(said["config"])
-            self.controller, self.gpus = Controller(config), said["gpus"]
+            self.controller, self._pools = Controller(config), Pools.model_validate(said["pools"])
             self._version = said["version"]
             self._config_lines.append((config, said["why"]))
+
+    def limits(self, key: PoolKey) -> PoolLimits:
+        """What a pool was deployed with."""
+        return self._pools.root.get(key, _UNKNOWN)
 
     @property
     def configs_read(self) -> int:

@@ -9,7 +9,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text
 from autoscale.types import PoolKey
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 
 class PoolLimits(BaseModel):
@@ -20,6 +20,7 @@ class PoolLimits(BaseModel):
     lowest_replicas: int = Field(ge=1)
     highest_replicas: int = Field(ge=1)
     gpus_per_replica: int = Field(0, ge=0)
+    link_tier: LinkTier = LinkTier.S2
 
 
 class Pools(RootModel[dict[PoolKey, PoolLimits]]):

@@ -8,7 +8,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from autoscale.ratio import PdRatio
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class ReplicaStats:
 class PoolStats:
     """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits.
 
-    ``draining``: victims that do not run any more, but have not gone yet and hold their GPUs.
+    ``link_tier``: how far KV travels inside the group. ``draining``: victims that do not run any more, but have not
+    gone yet and hold their GPUs.
     """
 
     key: PoolKey
@@ -85,6 +86,7 @@ class PoolStats:
     lowest_replicas: int
     highest_replicas: int
     gpus_per_replica: int = 0
+    link_tier: LinkTier = LinkTier.S2
     draining: tuple[str, ...] = ()
 
 

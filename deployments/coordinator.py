@@ -144,7 +144,7 @@ class Coordinator:
             "version": self._version,
             "why": self._why,
             "config": self._config.model_dump(mode="json"),
-            "gpus": {name: pool.gpus_per_replica for name, pool in self._pools.root.items()},
+            "pools": self._pools.model_dump(mode="json"),
         }
 
     def _keep(self) -> None:

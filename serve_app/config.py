@@ -8,6 +8,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.tuning import PoolLimits, Pools, check_fits
 from deployments.config import GroupConfig, ModelConfig, check_engine_kwargs
 from kvtransfer.connector import ConnectorConfig
+from kvtransfer.topology import link_tier
 from router.config import RouterConfig
 
 
@@ -77,6 +78,7 @@ class AppConfig(BaseModel):
                 key: PoolLimits(
                     lowest_replicas=pool.replicas,
                     highest_replicas=pool.max_replicas or pool.replicas,
+                    link_tier=link_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels),
                     # An emulated engine takes none, and counts in a budget like those that it stands for.
                     gpus_per_replica=pool.gpus_per_replica if pool.emulator is None else pool.workers,
                 )

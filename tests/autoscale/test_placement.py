@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 from autoscale.placement import place
 from autoscale.ratio import PdRatio, Room, joint_counts
 from autoscale.types import PoolKey, PoolStats
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 P, D = Role.PREFILL, Role.DECODE
 
 
-def pools(bounds: Sequence[tuple[int, int]]) -> list[PoolStats]:
+def pools(bounds: Sequence[tuple[int, int]], tiers: Sequence[LinkTier] = (LinkTier.S1,) * 3) -> list[PoolStats]:
     return [
         PoolStats(
-            key=PoolKey(f"g{i}", role), replicas=(), target_replicas=1, lowest_replicas=low, highest_replicas=high
+            key=PoolKey(f"g{i}", role),
+            replicas=(),
+            target_replicas=1,
+            lowest_replicas=low,
+            highest_replicas=high,
+            link_tier=tiers[i],
         )
         for i, (low, high) in enumerate(bounds)
         for role in Role
@@ -33,6 +38,16 @@ def test_the_emptiest_group_grows_and_its_followers_with_it() -> None:
     current = {PoolKey("g0", P): 2, PoolKey("g0", D): 6, PoolKey("g1", P): 1, PoolKey("g1", D): 3}
     placed = place({P: 4, D: 12}, current, pools([(1, 9), (1, 9)]), PdRatio(1, 3))
     assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 6, PoolKey("g1", P): 2, PoolKey("g1", D): 6}
+
+
+def test_near_groups_grow_first_and_far_ones_shrink_first() -> None:
+    groups = pools([(1, 9), (1, 9)], tiers=(LinkTier.S2, LinkTier.S0))
+    current = {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 2, PoolKey("g1", D): 2}
+    grown = place({P: 5, D: 5}, current, groups, PdRatio(1, 1))
+    assert grown == {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 4, PoolKey("g1", D): 4}
+    current = {PoolKey("g0", P): 3, PoolKey("g0", D): 3, PoolKey("g1", P): 4, PoolKey("g1", D): 4}
+    shrunk = place({P: 5, D: 5}, current, groups, PdRatio(1, 1))
+    assert shrunk == {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 4, PoolKey("g1", D): 4}
 
 
 def test_a_full_group_is_passed_over_and_too_much_is_an_error() -> None:
