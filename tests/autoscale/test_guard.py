@@ -153,6 +153,7 @@ def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
     assert counts(verdict) == (1, 2)
     assert any("must be gone" in note for note in verdict.held_back)
     assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8)) == (6, 2)
+    assert counts(judge(2.0, (1, 2), ratio="3:1", budget_gpus=8, ending=(0, 1))) == (1, 2)
 
 
 def test_who_was_withdrawn_comes_back_inside_a_budget_that_is_full() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from autoscale.profile import EngineProfile
 from autoscale.report import Slo
-from autoscale.sim.static import StaticSearch, unloaded_ttft_s
+from autoscale.sim.static import StaticCounts, StaticSearch, unloaded_ttft_s
 from autoscale.trace import TraceRequest
 from kvtransfer.topology import Role
 from router.config import LengthConfig, RouterConfig
@@ -24,6 +24,23 @@ def search(make_profile: MakeProfile) -> StaticSearch:
     slos = [Slo(ttft_s=1.0, tpot_s=0.2)] * len(trace)
     remote = RouterConfig(length=LengthConfig(local_max_tokens=0, local_cap_tokens=0))
     return StaticSearch(trace, slos, profiles, router=remote, highest_replicas=4)
+
+
+class Told(StaticSearch):
+    """A search whose attainments are known: these splits serve everybody, the others half."""
+
+    splits = ((3, 4), (4, 2))
+
+    def counts(self, prefill: int, decode: int) -> StaticCounts:
+        share = 1.0 if (prefill, decode) in self.splits else 0.5
+        return StaticCounts(prefill=prefill, decode=decode, attainment_frac=share)
+
+
+def test_a_split_of_fewer_that_serves_only_with_fewer_decode_replicas_is_found(make_profile: MakeProfile) -> None:
+    profiles = dict.fromkeys(Role, make_profile())
+    counts = Told([], [], profiles, router=RouterConfig(), highest_replicas=4).smallest(0.9)
+    assert counts is not None
+    assert (counts.prefill, counts.decode) == (4, 2)
 
 
 def test_the_smallest_counts_are_found(search: StaticSearch) -> None:
