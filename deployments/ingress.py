@@ -121,11 +121,14 @@ async def _unary(handle: DeploymentHandle, method: str) -> Any:
 
 
 async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
-    """What the replicas of one deployment answer, if they do so in time."""
+    """What the replicas of one deployment answer, if there are any and they do so in time."""
     try:
         results = await handle.broadcast(method).results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True)
     except TimeoutError:
         logger.warning("a replica of %s did not give its metrics in %g s", handle.deployment_name, _METRICS_TIMEOUT_S)
+        return []
+    except RayServeException as error:  # Serve starts all of its replicas anew: the others have figures all the same
+        logger.warning("no replica of %s gives its metrics: %s", handle.deployment_name, error)
         return []
     return [result for result in results if not isinstance(result, BaseException)]
 
