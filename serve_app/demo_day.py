@@ -95,7 +95,7 @@ class Service:
 
 
 # 1:3 for chat (long answers), 3:1 for code completion (long prompts, short answers).
-CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=410.0, ttft_s=2.0, input_factor=0.9, output_factor=3.0)
+CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=410.0, ttft_s=2.0, input_factor=0.9, output_factor=3.2)
 CODE = Service(name="code", ratio=PdRatio(3, 1), target=90.0, ttft_s=3.0, input_factor=2.3, output_factor=1.0)
 
 
