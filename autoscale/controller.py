@@ -81,7 +81,7 @@ class Controller:
         leaving = set(snapshot.state.victims)
         counts = dict.fromkeys(Role, 0)
         for pool in snapshot.pools:
-            counts[pool.key.role] += sum(replica.replica_id not in leaving for replica in pool.replicas)
+            counts[pool.key.role] += len(pool.replicas) - _count(pool, leaving)
         return room.is_over_budget(counts) or any(counts[role] > room.highest[role] for role in Role)
 
     def _room(self, pools: Sequence[PoolStats]) -> Room:

@@ -28,6 +28,14 @@ def pool_counts(status: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
+def serving_counts(pools: Mapping[str, Mapping[str, int]]) -> dict[Role, int]:
+    """Replicas of each role that get requests, from ``pool_counts``."""
+    serving = dict.fromkeys(Role, 0)
+    for name, counts in pools.items():
+        serving[PoolKey.parse(name).role] += counts["serving"]
+    return serving
+
+
 def missing_s(status: Mapping[str, Any], pool: str, now_s: float) -> float | None:
     """How long a pool has had fewer ready replicas than Serve's target; ``None`` where it has them."""
     since = status["plan"]["state"]["missing_since_s"].get(pool)
@@ -56,10 +64,10 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         "Of a pool for which the cluster had no room: until more replicas are tried again; 0 for the others",
         labels=["group", "role"],
     )
-    serving = dict.fromkeys(Role, 0)
-    for name, counts in pool_counts(status).items():
+    pools = pool_counts(status)
+    serving = serving_counts(pools)
+    for name, counts in pools.items():
         key = PoolKey.parse(name)
-        serving[key.role] += counts["serving"]
         for what, count in counts.items():
             replicas.add_metric([key.group, key.role, what], count)
         missing.add_metric([key.group, key.role], missing_s(status, name, now_s) or 0.0)

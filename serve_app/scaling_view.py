@@ -9,10 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscale.ratio import pd_text
-from autoscale.types import PoolKey
-from deployments.scaling_metrics import missing_s, pool_counts
+from deployments.scaling_metrics import missing_s, pool_counts, serving_counts
 from deployments.scheduler_hook import IMPORT_PATH
-from kvtransfer.topology import Role
 
 
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
@@ -31,16 +29,13 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
         return Group(head, Text("no decision yet"))
     state, latency = plan["state"], status["latency"]
     pools = pool_counts(status)
-    serving = dict.fromkeys(Role, 0)
-    for name, counts in pools.items():
-        serving[PoolKey.parse(name).role] += counts["serving"]
-    head.append(f", serving {pd_text(serving)}")
+    head.append(f", serving {pd_text(serving_counts(pools))}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("pool", "wanted", "target", "ready", "serving", "held", "away", "ending", "missing"):
         table.add_column(name, no_wrap=True)
-    for pool, shown in pools.items():
+    for pool, counts in pools.items():
         waits_s = missing_s(status, pool, now_s)
-        table.add_row(pool, *map(str, shown.values()), "" if waits_s is None else f"{waits_s:.0f} s")
+        table.add_row(pool, *map(str, counts.values()), "" if waits_s is None else f"{waits_s:.0f} s")
     lines = [
         f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
         f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "

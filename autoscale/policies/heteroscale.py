@@ -151,20 +151,20 @@ class HeteroScale:
         return self._decision(asked, reason, shown, is_step=self._config.signal not in _LINEAR)
 
     def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
-        role, read = _LINEAR[self._config.signal]
-        seen = [
-            value
-            for pool in snapshot.pools
-            if pool.key.role is role
-            for replica in pool.replicas
-            if (value := read(replica)) is not None
-        ]
+        role, readings = self._readings(snapshot)
+        seen = [value for value in readings.values() if value is not None]
         if not seen or self._config.target is None:
             return None
         mean = math.fsum(seen) / len(seen)
         expected = proportional(len(seen), mean, self._config.target)
         leaders = expected if role is self._ratio.leader else expected / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
+
+    def _readings(self, snapshot: Snapshot) -> tuple[Role, dict[str, float | None]]:
+        """What each replica of the signal's role shows of it."""
+        role, read = _LINEAR[self._config.signal]
+        replicas = (replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas)
+        return role, {replica.replica_id: read(replica) for replica in replicas}
 
     def _feedback(self, snapshot: Snapshot, now: int) -> tuple[float, Shown] | None:
         """TTFT or TPOT as the signal itself."""
@@ -199,10 +199,8 @@ class HeteroScale:
         if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
             return "a latency is near its objective"
         if self._config.signal in _LINEAR:
-            role, read = _LINEAR[self._config.signal]
-            serving = set(snapshot.state.admitted)
-            replicas = [replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas]
-            if dumb := [r.replica_id for r in replicas if r.replica_id in serving and read(r) is None]:
+            _, readings = self._readings(snapshot)
+            if dumb := [name for name in snapshot.state.admitted if name in readings and readings[name] is None]:
                 return f"replica {dumb[0]} does not show {self._config.signal}"
         if any(
             r.queued_prefill_tokens is None for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas
