@@ -92,6 +92,8 @@ class JointPolicy:
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
             self._take(*tick.result())
+        if self._last is not None and link.is_told:
+            self._counts = dict(self._last.counts)
         if link.controller is None or self._tick is not None:
             return
         running = {
@@ -159,7 +161,10 @@ class JointPolicy:
 
     def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
         """Act on a plan: counts for Serve, victims for the scheduler, the rest for the coordinator."""
-        self._state, self._counts = plan.state, dict(plan.counts)
+        self._state = plan.state
+        # A lower count waits until the coordinator holds the plan: were this process killed in between, the next
+        # one would not know whom to stop.
+        self._counts = {key: max(count, self._counts.get(key, 0)) for key, count in plan.counts.items()}
         link = self._link
         assert link is not None
         ray_victims.VICTIMS.chosen[link.app] = plan.victims
@@ -192,6 +197,12 @@ class _Link:
         self._lines: list[str] = []
         self._sent: list[str] = []  # until the coordinator has answered
         self._config_lines: list[tuple[AutoscaleConfig, str]] = []
+        self._published = self._sending = self._confirmed = 0  # plans
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the coordinator holds the plan that was published last."""
+        return self._confirmed == self._published
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
         """Take what has come, ask for what has not."""
@@ -214,12 +225,14 @@ class _Link:
             except ray.exceptions.RayError:
                 self._handle = None  # it is being restarted: what it last said still holds
                 self._lines = [*self._sent, *self._lines]
+                self._sending = 0
                 return
-            self._sent = []
+            self._sent, self._confirmed = [], self._sending
         if self._reply is None and self._update is not None:
             update, self._update = self._update, None
             self._sent, self._lines = self._lines, []
             update["lines"] = self._sent
+            self._sending = self._published
             self._reply = self._handle.sync.remote(update).future()
 
     def _read(self, said: dict[str, Any]) -> None:
@@ -248,6 +261,7 @@ class _Link:
     def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
         """Leave a plan for the coordinator; the next call sends it, and a later plan replaces it, but not its lines."""
         self._lines += lines
+        self._published += 1
         self._update = {
             "plan": PLAN.dump_python(plan, mode="json"),
             "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},

@@ -35,8 +35,8 @@ class Histogram:
         self.counts[bisect_left(self.edges, value)] += 1.0
 
     def as_report(self, name: str) -> dict[str, float]:
-        """The buckets as named numbers of a replica's report."""
-        return {f"{name}_{index}": count for index, count in enumerate(self.counts)}
+        """The buckets as named numbers of a replica's report, without the empty ones: they are most of them."""
+        return {f"{name}_{index}": count for index, count in enumerate(self.counts) if count}
 
 
 def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> float | None:
@@ -121,11 +121,16 @@ class ReportWindow:
         """The last value of a gauge or counter; ``None`` where it is not reported."""
         return self._reports[-1][1].get(name) if self._reports else None
 
-    def gained(self, name: str) -> float | None:
-        """By how much a counter has grown; ``None`` before the second report."""
+    def gained(self, name: str, *, unreported: float | None = None) -> float | None:
+        """By how much a counter has grown; ``None`` before the second report.
+
+        Args:
+            name: the counter.
+            unreported: its value where a report leaves it out.
+        """
         if self.span_s <= 0.0:
             return None
-        first, last = self._reports[0][1].get(name), self._reports[-1][1].get(name)
+        first, last = (self._reports[at][1].get(name, unreported) for at in (0, -1))
         return None if first is None or last is None else max(0.0, last - first)
 
     def rate(self, name: str) -> float | None:
@@ -211,4 +216,4 @@ class Signals:
 
 
 def _summed(windows: Sequence[ReportWindow], names: Sequence[str]) -> list[float]:
-    return [math.fsum(window.gained(name) or 0.0 for window in windows) for name in names]
+    return [math.fsum(window.gained(name, unreported=0.0) or 0.0 for window in windows) for name in names]

@@ -89,7 +89,7 @@ def replica_options(pool: RoleConfig, *, is_autoscaled: bool) -> dict[str, Any]:
             "upscale_delay_s": 0.0,
             "downscale_delay_s": 0.0,
             "metrics_interval_s": _REPORT_S,
-            "look_back_period_s": 4 * _REPORT_S,
+            "look_back_period_s": 1.25 * _REPORT_S,
         }
     }
 

@@ -55,8 +55,6 @@ _START_S = {True: 7.0, False: 17.0}
 _LOW_PRIORITY = 15
 # Of one role, on fixed counts.
 _MOST_REPLICAS = 12
-# A morning asks for everything at once.
-_SURGE_TARGET_FRAC = 0.2
 _CHUNK_S = 0.5
 # The longest request takes half a minute, so until then less is decoded than has come; and a window of rates.
 _TAKES_OVER_S = 45.0
@@ -107,7 +105,7 @@ class Demo:
 
     def morning(self, service: Service, *, is_gated: bool) -> Run:
         """A morning that comes as a surge: few replicas, and a target that asks for many at once."""
-        tuning = service.tuning(is_gated=is_gated, target_frac=_SURGE_TARGET_FRAC)
+        tuning = service.tuning(is_gated=is_gated, target_frac=service.surge_target_frac)
         self._settle(tuning, service.counts(LOWEST_LEADERS))
         self._take_over()
         kind = "gate_on" if is_gated else "gate_off"

@@ -40,6 +40,7 @@ class Service:
         ttft_s: the TTFT that it watches, of the slowest twentieth; long prompts were promised more time.
         input_factor: multiplies the trace's prompt lengths.
         output_factor: multiplies its output lengths, so that the load fills replicas at this ratio.
+        surge_target_frac: of the target on its morning, so that it asks for many replicas at once.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Service:
     ttft_s: float
     input_factor: float
     output_factor: float
+    surge_target_frac: float
 
     def day(self, day_s: float) -> tuple[TraceRequest, ...]:
         """Its requests, the day compressed to so many seconds; a shorter day has fewer, at the same rate."""
@@ -95,8 +97,24 @@ class Service:
 
 
 # 1:3 for chat (long answers), 3:1 for code completion (long prompts, short answers).
-CHAT = Service(name="chat", ratio=PdRatio(1, 3), target=410.0, ttft_s=2.0, input_factor=0.9, output_factor=3.2)
-CODE = Service(name="code", ratio=PdRatio(3, 1), target=90.0, ttft_s=3.0, input_factor=2.3, output_factor=1.0)
+CHAT = Service(
+    name="chat",
+    ratio=PdRatio(1, 3),
+    target=410.0,
+    ttft_s=2.0,
+    input_factor=0.9,
+    output_factor=3.2,
+    surge_target_frac=0.08,
+)
+CODE = Service(
+    name="code",
+    ratio=PdRatio(3, 1),
+    target=90.0,
+    ttft_s=3.0,
+    input_factor=2.3,
+    output_factor=1.0,
+    surge_target_frac=0.2,
+)
 
 
 def objectives(trace: Sequence[TraceRequest], profiles: Mapping[Role, EngineProfile]) -> list[Slo]:

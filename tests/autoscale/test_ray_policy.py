@@ -3,10 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
@@ -156,3 +159,30 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
     assert '"why": "start"' in lines[0]
     assert '"snapshot"' in lines[1]
     assert link.configs_read == 0
+
+
+def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -> None:
+    ticked(policy, ready=(3, 3))
+    policy._ticked_s = float("inf")  # no other tick
+    link, plan = policy._link, policy._last
+    snapshot = Snapshot(now_s=0.0, pools=())
+    prefill, decode = plan.counts
+    policy._take(snapshot, replace(plan, counts={prefill: 2, decode: 4}), [])
+
+    def answers() -> dict[str, int]:
+        return {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()}
+
+    assert answers() == {"prefill:g0": 3, "decode:g0": 4}  # more at once, fewer later
+    answer: Future[dict[str, Any]] = Future()
+    sync = SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: answer))
+    link._handle = SimpleNamespace(sync=sync)
+    assert answers() == {"prefill:g0": 3, "decode:g0": 4}
+    answer.set_result({"version": link._version})
+    assert answers() == {"prefill:g0": 2, "decode:g0": 4}
+    # What is lost on the way is not taken for told.
+    policy._take(snapshot, replace(plan, counts={prefill: 1, decode: 4}), [])
+    lost: Future[dict[str, Any]] = Future()
+    lost.set_exception(ActorDiedError())
+    link._handle = SimpleNamespace(sync=SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: lost)))
+    for _ in range(3):
+        assert answers() == {"prefill:g0": 2, "decode:g0": 4}

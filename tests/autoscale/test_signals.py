@@ -121,6 +121,14 @@ def test_quantiles_are_taken_over_the_merged_buckets_of_all_replicas() -> None:
     # The mean of the two replicas' own p90 would be over two seconds.
 
 
+def test_a_bucket_that_was_left_out_because_it_was_empty_counts_from_zero() -> None:
+    feed = Feed()
+    assert Histogram(TTFT_EDGES_S).as_report("ttft") == {}
+    feed.step({(D, "d0"): {"decode_tokens": 1.0}})
+    feed.step({(D, "d0"): {"decode_tokens": 1.0, **bucket("ttft", TTFT_EDGES_S, 4.0, 5.0)}})
+    assert feed.signals.latency(0.5).ttft_s == pytest.approx(4.0)
+
+
 def test_who_still_waits_counts_with_the_time_so_far() -> None:
     feed = Feed()
     feed.step({(D, "d0"): {}}, **bucket("late", TTFT_EDGES_S, 8.0, 3.0))
