@@ -54,9 +54,14 @@ class AutoscaleConfig(BaseModel):
     )
     guard: GuardConfig = GuardConfig()
     gate: GateConfig = GateConfig()
-    interval_s: float = Field(2.0, ge=0.2, le=60.0, description="Time between two decisions.")
+    interval_s: float = Field(
+        5.0,
+        ge=0.2,
+        le=60.0,
+        description="Time between two decisions. Replicas report twice in what was deployed, at most once a second.",
+    )
     window_s: float = Field(20.0, gt=0.0, le=600.0, description="What rates and quantiles are taken over.")
-    stale_s: float = Field(10.0, gt=0.0, description="Statistics older than this are not acted on.")
+    stale_s: float = Field(15.0, gt=0.0, description="Statistics older than this are not acted on.")
     no_room_s: float = Field(
         300.0,
         gt=0.0,

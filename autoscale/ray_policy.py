@@ -1,8 +1,8 @@
 """The application-level Serve policy: contexts -> snapshot, plan -> counts; nothing is decided here.
 
-Serve calls it ten times a second inside its controller, without a timeout and without protection. So it returns what
-it last said unless a tick is due; ticks run in a thread of their own; nothing waits for the coordinator; and whatever
-goes wrong, the counts stay.
+Serve calls it several times a second inside its controller, without a timeout and without protection. So it returns
+what it last said unless a tick is due; ticks run in a thread of their own; nothing waits for the coordinator; and
+whatever goes wrong, the counts stay.
 """
 
 import logging
@@ -173,7 +173,7 @@ class JointPolicy:
         self._last = plan
 
     def _complain(self, error: Exception) -> None:
-        """Say it once per cause: ten times a second would hide everything else."""
+        """Say it once per cause: several times a second would hide everything else."""
         cause = f"{type(error).__name__}: {error}"
         if cause not in self._complaints and len(self._complaints) < _COMPLAINTS:
             self._complaints.add(cause)

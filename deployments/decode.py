@@ -54,7 +54,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve passes on to the joint policy, once a second."""
+        """What Serve passes on to the joint policy."""
         gpus = await self.gpu_report()
         return {**engine_stats().load.report(), **gpus, **self._requests.report(), **self._generate.report()}
 

@@ -46,7 +46,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
             await super().__init__(llm_config)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve passes on to the joint policy, once a second."""
+        """What Serve passes on to the joint policy."""
         queued = float(engine_client(self).get_num_queued_tokens())
         gpus, unread = await asyncio.gather(self.gpu_report(), self._unread_kv_requests())
         stats = engine_stats()

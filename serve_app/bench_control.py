@@ -1,7 +1,7 @@
-"""How long decisions take: ``make bench-control``.
+"""How long decisions take, and what they cost at rest: ``make bench-control``.
 
 The controller's tick and a routing decision are timed here; the policy's call where it is made, in Serve's controller;
-the time from more load to a raised target on emulated engines under real Ray Serve.
+the time from more load to a raised target on emulated engines under real Ray Serve; then twelve of them are at rest.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,9 @@ from serve_app.validate import load_serve_yaml
 
 _GROUPS, _REPLICAS, _TICKS = 50, 20, 1000
 _ROUTED_REPLICAS, _ROUTES = 256, 20_000
-_REST_S, _STEPS, _INTERVAL_S = 6.0, 5, 2.0
+_REST_S, _STEPS = 12.0, 5
+_INTERVAL_S = AutoscaleConfig.model_fields["interval_s"].default
+_IDLE_COUNTS, _IDLE_S = (3, 9), 40.0
 _CONFIG = Path(__file__).parent.parent / "configs" / "emulated.yaml"
 
 
@@ -103,11 +106,7 @@ def live(console: Console) -> dict[str, float]:
 
     document = load_serve_yaml(_CONFIG)
     args = document["applications"][0]["args"]
-    args["autoscale"] |= {
-        "interval_s": _INTERVAL_S,
-        "window_s": 4.0,
-        "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
-    }
+    args["autoscale"] |= {"window_s": 10.0, "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0}}
     args["autoscale"]["gate"] = {"observation_s": 0.0}
     args["groups"][0]["prefill"]["max_replicas"] = args["groups"][0]["decode"]["max_replicas"] = 2
     shape = TraceRequest(at_s=0.0, input_tokens=200, output_tokens=200)
@@ -138,6 +137,29 @@ async def _step(generator: LoadGenerator, control: Any, shape: TraceRequest) -> 
     return waited_s
 
 
+def idle() -> dict[str, float]:
+    """What twelve emulated replicas at rest take of the machine, with everything that serves them."""
+    from serve_app.ray_control import Control
+    from serve_app.sdk import deploy
+
+    with deploy(_CONFIG, on_status=lambda status: None) as app:
+        control = Control(app.name)
+        control.scale(*_IDLE_COUNTS)
+        _wait(lambda: _ready(control) == sum(_IDLE_COUNTS), 240.0)
+        time.sleep(_IDLE_S)
+        processes = psutil.Process().children(recursive=True)
+        before_s = {process: _cpu_s(process) for process in processes}
+        time.sleep(_IDLE_S)
+        busy_s = sum(_cpu_s(process) - before_s[process] for process in processes if process.is_running())
+        pss_bytes = sum(process.memory_full_info().pss for process in processes if process.is_running())
+    return {"idle_cores": busy_s / _IDLE_S, "idle_pss_gb": pss_bytes / 1e9}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 def _raised(control: Any) -> int:
     desired: dict[str, int] = control.status()["plan"]["state"]["desired"]
     return sum(desired.values()) - 2
@@ -164,7 +186,7 @@ def main(out: Path = Path("reports/bench_control.json")) -> None:
     """Measure, print and write."""
     console = Console()
     driver_environment()  # before anything imports ray
-    figures = {**_quantiles("tick", tick_s()), **_quantiles("route", route_s()), **live(console)}
+    figures = {**_quantiles("tick", tick_s()), **_quantiles("route", route_s()), **live(console), **idle()}
     table = Table("what", "value")
     for name, value in figures.items():
         table.add_row(name, f"{value * 1e3:.3g} ms" if name.endswith("_s") else f"{value:.2f}")
