@@ -11,18 +11,21 @@ from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from kvtransfer.topology import Role
 
+# A report costs a replica and Serve's controller about a millisecond of a core each.
+_LEAST_REPORT_S, _MOST_REPORT_S = 1.0, 10.0
+
 
 class BoundsConfig(BaseModel):
-    """Replicas of one role in each group."""
+    """Replicas of one role in each group; ``None``: as deployed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lowest_replicas: int = Field(1, ge=1)
-    highest_replicas: int = Field(ge=1)
+    lowest_replicas: int | None = Field(None, ge=1)
+    highest_replicas: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        if self.lowest_replicas > self.highest_replicas:
+        if self.lowest_replicas and self.highest_replicas and self.lowest_replicas > self.highest_replicas:
             raise ValueError(
                 f"lowest_replicas ({self.lowest_replicas}) is more than highest_replicas ({self.highest_replicas})"
             )
@@ -63,10 +66,10 @@ class AutoscaleConfig(BaseModel):
     window_s: float = Field(20.0, gt=0.0, le=600.0, description="What rates and quantiles are taken over.")
     stale_s: float = Field(15.0, gt=0.0, description="Statistics older than this are not acted on.")
     no_room_s: float = Field(
-        300.0,
+        900.0,
         gt=0.0,
         description="A replica that has not become ready by then is given up for no_room_retry_s, and the other role "
-        "with it. Choose more than a start takes.",
+        "with it. Choose more than a start takes, a new node and the model's download included.",
     )
     no_room_retry_s: float = Field(300.0, gt=0.0, description="Then it is tried again.")
     is_paused: bool = Field(False, description="Decide nothing; new replicas still enter.")
@@ -75,17 +78,42 @@ class AutoscaleConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.stale_s < 2 * self.interval_s:
+        if self.is_observing and self.override is not None:
             raise ValueError(
-                f"stale_s ({self.stale_s:g}) must be at least two intervals (2 x {self.interval_s:g} s), or every tick "
-                "would hold"
+                "counts set by hand are not acted on while is_observing: set is_observing to false, or resume first"
             )
+        self.check_reports(self.report_s)
         if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
             raise ValueError(
                 f"gate.band_replicas ({self.gate.band_replicas:g}) is narrower than guard.band_replicas "
                 f"({self.guard.band_replicas:g}): counts that the guard allows would never be let in; raise the first "
                 "or lower the second"
             )
-        if self.window_s < self.interval_s:
-            raise ValueError(f"window_s ({self.window_s:g}) must be at least interval_s ({self.interval_s:g})")
         return self
+
+    def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
+        """The fewest and the most replicas of a role in a group that was deployed with these."""
+        bounds = self.bounds.get(role, BoundsConfig())
+        return bounds.lowest_replicas or lowest, bounds.highest_replicas or highest
+
+    @property
+    def report_s(self) -> float:
+        """How often replicas report that are deployed with this: twice between two decisions."""
+        return min(max(_LEAST_REPORT_S, self.interval_s / 2), _MOST_REPORT_S)
+
+    def check_reports(self, report_s: float) -> None:
+        """Refuse what replicas that report so often can never satisfy.
+
+        Raises:
+            ValueError: statistics would be stale at every tick, or rates have nothing to be differences of.
+        """
+        slower_s = max(self.interval_s, report_s)
+        for name, value, harm in (
+            ("stale_s", self.stale_s, "every tick would hold"),
+            ("window_s", self.window_s, "there would be no rates"),
+        ):
+            if value < 2 * slower_s:
+                raise ValueError(
+                    f"{name} ({value:g}) must be at least twice the time between decisions ({self.interval_s:g} s) and "
+                    f"between reports, which is set when the application is deployed ({report_s:g} s): else {harm}"
+                )

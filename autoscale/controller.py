@@ -123,7 +123,7 @@ class Controller:
         withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
         if self._is_after_a_gap(snapshot):  # in which nobody watched: what is timed starts anew
             withdrawn = dict.fromkeys(withdrawn, now_s)
-            state = replace(state, missing_since_s={}, capped={})
+            state = replace(state, missing_since_s={}, capped={}, settled_s=None)
         # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
         here = running.union(*(pool.draining for pool in snapshot.pools))
         victims = [name for name in state.victims if name in here]
@@ -167,12 +167,11 @@ class Controller:
 
     def _bounded(self, pool: PoolStats) -> PoolStats:
         """The pool inside the configured bounds."""
-        if (bounds := self.config.bounds.get(pool.key.role)) is None:
-            return pool
+        lowest, highest = self.config.bounds_of(pool.key.role, pool.lowest_replicas, pool.highest_replicas)
         return replace(
             pool,
-            lowest_replicas=max(pool.lowest_replicas, bounds.lowest_replicas),
-            highest_replicas=min(pool.highest_replicas, bounds.highest_replicas),
+            lowest_replicas=max(pool.lowest_replicas, lowest),
+            highest_replicas=min(pool.highest_replicas, highest),
         )
 
     def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
@@ -270,15 +269,23 @@ class Controller:
                 admitted += admit(group, before, ratio=ratio, band_replicas=gate.band_replicas)
             else:
                 admitted += [name for role in Role for name in group[role]]
+        serving_now = frozenset(admitted)
         state = replace(
             state,
             ticked_s=now_s,
             admitted=tuple(admitted),
+            held=tuple(
+                name
+                for group in ready.values()
+                for names in group.values()
+                for name in names
+                if name not in serving_now
+            ),
+            settled_s=now_s + self.config.window_s if serving_now - before else state.settled_s,
             withdrawn=withdrawn,
             victims=tuple(sorted(victims)),
             desired_before=state.desired_before if withdrawn else {},
         )
-        serving_now = frozenset(admitted)
         return Plan(
             counts=counts,
             admitted=state.admitted,
@@ -297,7 +304,9 @@ def totals(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
 
 
 def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
-    state = snapshot.state
+    # Nobody has watched meanwhile: what is timed starts anew.
+    withdrawn = dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s)
+    state = replace(snapshot.state, withdrawn=withdrawn, missing_since_s={})
     return Plan(
         counts={pool.key: pool.target_replicas for pool in snapshot.pools},
         admitted=state.admitted,

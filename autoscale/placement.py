@@ -1,43 +1,73 @@
 """Replicas of a service -> replicas of each pool (pure)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role
 
+# How far a group may be from the ratio, replicas of the smaller role: what the gate lets serve by default.
+_BAND_REPLICAS = 1.0
+_EPSILON = 1e-9
+
 
 def place(
     counts: Mapping[Role, int], current: Mapping[PoolKey, int], pools: Sequence[PoolStats], ratio: PdRatio
 ) -> dict[PoolKey, int]:
-    """Spread a service's replicas over its groups, each at the ratio, moving as few as possible; totals are kept.
+    """Spread a service's replicas over its groups, each near the ratio, moving as few as possible; totals are kept.
 
     Leaders are added where KV travels least, and among such groups where there are fewest; they are taken where it
-    travels furthest, and there where there are most. Followers go where they are furthest below the ratio, since KV
+    travels furthest, and there where there are most. But no group keeps more of them than followers can be had for:
+    each other group ties up its lowest number of those. Followers go where they are furthest below the ratio, since KV
     moves only inside a group.
 
     Raises:
         ValueError: the groups' bounds do not hold the counts.
     """
-    placed: dict[PoolKey, int] = {}
-    for role in (ratio.leader, ratio.follower):
-        own = {pool.key: pool for pool in pools if pool.key.role is role}
-        for key, pool in own.items():
-            placed[key] = min(max(current[key], pool.lowest_replicas), pool.highest_replicas)
-        while (missing := counts[role] - sum(placed[key] for key in own)) != 0:
+    share = ratio.follower_share
+    known = {pool.key: pool for pool in pools}
+    placed = {key: min(max(current[key], p.lowest_replicas), p.highest_replicas) for key, p in known.items()}
+    leaders = [key for key in known if key.role is ratio.leader]
+    followers = [key for key in known if key.role is ratio.follower]
+
+    def movable(keys: Sequence[PoolKey], step: int) -> list[PoolKey]:
+        return [k for k in keys if known[k].lowest_replicas <= placed[k] + step <= known[k].highest_replicas]
+
+    def fit(keys: Sequence[PoolKey], role: Role, cost: Callable[[PoolKey, int], tuple[float, ...]]) -> None:
+        while (missing := counts[role] - sum(placed[key] for key in keys)) != 0:
             step = int(math.copysign(1, missing))
-            movable = [
-                key for key, pool in own.items() if pool.lowest_replicas <= placed[key] + step <= pool.highest_replicas
-            ]
-            if not movable:
-                raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(own)} groups")
+            if not (candidates := movable(keys, step)):
+                raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(keys)} groups")
+            placed[min(candidates, key=lambda key: cost(key, step))] += step
 
-            def surplus(key: PoolKey, role: Role = role, own: Mapping[PoolKey, PoolStats] = own) -> tuple[int, float]:
-                if role is ratio.leader:
-                    return own[key].link_tier, placed[key]
-                return 0, placed[key] - placed[PoolKey(key.group, ratio.leader)] * ratio.follower_share
+    def needed(key: PoolKey, step: int = 0) -> int:
+        """The fewest followers with which all leaders of a group may serve."""
+        least = math.ceil((placed[key] + step) * share - _BAND_REPLICAS - _EPSILON)
+        return max(known[PoolKey(key.group, ratio.follower)].lowest_replicas, least)
 
-            chosen = min(movable, key=surplus) if step > 0 else max(movable, key=surplus)
-            placed[chosen] += step
+    def until_relieved(key: PoolKey) -> int:
+        """How many leaders must leave a group before it needs a follower less."""
+        return placed[key] - math.floor((needed(key) - 1 + _BAND_REPLICAS) / share + _EPSILON)
+
+    fit(leaders, ratio.leader, lambda key, step: (step * known[key].link_tier, step * placed[key]))
+    for _ in range(counts[ratio.leader]):
+        if sum(needed(key) for key in leaders) <= counts[ratio.follower]:
+            break
+        crowded = [
+            key
+            for key in movable(leaders, -1)
+            if needed(key) > known[PoolKey(key.group, ratio.follower)].lowest_replicas
+        ]
+        donor = min(crowded, key=until_relieved, default=None)
+        takers = [key for key in movable(leaders, 1) if key != donor and needed(key, 1) == needed(key)]
+        if donor is None or not takers:
+            break
+        placed[donor] -= 1
+        placed[min(takers, key=lambda key: (known[key].link_tier, placed[key]))] += 1
+    fit(
+        followers,
+        ratio.follower,
+        lambda key, step: (step * (placed[key] - placed[PoolKey(key.group, ratio.leader)] * share),),
+    )
     return placed

@@ -92,8 +92,8 @@ class JointPolicy:
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
             self._take(*tick.result())
-        if self._last is not None and link.is_told:
-            self._counts = dict(self._last.counts)
+        if self._last is not None and link.confirmed is not None:
+            self._counts = {key: max(n, link.confirmed.get(key, n)) for key, n in self._last.counts.items()}
         if link.controller is None or self._tick is not None:
             return
         running = {
@@ -162,8 +162,8 @@ class JointPolicy:
     def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
         """Act on a plan: counts for Serve, victims for the scheduler, the rest for the coordinator."""
         self._state = plan.state
-        # A lower count waits until the coordinator holds the plan: were this process killed in between, the next
-        # one would not know whom to stop.
+        # A lower count waits until the coordinator holds the plan that it is from: were this process killed in
+        # between, the next one would not know whom to stop.
         self._counts = {key: max(count, self._counts.get(key, 0)) for key, count in plan.counts.items()}
         link = self._link
         assert link is not None
@@ -197,12 +197,9 @@ class _Link:
         self._lines: list[str] = []
         self._sent: list[str] = []  # until the coordinator has answered
         self._config_lines: list[tuple[AutoscaleConfig, str]] = []
-        self._published = self._sending = self._confirmed = 0  # plans
-
-    @property
-    def is_told(self) -> bool:
-        """Whether the coordinator holds the plan that was published last."""
-        return self._confirmed == self._published
+        self.confirmed: Mapping[PoolKey, int] | None = None  # counts of the last plan that the coordinator holds
+        self._sending: Mapping[PoolKey, int] | None = None
+        self._published: Mapping[PoolKey, int] = {}
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
         """Take what has come, ask for what has not."""
@@ -212,6 +209,7 @@ class _Link:
             # A redeployed application has another coordinator, while the old one may still answer.
             if found is not None and (self._handle is None or found._actor_id != self._handle._actor_id):
                 self._handle, self._version = found, None
+                self._take_back()
                 self._reply = found.join.remote().future()
         elif self._lookup is None and clock_s - self._looked_s >= (_LOOKUP_S if self._handle is None else _RELOOK_S):
             self._looked_s = clock_s
@@ -224,16 +222,20 @@ class _Link:
                 self._read(reply.result())
             except ray.exceptions.RayError:
                 self._handle = None  # it is being restarted: what it last said still holds
-                self._lines = [*self._sent, *self._lines]
-                self._sending = 0
+                self._take_back()
                 return
-            self._sent, self._confirmed = [], self._sending
+            self.confirmed = self._sending or self.confirmed
+            self._sent = []
         if self._reply is None and self._update is not None:
             update, self._update = self._update, None
             self._sent, self._lines = self._lines, []
             update["lines"] = self._sent
             self._sending = self._published
             self._reply = self._handle.sync.remote(update).future()
+
+    def _take_back(self) -> None:
+        """What was on its way may never have arrived."""
+        self._lines, self._sent, self._sending = [*self._sent, *self._lines], [], None
 
     def _read(self, said: dict[str, Any]) -> None:
         if said.get("state") is not None and self.controller is None:
@@ -261,7 +263,7 @@ class _Link:
     def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
         """Leave a plan for the coordinator; the next call sends it, and a later plan replaces it, but not its lines."""
         self._lines += lines
-        self._published += 1
+        self._published = plan.counts
         self._update = {
             "plan": PLAN.dump_python(plan, mode="json"),
             "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},

@@ -72,12 +72,13 @@ _GAUGES = (
     "queued_prefill_tokens",
     "kv_usage_frac",
     "unread_kv_requests",
-    "gpu_utilization_frac",
-    "sm_activity_frac",
 )
+# They change faster than replicas report, so one report says little.
+_AVERAGED = ("gpu_utilization_frac", "sm_activity_frac")
 _TTFT = [f"ttft_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
 _LATE = [f"late_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
 _TPOT = [f"tpot_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
+_PACE = [f"pace_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
 
 
 class ReportWindow:
@@ -121,6 +122,13 @@ class ReportWindow:
         """The last value of a gauge or counter; ``None`` where it is not reported."""
         return self._reports[-1][1].get(name) if self._reports else None
 
+    def mean(self, name: str) -> float | None:
+        """The mean of a gauge over the window; ``None`` where the last report leaves it out."""
+        if self.latest(name) is None:
+            return None
+        seen = [value for _, values in self._reports if (value := values.get(name)) is not None]
+        return math.fsum(seen) / len(seen)
+
     def gained(self, name: str, *, unreported: float | None = None) -> float | None:
         """By how much a counter has grown; ``None`` before the second report.
 
@@ -148,6 +156,7 @@ class ReportWindow:
             prefill_tokens_per_s=self.rate("prefill_tokens"),
             handoff_s=handoff_s / handoffs if handoffs and handoff_s is not None else None,
             **{name: self.latest(name) for name in _GAUGES},
+            **{name: self.mean(name) for name in _AVERAGED},
         )
 
 
@@ -183,13 +192,13 @@ class Signals:
     def latency(self, quantile_frac: float) -> Latency:
         """The quantile of TTFT and TPOT over all decode replicas.
 
-        TTFT counts first tokens and, with the time they have waited so far, requests that have none yet.
+        TTFT counts first tokens and, with the time they have waited so far, requests that have none yet; TPOT requests
+        that have ended and, at their present pace, those that have not.
         """
         windows = list(self._decode())
-        gained, waiting = _summed(windows, _TTFT), [math.fsum(w.latest(name) or 0.0 for w in windows) for name in _LATE]
         return Latency(
-            ttft_s=quantile(TTFT_EDGES_S, [a + b for a, b in zip(gained, waiting, strict=True)], quantile_frac),
-            tpot_s=quantile(TPOT_EDGES_S, _summed(windows, _TPOT), quantile_frac),
+            ttft_s=quantile(TTFT_EDGES_S, _ended_and_not(windows, _TTFT, _LATE), quantile_frac),
+            tpot_s=quantile(TPOT_EDGES_S, _ended_and_not(windows, _TPOT, _PACE), quantile_frac),
         )
 
     def traffic(self) -> Traffic:
@@ -215,5 +224,9 @@ class Signals:
                 yield from windows.values()
 
 
-def _summed(windows: Sequence[ReportWindow], names: Sequence[str]) -> list[float]:
-    return [math.fsum(window.gained(name, unreported=0.0) or 0.0 for window in windows) for name in names]
+def _ended_and_not(windows: Sequence[ReportWindow], ended: Sequence[str], going_on: Sequence[str]) -> list[float]:
+    """Per bucket, what a counter has gained in the window and what a gauge shows now, over all replicas."""
+    return [
+        math.fsum((w.gained(counter, unreported=0.0) or 0.0) + (w.latest(gauge) or 0.0) for w in windows)
+        for counter, gauge in zip(ended, going_on, strict=True)
+    ]

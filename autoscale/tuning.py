@@ -39,6 +39,7 @@ def tuned(base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> Au
         ValueError: a field or a value is wrong, or they contradict each other.
     """
     config = AutoscaleConfig.model_validate(merged(base.model_dump(mode="json"), changes))
+    config.check_reports(base.report_s)
     check_fits(config, pools)
     return config
 
@@ -65,12 +66,10 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
             outside either.
     """
     for key, limits in pools.root.items():
-        bounds = config.bounds.get(key.role)
-        if bounds is None:
-            continue
-        if bounds.lowest_replicas < limits.lowest_replicas or bounds.highest_replicas > limits.highest_replicas:
+        lowest, highest = config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas)
+        if lowest < limits.lowest_replicas or highest > limits.highest_replicas:
             raise ValueError(
-                f"bounds.{key.role} ({bounds.lowest_replicas} to {bounds.highest_replicas}) reach beyond what {key} "
+                f"bounds.{key.role} ({lowest} to {highest}) reach beyond what {key} "
                 f"was deployed with ({limits.lowest_replicas} to {limits.highest_replicas}): change replicas and "
                 "max_replicas of the group and deploy again"
             )
@@ -117,6 +116,6 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
 def _room(config: AutoscaleConfig, pools: Pools) -> Room:
     limits = []
     for key, pool in pools.root.items():
-        narrowest = config.bounds.get(key.role) or pool
-        limits.append((key.role, narrowest.lowest_replicas, narrowest.highest_replicas, pool.gpus_per_replica))
+        bounds = config.bounds_of(key.role, pool.lowest_replicas, pool.highest_replicas)
+        limits.append((key.role, *bounds, pool.gpus_per_replica))
     return Room.of(limits, config.guard.budget_gpus)

@@ -118,11 +118,12 @@ class ControllerState:
     So a log replays from any line, and a controller that was killed goes on where it was.
 
     ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
-    it was before they were withdrawn. ``withdrawn`` are out of routing since a time but can come back; ``victims`` have
-    been told to stop. ``backlog``: (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer
-    running replicas than Serve works towards, when one last became ready, and how many had. ``capped``: pools
-    for which no room was found, until when they are given no more replicas, and how many have found room. ``lost_s``:
-    when a replica last vanished that nobody had told to stop.
+    it was before they were withdrawn. ``held`` run and wait for the other role. ``withdrawn`` are out of routing since
+    a time but can come back; ``victims`` have been told to stop. ``backlog``: (time, prompt tokens waiting for
+    prefill). ``missing_since_s``: pools with fewer running replicas than Serve works towards, when one last became
+    ready, and how many had. ``capped``: pools for which no room was found, until when they are given no more replicas,
+    and how many have found room. ``lost_s``: when a replica last vanished that nobody had told to stop. ``settled_s``:
+    from when on latencies are all from after the last replica had entered.
     """
 
     ticked_s: float | None = None
@@ -131,12 +132,14 @@ class ControllerState:
     scaled_out_s: float | None = None
     scaled_in_s: float | None = None
     admitted: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     withdrawn: Mapping[str, float] = field(default_factory=dict)
     victims: tuple[str, ...] = ()
     backlog: tuple[tuple[float, float], ...] = ()
     missing_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     capped: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     lost_s: float | None = None
+    settled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,28 +11,28 @@ _ENGINES: dict[int, "EngineStatsLogger"] = {}
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What an engine holds now, ``None`` before its first step, and what it has done since it started.
+    """What an engine holds now and what it has done since it started.
 
     ``deferred_requests`` wait for KV from another engine. ``prefill_tokens`` were computed, not found in a cache.
     """
 
-    running_requests: int | None = None
-    waiting_requests: int | None = None
-    deferred_requests: int | None = None
-    kv_usage_frac: float | None = None
+    running_requests: int = 0
+    waiting_requests: int = 0
+    deferred_requests: int = 0
+    kv_usage_frac: float = 0.0
     output_tokens: int = 0
     prefill_tokens: int = 0
 
     def report(self) -> dict[str, float]:
-        """Gauges and counters by the names of ``autoscale.signals``; nothing that was not observed."""
-        gauges = {
-            "running_requests": self.running_requests,
-            "waiting_requests": self.waiting_requests,
-            "deferred_requests": self.deferred_requests,
+        """Gauges and counters by the names of ``autoscale.signals``."""
+        return {
+            "running_requests": float(self.running_requests),
+            "waiting_requests": float(self.waiting_requests),
+            "deferred_requests": float(self.deferred_requests),
             "kv_usage_frac": self.kv_usage_frac,
+            "decode_tokens": float(self.output_tokens),
+            "prefill_tokens": float(self.prefill_tokens),
         }
-        counters = {"decode_tokens": float(self.output_tokens), "prefill_tokens": float(self.prefill_tokens)}
-        return {name: float(value) for name, value in gauges.items() if value is not None} | counters
 
 
 class EngineStatsLogger(StatLoggerBase):

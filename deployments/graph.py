@@ -56,7 +56,7 @@ def build_graph(
                     engine_kwargs=engine_kwargs,
                     kv_transfer=kv_transfer,
                     router=router,
-                    interval_s=None if autoscale is None else autoscale.interval_s,
+                    report_s=None if autoscale is None else autoscale.report_s,
                     routers=routers,
                 ),
                 deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,

@@ -11,9 +11,6 @@ from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-# A report costs a replica and Serve's controller about a millisecond of a core each.
-_LEAST_REPORT_S, _MOST_REPORT_S = 1.0, 10.0
-
 
 def llm_config(
     role: Role,
@@ -23,12 +20,12 @@ def llm_config(
     engine_kwargs: dict[str, Any],
     kv_transfer: ConnectorConfig,
     router: RouterConfig,
-    interval_s: float | None,
+    report_s: float | None,
     routers: int,
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool, to which so many routers send.
 
-    ``interval_s``: time between two decisions of the autoscaler; ``None`` for fixed counts.
+    ``report_s``: how often replicas report to the autoscaler; ``None`` for fixed counts.
 
     Raises:
         ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
@@ -55,11 +52,11 @@ def llm_config(
         log_engine_metrics=False,
         experimental_configs={"stream_batching_interval_ms": 0, **_emulator_config(pool)},
         deployment_config={
-            **replica_options(pool, interval_s=interval_s),
+            **replica_options(pool, report_s=report_s),
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
-            "request_router_config": router_options(router, is_gated=interval_s is not None, routers=routers),
+            "request_router_config": router_options(router, is_gated=report_s is not None, routers=routers),
         },
     )
 
@@ -77,15 +74,13 @@ def _emulator_config(pool: RoleConfig) -> dict[str, Any]:
     return {EMULATOR_KEY: here.model_dump(mode="json")}
 
 
-def replica_options(pool: RoleConfig, *, interval_s: float | None) -> dict[str, Any]:
+def replica_options(pool: RoleConfig, *, report_s: float | None) -> dict[str, Any]:
     """A fixed count, or bounds for the joint policy with Serve's own damping out of its way.
 
-    Replicas report twice between two decisions. Never ``initial_replicas``: any change of the deployment would reset
-    the count to it.
+    Never ``initial_replicas``: any change of the deployment would reset the count to it.
     """
-    if interval_s is None:
+    if report_s is None:
         return {"num_replicas": pool.replicas}
-    report_s = min(max(_LEAST_REPORT_S, interval_s / 2), _MOST_REPORT_S)
     return {
         "autoscaling_config": {
             "min_replicas": pool.replicas,

@@ -75,7 +75,7 @@ def profile(
             engine_kwargs=engine_kwargs,
             kv_transfer=kv_transfer,
             router=RouterConfig(),
-            interval_s=None,
+            report_s=None,
             routers=1,
         )
         for role in Role

@@ -8,17 +8,22 @@ from collections.abc import Callable
 
 from autoscale.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
+# A stream's pace is taken over so long: engines hand out tokens in chunks.
+_PACE_S = 2.0
+
 
 class RequestTimer:
     """One request, from its arrival to its end."""
 
-    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_stats", "_tokens")
+    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_mark", "_pace_s", "_stats", "_tokens")
 
     def __init__(self, stats: "RequestStats", arrived_s: float) -> None:
         self._stats = stats
         self._arrived_s = arrived_s
         self._first_s = self._last_s = 0.0
         self._tokens = 0
+        self._mark = (0.0, 0)  # time and tokens from which the next pace is taken
+        self._pace_s: float | None = None
 
     def add_tokens(self, count: int) -> None:
         """So many output tokens have just come."""
@@ -29,6 +34,8 @@ class RequestTimer:
             self._first_s = self._last_s
             self._stats.leave(self)
             self._stats.ttft.observe(max(0.0, self._first_s - self._arrived_s))
+            self._stats.streaming.add(self)
+            self._mark = (self._first_s, count)
         self._tokens += count
 
     def add_all(self, tokens: int, first_s: float, last_s: float) -> None:
@@ -50,6 +57,14 @@ class RequestTimer:
         """How long it has waited, if it still waits for its first token."""
         return max(0.0, now_s - self._arrived_s)
 
+    def pace_s(self, now_s: float) -> float | None:
+        """Time per output token of late, all of it where none came; ``None`` while too young to tell."""
+        since_s, tokens = self._mark
+        if now_s - since_s >= _PACE_S:
+            self._pace_s = (now_s - since_s) / max(1, self._tokens - tokens)
+            self._mark = (now_s, self._tokens)
+        return self._pace_s
+
 
 class RequestStats:
     """All requests of a replica since it started."""
@@ -62,6 +77,7 @@ class RequestStats:
         self.output_tokens = 0
         self._begun = 0
         self._input_tokens = 0
+        self.streaming: set[RequestTimer] = set()
         self._waiting: set[RequestTimer] = set()
 
     def begin(self, arrived_s: float, input_tokens: int, *, is_streamed: bool) -> RequestTimer:
@@ -80,15 +96,19 @@ class RequestStats:
         return timer
 
     def leave(self, timer: RequestTimer) -> None:
-        """A request waits for its first token no more."""
+        """A request waits for its first token no more, or for any."""
         self._waiting.discard(timer)
+        self.streaming.discard(timer)
 
     def report(self) -> dict[str, float]:
         """Counters and buckets, by the names of ``autoscale.signals``."""
-        late = Histogram(TTFT_EDGES_S)
+        late, pace = Histogram(TTFT_EDGES_S), Histogram(TPOT_EDGES_S)
         now_s = self.clock()
         for timer in self._waiting:
             late.observe(timer.waited_s(now_s))
+        for timer in self.streaming:
+            if (pace_s := timer.pace_s(now_s)) is not None:
+                pace.observe(pace_s)
         return {
             "requests": float(self._begun),
             "requests_ended": float(self.ended),
@@ -97,4 +117,5 @@ class RequestStats:
             **self.ttft.as_report("ttft"),
             **self.tpot.as_report("tpot"),
             **late.as_report("late"),
+            **pace.as_report("pace"),
         }

@@ -181,8 +181,15 @@ class HeteroScale:
         return expected if expected >= now else math.floor(expected), shown
 
     def _safety_net(self, snapshot: Snapshot, now: int) -> tuple[float, str]:
-        """The larger of what TTFT and TPOT ask for; nothing more while replicas that were asked for still start."""
-        if any(len(p.replicas) < snapshot.state.desired.get(p.key, 0) for p in snapshot.pools):
+        """The larger of what TTFT and TPOT ask for.
+
+        Nothing more while replicas that were asked for do not serve yet, or latencies are still from before they did,
+        unless there are some to bring back.
+        """
+        state = snapshot.state
+        is_starting = any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools)
+        is_settled = state.settled_s is None or snapshot.now_s >= state.settled_s
+        if is_starting or not (state.withdrawn or (is_settled and not _are_entering(snapshot))):
             return float(now), ""
         steps, latency = self._config.latency, snapshot.latency
         seen = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
@@ -213,6 +220,15 @@ class HeteroScale:
     def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
         wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
         return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
+
+
+def _are_entering(snapshot: Snapshot) -> bool:
+    """Whether a replica runs that did not a tick ago."""
+    state = snapshot.state
+    known = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
+    return bool(state.admitted) and any(
+        replica.replica_id not in known for pool in snapshot.pools for replica in pool.replicas
+    )
 
 
 def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:

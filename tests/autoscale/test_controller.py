@@ -303,6 +303,37 @@ def shown(snapshot: Snapshot, tps: float | None) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
+def test_a_time_without_a_controller_is_no_observation_and_no_wait_for_room(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(gate={"observation_s": 30.0}), prefill_s=400.0, decode_s=400.0)
+    cluster.running = {role: [f"{role[0]}{index}" for index in range(6)] for role in Role}
+    run(cluster, 10, 580.0, latency=WELL)
+    run(cluster, 3, 280.0, latency=WELL)
+    away = set(cluster.plan.withdrawn)
+    assert away
+    cluster.now_s += 600.0  # Serve's controller was away
+    stats = {P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 90.0}}
+    seen = cluster.snapshot(stats, latency=WELL)
+    plan = cluster.controller.tick(replace(seen, is_recovering=True))
+    assert set(plan.withdrawn) == away
+    after = replace(seen, now_s=seen.now_s + 2.0, state=plan.state)
+    assert cluster.controller.tick(after).victims == ()
+    assert plan.state.missing_since_s == {}
+
+
+def test_a_latency_from_before_they_served_adds_no_second_step(make_autoscale: MakeConfig) -> None:
+    late = Latency(ttft_s=1.5, tpot_s=0.03)
+    cluster = serve(make_autoscale(window_s=20.0), prefill_s=10.0, decode_s=10.0)
+    run(cluster, 15, 480.0, latency=WELL)
+    assert cluster.counts == (5, 5)
+    sizes = []
+    for _ in range(12):  # the replica that it asks for enters after ten seconds; its effect shows twenty later
+        cluster.tick(480.0, latency=late)
+        sizes.append(cluster.counts)
+    assert max(sizes) == (6, 6)
+    run(cluster, 6, 480.0, latency=late)  # and if it has none, there are more
+    assert cluster.counts > (6, 6)
+
+
 def test_a_clock_that_was_set_back_delays_and_does_not_break(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(guard={"cooldown_out_s": 10.0}))
     run(cluster, 10, 280.0)
@@ -489,7 +520,7 @@ def test_an_overload_after_a_change_of_the_ratio_is_not_stuck(make_autoscale: Ma
     run(cluster, 10, 380.0)
     cluster.controller = changed(config, pd_ratio="1:3")
     cluster.tick(380.0, latency=WELL)
-    run(cluster, 30, 380.0, latency=LATE)
+    run(cluster, 60, 380.0, latency=LATE)
     assert cluster.plan.withdrawn == ()
     assert cluster.counts[1] > 6
 

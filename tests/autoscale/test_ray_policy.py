@@ -186,3 +186,26 @@ def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -
     link._handle = SimpleNamespace(sync=SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: lost)))
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
+
+
+def test_a_lower_count_comes_through_though_every_other_call_takes_another_plan(policy: Any) -> None:
+    ticked(policy, ready=(3, 3))
+    policy._ticked_s = float("inf")  # ticks are ours
+    link, plan = policy._link, policy._last
+    prefill, decode = plan.counts
+    snapshot = Snapshot(now_s=0.0, pools=())
+
+    def acknowledged(update: Any) -> Any:
+        done: Future[dict[str, Any]] = Future()
+        done.set_result({"version": link._version})
+        return SimpleNamespace(future=lambda: done)
+
+    link._handle = SimpleNamespace(sync=SimpleNamespace(remote=acknowledged))
+    for _ in range(6):
+        policy(contexts(ready=(3, 3)))
+        policy._take(snapshot, replace(plan, counts={prefill: 2, decode: 2}), [])
+        policy(contexts(ready=(3, 3)))
+    assert {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()} == {
+        "prefill:g0": 2,
+        "decode:g0": 2,
+    }

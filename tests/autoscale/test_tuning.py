@@ -8,6 +8,7 @@ import pytest
 from autoscale.config import AutoscaleConfig
 from autoscale.ratio import PdRatio
 from autoscale.tuning import Pools, check_fits, merged, tuned
+from kvtransfer.topology import Role
 
 MakeConfig = Callable[..., AutoscaleConfig]
 POOLS = Pools.model_validate(
@@ -71,8 +72,11 @@ def test_none_is_a_value() -> None:
         ({"pd_ratio": 63}, "a P/D ratio of 63 is impossible: .* in quotes: YAML reads 1:3 as 63"),
         ({"slo": {"ttft_s": 600.0}}, "slo.ttft_s|less than or equal to 250"),
         ({"override": {"prefill": 4, "decode": 8}, "guard": {"budget_gpus": 12}}, "takes more than 12 GPUs"),
-        ({"stale_s": 1}, "at least two intervals"),
-        ({"window_s": 0.5}, "at least interval_s"),
+        ({"stale_s": 1}, r"stale_s \(1\) must be at least twice the time between decisions \(5 s\)"),
+        ({"window_s": 0.5}, r"window_s \(0.5\) must be at least twice"),
+        ({"interval_s": 20.0, "stale_s": 40.0}, r"window_s \(20\) must be at least twice"),
+        # Replicas go on reporting every 2.5 s, as deployed.
+        ({"interval_s": 1.0, "stale_s": 2.0}, r"stale_s \(2\) must be at least twice .* \(2.5 s\)"),
         ({"guard": {"cooldown_in_s": float("nan")}}, "finite number"),
     ],
 )
@@ -81,6 +85,15 @@ def test_what_contradicts_itself_or_the_pools_is_refused_with_the_fix(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         tuned(make_autoscale(pd_ratio="1:3"), changes, POOLS)
+
+
+def test_one_bound_alone_leaves_the_other_as_deployed(make_autoscale: MakeConfig) -> None:
+    pools = Pools({key: limits.model_copy(update={"lowest_replicas": 2}) for key, limits in POOLS.root.items()})
+    config = tuned(make_autoscale(pd_ratio="1:3"), {"bounds": {"decode": {"highest_replicas": 6}}}, pools)
+    assert config.bounds_of(Role.DECODE, 2, 12) == (2, 6)
+    again = tuned(config, {"bounds": {"decode": {"lowest_replicas": 3}}}, pools)
+    assert again.bounds_of(Role.DECODE, 2, 12) == (3, 6)
+    assert again.bounds_of(Role.PREFILL, 2, 4) == (2, 4)
 
 
 def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:

@@ -36,7 +36,7 @@ async def _engine() -> AsyncIterator[Any]:
         engine_kwargs={"max_model_len": 4096},
         kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
-        interval_s=None,
+        report_s=None,
         routers=1,
     )
     engine = EmulatedEngine(config)

@@ -26,9 +26,11 @@ def iteration(output: int, computed: int) -> SimpleNamespace:
     return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=SimpleNamespace(computed=computed))
 
 
-def test_nothing_is_known_before_the_first_step_and_then_the_last_one() -> None:
+def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_it() -> None:
     stats = make_logger()
-    assert stats.load.report() == {"decode_tokens": 0.0, "prefill_tokens": 0.0}
+    # Not unknown: a prefill engine to which nobody is sent never makes a step, and must not silence the autoscaler.
+    assert set(stats.load.report().values()) == {0.0}
+    assert {"waiting_requests", "running_requests", "kv_usage_frac"} <= stats.load.report().keys()
     for running, usage in ((3, 0.25), (0, 0.0)):
         stats.record(scheduler(num_running_reqs=running, kv_cache_usage=usage), None)
         stats.record(None, iteration(0, 0))  # a step may have either

@@ -22,7 +22,7 @@ def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
         engine_kwargs=engine_kwargs,
         kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
-        interval_s=None if pool.max_replicas is None else 5.0,
+        report_s=None if pool.max_replicas is None else 2.5,
         routers=1,
     )
 

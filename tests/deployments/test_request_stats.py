@@ -91,3 +91,37 @@ def test_an_answer_in_one_piece_is_timed_by_the_engine_and_never_counts_as_waiti
     ttft_s, tpot_s = latency(stats, clock, before)
     assert ttft_s == pytest.approx(0.55, abs=0.05)
     assert tpot_s == pytest.approx(0.09, abs=0.011)
+
+
+def test_a_running_stream_counts_at_its_present_pace_and_once_it_has_ended_with_its_mean() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    before = stats.report()
+    timer = stats.begin(100.0, 1, is_streamed=True)
+    timer.add_tokens(1)
+    clock.now_s = 101.0
+    timer.add_tokens(25)
+    assert latency(stats, clock, before)[1] is None  # too young
+    clock.now_s = 102.0
+    timer.add_tokens(25)
+    assert latency(stats, clock, before)[1] == pytest.approx(0.04, abs=0.005)
+    clock.now_s = 104.0
+    timer.add_tokens(20)  # it is slower now, which its mean would not show
+    assert latency(stats, clock, before)[1] == pytest.approx(0.1, abs=0.02)
+    clock.now_s = 105.0
+    assert latency(stats, clock, before)[1] == pytest.approx(0.1, abs=0.02)  # until there is a new one
+    clock.now_s = 114.0
+    assert latency(stats, clock, before)[1] == pytest.approx(10.0, abs=5.0)  # it stands still
+    timer.end()
+    mean_s = 4.0 / 70
+    assert latency(stats, clock, before)[1] == pytest.approx(mean_s, abs=0.01)
+
+
+def test_an_answer_in_one_piece_has_no_pace() -> None:
+    clock = Clock()
+    stats = RequestStats(clock)
+    timer = stats.begin(100.0, 1, is_streamed=False)
+    timer.add_all(10, 101.0, 102.0)
+    clock.now_s = 110.0
+    assert not any(name.startswith("pace") for name in stats.report())
+    timer.end()

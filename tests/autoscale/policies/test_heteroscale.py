@@ -220,6 +220,21 @@ def test_latency_asks_for_no_more_while_what_it_asked_for_still_starts(
     assert policy.decide(snapshot).wanted == {D: 8.0, P: pytest.approx(8 / 3)}
 
 
+@pytest.mark.parametrize(
+    ("settled_s", "withdrawn", "decode"), [(1001.0, {}, 6.0), (999.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)]
+)
+def test_latency_asks_for_no_more_before_it_shows_what_has_entered_but_for_who_can_come_back(
+    make_snapshot: MakeSnapshot, settled_s: float, withdrawn: dict[str, float], decode: float
+) -> None:
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
+    desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 6}
+    state = ControllerState(desired=desired, settled_s=settled_s, withdrawn=withdrawn)
+    snapshot = make_snapshot(2, 6, now_s=1000.0, stats=tps(100.0), latency=Latency(ttft_s=5.0), state=state)
+    decision = policy.decide(snapshot)
+    assert decision.wanted is not None
+    assert decision.wanted[D] == pytest.approx(decode)
+
+
 def test_a_latency_as_the_signal_scales_in_where_nobody_comes(make_snapshot: MakeSnapshot) -> None:
     policy = HeteroScale(HeteroScaleConfig(signal=Signal.TTFT), ratio=PdRatio(1, 3), slo=SloConfig())
     desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 6}
