@@ -167,6 +167,8 @@ class Controller:
 
     def _bounded(self, pool: PoolStats) -> PoolStats:
         """The pool inside the configured bounds."""
+        if pool.key.role not in self.config.bounds:
+            return pool
         lowest, highest = self.config.bounds_of(pool.key.role, pool.lowest_replicas, pool.highest_replicas)
         return replace(
             pool,

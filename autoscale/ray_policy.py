@@ -32,7 +32,7 @@ _RELOOK_S = 5.0
 _RECOVERY_S = 60.0
 _COMPLAINTS = 100
 _UNKNOWN = PoolLimits(lowest_replicas=1, highest_replicas=1)
-_CALLS = 1000  # of which the 99th percentile is told
+_CALLS = 1000  # without a tick, of which the 99th percentile is told
 
 Contexts = Mapping[Any, Any]
 
@@ -63,14 +63,15 @@ class JointPolicy:
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
         """Counts for the deployments; one that is missing keeps its target."""
-        started_s = time.perf_counter()
+        started_s, tick = time.perf_counter(), self._tick
         try:
             self._step(contexts)
             counts = {name: self._counts[key] for name in contexts if (key := self._key(name)) in self._counts}
         except Exception as error:
             self._complain(error)
             counts = {}
-        self._calls_s.append(time.perf_counter() - started_s)
+        if self._tick is tick:  # neither begins one nor acts on one
+            self._calls_s.append(time.perf_counter() - started_s)
         return counts, {}
 
     def _key(self, deployment_id: Any) -> PoolKey:
@@ -226,7 +227,10 @@ class _Link:
                 return
             self.confirmed = self._sending or self.confirmed
             self._sent = []
-        if self._reply is None and self._update is not None:
+        self._send()
+
+    def _send(self) -> None:
+        if self._handle is not None and self._reply is None and self._update is not None:
             update, self._update = self._update, None
             self._sent, self._lines = self._lines, []
             update["lines"] = self._sent
@@ -261,7 +265,10 @@ class _Link:
         return [config_line(config, now_s, why) for config, why in taken]
 
     def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
-        """Leave a plan for the coordinator; the next call sends it, and a later plan replaces it, but not its lines."""
+        """Send a plan to the coordinator.
+
+        While it still answers to the last one, a later plan replaces this one, but not its lines.
+        """
         self._lines += lines
         self._published = plan.counts
         self._update = {
@@ -273,6 +280,7 @@ class _Link:
             "policy_call_p99_s": call_p99_s,
             "is_hooked": ray_victims.VICTIMS.is_hooked,
         }
+        self._send()
 
 
 def _p99(values: Sequence[float]) -> float:

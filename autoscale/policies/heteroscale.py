@@ -186,11 +186,6 @@ class HeteroScale:
         Nothing more while replicas that were asked for do not serve yet, or latencies are still from before they did,
         unless there are some to bring back.
         """
-        state = snapshot.state
-        is_starting = any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools)
-        is_settled = state.settled_s is None or snapshot.now_s >= state.settled_s
-        if is_starting or not (state.withdrawn or (is_settled and not _are_entering(snapshot))):
-            return float(now), ""
         steps, latency = self._config.latency, snapshot.latency
         seen = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
         asked = [
@@ -198,7 +193,8 @@ class HeteroScale:
             for name, value, target in seen
             if value is not None
         ]
-        return max(asked, default=(float(now), ""))
+        most = max(asked, default=(float(now), ""))
+        return most if most[0] <= now or _has_shown_what_it_did(snapshot) else (float(now), "")
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         latency, share = snapshot.latency, self._config.latency.moderate_frac
@@ -220,6 +216,15 @@ class HeteroScale:
     def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
         wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
         return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
+
+
+def _has_shown_what_it_did(snapshot: Snapshot) -> bool:
+    """Whether latencies are those of all replicas that were asked for, or there are some to bring back."""
+    state = snapshot.state
+    if any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
+        return False
+    is_settled = state.settled_s is None or snapshot.now_s >= state.settled_s
+    return bool(state.withdrawn) or (is_settled and not _are_entering(snapshot))
 
 
 def _are_entering(snapshot: Snapshot) -> bool:

@@ -180,10 +180,10 @@ def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -
     answer.set_result({"version": link._version})
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
     # What is lost on the way is not taken for told.
-    policy._take(snapshot, replace(plan, counts={prefill: 1, decode: 4}), [])
     lost: Future[dict[str, Any]] = Future()
     lost.set_exception(ActorDiedError())
     link._handle = SimpleNamespace(sync=SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: lost)))
+    policy._take(snapshot, replace(plan, counts={prefill: 1, decode: 4}), [])
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
 
