@@ -73,6 +73,7 @@ def test_none_is_a_value() -> None:
         ({"slo": {"ttft_s": 600.0}}, "slo.ttft_s|less than or equal to 250"),
         ({"override": {"prefill": 4, "decode": 8}, "guard": {"budget_gpus": 12}}, "takes more than 12 GPUs"),
         ({"stale_s": 1}, r"stale_s \(1\) must be at least twice the time between decisions \(5 s\)"),
+        ({"is_observing": True, "override": {"prefill": 1, "decode": 3}}, "not acted on while is_observing"),
         ({"window_s": 0.5}, r"window_s \(0.5\) must be at least twice"),
         ({"interval_s": 20.0, "stale_s": 40.0}, r"window_s \(20\) must be at least twice"),
         # Replicas go on reporting every 2.5 s, as deployed.
