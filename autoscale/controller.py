@@ -266,23 +266,19 @@ class Controller:
             ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = stays
         is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand()
         admitted: list[str] = []
+        held: list[str] = []
         for group in ready.values():
-            if is_gated:
-                admitted += admit(group, before, ratio=ratio, band_replicas=gate.band_replicas)
-            else:
-                admitted += [name for role in Role for name in group[role]]
+            names = [name for role in Role for name in group[role]]
+            enter = admit(group, before, ratio=ratio, band_replicas=gate.band_replicas) if is_gated else names
+            admitted += enter
+            if len(enter) < len(names):
+                held += [name for name in names if name not in enter]
         serving_now = frozenset(admitted)
         state = replace(
             state,
             ticked_s=now_s,
             admitted=tuple(admitted),
-            held=tuple(
-                name
-                for group in ready.values()
-                for names in group.values()
-                for name in names
-                if name not in serving_now
-            ),
+            held=tuple(held),
             settled_s=now_s + self.config.window_s if serving_now - before else state.settled_s,
             withdrawn=withdrawn,
             victims=tuple(sorted(victims)),

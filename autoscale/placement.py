@@ -41,10 +41,13 @@ def place(
                 raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(keys)} groups")
             placed[min(candidates, key=lambda key: cost(key, step))] += step
 
+    def tied_up(key: PoolKey) -> int:
+        """The fewest followers that a group may have."""
+        return known[PoolKey(key.group, ratio.follower)].lowest_replicas
+
     def needed(key: PoolKey, step: int = 0) -> int:
         """The fewest followers with which all leaders of a group may serve."""
-        least = math.ceil((placed[key] + step) * share - _BAND_REPLICAS - _EPSILON)
-        return max(known[PoolKey(key.group, ratio.follower)].lowest_replicas, least)
+        return max(tied_up(key), math.ceil((placed[key] + step) * share - _BAND_REPLICAS - _EPSILON))
 
     def until_relieved(key: PoolKey) -> int:
         """How many leaders must leave a group before it needs a follower less."""
@@ -54,11 +57,7 @@ def place(
     for _ in range(counts[ratio.leader]):
         if sum(needed(key) for key in leaders) <= counts[ratio.follower]:
             break
-        crowded = [
-            key
-            for key in movable(leaders, -1)
-            if needed(key) > known[PoolKey(key.group, ratio.follower)].lowest_replicas
-        ]
+        crowded = [key for key in movable(leaders, -1) if needed(key) > tied_up(key)]
         donor = min(crowded, key=until_relieved, default=None)
         takers = [key for key in movable(leaders, 1) if key != donor and needed(key, 1) == needed(key)]
         if donor is None or not takers:

@@ -93,8 +93,11 @@ class JointPolicy:
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
             self._take(*tick.result())
-        if self._last is not None and link.confirmed is not None:
-            self._counts = {key: max(n, link.confirmed.get(key, n)) for key, n in self._last.counts.items()}
+        if self._last is not None:
+            # A lower count waits until the coordinator holds the plan that it is from: were this process killed in
+            # between, the next one would not know whom to stop.
+            least = link.confirmed or self._counts
+            self._counts = {key: max(count, least.get(key, count)) for key, count in self._last.counts.items()}
         if link.controller is None or self._tick is not None:
             return
         running = {
@@ -161,11 +164,8 @@ class JointPolicy:
         return snapshot, plan, [decision_line(snapshot, plan)] if is_news(plan, self._last) else []
 
     def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
-        """Act on a plan: counts for Serve, victims for the scheduler, the rest for the coordinator."""
+        """Pass a plan on: victims to the scheduler, the rest to the coordinator."""
         self._state = plan.state
-        # A lower count waits until the coordinator holds the plan that it is from: were this process killed in
-        # between, the next one would not know whom to stop.
-        self._counts = {key: max(count, self._counts.get(key, 0)) for key, count in plan.counts.items()}
         link = self._link
         assert link is not None
         ray_victims.VICTIMS.chosen[link.app] = plan.victims
