@@ -186,6 +186,11 @@ def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -
     policy._take(snapshot, replace(plan, counts={prefill: 1, decode: 4}), [])
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
+    # Nor what the restarted coordinator answers to somebody who joins.
+    joined: Future[dict[str, Any]] = Future()
+    joined.set_result({"version": link._version})
+    link._handle, link._reply = SimpleNamespace(), joined
+    assert answers() == {"prefill:g0": 2, "decode:g0": 4}
 
 
 def test_a_lower_count_comes_through_though_every_other_call_takes_another_plan(policy: Any) -> None:

@@ -68,6 +68,8 @@ def test_a_fixed_pool_has_a_count_and_an_autoscaled_one_bounds_without_serves_ow
     bounds = scaled["autoscaling_config"]
     assert (bounds["min_replicas"], bounds["max_replicas"]) == (2, 5)
     assert bounds["upscale_delay_s"] == bounds["downscale_delay_s"] == 0.0
+    assert bounds["metrics_interval_s"] == 2.5
+    assert bounds["look_back_period_s"] > bounds["metrics_interval_s"]  # or a report could be sent empty
     assert "initial_replicas" not in bounds  # any change would reset the count to it
     assert "num_replicas" not in scaled
     assert scaled["request_router_config"]["request_router_kwargs"]["is_gated"] is True

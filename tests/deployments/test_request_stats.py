@@ -113,6 +113,7 @@ def test_a_running_stream_counts_at_its_present_pace_and_once_it_has_ended_with_
     clock.now_s = 114.0
     assert latency(stats, clock, before)[1] == pytest.approx(10.0, abs=5.0)  # it stands still
     timer.end()
+    assert not any(name.startswith("pace") for name in stats.report())
     mean_s = 4.0 / 70
     assert latency(stats, clock, before)[1] == pytest.approx(mean_s, abs=0.01)
 
