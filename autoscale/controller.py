@@ -127,7 +127,7 @@ class Controller:
         # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
         here = running.union(*(pool.draining for pool in snapshot.pools))
         victims = [name for name in state.victims if name in here]
-        is_lost = any(name not in here for name in state.admitted)
+        is_lost = not here.issuperset(state.admitted)
         desired: dict[PoolKey, int] = {}
         progress: dict[PoolKey, tuple[float, int]] = {}
         capped = {key: cap for key, cap in state.capped.items() if now_s < cap[0]}
@@ -148,13 +148,13 @@ class Controller:
             if key in capped:  # at the most that has found room, whatever is lost or withdrawn later
                 found = count - _count(pool, victims)
                 capped[key] = (capped[key][0], max(capped[key][1], found))
-        queued = [r.queued_prefill_tokens for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas]
-        backlog = (now_s, math.fsum(tokens for tokens in queued if tokens is not None))
+        prefill = [replica for pool in snapshot.pools if pool.key.role is Role.PREFILL for replica in pool.replicas]
+        backlog = (now_s, math.fsum([replica.queued_prefill_tokens or 0.0 for replica in prefill]))
         oldest_s = now_s - self.config.window_s
         return replace(
             state,
             desired=desired,
-            admitted=tuple(name for name in state.admitted if name in running),
+            admitted=tuple([name for name in state.admitted if name in running]),
             withdrawn={} if self.config.is_observing else withdrawn,
             victims=() if self.config.is_observing else tuple(victims),
             backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
@@ -243,32 +243,35 @@ class Controller:
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
         proven_s = now_s - gate.observation_s if is_proven else -math.inf
-        ready: dict[str, dict[Role, list[str]]] = {}
+        ready: dict[str, dict[Role, list[str]]] = {
+            pool.key.group: {Role.PREFILL: [], Role.DECODE: []} for pool in snapshot.pools
+        }
         counts: dict[PoolKey, int] = {}
         for pool in snapshot.pools:
             wanted = state.desired[pool.key]
-            away = [r.replica_id for r in pool.replicas if r.replica_id in withdrawn]
-            serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
-            if len(serving) < wanted:
+            names = [replica.replica_id for replica in pool.replicas]
+            away = _among(names, withdrawn)
+            surplus = len(names) - len(away) - len(_among(names, victims)) - wanted
+            if surplus < 0:
                 away.sort(key=withdrawn.__getitem__)  # who left last comes back first
-                for name in away[len(away) - min(len(away), wanted - len(serving)) :]:
+                for name in away[max(0, len(away) + surplus) :]:
                     del withdrawn[name]
-            elif not self.config.is_observing and may_leave:
-                withdrawn.update(dict.fromkeys(choose_victims(serving, before, len(serving) - wanted), now_s))
-            for name in [name for name in away if withdrawn.get(name, math.inf) <= proven_s]:
-                del withdrawn[name]
-                victims.add(name)
-            stays = [
-                r.replica_id for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims
-            ]
-            away_now = sum(r.replica_id in withdrawn for r in pool.replicas)
-            counts[pool.key] = max(wanted, len(stays)) + away_now if not self.config.is_observing else wanted
-            ready.setdefault(pool.key.group, {role: [] for role in Role})[pool.key.role] = stays
+            elif surplus > 0 and not self.config.is_observing and may_leave:
+                serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
+                withdrawn.update(dict.fromkeys(choose_victims(serving, before, surplus), now_s))
+            for name in away:
+                if withdrawn.get(name, math.inf) <= proven_s:
+                    del withdrawn[name]
+                    victims.add(name)
+            stays = [name for name in names if name not in withdrawn and name not in victims]
+            serve_counts = max(wanted, len(stays)) + len(_among(names, withdrawn))
+            counts[pool.key] = wanted if self.config.is_observing else serve_counts
+            ready[pool.key.group][pool.key.role] = stays
         is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand()
         admitted: list[str] = []
         held: list[str] = []
         for group in ready.values():
-            names = [name for role in Role for name in group[role]]
+            names = [*group[Role.PREFILL], *group[Role.DECODE]]
             enter = admit(group, before, ratio=ratio, band_replicas=gate.band_replicas) if is_gated else names
             admitted += enter
             if len(enter) < len(names):
@@ -322,6 +325,10 @@ def _all_back(snapshot: Snapshot) -> ControllerState:
     state = snapshot.state
     desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
     return replace(state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s)
+
+
+def _among(names: Sequence[str], others: Collection[str]) -> list[str]:
+    return [name for name in names if name in others] if others else []
 
 
 def _count(pool: PoolStats, names: Collection[str]) -> int:

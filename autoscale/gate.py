@@ -45,8 +45,10 @@ def admit(
         ratio: the P/D ratio.
         band_replicas: how far from it the counts may be, replicas of the smaller role.
     """
-    old = {role: [name for name in ready[role] if name in before] for role in Role}
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
+    if not any(new.values()):
+        return [name for role in Role for name in ready[role]]
+    old = {role: [name for name in ready[role] if name in before] for role in Role}
     counts = _admissible(
         {role: max(len(old[role]), min(1, len(ready[role]))) for role in Role},
         {role: len(ready[role]) for role in Role},

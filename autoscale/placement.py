@@ -32,11 +32,13 @@ def place(
     followers = [key for key in known if key.role is ratio.follower]
 
     def movable(keys: Sequence[PoolKey], step: int) -> list[PoolKey]:
-        return [k for k in keys if known[k].lowest_replicas <= placed[k] + step <= known[k].highest_replicas]
+        limits = ((key, known[key]) for key in keys)
+        return [key for key, p in limits if p.lowest_replicas <= placed[key] + step <= p.highest_replicas]
 
     def fit(keys: Sequence[PoolKey], role: Role, cost: Callable[[PoolKey, int], tuple[float, ...]]) -> None:
-        while (missing := counts[role] - sum(placed[key] for key in keys)) != 0:
-            step = int(math.copysign(1, missing))
+        missing = counts[role] - sum(placed[key] for key in keys)
+        step = 1 if missing > 0 else -1
+        for _ in range(abs(missing)):
             if not (candidates := movable(keys, step)):
                 raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(keys)} groups")
             placed[min(candidates, key=lambda key: cost(key, step))] += step

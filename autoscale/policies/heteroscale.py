@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -32,12 +33,12 @@ class Signal(StrEnum):
 
 
 _LINEAR: dict[Signal, tuple[Role, Callable[[ReplicaStats], float | None]]] = {
-    Signal.DECODE_TPS: (Role.DECODE, lambda replica: replica.decode_tokens_per_s),
-    Signal.PREFILL_TPS: (Role.PREFILL, lambda replica: replica.prefill_tokens_per_s),
-    Signal.PREFILL_GPU_UTILIZATION: (Role.PREFILL, lambda replica: replica.gpu_utilization_frac),
-    Signal.DECODE_GPU_UTILIZATION: (Role.DECODE, lambda replica: replica.gpu_utilization_frac),
-    Signal.PREFILL_SM_ACTIVITY: (Role.PREFILL, lambda replica: replica.sm_activity_frac),
-    Signal.DECODE_SM_ACTIVITY: (Role.DECODE, lambda replica: replica.sm_activity_frac),
+    Signal.DECODE_TPS: (Role.DECODE, attrgetter("decode_tokens_per_s")),
+    Signal.PREFILL_TPS: (Role.PREFILL, attrgetter("prefill_tokens_per_s")),
+    Signal.PREFILL_GPU_UTILIZATION: (Role.PREFILL, attrgetter("gpu_utilization_frac")),
+    Signal.DECODE_GPU_UTILIZATION: (Role.DECODE, attrgetter("gpu_utilization_frac")),
+    Signal.PREFILL_SM_ACTIVITY: (Role.PREFILL, attrgetter("sm_activity_frac")),
+    Signal.DECODE_SM_ACTIVITY: (Role.DECODE, attrgetter("sm_activity_frac")),
 }
 
 
@@ -151,8 +152,8 @@ class HeteroScale:
         return self._decision(asked, reason, shown, is_step=self._config.signal not in _LINEAR)
 
     def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
-        role, readings = self._readings(snapshot)
-        seen = [value for value in readings.values() if value is not None]
+        role, replicas, read = self._readers(snapshot)
+        seen = [value for replica in replicas if (value := read(replica)) is not None]
         if not seen or self._config.target is None:
             return None
         mean = math.fsum(seen) / len(seen)
@@ -160,11 +161,10 @@ class HeteroScale:
         leaders = expected if role is self._ratio.leader else expected / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
-    def _readings(self, snapshot: Snapshot) -> tuple[Role, dict[str, float | None]]:
-        """What each replica of the signal's role shows of it."""
+    def _readers(self, snapshot: Snapshot) -> tuple[Role, list[ReplicaStats], Callable[[ReplicaStats], float | None]]:
+        """The signal's role, its replicas, and what reads the signal of one of them."""
         role, read = _LINEAR[self._config.signal]
-        replicas = (replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas)
-        return role, {replica.replica_id: read(replica) for replica in replicas}
+        return role, [r for pool in snapshot.pools if pool.key.role is role for r in pool.replicas], read
 
     def _feedback(self, snapshot: Snapshot, now: int) -> tuple[float, Shown] | None:
         """TTFT or TPOT as the signal itself."""
@@ -202,9 +202,10 @@ class HeteroScale:
         if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
             return "a latency is near its objective"
         if self._config.signal in _LINEAR:
-            _, readings = self._readings(snapshot)
-            if dumb := [name for name in snapshot.state.admitted if name in readings and readings[name] is None]:
-                return f"replica {dumb[0]} does not show {self._config.signal}"
+            _, replicas, read = self._readers(snapshot)
+            for replica in replicas:
+                if read(replica) is None and replica.replica_id in snapshot.state.admitted:
+                    return f"replica {replica.replica_id} does not show {self._config.signal}"
         if any(
             r.queued_prefill_tokens is None for p in snapshot.pools if p.key.role is Role.PREFILL for r in p.replicas
         ):
