@@ -35,23 +35,21 @@ class Controller:
         was_withdrawn = snapshot.state.withdrawn
         hold = self._reason_to_hold(snapshot)
         snapshot = replace(snapshot, state=self._reconciled(snapshot))
-        ratio = self.config.pd_ratio
         # Nobody leaves while users wait too long, unless people have set counts or limits.
         may_leave = (
             self.config.override is not None
             or self.config.slo.is_met(snapshot.latency)
             or self._is_beyond_limits(snapshot)
         )
-        if snapshot.state.withdrawn and not may_leave:
-            decision = Decision(wanted=None, reason="a latency is outside its objective: who was withdrawn comes back")
-            snapshot = replace(snapshot, state=_all_back(snapshot))
-        elif hold is not None:
-            decision = Decision(wanted=None, reason=hold)
-        else:
-            decision = self._decide(snapshot)
-            ratio = decision.ratio or ratio
+        are_missed = bool(snapshot.state.withdrawn) and not may_leave
+        if are_missed:
+            hold = "a latency is outside its objective: who was withdrawn comes back"
+        decision = self._decide(snapshot, hold)
+        ratio = decision.ratio or self.config.pd_ratio
+        limited = [self._limited(pool, snapshot.state) for pool in snapshot.pools]
+        if are_missed:
+            snapshot = replace(snapshot, state=self._all_back(snapshot, self._room(limited), ratio))
         state = snapshot.state
-        limited = [self._limited(pool, state) for pool in snapshot.pools]
         current = totals(state.desired)
         verdict = self._verdict(decision, current, limited, snapshot, ratio)
         if verdict.counts != current:
@@ -62,6 +60,7 @@ class Controller:
                 state,
                 desired=desired,
                 desired_before=(state.desired_before or state.desired) if falls else state.desired_before,
+                tried=state.tried if grows else decision.leaders(ratio),
                 scaled_out_s=snapshot.now_s if grows else state.scaled_out_s,
                 scaled_in_s=state.scaled_in_s if grows else snapshot.now_s,
             )
@@ -88,10 +87,29 @@ class Controller:
         limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
         return Room.of(limits, self.config.guard.budget_gpus)
 
-    def _is_off_ratio_by_hand(self) -> bool:
+    def _all_back(self, snapshot: Snapshot, room: Room, ratio: PdRatio) -> ControllerState:
+        """The state as if nobody had left since before those under observation were withdrawn.
+
+        Where that has no room any more, or was off the ratio, just as if those had not been.
+        """
+        state, ending = snapshot.state, _ending(snapshot)
+        desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
+        before = totals(desired)
+        is_inside = room.holds(before) and not room.is_over_budget({role: before[role] + ending[role] for role in Role})
+        if not is_inside or ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas:
+            away = {pool.key: _count(pool, state.withdrawn) for pool in snapshot.pools}
+            desired = {key: count + away[key] for key, count in state.desired.items()}
+        missed = state.missed
+        if state.tried is not None:
+            missed = (state.tried, 1 if missed is None else missed[1] + 1)
+        return replace(
+            state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s, missed=missed
+        )
+
+    def _is_off_ratio_by_hand(self, ratio: PdRatio) -> bool:
         """Whether a person has set counts that the gate would never let in as they are."""
         override, band = self.config.override, self.config.gate.band_replicas
-        return override is not None and self.config.pd_ratio.deviation(override.prefill, override.decode) > band
+        return override is not None and ratio.deviation(override.prefill, override.decode) > band
 
     def _reason_to_hold(self, snapshot: Snapshot) -> str | None:
         if self.config.is_paused:
@@ -184,11 +202,13 @@ class Controller:
         _, found = state.capped[pool.key]
         return replace(pool, highest_replicas=min(pool.highest_replicas, max(found, pool.lowest_replicas)))
 
-    def _decide(self, snapshot: Snapshot) -> Decision:
+    def _decide(self, snapshot: Snapshot, hold: str | None) -> Decision:
+        decision = self._policy.decide(snapshot)
+        if hold is not None:  # its ratio is kept, and its signal is shown, all the same
+            return replace(decision, wanted=None, reason=hold)
         if (override := self.config.override) is not None:
             by_hand = {Role.PREFILL: float(override.prefill), Role.DECODE: float(override.decode)}
-            return Decision(wanted=by_hand, reason="set by hand", is_step=True, is_urgent=True)
-        decision = self._policy.decide(snapshot)
+            return replace(decision, wanted=by_hand, reason="set by hand", is_step=True, is_urgent=True)
         if decision.wanted is not None and not all(0 <= count < math.inf for count in decision.wanted.values()):
             return Decision(wanted=None, reason=f"the policy wants {dict(decision.wanted)}, which are no counts")
         return decision
@@ -219,6 +239,7 @@ class Controller:
                 config=self.config.guard,
                 since_change_s=snapshot.now_s - max(changes) if changes else None,
                 is_loss_fresh=state.lost_s is not None and 0 <= snapshot.now_s - state.lost_s < self.config.window_s,
+                missed=state.missed,
                 withdrawn=_withdrawn(snapshot),
                 ending=_ending(snapshot),
             )
@@ -243,6 +264,7 @@ class Controller:
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
         proven_s = now_s - gate.observation_s if is_proven else -math.inf
+        missed = state.missed
         ready: dict[str, dict[Role, list[str]]] = {
             pool.key.group: {Role.PREFILL: [], Role.DECODE: []} for pool in snapshot.pools
         }
@@ -263,11 +285,12 @@ class Controller:
                 if withdrawn.get(name, math.inf) <= proven_s:
                     del withdrawn[name]
                     victims.add(name)
+                    missed = None
             stays = [name for name in names if name not in withdrawn and name not in victims]
             serve_counts = max(wanted, len(stays)) + len(_among(names, withdrawn))
             counts[pool.key] = wanted if self.config.is_observing else serve_counts
             ready[pool.key.group][pool.key.role] = stays
-        is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand()
+        is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand(ratio)
         admitted: list[str] = []
         held: list[str] = []
         for group in ready.values():
@@ -286,6 +309,7 @@ class Controller:
             withdrawn=withdrawn,
             victims=tuple(sorted(victims)),
             desired_before=state.desired_before if withdrawn else {},
+            missed=missed,
         )
         return Plan(
             counts=counts,
@@ -318,13 +342,6 @@ def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
         held_back=(),
         state=replace(state, ticked_s=snapshot.now_s),
     )
-
-
-def _all_back(snapshot: Snapshot) -> ControllerState:
-    """The state as if those under observation had never been withdrawn."""
-    state = snapshot.state
-    desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
-    return replace(state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s)
 
 
 def _among(names: Sequence[str], others: Collection[str]) -> list[str]:

@@ -11,6 +11,8 @@ from autoscale.types import Decision
 from kvtransfer.topology import Role
 
 _EPSILON = 1e-9
+# Of the cooldown after scale-ins that users have missed: half an hour by default.
+_MOST_DOUBLINGS = 4
 
 
 class GuardConfig(BaseModel):
@@ -69,6 +71,7 @@ def guard(
     config: GuardConfig,
     since_change_s: float | None,
     is_loss_fresh: bool,
+    missed: tuple[float, int] | None,
     withdrawn: Mapping[Role, int],
     ending: Mapping[Role, int],
 ) -> Verdict:
@@ -82,26 +85,33 @@ def guard(
         config: the limits.
         since_change_s: time since the counts last changed; ``None`` where they never did.
         is_loss_fresh: whether a replica has died inside the window that rates are taken over.
+        missed: how many leaders scale-ins were asked for that users have missed, and how many in a row.
         withdrawn: replicas of each role under observation, which a growth brings back first.
         ending: replicas of each role that were told to stop and still hold their GPUs.
     """
-    if decision.wanted is None:
+    leader, asked = ratio.leader, decision.leaders(ratio)
+    if asked is None:
         return Verdict(counts=current, held_back=())
-    leader, share, now = ratio.leader, ratio.follower_share, current[ratio.leader]
-    asked = max(decision.wanted[leader], decision.wanted[ratio.follower] / share)
+    now, notes = current[leader], list[str]()
     is_sound = _is_sound(current, ratio, room, config)
-    if is_sound and not decision.is_step and not _is_beyond_hysteresis(asked, now, config):
-        return Verdict(counts=current, held_back=())
-    grows = asked > now or not is_sound
-    cooldown_s = config.cooldown_out_s if grows else config.cooldown_in_s
-    if not grows and is_loss_fresh and not decision.is_step:
-        return Verdict(counts=current, held_back=("a replica was lost: what the others show is not all of the load",))
-    if not decision.is_urgent and since_change_s is not None and since_change_s < cooldown_s:
-        return Verdict(counts=current, held_back=(f"cooldown: {cooldown_s - since_change_s:.1f} s left",))
-    if is_sound and not decision.is_urgent:
-        asked = _damped(asked, now, config)
-    notes: list[str] = []
+    if not decision.is_step and not _is_beyond_hysteresis(asked, now, config):
+        if is_sound:
+            return Verdict(counts=current, held_back=())
+        asked = now
+    if asked < now and (objection := _why_stay(decision, asked, config, since_change_s, is_loss_fresh, missed)):
+        if is_sound:
+            return Verdict(counts=current, held_back=(objection,))
+        notes.append(objection)
+        asked = now  # back to the ratio with as many leaders
     free = config.joint_counts(asked, ratio, BOUNDLESS)
+    if is_sound and free == current:
+        return Verdict(counts=current, held_back=())
+    is_out = asked >= now or not is_sound
+    if is_out and (left_s := _cooldown_left_s(decision, config.cooldown_out_s, since_change_s)) > 0.0:
+        return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
+    if not decision.is_urgent:
+        asked = _damped(asked, now, config)
+        free = config.joint_counts(asked, ratio, BOUNDLESS)
     counts = config.joint_counts(asked, ratio, room)
     if counts is None:
         return Verdict(
@@ -147,6 +157,30 @@ def _is_sound(current: Mapping[Role, int], ratio: PdRatio, room: Room, config: G
     if room.holds(current) and ratio.deviation(current[Role.PREFILL], current[Role.DECODE]) <= most:
         return True
     return config.joint_counts(current[ratio.leader], ratio, room) == current
+
+
+def _why_stay(
+    decision: Decision,
+    asked: float,
+    config: GuardConfig,
+    since_change_s: float | None,
+    is_loss_fresh: bool,
+    missed: tuple[float, int] | None,
+) -> str | None:
+    """What speaks against a scale-in."""
+    if is_loss_fresh and not decision.is_step:
+        return "a replica was lost: what the others show is not all of the load"
+    cooldown_s, why = config.cooldown_in_s, ""
+    # What users have just missed they would miss again, unless less is asked for by now.
+    if missed is not None and asked >= missed[0] * (1 - config.hysteresis_in_frac):
+        cooldown_s *= 2.0 ** min(missed[1], _MOST_DOUBLINGS)
+        why = f", users missed the last {missed[1]} that left" if missed[1] > 1 else ", users missed the last that left"
+    left_s = _cooldown_left_s(decision, cooldown_s, since_change_s)
+    return f"cooldown: {left_s:.1f} s left{why}" if left_s > 0.0 else None
+
+
+def _cooldown_left_s(decision: Decision, cooldown_s: float, since_change_s: float | None) -> float:
+    return 0.0 if decision.is_urgent or since_change_s is None else cooldown_s - since_change_s
 
 
 def _is_beyond_hysteresis(asked: float, now: int, config: GuardConfig) -> bool:

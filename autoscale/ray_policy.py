@@ -136,7 +136,8 @@ class JointPolicy:
         signals: Signals,
         state: ControllerState,
     ) -> tuple[Snapshot, Plan, list[str]]:
-        signals.add({key: _reports(context, series) for key, (context, series) in raw.items()}, now_s)
+        interval_s = controller.config.interval_s
+        signals.add({key: _reports(context, series) for key, (context, series) in raw.items()}, now_s, interval_s)
         replicas = {key: signals.replicas(key) for key in raw}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
         vanished = [name for name in state.victims if name not in running]

@@ -87,8 +87,12 @@ class ReportWindow:
     def __init__(self, known_s: float) -> None:
         self._reports: deque[tuple[float, Mapping[str, float]]] = deque()
         self.seen_s = known_s
+        # Whether what it did last is not known, though it is not new.
+        self.is_interrupted = False
 
-    def add(self, report_s: float, values: Mapping[str, float], *, now_s: float, window_s: float) -> None:
+    def add(
+        self, report_s: float, values: Mapping[str, float], *, now_s: float, window_s: float, interval_s: float
+    ) -> None:
         """Take in a report; one with a value that is no number is not believed at all, so that the replica goes stale.
 
         Args:
@@ -96,6 +100,7 @@ class ReportWindow:
             values: its counters and gauges.
             now_s: our own clock; what counts for freshness, since the two may differ.
             window_s: how far back to keep reports.
+            interval_s: how often reports are taken in, and so how late at most.
         """
         if not all(math.isfinite(value) for value in values.values()):
             return
@@ -104,10 +109,12 @@ class ReportWindow:
             if report_s == last_s:
                 return
             passed_s = report_s - last_s
-            is_jump = not 0.0 < passed_s <= window_s or abs(passed_s - (now_s - self.seen_s)) > _CLOCK_JUMP_S
+            late_s = max(_CLOCK_JUMP_S, interval_s)
+            is_jump = not 0.0 < passed_s <= window_s or abs(passed_s - (now_s - self.seen_s)) > late_s
             if is_jump or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
                 # A clock that was set, or an engine that counts from zero again: rates over this would be wrong.
                 self._reports.clear()
+            self.is_interrupted = not self._reports
         self._reports.append((report_s, values))
         self.seen_s = now_s
         while len(self._reports) > 2 and self._reports[1][0] <= report_s - window_s:
@@ -168,7 +175,10 @@ class Signals:
         self._windows: dict[PoolKey, dict[str, ReportWindow]] = {}
 
     def add(
-        self, reports: Mapping[PoolKey, Mapping[str, tuple[float, Mapping[str, float]] | None]], now_s: float
+        self,
+        reports: Mapping[PoolKey, Mapping[str, tuple[float, Mapping[str, float]] | None]],
+        now_s: float,
+        interval_s: float,
     ) -> None:
         """Take in what runs now and what each last reported; who is not named is forgotten.
 
@@ -176,6 +186,7 @@ class Signals:
             reports: for each pool its running replicas, each with the time and values of its last report, or ``None``
                 before the first.
             now_s: our own clock.
+            interval_s: how often this is called.
         """
         known, self._windows = self._windows, {}
         for key, replicas in reports.items():
@@ -183,7 +194,7 @@ class Signals:
             for name, report in replicas.items():
                 windows[name] = window = known.get(key, {}).get(name) or ReportWindow(now_s)
                 if report is not None:
-                    window.add(report[0], report[1], now_s=now_s, window_s=self.window_s)
+                    window.add(report[0], report[1], now_s=now_s, window_s=self.window_s, interval_s=interval_s)
 
     def replicas(self, key: PoolKey) -> tuple[ReplicaStats, ...]:
         """The replicas of a pool, in the order in which they were named."""
@@ -202,9 +213,12 @@ class Signals:
         )
 
     def traffic(self) -> Traffic:
-        """Arrivals and lengths over all decode replicas, where every request arrives."""
+        """Arrivals and lengths over all decode replicas, where every request arrives.
+
+        Nothing where one of them was interrupted: the others' arrivals are not all.
+        """
         windows = [window for window in self._decode() if window.span_s > 0.0]
-        if not windows:
+        if not windows or any(window.is_interrupted for window in self._decode()):
             return Traffic()
         rates = [window.rate("requests") for window in windows]
         requests, inputs, outputs = (

@@ -73,6 +73,11 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
                 f"was deployed with ({limits.lowest_replicas} to {limits.highest_replicas}): change replicas and "
                 "max_replicas of the group and deploy again"
             )
+    if config.guard.budget_gpus is not None and not any(pool.gpus_per_replica for pool in pools.root.values()):
+        raise ValueError(
+            f"guard.budget_gpus ({config.guard.budget_gpus}) limits nothing, since no replica here has a GPU: leave it "
+            "out, and set bounds"
+        )
     room = _room(config, pools)
     if config.guard.joint_counts(0.0, config.pd_ratio, room) is None:
         raise ValueError(
@@ -94,8 +99,9 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
 
 
 def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
-    ratio, band = period.pd_ratio or config.pd_ratio, config.guard.band_replicas
+    band = config.guard.band_replicas
     if period.prefill is not None and period.decode is not None:
+        ratio = period.pd_ratio or config.pd_ratio
         off = ratio.deviation(period.prefill, period.decode)
         if off > band:
             raise ValueError(
@@ -103,6 +109,7 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
                 f"replicas of the smaller role off the ratio {ratio}: give one of the two counts, or the period its "
                 "own pd_ratio"
             )
+    ratio = period.ratio or config.pd_ratio
     wanted = joint_counts(period.wanted(), ratio, BOUNDLESS, band_replicas=band)
     if wanted is not None and wanted != joint_counts(period.wanted(), ratio, room, band_replicas=band):
         raise ValueError(

@@ -118,17 +118,20 @@ class ControllerState:
     So a log replays from any line, and a controller that was killed goes on where it was.
 
     ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
-    it was before they were withdrawn. ``held`` run and wait for the other role. ``withdrawn`` are out of routing since
-    a time but can come back; ``victims`` have been told to stop. ``backlog``: (time, prompt tokens waiting for
-    prefill). ``missing_since_s``: pools with fewer running replicas than Serve works towards, when one last became
-    ready, and how many had. ``capped``: pools for which no room was found, until when they are given no more replicas,
-    and how many have found room. ``lost_s``: when a replica last vanished that nobody had told to stop. ``settled_s``:
-    from when on latencies are all from after the last replica had entered.
+    it was before they were withdrawn. ``tried``: how many leaders the last scale-in was asked for; ``missed``: that of
+    the last whose replicas users have missed, and how many in a row were. ``held`` run and wait for the other role.
+    ``withdrawn`` are out of routing since a time but can come back; ``victims`` have been told to stop. ``backlog``:
+    (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer running replicas than Serve works
+    towards, when one last became ready, and how many had. ``capped``: pools for which no room was found, until when
+    they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished that nobody
+    had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
     """
 
     ticked_s: float | None = None
     desired: Mapping[PoolKey, int] = field(default_factory=dict)
     desired_before: Mapping[PoolKey, int] = field(default_factory=dict)
+    tried: float | None = None
+    missed: tuple[float, int] | None = None
     scaled_out_s: float | None = None
     scaled_in_s: float | None = None
     admitted: tuple[str, ...] = ()
@@ -181,6 +184,12 @@ class Decision:
     is_step: bool = False
     is_urgent: bool = False
     shown: tuple[Shown, ...] = ()
+
+    def leaders(self, ratio: PdRatio) -> float | None:
+        """Replicas of the ratio's larger role with which both roles have what is wanted."""
+        if self.wanted is None:
+            return None
+        return max(self.wanted[ratio.leader], self.wanted[ratio.follower] / ratio.follower_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

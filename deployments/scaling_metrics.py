@@ -76,7 +76,7 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
     ratio = GaugeMetricFamily(
         "tandem_pd_ratio", "Prefill replicas per decode replica: configured, and of those that serve", labels=["of"]
     )
-    ratio.add_metric(["configured"], PdRatio.parse(config["pd_ratio"]).per_decode())
+    ratio.add_metric(["configured"], PdRatio.parse(plan["decision"]["ratio"] or config["pd_ratio"]).per_decode())
     if serving[Role.DECODE]:
         ratio.add_metric(["serving"], serving[Role.PREFILL] / serving[Role.DECODE])
     quantile = GaugeMetricFamily(

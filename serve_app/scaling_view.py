@@ -16,7 +16,9 @@ from deployments.scheduler_hook import IMPORT_PATH
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     """Pools, signal, ratio and the last decision, from what the coordinator says."""
     config = status["config"]
-    head = Text(f"{app}: ratio {config['pd_ratio']}, policy {config['policy']['kind']}")
+    plan = status.get("plan")
+    ratio = (plan and plan["decision"]["ratio"]) or config["pd_ratio"]
+    head = Text(f"{app}: ratio {ratio}, policy {config['policy']['kind']}")
     if config["is_paused"]:
         head.append("  PAUSED", style="bold yellow")
     if config["is_observing"]:
@@ -24,7 +26,6 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
     if config["override"] is not None:
         override = config["override"]
         head.append(f"  SET BY HAND to {override['prefill']}P{override['decode']}D", style="bold yellow")
-    plan = status.get("plan")
     if plan is None:
         return Group(head, Text("no decision yet"))
     state, latency = plan["state"], status["latency"]
@@ -37,13 +38,14 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
         waits_s = missing_s(status, pool, now_s)
         table.add_row(pool, *map(str, counts.values()), "" if waits_s is None else f"{waits_s:.0f} s")
     lines = [
+        *(f"{shown['name']} {shown['value']:.4g} of {shown['target']:.4g}" for shown in plan["decision"]["shown"]),
         f"TTFT {_seconds(latency['ttft_s'])} of {config['slo']['ttft_s']:g} s, "
         f"TPOT {_seconds(latency['tpot_s'])} of {config['slo']['tpot_s']:g} s "
         f"({config['slo']['quantile_frac']:.0%} of requests)",
         f"last decision {max(0.0, now_s - state['ticked_s']):.0f} s ago: {plan['decision']['reason']}",
         *(f"held back: {note}" for note in plan["held_back"]),
         *(
-            f"no room for more than {found} replicas of {pool} since "
+            f"no room for more than {found} of {pool} since "
             f"{now_s - until_s + config['no_room_retry_s'] + config['no_room_s']:.0f} s; tried again in "
             f"{until_s - now_s:.0f} s"
             for pool, (until_s, found) in state["capped"].items()

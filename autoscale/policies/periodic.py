@@ -38,7 +38,16 @@ class PeriodConfig(BaseModel):
     def _check_counts(self) -> "PeriodConfig":
         if self.prefill is None and self.decode is None:
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
+        if self.prefill is not None and self.decode is not None:
+            PdRatio.parse(f"{self.prefill}:{self.decode}")  # an impossible one is refused
         return self
+
+    @property
+    def ratio(self) -> PdRatio | None:
+        """What is kept while it holds, where that is the period's own: that of its counts where it gives both."""
+        if self.prefill is not None and self.decode is not None:
+            return PdRatio.parse(f"{self.prefill}:{self.decode}")
+        return self.pd_ratio
 
     def wanted(self) -> dict[Role, float]:
         """Replicas of each role; 0 where the ratio says how many."""
@@ -78,14 +87,14 @@ class Periodic:
         """The counts of the period that holds."""
         minute = int(snapshot.now_s // 60)
         if minute != self._minute:  # a period begins on a minute, and looking back over years takes a millisecond
-            self._minute, self._period = minute, self._holding(snapshot.now_s)
+            self._minute, self._period = minute, self._holding(60.0 * minute)
         period = self._period
-        ratio = period.pd_ratio or self._ratio
+        ratio = period.ratio or self._ratio
         reason = f"the period that begins at {period.begins!r}"
         return Decision(wanted=period.wanted(), reason=reason, ratio=ratio, is_step=True)
 
-    def _holding(self, now_s: float) -> PeriodConfig:
+    def _holding(self, minute_s: float) -> PeriodConfig:
         # CronSim looks for times before the one given, and a period holds from its first second on.
-        now = datetime.fromtimestamp(now_s + 1.0, self._zone)
+        now = datetime.fromtimestamp(minute_s + 1.0, self._zone)
         began = [(next(CronSim(p.begins, now, reverse=True)), index) for index, p in enumerate(self._config.periods)]
         return self._config.periods[max(began)[1]]

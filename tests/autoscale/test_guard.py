@@ -33,6 +33,7 @@ def judge(
     withdrawn: tuple[int, int] = (0, 0),
     ending: tuple[int, int] = (0, 0),
     is_loss_fresh: bool = False,
+    missed: tuple[float, int] | None = None,
     is_step: bool = False,
     is_urgent: bool = False,
     **config: Any,
@@ -52,6 +53,7 @@ def judge(
         config=GuardConfig.model_validate({**FREE, **config}),
         since_change_s=since_change_s,
         is_loss_fresh=is_loss_fresh,
+        missed=missed,
         withdrawn={P: withdrawn[0], D: withdrawn[1]},
         ending={P: ending[0], D: ending[1]},
     )
@@ -140,6 +142,7 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
             config=GuardConfig.model_validate({**FREE, "step_in_replicas": 1}),
             since_change_s=None,
             is_loss_fresh=False,
+            missed=None,
             withdrawn={P: 0, D: 0},
             ending={P: 0, D: 0},
         )
@@ -218,3 +221,34 @@ def test_a_narrow_band_is_what_sound_means() -> None:
     # 2P4D is 0.67 prefill replicas off 1:3: sound within one replica, not within half of one.
     assert counts(judge(4.0, (2, 4))) == (2, 4)
     assert counts(judge(4.0, (2, 4), band_replicas=0.5)) != (2, 4)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [{"since_change_s": 20.0, "cooldown_in_s": 60.0}, {"is_loss_fresh": True}, {"hysteresis_in_frac": 0.9}],
+)
+def test_off_the_ratio_what_speaks_against_a_scale_in_still_does(why: dict[str, Any]) -> None:
+    # 8P8D at 1:2 is put right with as many decode replicas; at the ratio, nothing moves.
+    assert counts(judge(2.0, current=(8, 8), ratio="1:2", **why)) == (4, 8)
+    assert counts(judge(2.0, current=(4, 8), ratio="1:2", **why)) == (4, 8)
+    assert counts(judge(2.0, current=(8, 8), ratio="1:2")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("since_change_s", "decode", "missed", "expected"),
+    [
+        (119.0, 3.0, (3.0, 1), (2, 6)),
+        (120.0, 3.0, (3.0, 1), (1, 3)),
+        (239.0, 3.0, (3.0, 2), (2, 6)),
+        (240.0, 3.0, (3.0, 2), (1, 3)),
+        (960.0, 3.0, (3.0, 50), (1, 3)),  # it is not put off for ever
+        (60.0, 2.0, (3.0, 50), (1, 2)),  # less load than when it was missed
+        (60.0, 3.0, None, (1, 3)),
+    ],
+)
+def test_a_scale_in_that_users_missed_is_tried_again_after_twice_as_long(
+    since_change_s: float, decode: float, missed: tuple[float, int] | None, expected: tuple[int, int]
+) -> None:
+    verdict = judge(decode, since_change_s=since_change_s, missed=missed, cooldown_in_s=60.0, hysteresis_in_frac=0.1)
+    assert counts(verdict) == expected
+    assert expected != (2, 6) or "users missed the last" in verdict.held_back[0]

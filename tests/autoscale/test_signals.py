@@ -51,7 +51,7 @@ class Feed:
             for counter, gain in gains.items():
                 totals[counter] = totals.get(counter, 0.0) + gain
             reports[key][name] = (self.now_s + skew_s, {**totals, **gauges})
-        self.signals.add(reports, self.now_s)
+        self.signals.add(reports, self.now_s, 2.0)
 
 
 def test_a_rate_needs_two_reports_and_is_the_windows() -> None:
@@ -89,7 +89,7 @@ def test_a_replicas_clock_may_be_wrong_but_freshness_is_ours() -> None:
 def test_the_same_report_again_is_no_news() -> None:
     window = ReportWindow(0.0)
     for now_s in (10.0, 12.0, 14.0):
-        window.add(9.0, {"decode_tokens": 5.0}, now_s=now_s, window_s=10.0)
+        window.add(9.0, {"decode_tokens": 5.0}, now_s=now_s, window_s=10.0, interval_s=2.0)
     assert window.seen_s == 10.0
     assert window.rate("decode_tokens") is None
 
@@ -97,11 +97,11 @@ def test_the_same_report_again_is_no_news() -> None:
 @pytest.mark.parametrize(("report_s", "tokens"), [(5.0, 900.0), (30.0, 0.0)])
 def test_a_clock_set_back_or_a_restarted_engine_starts_a_new_window(report_s: float, tokens: float) -> None:
     window = ReportWindow(0.0)
-    window.add(10.0, {"decode_tokens": 500.0}, now_s=10.0, window_s=100.0)
-    window.add(20.0, {"decode_tokens": 700.0}, now_s=20.0, window_s=100.0)
-    window.add(report_s, {"decode_tokens": tokens}, now_s=30.0, window_s=100.0)
+    window.add(10.0, {"decode_tokens": 500.0}, now_s=10.0, window_s=100.0, interval_s=2.0)
+    window.add(20.0, {"decode_tokens": 700.0}, now_s=20.0, window_s=100.0, interval_s=2.0)
+    window.add(report_s, {"decode_tokens": tokens}, now_s=30.0, window_s=100.0, interval_s=2.0)
     assert window.rate("decode_tokens") is None
-    window.add(report_s + 10.0, {"decode_tokens": tokens + 50.0}, now_s=40.0, window_s=100.0)
+    window.add(report_s + 10.0, {"decode_tokens": tokens + 50.0}, now_s=40.0, window_s=100.0, interval_s=2.0)
     assert window.rate("decode_tokens") == pytest.approx(5.0)
 
 
@@ -156,7 +156,7 @@ def test_traffic_is_what_arrived_at_decode() -> None:
 def test_who_has_never_reported_was_last_heard_of_when_it_became_known() -> None:
     signals = Signals(10.0)
     for now_s in (100.0, 102.0):
-        signals.add({D: {"d0": None}}, now_s)
+        signals.add({D: {"d0": None}}, now_s, 2.0)
     (stats,) = signals.replicas(D)
     assert (stats.observed_s, stats.decode_tokens_per_s, stats.kv_usage_frac) == (100.0, None, None)
 
@@ -222,3 +222,24 @@ def test_what_changes_faster_than_reports_is_averaged_over_the_window() -> None:
     assert stats.kv_usage_frac == 0.3
     feed.step({(D, "d0"): {}})
     assert feed.signals.replicas(D)[0].gpu_utilization_frac is None
+
+
+def test_arrivals_are_not_known_while_a_replica_is_interrupted_but_are_beside_a_new_one() -> None:
+    feed, gains = Feed(), {"requests": 20.0, "decode_tokens": 10.0}
+    for _ in range(3):
+        feed.step({(D, "d0"): gains, (D, "d1"): gains})
+    assert feed.signals.traffic().requests_per_s == pytest.approx(20.0)
+    feed.step({(D, "d0"): gains, (D, "d1"): gains}, skew_s=600.0)  # their clocks were set
+    assert feed.signals.traffic() == Traffic()
+    feed.step({(D, "d0"): gains, (D, "d1"): gains}, skew_s=600.0)
+    assert feed.signals.traffic().requests_per_s == pytest.approx(20.0)
+    feed.step({(D, "d0"): gains, (D, "d1"): gains, (D, "new"): {"requests": 0.0}}, skew_s=600.0)
+    assert feed.signals.traffic().requests_per_s == pytest.approx(20.0)
+
+
+def test_a_report_that_one_tick_just_missed_is_no_jump_of_a_clock() -> None:
+    window = ReportWindow(0.0)
+    # One every ten seconds, taken in every twenty: now the newest is fresh, now ten seconds old.
+    for now_s, report_s in ((20.0, 20.0), (40.0, 30.5), (60.0, 60.0)):
+        window.add(report_s, {"decode_tokens": 10.0 * report_s}, now_s=now_s, window_s=60.0, interval_s=20.0)
+    assert window.rate("decode_tokens") == pytest.approx(10.0)

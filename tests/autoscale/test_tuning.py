@@ -58,8 +58,8 @@ def test_none_is_a_value() -> None:
             "wants 3P9D, .* takes more than 12 GPUs",
         ),
         (
-            {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "prefill": 1, "decode": 9}]}},
-            r"wants 1P9D, 2 replicas of the smaller role off the ratio 1:3: give one of the two counts",
+            {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "prefill": 2, "decode": 10}]}},
+            r"wants 2P10D, 1.3 replicas of the smaller role off the ratio 1:3: give one of the two counts",
         ),
         ({"gate": {"band_replicas": 0.5}}, r"gate.band_replicas \(0.5\) is narrower than guard.band_replicas \(1\)"),
         ({"bounds": {"decode": {"highest_replicas": 99}}}, r"bounds.decode \(1 to 99\) reach beyond what decode:g0"),
@@ -95,6 +95,12 @@ def test_one_bound_alone_leaves_the_other_as_deployed(make_autoscale: MakeConfig
     again = tuned(config, {"bounds": {"decode": {"lowest_replicas": 3}}}, pools)
     assert again.bounds_of(Role.DECODE, 2, 12) == (3, 6)
     assert again.bounds_of(Role.PREFILL, 2, 4) == (2, 4)
+
+
+def test_a_budget_where_nobody_has_a_gpu_is_refused(make_autoscale: MakeConfig) -> None:
+    pools = Pools({key: limits.model_copy(update={"gpus_per_replica": 0}) for key, limits in POOLS.root.items()})
+    with pytest.raises(ValueError, match=r"guard.budget_gpus \(12\) limits nothing"):
+        check_fits(make_autoscale(pd_ratio="1:3", guard={"budget_gpus": 12}), pools)
 
 
 def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:

@@ -117,6 +117,11 @@ class VirtualServe:
         return list(routable(self.running[role], admitted))
 
     @property
+    def gpus(self) -> int:
+        """Held by what runs, starts or drains."""
+        return sum(len(of[role]) for of in (self.running, self.starting, self.draining) for role in Role)
+
+    @property
     def counts(self) -> tuple[int, int]:
         """What Serve works towards."""
         return self.targets[Role.PREFILL], self.targets[Role.DECODE]

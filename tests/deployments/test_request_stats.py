@@ -20,8 +20,8 @@ class Clock:
 def latency(stats: RequestStats, clock: Clock, begin: dict[str, float]) -> tuple[float | None, float | None]:
     """The medians between an earlier report and now."""
     signals = Signals(1e9)
-    signals.add({D: {"d0": (0.0, begin)}}, 0.0)
-    signals.add({D: {"d0": (1.0, stats.report())}}, 1.0)
+    signals.add({D: {"d0": (0.0, begin)}}, 0.0, 2.0)
+    signals.add({D: {"d0": (1.0, stats.report())}}, 1.0, 2.0)
     seen = signals.latency(0.5)
     return seen.ttft_s, seen.tpot_s
 

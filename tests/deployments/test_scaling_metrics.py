@@ -18,7 +18,7 @@ STATUS: dict[str, Any] = {
         "admitted": ["p0", "d0", "d1"],
         "withdrawn": ["d2"],
         "victims": ["d3", "p9"],
-        "decision": {"shown": [{"name": "decode_tps", "value": 70.0, "target": 100.0}]},
+        "decision": {"ratio": None, "shown": [{"name": "decode_tps", "value": 70.0, "target": 100.0}]},
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
             "missing_since_s": {"prefill:g0": [90.0, 1]},

@@ -84,3 +84,20 @@ print(json.dumps([VICTIMS.is_hooked, default_impl.create_deployment_scheduler is
 """
     assert run_python(script, "with", IMPORT_PATH) == [True, False]
     assert run_python(script, "without", IMPORT_PATH) == [False, True]
+
+
+@pytest.mark.ray
+def test_where_our_choice_fails_serves_own_stops(run_python: Callable[..., Any]) -> None:
+    script = """
+import json
+import ray.serve._private.default_impl as default_impl
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deployment_scheduler import DeploymentScheduler
+from deployments.scheduler_hook import install
+install()
+DeploymentScheduler._get_replicas_to_stop = lambda self, deployment_id, number: {"stock"}
+scheduler = default_impl.create_deployment_scheduler(None, "head", lambda *_: None)
+del scheduler._running_replicas
+print(json.dumps(list(scheduler._get_replicas_to_stop(DeploymentID("decode:g0", "app"), 1))))
+"""
+    assert run_python(script) == ["stock"]

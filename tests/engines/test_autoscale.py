@@ -252,6 +252,28 @@ def test_a_killed_serve_controller_takes_up_where_the_last_one_was(seen: Seen) -
     assert not left & away
 
 
+def test_a_policy_changed_while_serves_controller_is_dead_decides_when_it_is_back(seen: Seen) -> None:
+    before = {name for names in seen.status()["running"].values() for name in names}
+    kill_controller()
+    periods = [{"begins": "* * * * *", "decode": 2}]
+    seen.control.tune({"policy": {"kind": "periodic", "periods": periods}}, "two of each, whatever comes")
+    wait_until(lambda: seen.serving() == (2, 2), 90, seen.status)
+    # Nobody was restarted for it.
+    assert before < {name for names in seen.status()["running"].values() for name in names}
+
+
+def test_replicas_that_never_become_ready_are_given_up_in_both_roles(seen: Seen) -> None:
+    # Decode starts in 8 s and more, so within 4 s nobody is.
+    periods = [{"begins": "* * * * *", "decode": 2}]
+    changes = {"policy": {"kind": "periodic", "periods": periods}, "no_room_s": 4.0, "no_room_retry_s": 20.0}
+    seen.control.tune(changes, "less time than a start takes")
+    wait_until(lambda: "decode:g0" in seen.status()["plan"]["state"]["capped"], 60, seen.status)
+    given_up = seen.status()["plan"]["state"]["desired"]
+    assert given_up == {"prefill:g0": 1, "decode:g0": 1}
+    seen.control.tune({"policy": {"kind": "heteroscale", "target": 400.0}}, "no more of it")
+    wait_until(lambda: not seen.status()["plan"]["state"]["capped"], 60, seen.status)
+
+
 def test_a_killed_coordinator_comes_back_with_what_it_knew(seen: Seen, emulated: Any) -> None:
     seen.control.tune({"policy": {"target": 555.0}}, "to be remembered")
     before = seen.status()["plan"]["admitted"]

@@ -48,6 +48,11 @@ def test_what_cannot_be_followed_is_refused_before_anything_starts(
     ("policy", "autoscale", "said"),
     [
         (None, {"policy": POLICY}, "args.autoscale needs .*JointPolicy'} here, got None"),
+        (
+            {"policy_function": "autoscale.ray_policy:JointPolicy", "policy_kwargs": {"target": 1}},
+            {"policy": POLICY},
+            "args.autoscale needs .*JointPolicy'} here, got",
+        ),
         ({"policy_function": "x:y"}, {"policy": POLICY}, "args.autoscale needs .* got {'policy_function': 'x:y'}"),
         ({"policy_function": "autoscale.ray_policy:JointPolicy"}, None, "there is no args.autoscale; add it"),
     ],

@@ -102,7 +102,11 @@ STATUS: dict[str, Any] = {
         "withdrawn": ["d2"],
         "reinstated": [],
         "victims": ["d3"],
-        "decision": {"reason": "decode_tps 40 for 50 on each of 3"},
+        "decision": {
+            "reason": "paused by hand",
+            "ratio": None,
+            "shown": [{"name": "decode_tps", "value": 40.0, "target": 50.0}],
+        },
         "held_back": ["cooldown: 3.0 s left"],
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
@@ -131,10 +135,11 @@ def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
     prefill = next(line.split() for line in text.splitlines() if line.strip().startswith("prefill:g0"))
     assert prefill == ["prefill:g0", "2", "2", "1", "1", "0", "0", "0", "10", "s"]
     assert "TTFT 0.457 of 1 s, TPOT - of 0.05 s" in text
-    assert "last decision 2 s ago: decode_tps 40 for 50 on each of 3" in text
+    assert "last decision 2 s ago: paused by hand" in text
+    assert "decode_tps 40 of 50" in text
     assert "held back: cooldown: 3.0 s left" in text
     assert "ratio 1:3, policy heteroscale, serving 1P2D" in text
-    assert "no room for more than 1 replicas of prefill:g0" in text
+    assert "no room for more than 1 of prefill:g0" in text
     assert "tried again in 30 s" in text
     assert "Serve's choice" not in text
 

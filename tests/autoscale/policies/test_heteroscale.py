@@ -220,6 +220,17 @@ def test_latency_asks_for_no_more_while_what_it_asked_for_still_starts(
     assert policy.decide(snapshot).wanted == {D: 8.0, P: pytest.approx(8 / 3)}
 
 
+@pytest.mark.parametrize(("scaled_out_s", "decode"), [(None, 9.6), (980.0, 9.6), (995.0, 8.0)])
+def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
+    make_snapshot: MakeSnapshot, scaled_out_s: float | None, decode: float
+) -> None:
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
+    desired = {PoolKey("g0", P): 3, PoolKey("g0", D): 8}
+    state = ControllerState(desired=desired, lost_s=990.0, scaled_out_s=scaled_out_s)
+    snapshot = make_snapshot(3, 7, now_s=1000.0, stats=tps(100.0), latency=Latency(ttft_s=5.0), state=state)
+    assert policy.decide(snapshot).wanted[D] == pytest.approx(decode)
+
+
 @pytest.mark.parametrize(
     ("settled_s", "withdrawn", "decode"), [(1001.0, {}, 6.0), (999.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)]
 )

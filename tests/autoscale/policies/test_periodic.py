@@ -6,6 +6,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from autoscale.controller import Controller
@@ -91,8 +93,31 @@ def test_counts_and_ratio_of_a_period_reach_the_plan(
         ({"periods": [{"begins": "0 8 * * *"}]}, "has no counts"),
         ({"periods": [{"begins": "0 8 * * *", "decode": 0}]}, "greater than or equal to 1"),
         ({"periods": [{"begins": "0 8 * * *", "decode": 1, "pd_ratio": "1:9"}]}, "between 1:5 and 9:1"),
+        ({"periods": [{"begins": "0 8 * * *", "prefill": 1, "decode": 6}]}, "ratio of 1:6 is impossible"),
     ],
 )
 def test_a_schedule_without_periods_or_with_nonsense_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PeriodicConfig.model_validate({**WORKDAYS, **change})
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 5)])
+def test_two_counts_are_kept_as_given_though_others_were_nearer_to_the_ratio(
+    make_autoscale: Callable[..., Any], make_snapshot: Callable[..., Snapshot], prefill: int, decode: int
+) -> None:
+    periods = [{"begins": "* * * * *", "prefill": prefill, "decode": decode}]
+    config = make_autoscale(pd_ratio="1:3", policy={"kind": "periodic", "periods": periods})
+    state = Controller(config).tick(make_snapshot(1, 3, now_s=1e9)).state
+    assert (state.desired[PoolKey("g0", P)], state.desired[PoolKey("g0", D)]) == (prefill, decode)
+
+
+@given(now_s=st.floats(1.7e9, 1.9e9), before_s=st.floats(0.0, 90.0))
+def test_what_holds_depends_on_the_time_alone_and_is_one_of_the_periods(
+    make_snapshot: Callable[..., Snapshot], now_s: float, before_s: float
+) -> None:
+    config = PeriodicConfig.model_validate(WORKDAYS)
+    policy, fresh = (Periodic(config, ratio=PdRatio(1, 3), slo=SloConfig()) for _ in range(2))
+    policy.decide(make_snapshot(now_s=now_s - before_s))
+    decision = policy.decide(make_snapshot(now_s=now_s))
+    assert decision == fresh.decide(make_snapshot(now_s=now_s))
+    assert decision.wanted in [period.wanted() for period in config.periods]
