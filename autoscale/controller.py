@@ -96,14 +96,23 @@ class Controller:
         desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
         before = totals(desired)
         is_inside = room.holds(before) and not room.is_over_budget({role: before[role] + ending[role] for role in Role})
-        if not is_inside or ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas:
+        is_off = ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas
+        if is_off or not is_inside:
             away = {pool.key: _count(pool, state.withdrawn) for pool in snapshot.pools}
             desired = {key: count + away[key] for key, count in state.desired.items()}
         missed = state.missed
         if state.tried is not None:
             missed = (state.tried, 1 if missed is None else missed[1] + 1)
         return replace(
-            state, desired=desired, desired_before={}, withdrawn={}, scaled_out_s=snapshot.now_s, missed=missed
+            state,
+            desired=desired,
+            desired_before={},
+            # The gate, which lets in who keeps the ratio, would let none of these in again.
+            admitted=(*state.admitted, *state.withdrawn) if is_off else state.admitted,
+            withdrawn={},
+            scaled_out_s=snapshot.now_s,
+            settled_s=snapshot.now_s + self.config.window_s,
+            missed=missed,
         )
 
     def _is_off_ratio_by_hand(self, ratio: PdRatio) -> bool:

@@ -106,9 +106,12 @@ def guard(
     free = config.joint_counts(asked, ratio, BOUNDLESS)
     if is_sound and free == current:
         return Verdict(counts=current, held_back=())
-    is_out = asked >= now or not is_sound
-    if is_out and (left_s := _cooldown_left_s(decision, config.cooldown_out_s, since_change_s)) > 0.0:
-        return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
+    if asked >= now or not is_sound:
+        # Back to the ratio takes replicas away too; beyond bounds and budget they go all the same.
+        is_return = asked <= now and room.holds(current)
+        cooldown_s = config.cooldown_out_s * (_patience(asked, missed, config) if is_return else 1.0)
+        if (left_s := _cooldown_left_s(decision, cooldown_s, since_change_s)) > 0.0:
+            return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
     if not decision.is_urgent:
         asked = _damped(asked, now, config)
         free = config.joint_counts(asked, ratio, BOUNDLESS)
@@ -170,13 +173,17 @@ def _why_stay(
     """What speaks against a scale-in."""
     if is_loss_fresh and not decision.is_step:
         return "a replica was lost: what the others show is not all of the load"
-    cooldown_s, why = config.cooldown_in_s, ""
-    # What users have just missed they would miss again, unless less is asked for by now.
-    if missed is not None and asked >= missed[0] * (1 - config.hysteresis_in_frac):
-        cooldown_s *= 2.0 ** min(missed[1], _MOST_DOUBLINGS)
-        why = f", users missed the last {missed[1]} that left" if missed[1] > 1 else ", users missed the last that left"
-    left_s = _cooldown_left_s(decision, cooldown_s, since_change_s)
+    patience = _patience(asked, missed, config)
+    left_s = _cooldown_left_s(decision, config.cooldown_in_s * patience, since_change_s)
+    why = " after scale-ins that users missed" if patience > 1.0 else ""
     return f"cooldown: {left_s:.1f} s left{why}" if left_s > 0.0 else None
+
+
+def _patience(asked: float, missed: tuple[float, int] | None, config: GuardConfig) -> float:
+    """How many cooldowns: what users have just missed they would miss again, unless less is asked for by now."""
+    if missed is None or asked < missed[0] * (1 - config.hysteresis_in_frac):
+        return 1.0
+    return 2.0 ** min(missed[1], _MOST_DOUBLINGS)
 
 
 def _cooldown_left_s(decision: Decision, cooldown_s: float, since_change_s: float | None) -> float:
