@@ -52,6 +52,8 @@ class Controller:
         state = snapshot.state
         current = totals(state.desired)
         verdict = self._verdict(decision, current, limited, snapshot, ratio)
+        if not may_leave:
+            verdict = _nobody_leaves(verdict, current, snapshot, self._room(limited))
         if verdict.counts != current:
             desired = place(verdict.counts, state.desired, limited, ratio)
             grows = sum(desired.values()) >= sum(state.desired.values())
@@ -60,7 +62,7 @@ class Controller:
                 state,
                 desired=desired,
                 desired_before=(state.desired_before or state.desired) if falls else state.desired_before,
-                tried=state.tried if grows else decision.leaders(ratio),
+                tried=decision.leaders(ratio) if falls else state.tried,
                 scaled_out_s=snapshot.now_s if grows else state.scaled_out_s,
                 scaled_in_s=state.scaled_in_s if grows else snapshot.now_s,
             )
@@ -96,8 +98,7 @@ class Controller:
         desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
         before = totals(desired)
         is_inside = room.holds(before) and not room.is_over_budget({role: before[role] + ending[role] for role in Role})
-        is_off = ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas
-        if is_off or not is_inside:
+        if not is_inside or ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas:
             away = {pool.key: _count(pool, state.withdrawn) for pool in snapshot.pools}
             desired = {key: count + away[key] for key, count in state.desired.items()}
         missed = state.missed
@@ -107,8 +108,8 @@ class Controller:
             state,
             desired=desired,
             desired_before={},
-            # The gate, which lets in who keeps the ratio, would let none of these in again.
-            admitted=(*state.admitted, *state.withdrawn) if is_off else state.admitted,
+            # They have served, so the gate has nothing to say; it would hold those who leave for another ratio.
+            admitted=(*state.admitted, *state.withdrawn),
             withdrawn={},
             scaled_out_s=snapshot.now_s,
             settled_s=snapshot.now_s + self.config.window_s,
@@ -187,7 +188,7 @@ class Controller:
             backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
             missing_since_s=progress,
             capped=capped,
-            lost_s=now_s if is_lost else state.lost_s,
+            lost_s=now_s if is_lost else None if state.lost_s is None else min(state.lost_s, now_s),
             scaled_out_s=None if state.scaled_out_s is None else min(state.scaled_out_s, now_s),
             scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
         )
@@ -273,7 +274,7 @@ class Controller:
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
         proven_s = now_s - gate.observation_s if is_proven else -math.inf
-        missed = state.missed
+        is_missed_no_more = False
         ready: dict[str, dict[Role, list[str]]] = {
             pool.key.group: {Role.PREFILL: [], Role.DECODE: []} for pool in snapshot.pools
         }
@@ -289,12 +290,16 @@ class Controller:
                     del withdrawn[name]
             elif surplus > 0 and not self.config.is_observing and may_leave:
                 serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
-                withdrawn.update(dict.fromkeys(choose_victims(serving, before, surplus), now_s))
+                for name in choose_victims(serving, before, surplus):
+                    if name in before:
+                        withdrawn[name] = now_s
+                    else:  # who has never served is missed by nobody
+                        victims.add(name)
             for name in away:
                 if withdrawn.get(name, math.inf) <= proven_s:
                     del withdrawn[name]
                     victims.add(name)
-                    missed = None
+                    is_missed_no_more = True
             stays = [name for name in names if name not in withdrawn and name not in victims]
             serve_counts = max(wanted, len(stays)) + len(_among(names, withdrawn))
             counts[pool.key] = wanted if self.config.is_observing else serve_counts
@@ -318,7 +323,7 @@ class Controller:
             withdrawn=withdrawn,
             victims=tuple(sorted(victims)),
             desired_before=state.desired_before if withdrawn else {},
-            missed=missed,
+            missed=None if is_missed_no_more and not withdrawn else state.missed,
         )
         return Plan(
             counts=counts,
@@ -330,6 +335,22 @@ class Controller:
             held_back=held_back,
             state=state,
         )
+
+
+def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snapshot, room: Room) -> Verdict:
+    """The verdict while users wait too long: who runs stays, and what was to be added is, where there is room."""
+    staying, away = dict.fromkeys(Role, 0), {*snapshot.state.withdrawn, *snapshot.state.victims}
+    for pool in snapshot.pools:
+        staying[pool.key.role] += len(pool.replicas) - _count(pool, away)
+    counts = {role: max(verdict.counts[role], min(current[role], staying[role])) for role in Role}
+    if counts == verdict.counts:
+        return verdict
+    ending = _ending(snapshot)
+    if room.is_over_budget({role: counts[role] + ending[role] for role in Role}):
+        counts = dict(current)
+    return Verdict(
+        counts=counts, held_back=(*verdict.held_back, "nobody leaves while a latency is outside its objective")
+    )
 
 
 def totals(desired: Mapping[PoolKey, int]) -> dict[Role, int]:

@@ -106,12 +106,7 @@ def guard(
     free = config.joint_counts(asked, ratio, BOUNDLESS)
     if is_sound and free == current:
         return Verdict(counts=current, held_back=())
-    if asked >= now or not is_sound:
-        # Back to the ratio takes replicas away too; beyond bounds and budget they go all the same.
-        is_return = asked <= now and room.holds(current)
-        cooldown_s = config.cooldown_out_s * (_patience(asked, missed, config) if is_return else 1.0)
-        if (left_s := _cooldown_left_s(decision, cooldown_s, since_change_s)) > 0.0:
-            return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
+    is_in = asked < now and is_sound
     if not decision.is_urgent:
         asked = _damped(asked, now, config)
         free = config.joint_counts(asked, ratio, BOUNDLESS)
@@ -132,6 +127,12 @@ def guard(
         if is_sound:
             stepped = config.joint_counts(stepped[leader], ratio, room) or dict(current)
         notes.append(f"step: {pd_text(counts)} became {pd_text(stepped)}")
+    if not is_in:
+        # A return to the ratio may take replicas away too; beyond bounds and budget they go all the same.
+        falls = any(stepped[role] < current[role] for role in Role) and room.holds(current)
+        cooldown_s = config.cooldown_out_s * (_patience(decision.leaders(ratio), missed, config) if falls else 1.0)
+        if (left_s := _cooldown_left_s(decision, cooldown_s, since_change_s)) > 0.0:
+            return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
     verdict = after_leaving(stepped, current, withdrawn, ending, room)
     return Verdict(counts=verdict.counts, held_back=(*notes, *verdict.held_back))
 
@@ -179,9 +180,9 @@ def _why_stay(
     return f"cooldown: {left_s:.1f} s left{why}" if left_s > 0.0 else None
 
 
-def _patience(asked: float, missed: tuple[float, int] | None, config: GuardConfig) -> float:
-    """How many cooldowns: what users have just missed they would miss again, unless less is asked for by now."""
-    if missed is None or asked < missed[0] * (1 - config.hysteresis_in_frac):
+def _patience(asked: float | None, missed: tuple[float, int] | None, config: GuardConfig) -> float:
+    """How many cooldowns: what users have just missed they would miss again while about as much is asked for."""
+    if asked is None or missed is None or abs(asked - missed[0]) > missed[0] * config.hysteresis_in_frac:
         return 1.0
     return 2.0 ** min(missed[1], _MOST_DOUBLINGS)
 

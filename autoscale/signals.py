@@ -64,6 +64,7 @@ def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> f
 
 # Two clocks that differ by more between two reports than reports are late: one of them was set.
 _CLOCK_JUMP_S = 5.0
+_MOST_LATE_S = 10.0  # replicas report at least so often
 
 _GAUGES = (
     "running_requests",
@@ -109,7 +110,7 @@ class ReportWindow:
             if report_s == last_s:
                 return
             passed_s = report_s - last_s
-            late_s = max(_CLOCK_JUMP_S, interval_s)
+            late_s = max(_CLOCK_JUMP_S, min(interval_s, _MOST_LATE_S))
             is_jump = not 0.0 < passed_s <= window_s or abs(passed_s - (now_s - self.seen_s)) > late_s
             if is_jump or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
                 # A clock that was set, or an engine that counts from zero again: rates over this would be wrong.
@@ -215,11 +216,12 @@ class Signals:
     def traffic(self) -> Traffic:
         """Arrivals and lengths over all decode replicas, where every request arrives.
 
-        Nothing where one of them was interrupted: the others' arrivals are not all.
+        Where one of them was interrupted, the others' arrivals are not all.
         """
         windows = [window for window in self._decode() if window.span_s > 0.0]
-        if not windows or any(window.is_interrupted for window in self._decode()):
-            return Traffic()
+        is_whole = not any(window.is_interrupted for window in self._decode())
+        if not windows:
+            return Traffic(is_whole=is_whole)
         rates = [window.rate("requests") for window in windows]
         requests, inputs, outputs = (
             math.fsum(window.gained(name) or 0.0 for window in windows)
@@ -230,6 +232,7 @@ class Signals:
             requests_per_s=math.fsum(rate for rate in rates if rate is not None),
             input_tokens_mean=inputs / requests if requests else None,
             output_tokens_mean=outputs / ended if ended else None,
+            is_whole=is_whole,
         )
 
     def _decode(self) -> Iterable[ReportWindow]:

@@ -104,11 +104,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived in the last window; ``None`` where nothing was observed."""
+    """What arrived in the last window; ``None`` where nothing was observed, and more where it is not whole."""
 
     requests_per_s: float | None = None
     input_tokens_mean: float | None = None
     output_tokens_mean: float | None = None
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

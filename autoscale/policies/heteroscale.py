@@ -171,7 +171,7 @@ class HeteroScale:
         is_ttft = self._config.signal is Signal.TTFT
         seen = snapshot.latency.ttft_s if is_ttft else snapshot.latency.tpot_s
         target_s = self._slo.ttft_s if is_ttft else self._slo.tpot_s
-        if seen is None and snapshot.traffic.requests_per_s == 0.0:
+        if seen is None and snapshot.traffic.is_whole and snapshot.traffic.requests_per_s == 0.0:
             seen = 0.0  # nobody waits because nobody came
         if seen is None:
             return None

@@ -699,3 +699,49 @@ def test_paused_the_gate_keeps_the_ratio_of_the_period(make_autoscale: MakeConfi
     cluster.lose(P)
     run(cluster, 20, None)
     assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
+
+
+def test_a_scale_in_waits_until_users_do_not_and_is_observed_from_then_on(make_autoscale: MakeConfig) -> None:
+    policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
+    config = make_autoscale(policy=policy, guard={"step_in_replicas": 2}, gate={"observation_s": 20.0})
+    cluster = serve(config)
+    run(cluster, 10, None, latency=WELL)
+    cluster.controller = changed(config, policy={"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 4}]})
+    plan = cluster.tick(None, latency=LATE)
+    assert set(plan.state.desired.values()) == {8}
+    assert plan.held_back[-1] == "nobody leaves while a latency is outside its objective"
+    assert len(cluster.tick(None, latency=WELL).withdrawn) == 4
+    plan = cluster.tick(None, latency=LATE)
+    assert len(plan.reinstated) == 4
+    assert set(plan.state.desired.values()) == {8}
+    assert len(plan.admitted) == 16
+
+
+def test_users_who_wait_get_more_of_one_role_though_the_ratio_takes_of_the_other(make_autoscale: MakeConfig) -> None:
+    config = make_autoscale()
+    cluster = serve(config)
+    run(cluster, 20, 780.0, latency=WELL)
+    cluster.controller = changed(config, pd_ratio="1:2")
+    cluster.tick(980.0, latency=LATE)
+    assert cluster.counts == (8, 10)
+    assert len(cluster.plan.admitted) == 16
+
+
+def test_who_has_never_served_is_not_observed_first(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale(pd_ratio="1:1", gate={"observation_s": 60.0}), prefill_s=2.0, decode_s=60.0)
+    run(cluster, 3, 580.0)
+    held = set(cluster.plan.state.held)
+    assert len(held) == 4
+    plan = cluster.tick(180.0, latency=WELL)
+    assert set(plan.victims) == held
+
+
+def test_a_loss_is_not_in_the_future_of_a_clock_that_was_set_back(make_autoscale: MakeConfig) -> None:
+    cluster = serve(make_autoscale())
+    run(cluster, 10, 280.0)
+    cluster.lose(D)
+    cluster.tick(280.0)
+    assert cluster.state.lost_s == cluster.now_s
+    cluster.now_s -= 600.0
+    cluster.tick(280.0)
+    assert cluster.state.lost_s == cluster.now_s

@@ -243,6 +243,7 @@ def test_off_the_ratio_what_speaks_against_a_scale_in_still_does(why: dict[str, 
         (240.0, 3.0, (3.0, 2), (1, 3)),
         (960.0, 3.0, (3.0, 50), (1, 3)),  # it is not put off for ever
         (60.0, 2.0, (3.0, 50), (1, 2)),  # less load than when it was missed
+        (60.0, 5.0, (3.0, 50), (2, 5)),  # that many were not missed
         (60.0, 3.0, None, (1, 3)),
     ],
 )
@@ -252,3 +253,20 @@ def test_a_scale_in_that_users_missed_is_tried_again_after_twice_as_long(
     verdict = judge(decode, since_change_s=since_change_s, missed=missed, cooldown_in_s=60.0, hysteresis_in_frac=0.1)
     assert counts(verdict) == expected
     assert expected != (2, 6) or "that users missed" in verdict.held_back[0]
+
+
+@pytest.mark.parametrize(
+    ("since_change_s", "decode", "current", "ratio", "expected"),
+    [
+        (119.0, 8.5, (8, 8), "1:2", (8, 8)),  # prefill would leave again, though decode grows
+        (120.0, 8.5, (8, 8), "1:2", (5, 9)),
+        (15.0, 8.0, (4, 8), "1:1", (8, 8)),  # nobody leaves
+        (15.0, 9.0, (4, 8), "1:2", (5, 9)),
+    ],
+)
+def test_a_return_to_the_ratio_waits_only_where_it_takes_away_whom_users_missed(
+    since_change_s: float, decode: float, current: tuple[int, int], ratio: str, expected: tuple[int, int]
+) -> None:
+    cooldowns = {"cooldown_out_s": 15.0, "hysteresis_in_frac": 0.1}
+    verdict = judge(decode, current, ratio=ratio, since_change_s=since_change_s, missed=(8.0, 3), **cooldowns)
+    assert counts(verdict) == expected

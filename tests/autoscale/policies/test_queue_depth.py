@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig, replicas_for_queue
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ReplicaStats, Snapshot, Traffic
+from autoscale.types import ControllerState, PoolKey, ReplicaStats, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
@@ -73,3 +73,14 @@ def test_what_nobody_observed_is_no_decision(make_snapshot: Callable[..., Snapsh
 def test_a_rate_is_needed(config: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"give prefill_requests_per_s|greater than 0"):
         QueueDepthConfig.model_validate(config)
+
+
+@pytest.mark.parametrize(("arrivals", "decode"), [(10.0, 4.0), (30.0, 6.0)])
+def test_arrivals_that_are_not_all_take_nobody_away_and_still_add(
+    make_snapshot: Callable[..., Snapshot], arrivals: float, decode: float
+) -> None:
+    stats = {role: {"waiting_requests": 0.0} for role in Role}
+    desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 4}
+    traffic = Traffic(requests_per_s=arrivals, is_whole=False)
+    snapshot = make_snapshot(2, 4, stats=stats, traffic=traffic, state=ControllerState(desired=desired))
+    assert decide(snapshot, decode_requests_per_s=5.0).wanted[D] == decode
