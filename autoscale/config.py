@@ -37,8 +37,8 @@ class OverrideConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prefill: int = Field(ge=0)
-    decode: int = Field(ge=0)
+    prefill: int = Field(ge=1)
+    decode: int = Field(ge=1)
 
 
 class AutoscaleConfig(BaseModel):
@@ -61,7 +61,7 @@ class AutoscaleConfig(BaseModel):
         5.0,
         ge=0.2,
         le=60.0,
-        description="Time between two decisions. Replicas report twice in what was deployed, at most once a second.",
+        description="Time between two decisions. Replicas report twice in what was deployed, every 1 to 10 s.",
     )
     window_s: float = Field(20.0, gt=0.0, le=600.0, description="What rates and quantiles are taken over.")
     stale_s: float = Field(15.0, gt=0.0, description="Statistics older than this are not acted on.")
@@ -72,7 +72,9 @@ class AutoscaleConfig(BaseModel):
         "with it. Choose more than a start takes, a new node and the model's download included.",
     )
     no_room_retry_s: float = Field(300.0, gt=0.0, description="Then it is tried again.")
-    is_paused: bool = Field(False, description="Decide nothing; new replicas still enter.")
+    is_paused: bool = Field(
+        False, description="Decide nothing; new replicas still enter, and withdrawn ones still come back."
+    )
     is_observing: bool = Field(False, description="Decide and log, but change nothing.")
     override: OverrideConfig | None = Field(None, description="Counts set by hand; the ratio does not hold for them.")
 
@@ -80,7 +82,8 @@ class AutoscaleConfig(BaseModel):
     def _check_together(self) -> Self:
         if self.is_observing and self.override is not None:
             raise ValueError(
-                "counts set by hand are not acted on while is_observing: set is_observing to false, or resume first"
+                "counts set by hand are not acted on while is_observing: set is_observing to false, or run "
+                "`tandem scale --resume` first"
             )
         self.check_reports(self.report_s)
         if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:

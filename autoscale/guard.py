@@ -21,7 +21,12 @@ class GuardConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     cooldown_out_s: float = Field(15.0, ge=0.0, description="Least time from any change to the next scale-out.")
-    cooldown_in_s: float = Field(120.0, ge=0.0, description="Least time from any change to the next scale-in.")
+    cooldown_in_s: float = Field(
+        120.0,
+        ge=0.0,
+        description="Least time from any change to the next scale-in; twice that, up to 16 times, after one that users "
+        "missed.",
+    )
     hysteresis_out_frac: float = Field(
         0.05, ge=0.0, le=10.0, description="Scale out only beyond this share above the present count (theta_out)."
     )
@@ -30,8 +35,12 @@ class GuardConfig(BaseModel):
     )
     damping_out_frac: float = Field(1.0, gt=0.0, le=1.0, description="Share of a wanted growth that one plan takes.")
     damping_in_frac: float = Field(0.5, gt=0.0, le=1.0, description="Share of a wanted shrinkage that one plan takes.")
-    step_out_replicas: int = Field(8, ge=1, description="Most replicas that one plan adds to the larger role.")
-    step_in_replicas: int = Field(2, ge=1, description="Most replicas that one plan takes from the larger role.")
+    step_out_replicas: int = Field(
+        8, ge=1, description="Most replicas that one plan adds to the larger role; off the ratio, to each."
+    )
+    step_in_replicas: int = Field(
+        2, ge=1, description="Most replicas that one plan takes from the larger role; off the ratio, from each."
+    )
     budget_gpus: int | None = Field(None, ge=1, description="GPUs that both roles together may hold.")
     band_replicas: float = Field(
         1.0, ge=0.5, le=16.0, description="How far from the ratio counts may be, replicas of the smaller role."

@@ -58,6 +58,18 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def differing(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """What of ``changes`` is not so in ``base`` anyway."""
+    result = {}
+    for name, value in changes.items():
+        below = base.get(name)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value, below = differing(value, below), {}
+        if value != below:
+            result[name] = value
+    return result
+
+
 def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     """Refuse a configuration that these pools cannot follow.
 

@@ -22,7 +22,7 @@ from ray.serve.config import DeploymentActorConfig
 
 from autoscale.config import AutoscaleConfig
 from autoscale.decision_log import config_line
-from autoscale.tuning import Pools, merged, tuned
+from autoscale.tuning import Pools, differing, merged, tuned
 from deployments.explain import explain
 from deployments.scaling_metrics import scaling_metrics
 from router.ray_coordinator import coordinator_key, find_coordinator, is_alive, state_key, state_of
@@ -130,7 +130,7 @@ class Coordinator:
         """Everything that can be shown."""
         return {
             "config": self._config.model_dump(mode="json"),
-            "tuned": self._changes,
+            "tuned": differing(self._changes, self._base.model_dump(mode="json")),
             "log_path": str(self._log_path),
             **(self._update or {}),
         }

@@ -4,6 +4,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from autoscale.policies import POLICIES
+
+# pydantic names which of a union's members it has tried, which no config does.
+_TAGS = {("policy", kind) for kind in POLICIES}
+
 
 def explain(error: ValidationError) -> str:
     """Every problem of a configuration, separated by semicolons."""
@@ -14,10 +19,13 @@ def explain(error: ValidationError) -> str:
         # pydantic also counts a list's valid items only: one wrong group would make the list "too short".
         if item["type"] == "too_short" and any(other["loc"][: len(loc)] == loc for other in items if other is not item):
             continue
+        loc = tuple(part for before, part in zip(("", *loc), loc, strict=False) if (before, part) not in _TAGS)
         where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
         message = str(item["msg"]).removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "no such field; remove it or check its spelling"
+        elif item["type"] == "union_tag_not_found":
+            message = f"kind is missing: give one of {', '.join(POLICIES)}"
         elif item["type"] == "missing":
             message = "is required; add it"
         elif not isinstance(item["input"], dict) or item["type"].endswith("_type"):

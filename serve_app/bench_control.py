@@ -173,7 +173,7 @@ def _wait(holds: Callable[[], bool], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the application is not back at rest after {within_s:g} s")
+            raise TimeoutError(f"the application has not come to the wanted counts, and no others, in {within_s:g} s")
         time.sleep(0.5)
 
 

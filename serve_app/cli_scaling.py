@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,8 +58,8 @@ def tune(
 
 @commands.command()
 def scale(
-    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill replicas.")] = None,
-    decode: Annotated[int | None, typer.Option(min=0, help="Decode replicas.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill replicas of all groups together.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode replicas of all groups together.")] = None,
     resume: Annotated[bool, typer.Option(help="Let the policy decide again.")] = False,
     app: App = "tandem",
     address: Address = "auto",
@@ -103,7 +104,10 @@ def replay(
         raise ConfigError(f"{log}: {error}" if str(log) not in str(error) else str(error)) from None
     different = [result for result in results if result is not None]
     for result in different:
-        console.print(f"line {result.line}, {result.now_s:.1f} s:", highlight=False)
+        at = datetime.fromtimestamp(result.now_s).isoformat(sep=" ", timespec="seconds")
+        console.print(f"line {result.line}, {at}:", highlight=False)
+        if result.fields.keys() == {"state"}:
+            console.print("  only what the controller remembers", highlight=False)
         for name, (logged, again) in result.fields.items():
             if name != "state":
                 console.print(f"  {name}: {logged} -> {again}", highlight=False, markup=False)

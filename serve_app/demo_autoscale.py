@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscale.profile import EngineProfile
+from autoscale.ratio import pd_text
 from autoscale.report import Slo
 from autoscale.sim.static import StaticCounts, StaticSearch
 from autoscale.trace import TraceRequest
@@ -134,7 +135,8 @@ class Demo:
             if time.monotonic() - started_s > _SETTLE_S:
                 plan = self._control.status()["plan"]
                 raise TimeoutError(
-                    f"the cluster has not come to {dict(counts)} in {_SETTLE_S:g} s, but to {sample}; last decision: "
+                    f"the cluster has not come to {pd_text(counts)} in {_SETTLE_S:g} s, but to "
+                    f"{pd_text(sample.serving)} serving of {pd_text(sample.ready)} ready; last decision: "
                     f"{plan['decision']['reason']}, held back: {', '.join(plan['held_back']) or 'nothing'}. A machine "
                     "that does anything else beside is too busy for twelve replicas that start"
                 )

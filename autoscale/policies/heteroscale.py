@@ -49,7 +49,9 @@ class LatencyStepsConfig(BaseModel):
 
     severe_frac: float = Field(1.2, gt=0.0, description="From here on a fifth more replicas (alpha_out).")
     moderate_frac: float = Field(0.9, gt=0.0, description="From here on a tenth more (beta_out).")
-    relaxed_frac: float = Field(0.4, ge=0.0, description="Up to here a twentieth fewer (gamma_in).")
+    relaxed_frac: float = Field(
+        0.4, ge=0.0, description="Up to here a twentieth fewer (gamma_in), as the signal."
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> "LatencyStepsConfig":
@@ -200,7 +202,7 @@ class HeteroScale:
         latency, share = snapshot.latency, self._config.latency.moderate_frac
         # From where the safety net would add replicas, taking some away would make it add them again.
         if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
-            return "a latency is near its objective"
+            return f"TTFT {_text(latency.ttft_s)} or TPOT {_text(latency.tpot_s)} is near its objective"
         if self._config.signal in _LINEAR:
             _, replicas, read = self._readers(snapshot)
             for replica in replicas:
@@ -211,12 +213,16 @@ class HeteroScale:
         ):
             return "the prefill backlog is not known"
         if _is_standing(snapshot.state.backlog, self._config.backlog_floor_tokens):
-            return "the prefill backlog does not fall"
+            return f"the prefill backlog of {snapshot.state.backlog[-1][1]:.0f} tokens does not fall"
         return None
 
     def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
         wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
         return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
+
+
+def _text(seen_s: float | None) -> str:
+    return "-" if seen_s is None else f"{seen_s:.3g} s"
 
 
 def _has_shown_what_it_did(snapshot: Snapshot) -> bool:

@@ -64,7 +64,6 @@ class QueueDepth:
 
     def __init__(self, config: QueueDepthConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
         self._config = config
-        self._ratio = ratio
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Each role with a known rate by its own queue; the ratio then lifts the other."""

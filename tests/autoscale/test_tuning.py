@@ -7,7 +7,7 @@ import pytest
 
 from autoscale.config import AutoscaleConfig
 from autoscale.ratio import PdRatio
-from autoscale.tuning import Pools, check_fits, merged, tuned
+from autoscale.tuning import Pools, check_fits, differing, merged, tuned
 from kvtransfer.topology import Role
 
 MakeConfig = Callable[..., AutoscaleConfig]
@@ -32,6 +32,13 @@ def test_changes_are_put_over_what_was_deployed(make_autoscale: MakeConfig) -> N
 def test_another_policy_replaces_the_whole_policy(make_autoscale: MakeConfig) -> None:
     config = tuned(make_autoscale(), {"policy": {"kind": "queue_depth", "decode_requests_per_s": 2}}, POOLS)
     assert config.policy.kind == "queue_depth"
+
+
+def test_what_was_tuned_back_no_longer_differs() -> None:
+    base = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert differing({"a": {"b": 1, "c": 5}, "d": 3, "e": None}, base) == {"a": {"c": 5}}
+    assert differing({"a": {"b": 1}}, base) == {}
+    assert differing({"a": None}, base) == {"a": None}
 
 
 def test_none_is_a_value() -> None:

@@ -24,7 +24,7 @@ def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> 
         (SCALED, None, "max_replicas of prefill:g0 does nothing without autoscale"),
         ([{"name": "g0"}], {"policy": POLICY}, "autoscale needs max_replicas of every role: prefill:g0 has none"),
         ([{"name": "g0", "decode": {"replicas": 3, "max_replicas": 2}}], None, r"max_replicas \(2\) is less than"),
-        (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy.heteroscale: target is missing"),
+        (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy: target is missing"),
         (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: Input tag 'best'"),
         (SCALED, {"pd_ratio": "1:8", "policy": POLICY}, "autoscale.pd_ratio: a P/D ratio of 1:8 is impossible"),
         (SCALED, {"policy": POLICY, "guard": {"budget_gpus": 0}}, "autoscale.guard.budget_gpus"),

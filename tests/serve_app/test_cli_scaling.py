@@ -117,6 +117,7 @@ STATUS: dict[str, Any] = {
     },
     "running": {"prefill:g0": ["p0"], "decode:g0": ["d0", "d1", "d2", "d3", "d4"]},
     "latency": {"ttft_s": 0.4567, "tpot_s": None},
+    "traffic": {"requests_per_s": 12.34, "input_tokens_mean": 1200.0, "output_tokens_mean": None, "is_whole": True},
     "is_hooked": True,
 }
 
@@ -136,7 +137,8 @@ def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
     assert prefill == ["prefill:g0", "2", "2", "1", "1", "0", "0", "0", "10", "s"]
     assert "TTFT 0.457 of 1 s, TPOT - of 0.05 s" in text
     assert "last decision 2 s ago: paused by hand" in text
-    assert "decode_tps 40 of 50" in text
+    assert "decode_tps 40, target 50" in text
+    assert "12.34 requests/s of 1200 input and - output tokens on average" in text
     assert "held back: cooldown: 3.0 s left" in text
     assert "ratio 1:3, policy heteroscale, serving 1P2D" in text
     assert "no room for more than 1 of prefill:g0" in text
