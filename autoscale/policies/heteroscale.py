@@ -49,9 +49,7 @@ class LatencyStepsConfig(BaseModel):
 
     severe_frac: float = Field(1.2, gt=0.0, description="From here on a fifth more replicas (alpha_out).")
     moderate_frac: float = Field(0.9, gt=0.0, description="From here on a tenth more (beta_out).")
-    relaxed_frac: float = Field(
-        0.4, ge=0.0, description="Up to here a twentieth fewer (gamma_in), as the signal."
-    )
+    relaxed_frac: float = Field(0.4, ge=0.0, description="Up to here a twentieth fewer (gamma_in), as the signal.")
 
     @model_validator(mode="after")
     def _check_order(self) -> "LatencyStepsConfig":
