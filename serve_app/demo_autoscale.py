@@ -7,11 +7,13 @@ the worse day as well, found on engine models, live, with the next smaller ones.
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -244,14 +246,16 @@ def _document(first_ready: Role) -> dict[str, Any]:
     return document
 
 
-def _static_peer(run: Run, search: StaticSearch) -> StaticCounts:
-    """The fewest fixed counts that would have served a day as well."""
+def _fixed_counts(run: Run, search: StaticSearch) -> tuple[StaticCounts, StaticCounts]:
+    """The fewest fixed counts that would have served a day as well, and the best of one replica fewer."""
+    with suppress(PermissionError):
+        run_at_once(os.getpid(), is_on=False)  # this process has its parent's priority
     attained = run.report().slo_attainment_frac
     assert attained is not None
     peer = search.smallest(attained)
     if peer is None:
         raise RuntimeError(f"{run.name}: no fixed counts attain {attained:.4f} on engine models")
-    return peer
+    return peer, search.best_of(peer.replicas - 1)
 
 
 def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
@@ -296,13 +300,15 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
             else:
                 runs += [demo.day(CODE), demo.morning(CHAT, is_gated=True), demo.morning(CHAT, is_gated=False)]
                 console.print(f"{time.strftime('%H:%M:%S')} looking for fixed counts that serve the days as well")
-                days = [(run, _static_peer(run, searches[run.service])) for run in runs if run.kind == "day"]
-                worst, peer = max(days, key=lambda pair: pair[0].gpu_s() / pair[1].replicas)
+                days = [run for run in runs if run.kind == "day"]
+                with ProcessPoolExecutor(len(days), get_context("spawn")) as pool:
+                    found = pool.map(_fixed_counts, days, [searches[run.service] for run in days])
+                    fixed = dict(zip((run.service for run in days), found, strict=True))
+                worst = max(days, key=lambda run: run.gpu_s() / fixed[run.service][0].replicas)
                 service = CHAT if worst.service == CHAT.name else CODE
-                smaller = searches[worst.service].best_of(peer.replicas - 1)
-                runs += [demo.static_day(service, counts) for counts in (peer, smaller)]
+                runs += [demo.static_day(service, counts) for counts in fixed[worst.service]]
     report = {
-        **summary([run.figures() for run in runs], {run.name: static for run, static in days}),
+        **summary([run.figures() for run in runs], {run.name: fixed[run.service][0] for run in days}),
         "day_s": day_s,
         "slo": {"ttft_floor_s": TTFT_FLOOR_S, "ttft_times_unloaded": TTFT_TIMES_UNLOADED, "tpot_s": TPOT_S},
         "wall_s": time.monotonic() - started_s,
