@@ -47,13 +47,14 @@ class Controller:
         decision = self._decide(snapshot, hold)
         ratio = decision.ratio or self.config.pd_ratio
         limited = [self._limited(pool, snapshot.state) for pool in snapshot.pools]
+        room = self._room(limited)
         if are_missed:
-            snapshot = replace(snapshot, state=self._all_back(snapshot, self._room(limited), ratio))
+            snapshot = replace(snapshot, state=self._all_back(snapshot, room, ratio))
         state = snapshot.state
         current = totals(state.desired)
-        verdict = self._verdict(decision, current, limited, snapshot, ratio)
+        verdict = self._verdict(decision, current, room, snapshot, ratio)
         if not may_leave:
-            verdict = _nobody_leaves(verdict, current, snapshot, self._room(limited))
+            verdict = _nobody_leaves(verdict, current, snapshot, room)
         if verdict.counts != current:
             desired = place(verdict.counts, state.desired, limited, ratio)
             grows = sum(desired.values()) >= sum(state.desired.values())
@@ -79,10 +80,7 @@ class Controller:
     def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
         """Whether more replicas run than bounds or budget allow, as after a tuning, without those that already go."""
         room = self._room([self._bounded(pool) for pool in snapshot.pools])
-        leaving = set(snapshot.state.victims)
-        counts = dict.fromkeys(Role, 0)
-        for pool in snapshot.pools:
-            counts[pool.key.role] += len(pool.replicas) - _count(pool, leaving)
+        counts = _running(snapshot, without=set(snapshot.state.victims))
         return room.is_over_budget(counts) or any(counts[role] > room.highest[role] for role in Role)
 
     def _room(self, pools: Sequence[PoolStats]) -> Room:
@@ -188,9 +186,9 @@ class Controller:
             backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
             missing_since_s=progress,
             capped=capped,
-            lost_s=now_s if is_lost else None if state.lost_s is None else min(state.lost_s, now_s),
-            scaled_out_s=None if state.scaled_out_s is None else min(state.scaled_out_s, now_s),
-            scaled_in_s=None if state.scaled_in_s is None else min(state.scaled_in_s, now_s),
+            lost_s=now_s if is_lost else _not_after(state.lost_s, now_s),
+            scaled_out_s=_not_after(state.scaled_out_s, now_s),
+            scaled_in_s=_not_after(state.scaled_in_s, now_s),
         )
 
     def _bounded(self, pool: PoolStats) -> PoolStats:
@@ -227,11 +225,10 @@ class Controller:
         self,
         decision: Decision,
         current: Mapping[Role, int],
-        pools: Sequence[PoolStats],
+        room: Room,
         snapshot: Snapshot,
         ratio: PdRatio,
     ) -> Verdict:
-        room = self._room(pools)
         if self.config.override is not None and decision.wanted is not None:
             by_hand = room.clamp(decision.wanted)
             if room.is_over_budget(by_hand):
@@ -339,9 +336,7 @@ class Controller:
 
 def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snapshot, room: Room) -> Verdict:
     """The verdict while users wait too long: who runs stays, and what was to be added is, where there is room."""
-    staying, away = dict.fromkeys(Role, 0), {*snapshot.state.withdrawn, *snapshot.state.victims}
-    for pool in snapshot.pools:
-        staying[pool.key.role] += len(pool.replicas) - _count(pool, away)
+    staying = _running(snapshot, without={*snapshot.state.withdrawn, *snapshot.state.victims})
     counts = {role: max(verdict.counts[role], min(current[role], staying[role])) for role in Role}
     if counts == verdict.counts:
         return verdict
@@ -381,6 +376,18 @@ def _among(names: Sequence[str], others: Collection[str]) -> list[str]:
 def _count(pool: PoolStats, names: Collection[str]) -> int:
     """How many of a pool's running replicas are among these."""
     return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
+
+
+def _running(snapshot: Snapshot, *, without: Collection[str]) -> dict[Role, int]:
+    """Running replicas of each role but for some."""
+    running = dict.fromkeys(Role, 0)
+    for pool in snapshot.pools:
+        running[pool.key.role] += len(pool.replicas) - _count(pool, without)
+    return running
+
+
+def _not_after(at_s: float | None, now_s: float) -> float | None:
+    return None if at_s is None else min(at_s, now_s)
 
 
 def _withdrawn(snapshot: Snapshot) -> dict[Role, int]:

@@ -70,7 +70,7 @@ class QueueDepth:
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
-        wanted, now = dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0.0)
+        wanted = dict.fromkeys(Role, 0.0)
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
         for role, rate in rates.items():
@@ -90,6 +90,7 @@ class QueueDepth:
             )
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
         if not snapshot.traffic.is_whole:  # there may be more, so it takes nobody away
+            now = dict.fromkeys(Role, 0.0)
             for key, count in snapshot.state.desired.items():
                 now[key.role] += count
             wanted = {role: max(wanted[role], now[role]) for role in Role}
