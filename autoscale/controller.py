@@ -1,21 +1,26 @@
 """Controller.tick: decide, guard, place, gate; the only place where their order is written (pure)."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscale.config import AutoscaleConfig
 from autoscale.gate import admit, choose_victims
 from autoscale.guard import Verdict, after_leaving, guard
+from autoscale.headcount import (
+    among,
+    count_among,
+    desired_replicas,
+    ending_replicas,
+    running_replicas,
+    withdrawn_replicas,
+)
 from autoscale.placement import place
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
+from autoscale.reconciliation import is_after_a_gap, reconciled
 from autoscale.types import ControllerState, Decision, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
-
-# A tick this many intervals after the last one does not follow from it.
-_STALL_INTERVALS = 10
-_BACKLOG_POINTS = 64
 
 
 class Controller:
@@ -34,7 +39,7 @@ class Controller:
             return _unchanged(snapshot, "Serve's controller is recovering its replicas")
         was_withdrawn = snapshot.state.withdrawn
         hold = self._reason_to_hold(snapshot)
-        snapshot = replace(snapshot, state=self._reconciled(snapshot))
+        snapshot = replace(snapshot, state=reconciled(snapshot, self.config))
         # Nobody leaves while users wait too long, unless people have set counts or limits.
         may_leave = (
             self.config.override is not None
@@ -51,7 +56,7 @@ class Controller:
         if are_missed:
             snapshot = replace(snapshot, state=self._all_back(snapshot, room, ratio))
         state = snapshot.state
-        current = totals(state.desired)
+        current = desired_replicas(state.desired)
         verdict = self._verdict(decision, current, room, snapshot, ratio)
         if not may_leave:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
@@ -80,7 +85,7 @@ class Controller:
     def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
         """Whether more replicas run than bounds or budget allow, as after a tuning, without those that already go."""
         room = self._room([self._bounded(pool) for pool in snapshot.pools])
-        counts = _running(snapshot, without=set(snapshot.state.victims))
+        counts = running_replicas(snapshot, without=set(snapshot.state.victims))
         return room.is_over_budget(counts) or any(counts[role] > room.highest[role] for role in Role)
 
     def _room(self, pools: Sequence[PoolStats]) -> Room:
@@ -92,12 +97,12 @@ class Controller:
 
         Where that has no room any more, or was off the ratio, just as if those had not been.
         """
-        state, ending = snapshot.state, _ending(snapshot)
+        state, ending = snapshot.state, ending_replicas(snapshot)
         desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
-        before = totals(desired)
+        before = desired_replicas(desired)
         is_inside = room.holds(before) and not room.is_over_budget({role: before[role] + ending[role] for role in Role})
         if not is_inside or ratio.deviation(before[Role.PREFILL], before[Role.DECODE]) > self.config.gate.band_replicas:
-            away = {pool.key: _count(pool, state.withdrawn) for pool in snapshot.pools}
+            away = {pool.key: count_among(pool, state.withdrawn) for pool in snapshot.pools}
             desired = {key: count + away[key] for key, count in state.desired.items()}
         missed = state.missed
         if state.tried is not None:
@@ -122,7 +127,7 @@ class Controller:
     def _reason_to_hold(self, snapshot: Snapshot) -> str | None:
         if self.config.is_paused:
             return "paused by hand"
-        if self._is_after_a_gap(snapshot):
+        if is_after_a_gap(snapshot, self.config):
             gap_s = snapshot.now_s - (snapshot.state.ticked_s or 0.0)
             return f"the last tick was {gap_s:.1f} s ago: the clock jumped, or nobody ticked"
         if self.config.override is not None:
@@ -136,60 +141,6 @@ class Controller:
                     age_s = snapshot.now_s - replica.observed_s
                     return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
         return None
-
-    def _is_after_a_gap(self, snapshot: Snapshot) -> bool:
-        ticked_s = snapshot.state.ticked_s
-        most_s = _STALL_INTERVALS * self.config.interval_s
-        return ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= most_s
-
-    def _reconciled(self, snapshot: Snapshot) -> ControllerState:
-        """The state, brought in line with which replicas really run."""
-        state, now_s = snapshot.state, snapshot.now_s
-        running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}
-        withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
-        if self._is_after_a_gap(snapshot):  # in which nobody watched: what is timed starts anew
-            withdrawn = dict.fromkeys(withdrawn, now_s)
-            state = replace(state, missing_since_s={}, capped={}, settled_s=None)
-        # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
-        here = running.union(*(pool.draining for pool in snapshot.pools))
-        victims = [name for name in state.victims if name in here]
-        is_lost = not here.issuperset(state.admitted)
-        desired: dict[PoolKey, int] = {}
-        progress: dict[PoolKey, tuple[float, int]] = {}
-        capped = {key: cap for key, cap in state.capped.items() if now_s < cap[0]}
-        for pool in snapshot.pools:
-            key, count = pool.key, len(pool.replicas)
-            known = None if self.config.is_observing else state.desired.get(key)
-            desired[key] = pool.target_replicas if known is None else known
-            if victims:
-                own = {replica.replica_id for replica in pool.replicas}
-                if count <= pool.target_replicas == desired[key] + len(own & withdrawn.keys()):
-                    # Serve has stopped as many as it should, but others: without the hook the choice is its own.
-                    victims = [name for name in victims if name not in own]
-            if count < pool.target_replicas:
-                since_s, seen = state.missing_since_s.get(key, (now_s, count))
-                progress[key] = (now_s if count > seen else min(since_s, now_s), count)
-                if now_s - progress[key][0] > self.config.no_room_s and key not in capped:
-                    capped[key] = (now_s + self.config.no_room_retry_s, 0)
-            if key in capped:  # at the most that has found room, whatever is lost or withdrawn later
-                found = count - _count(pool, victims)
-                capped[key] = (capped[key][0], max(capped[key][1], found))
-        prefill = [replica for pool in snapshot.pools if pool.key.role is Role.PREFILL for replica in pool.replicas]
-        backlog = (now_s, math.fsum([replica.queued_prefill_tokens or 0.0 for replica in prefill]))
-        oldest_s = now_s - self.config.window_s
-        return replace(
-            state,
-            desired=desired,
-            admitted=tuple([name for name in state.admitted if name in running]),
-            withdrawn={} if self.config.is_observing else withdrawn,
-            victims=() if self.config.is_observing else tuple(victims),
-            backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
-            missing_since_s=progress,
-            capped=capped,
-            lost_s=now_s if is_lost else _not_after(state.lost_s, now_s),
-            scaled_out_s=_not_after(state.scaled_out_s, now_s),
-            scaled_in_s=_not_after(state.scaled_in_s, now_s),
-        )
 
     def _bounded(self, pool: PoolStats) -> PoolStats:
         """The pool inside the configured bounds."""
@@ -234,7 +185,7 @@ class Controller:
             if room.is_over_budget(by_hand):
                 verdict = Verdict(counts=current, held_back=("the counts set by hand are over the GPU budget",))
             else:
-                verdict = after_leaving(by_hand, current, _withdrawn(snapshot), _ending(snapshot), room)
+                verdict = after_leaving(by_hand, current, withdrawn_replicas(snapshot), ending_replicas(snapshot), room)
         else:
             state = snapshot.state
             changes = [at for at in (state.scaled_out_s, state.scaled_in_s) if at is not None]
@@ -247,8 +198,8 @@ class Controller:
                 since_change_s=snapshot.now_s - max(changes) if changes else None,
                 is_loss_fresh=state.lost_s is not None and 0 <= snapshot.now_s - state.lost_s < self.config.window_s,
                 missed=state.missed,
-                withdrawn=_withdrawn(snapshot),
-                ending=_ending(snapshot),
+                withdrawn=withdrawn_replicas(snapshot),
+                ending=ending_replicas(snapshot),
             )
         if self.config.is_observing and verdict.counts != current:
             would = f"only observing: would be {pd_text(verdict.counts)}"
@@ -279,8 +230,8 @@ class Controller:
         for pool in snapshot.pools:
             wanted = state.desired[pool.key]
             names = [replica.replica_id for replica in pool.replicas]
-            away = _among(names, withdrawn)
-            surplus = len(names) - len(away) - len(_among(names, victims)) - wanted
+            away = among(names, withdrawn)
+            surplus = len(names) - len(away) - len(among(names, victims)) - wanted
             if surplus < 0:
                 away.sort(key=withdrawn.__getitem__)  # who left last comes back first
                 for name in away[max(0, len(away) + surplus) :]:
@@ -298,7 +249,7 @@ class Controller:
                     victims.add(name)
                     is_missed_no_more = True
             stays = [name for name in names if name not in withdrawn and name not in victims]
-            serve_counts = max(wanted, len(stays)) + len(_among(names, withdrawn))
+            serve_counts = max(wanted, len(stays)) + len(among(names, withdrawn))
             counts[pool.key] = wanted if self.config.is_observing else serve_counts
             ready[pool.key.group][pool.key.role] = stays
         is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand(ratio)
@@ -336,21 +287,16 @@ class Controller:
 
 def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snapshot, room: Room) -> Verdict:
     """The verdict while users wait too long: who runs stays, and what was to be added is, where there is room."""
-    staying = _running(snapshot, without={*snapshot.state.withdrawn, *snapshot.state.victims})
+    staying = running_replicas(snapshot, without={*snapshot.state.withdrawn, *snapshot.state.victims})
     counts = {role: max(verdict.counts[role], min(current[role], staying[role])) for role in Role}
     if counts == verdict.counts:
         return verdict
-    ending = _ending(snapshot)
+    ending = ending_replicas(snapshot)
     if room.is_over_budget({role: counts[role] + ending[role] for role in Role}):
         counts = dict(current)
     return Verdict(
         counts=counts, held_back=(*verdict.held_back, "nobody leaves while a latency is outside its objective")
     )
-
-
-def totals(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
-    """Replicas of each role over all groups."""
-    return {role: sum(count for key, count in desired.items() if key.role is role) for role in Role}
 
 
 def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
@@ -367,40 +313,3 @@ def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
         held_back=(),
         state=replace(state, ticked_s=snapshot.now_s),
     )
-
-
-def _among(names: Sequence[str], others: Collection[str]) -> list[str]:
-    return [name for name in names if name in others] if others else []
-
-
-def _count(pool: PoolStats, names: Collection[str]) -> int:
-    """How many of a pool's running replicas are among these."""
-    return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
-
-
-def _running(snapshot: Snapshot, *, without: Collection[str]) -> dict[Role, int]:
-    """Running replicas of each role but for some."""
-    running = dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        running[pool.key.role] += len(pool.replicas) - _count(pool, without)
-    return running
-
-
-def _not_after(at_s: float | None, now_s: float) -> float | None:
-    return None if at_s is None else min(at_s, now_s)
-
-
-def _withdrawn(snapshot: Snapshot) -> dict[Role, int]:
-    """Replicas of each role under observation."""
-    away = dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        away[pool.key.role] += _count(pool, snapshot.state.withdrawn)
-    return away
-
-
-def _ending(snapshot: Snapshot) -> dict[Role, int]:
-    """Replicas of each role that were told to stop and still hold their GPUs."""
-    victims, ending = set(snapshot.state.victims), dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        ending[pool.key.role] += len(pool.draining) + _count(pool, victims)
-    return ending
