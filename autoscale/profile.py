@@ -1,5 +1,6 @@
 """EngineProfile: how fast an engine is, as a file with its sources, and how values between points are read (pure)."""
 
+import math
 from bisect import bisect_right
 from functools import cached_property
 from itertools import pairwise
@@ -73,10 +74,40 @@ class DecodeSurface(_Profile):
             raise ValueError("decode.step_s must be above 0")
         return self
 
-    def seconds_for(self, batch: float, context_tokens: float) -> float:
-        """Seconds of a step, bilinear; beyond the points on the nearest segment's line, never below the least point."""
-        at_context = [_at(self.context_tokens, row, context_tokens) for row in self.step_s]
-        return max(self.step_s[0][0] * 0.5, _at(self.batch, at_context, batch))
+    def seconds_for(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a step, bilinear; beyond the points on the nearest segment's line, never below half the least."""
+        return self.line(batch, context_tokens)[0]
+
+    def line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
+        """A step and those after it, in each of which every request has one token more.
+
+        Returns:
+            Seconds of the step, by how much each takes longer than the one before, and up to which mean context.
+        """
+        axis, row = self.context_tokens, self._row(batch)
+        least_s = self.step_s[0][0] * 0.5
+        if len(axis) == 1:
+            return max(least_s, row[0]), 0.0, math.inf
+        index = min(max(bisect_right(axis, context_tokens), 1), len(axis) - 1)
+        slope = (row[index] - row[index - 1]) / (axis[index] - axis[index - 1])
+        seconds = row[index - 1] + slope * (context_tokens - axis[index - 1])
+        knot = axis[index] if index < len(axis) - 1 or context_tokens < axis[index] else math.inf
+        if slope:
+            floor_tokens = context_tokens + (least_s - seconds) / slope
+            if floor_tokens > context_tokens:
+                knot = min(knot, floor_tokens)
+        return (seconds, slope, knot) if seconds > least_s else (least_s, 0.0, knot)
+
+    def _row(self, batch: int) -> list[float]:
+        """Seconds at each context for one batch; a batch comes again and again."""
+        if batch not in self._rows:
+            columns = zip(*self.step_s, strict=True)
+            self._rows[batch] = [_at(self.batch, column, batch) for column in columns]
+        return self._rows[batch]
+
+    @cached_property
+    def _rows(self) -> dict[int, list[float]]:
+        return {}
 
     def covers(self, batch: float, context_tokens: float) -> bool:
         """Whether a point lies inside the measured ones."""

@@ -15,13 +15,13 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from autoscale.request_stats import RequestStats
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
 from deployments.frames import Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
-from deployments.request_stats import RequestStats
 from deployments.requests import parse_request, requested_max_tokens
 from router.config import RouterConfig
 

@@ -141,10 +141,10 @@ class EmulatedEngine(LLMEngine):
 class _Stream:
     """One request's tokens on their way to whoever waits for them."""
 
-    __slots__ = ("due_s", "first_s", "fresh", "last_s", "wake")
+    __slots__ = ("due_s", "first_s", "fresh", "last_s", "produced", "wake")
 
     def __init__(self) -> None:
-        self.fresh = 0
+        self.fresh = self.produced = 0
         self.first_s = self.last_s = self.due_s = 0.0
         self.wake = asyncio.Event()
 
@@ -312,19 +312,21 @@ class EmulatedClient:
                 continue
             at_s += step.duration_s
             await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
-            self._show(self._model.apply(step))
+            self._model.apply(step)
+            self._show()
 
-    def _show(self, produced: Sequence[ModelRequest]) -> None:
+    def _show(self) -> None:
         """Let go of first and last tokens at once, of the others a chunk at a time."""
         now_s = time.monotonic()
-        for request in produced:
-            stream = self._streams.get(request)
-            if stream is None:
+        for request, stream in self._streams.items():
+            produced = self._model.produced(request)
+            if produced == stream.produced:
                 continue
-            stream.fresh += 1
+            stream.fresh += produced - stream.produced
+            stream.produced = produced
             stream.first_s = stream.first_s or now_s
             stream.last_s = now_s
-            if now_s >= stream.due_s or request.produced_tokens >= request.output_tokens:
+            if now_s >= stream.due_s or produced >= request.output_tokens:
                 stream.due_s = now_s + self._config.chunk_s
                 stream.wake.set()
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
-from deployments.request_stats import RequestStats, RequestTimer
+from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
 from router.prefix_index import PrefixIndex
@@ -25,9 +26,6 @@ from router.types import DecodeLoad, PathReason, PrefillPath
 
 logger = logging.getLogger(__name__)
 
-# A prefill replica's report of its queue says nothing any more after this long without another.
-_REPORT_FRESH_S = 1.0
-_REPLICA_SEEN_S = 60.0
 # So many failures with no success between them are not one bad replica of several.
 _FAILURES_OF_AN_OUTAGE = 3
 
@@ -51,33 +49,6 @@ class RequestTrace:
 
 
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
-
-
-class PrefillBacklog:
-    """What a decode replica believes waits on its prefill pool, tokens; ``in_flight_tokens`` are its own prompts'."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.in_flight_tokens = 0
-        self._reports: dict[str, tuple[float, int]] = {}
-
-    def sent(self, tokens: int) -> None:
-        """A prompt was sent to prefill."""
-        self.in_flight_tokens += tokens
-
-    def answered(self, tokens: int, result: PrefillResult | None) -> None:
-        """Its call ended, with or without a result."""
-        self.in_flight_tokens -= tokens
-        if result is not None:
-            self._reports[result.replica_id] = (self._clock(), result.backlog_tokens)
-
-    def tokens(self) -> int:
-        """Own prompts in flight, spread over the replicas seen lately, or the shortest fresh report if longer."""
-        now = self._clock()
-        self._reports = {k: v for k, v in self._reports.items() if now - v[0] < _REPLICA_SEEN_S}
-        own = self.in_flight_tokens // max(1, len(self._reports))
-        fresh = [tokens for at, tokens in self._reports.values() if now - at < _REPORT_FRESH_S]
-        return max(own, min(fresh, default=0))
 
 
 class PDGenerate:
@@ -107,8 +78,8 @@ class PDGenerate:
         self._config = config
         self._max_model_len = client.model_config.max_model_len
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
-        self._backlog = PrefillBacklog(time.monotonic)
-        PREFILL_BACKLOG.set_function(self._backlog.tokens)
+        self._backlog = PrefillBacklog()
+        PREFILL_BACKLOG.set_function(lambda: self._backlog.tokens(time.monotonic()))
         self._local_prefill_tokens = 0
         self._prefill_failures = 0  # since the last success
 
@@ -156,7 +127,7 @@ class PDGenerate:
             decision = prefill_path(
                 input_tokens=len(ids),
                 cached_tokens=cached,
-                prefill_backlog_tokens=self._backlog.tokens(),
+                prefill_backlog_tokens=self._backlog.tokens(time.monotonic()),
                 decode=self._load(),
                 config=self._config.length,
             )
@@ -268,7 +239,10 @@ class PDGenerate:
         except Exception as error:
             self._report_failure(request_id, error)
         finally:
-            self._backlog.answered(len(ids), result)
+            if result is None:
+                self._backlog.failed(len(ids))
+            else:
+                self._backlog.answered(len(ids), result.replica_id, result.backlog_tokens, time.monotonic())
         return result
 
     def _report_failure(self, request_id: str, cause: Exception | str) -> None:

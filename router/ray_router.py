@@ -8,11 +8,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from router.in_flight import InFlight
 from router.membership import obeyed, routable
-from router.policy import POLICIES
+from router.pool_router import PoolRouter
 from router.ray_coordinator import MembershipFeed
-from router.types import ReplicaView
 
 logger = logging.getLogger(__name__)
 
@@ -23,25 +21,19 @@ _ANSWER_S = 0.1
 
 
 class TandemRouter(RequestRouter):
-    """Tries the replicas of one deployment in the order of a policy from ``router.policy``.
+    """Tries the replicas of one deployment in the order of a ``PoolRouter``.
 
-    One instance lives in every process that holds a handle. It counts the tokens that it has itself in flight to
-    each replica; a request says how many it is worth in an attribute ``work_tokens`` of its first argument (1 where
-    there is none). Of what other routers send it knows nothing, so it asks the best few for their queue.
+    One instance lives in every process that holds a handle. A request says how many tokens it is worth in an attribute
+    ``work_tokens`` of its first argument (1 where there is none).
     """
 
     def initialize_state(
         self, policy: str = "least_tokens", is_gated: bool = False, asked_replicas: int = 0, **_: Any
     ) -> None:
         """Called once by Serve with the deployment's ``request_router_kwargs``; on the router's event loop."""
-        self._order = POLICIES[policy]
-        self._asked_replicas = asked_replicas
-        self._turn = 0
-        self._rng = random.Random()
-        self._in_flight = InFlight()
+        self._pool = PoolRouter(policy, asked_replicas, random.Random())
         self._seen: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}
-        self._views: dict[str, ReplicaView] = {}
         self._feed: MembershipFeed | None = None
         if is_gated:
             self._feed = MembershipFeed(self._deployment_id.app_name)
@@ -54,21 +46,13 @@ class TandemRouter(RequestRouter):
         if pending_request is not None:
             # Without this an empty answer is asked for again at once, in a loop that blocks the process.
             pending_request.routing_context.should_backoff = True
-        self._turn += 1
         self._refresh(candidate_replicas)
-        ordered = self._order(list(self._views.values()), self._turn, self._rng)
-        if self._asked_replicas and len(ordered) > 1:
-            ordered = await self._informed(ordered)
+        ordered = self._pool.order()
+        if asked := self._pool.ask(ordered):
+            answers = await asyncio.gather(*map(self._ongoing_requests, asked))
+            ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
-
-    async def _informed(self, ordered: list[ReplicaView]) -> list[ReplicaView]:
-        """The best few ordered anew by what they answer; those that do not answer come last."""
-        asked = [view.replica_id for view in ordered[: self._asked_replicas]]
-        answers = dict(zip(asked, await asyncio.gather(*map(self._ongoing_requests, asked)), strict=True))
-        known = [self._in_flight.view(name, answer) for name, answer in answers.items() if answer is not None]
-        silent = [view for view in ordered if view.replica_id in asked and answers[view.replica_id] is None]
-        return self._order(known, self._turn, self._rng) + ordered[self._asked_replicas :] + silent
 
     async def _ongoing_requests(self, replica_id: str) -> int | None:
         try:
@@ -79,7 +63,7 @@ class TandemRouter(RequestRouter):
             return None
 
     def _refresh(self, candidates: list[RunningReplica]) -> None:
-        """Bring the views in line with who may be routed to; with many replicas building them anew costs the most."""
+        """Bring the views in line with who may be routed to; with many replicas this costs the most."""
         membership = self._feed.membership if self._feed is not None else None
         seen = (candidates, obeyed(membership, now_s=time.monotonic(), silence_s=_SILENCE_S))
         # Serve makes a new list, and the feed a new set, whenever one of them changes.
@@ -87,12 +71,7 @@ class TandemRouter(RequestRouter):
             return
         self._seen = seen
         self._by_id = {replica.replica_id.unique_id: replica for replica in candidates}
-        names = routable(list(self._by_id), seen[1])
-        self._views = {name: self._in_flight.view(name) for name in names}
-
-    def _show(self, replica_id: ReplicaID) -> None:
-        if replica_id.unique_id in self._views:
-            self._views[replica_id.unique_id] = self._in_flight.view(replica_id.unique_id)
+        self._pool.set_replicas(routable(list(self._by_id), seen[1]))
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request's tokens against the replica that got it."""
@@ -100,11 +79,9 @@ class TandemRouter(RequestRouter):
             return  # Serve tells of a plain gRPC call, such as a health check, after its end (DECISIONS 12)
         first = pending_request.args[0] if pending_request.args else None
         tokens = int(getattr(first, "work_tokens", 1))
-        self._in_flight.begin(replica_id.unique_id, pending_request.metadata.internal_request_id, tokens)
-        self._show(replica_id)
+        self._pool.begin(replica_id.unique_id, pending_request.metadata.internal_request_id, tokens)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Give the tokens back."""
         # Serve also tells of attempts that a replica refused, which were never routed.
-        if self._in_flight.end(replica_id.unique_id, internal_request_id):
-            self._show(replica_id)
+        self._pool.end(replica_id.unique_id, internal_request_id)

@@ -7,13 +7,11 @@ the worse day as well, found on engine models, live, with the next smaller ones.
 
 import asyncio
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +68,10 @@ _AUTOSCALE = {
     "no_room_s": 120.0,
     "guard": {
         "cooldown_out_s": 3.0,
-        "cooldown_in_s": 8.0,
+        "cooldown_in_s": 6.0,
         "hysteresis_in_frac": 0.05,
         "damping_in_frac": 1.0,
-        "step_in_replicas": 3,
+        "step_in_replicas": 4,
         "shortfall_replicas": 0.5,
     },
 }
@@ -248,8 +246,6 @@ def _document(first_ready: Role) -> dict[str, Any]:
 
 def _fixed_counts(run: Run, search: StaticSearch) -> tuple[StaticCounts, StaticCounts]:
     """The fewest fixed counts that would have served a day as well, and the best of one replica fewer."""
-    with suppress(PermissionError):
-        run_at_once(os.getpid(), is_on=False)  # this process has its parent's priority
     attained = run.report().slo_attainment_frac
     assert attained is not None
     peer = search.smallest(attained)
@@ -301,9 +297,7 @@ def main(day_s: float = DAY_S, out: Path = Path("reports")) -> None:
                 runs += [demo.day(CODE), demo.morning(CHAT, is_gated=True), demo.morning(CHAT, is_gated=False)]
                 console.print(f"{time.strftime('%H:%M:%S')} looking for fixed counts that serve the days as well")
                 days = [run for run in runs if run.kind == "day"]
-                with ProcessPoolExecutor(len(days), get_context("spawn")) as pool:
-                    found = pool.map(_fixed_counts, days, [searches[run.service] for run in days])
-                    fixed = dict(zip((run.service for run in days), found, strict=True))
+                fixed = {run.service: _fixed_counts(run, searches[run.service]) for run in days}
                 worst = max(days, key=lambda run: run.gpu_s() / fixed[run.service][0].replicas)
                 service = CHAT if worst.service == CHAT.name else CODE
                 runs += [demo.static_day(service, counts) for counts in fixed[worst.service]]

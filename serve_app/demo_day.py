@@ -103,7 +103,7 @@ CHAT = Service(
     target=410.0,
     ttft_s=2.0,
     input_factor=0.9,
-    output_factor=3.2,
+    output_factor=3.05,
     surge_target_frac=0.08,
 )
 CODE = Service(
@@ -111,7 +111,7 @@ CODE = Service(
     ratio=PdRatio(3, 1),
     target=90.0,
     ttft_s=3.0,
-    input_factor=2.3,
+    input_factor=2.2,
     output_factor=1.0,
     surge_target_frac=0.2,
 )

@@ -1,38 +1,72 @@
 """A virtual cluster: requests through prefill and decode engine models by a virtual clock (pure).
 
-One deployment group and one ingress. Which replica gets a request, and where its prompt is prefilled, is decided by
-``router``'s own functions, prefill by a router in each decode replica as it is live; what an engine does, and how long
-that takes, by ``autoscale.engine_model``.
+Which replica gets a request, and where its prompt is prefilled, is decided by ``router``'s own code: one router at the
+ingress for each group, one in each decode replica for its group's prefill pool, as it is live. What an engine does, and
+how long that takes, is ``autoscale.engine_model``'s. A group without prefill replicas prefills where it decodes.
 """
 
-import heapq
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from autoscale.engine_model import EngineModel, ModelRequest, Step
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
+from autoscale.request_stats import RequestStats, RequestTimer
 from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
 from kvtransfer.topology import Role
+from router.backlog import PrefillBacklog
 from router.config import RouterConfig
-from router.in_flight import InFlight
 from router.length import prefill_path
-from router.policy import POLICIES
+from router.pool_router import PoolRouter
 from router.types import DecodeLoad, PrefillPath
+
+# Of steps in which everyone decodes, so many at a time where nothing happens in between.
+_MOST_STEPS = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
 class VirtualReplica:
-    """One engine: what it holds, and the step that it is in."""
+    """One engine: what it holds, and the step that it is in since ``began_s``, which may lie ahead.
+
+    ``ongoing_requests``: of decode from arrival to end, of prefill until the answer; ``unread_kv_requests``: whose KV
+    is still to be pulled.
+    """
 
     replica_id: str
-    role: Role
+    key: PoolKey
     engine: EngineModel
-    to_prefill: InFlight = field(default_factory=InFlight)
+    requests: RequestStats
+    to_prefill: PoolRouter
+    backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
     step: Step | None = None
+    began_s: float = 0.0
+    plans: int = 0
     ongoing_requests: int = 0
+    unread_kv_requests: int = 0
     local_prefill_tokens: int = 0
+    handoffs: int = 0
+    handoff_s: float = 0.0
+    shown: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    on_empty: Callable[[], None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left that anybody waits for."""
+        return not self.ongoing_requests and not self.unread_kv_requests
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """One deployment group: its replicas, and who of them is routed to."""
+
+    to_decode: PoolRouter
+    replicas: dict[str, VirtualReplica] = field(default_factory=dict)
+    prefill: Sequence[str] = ()
+    in_flight: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,154 +74,289 @@ class _Journey:
     """One request on its way."""
 
     number: int
+    name: str
     request: TraceRequest
-    sent_s: float
+    group: _Group
     decode: VirtualReplica
+    timer: RequestTimer
     local_tokens: int = 0
+    answered_s: float | None = None
     first_s: float | None = None
-    last_s: float | None = None
-    output_tokens: int = 0
 
 
-@dataclass(slots=True)
 class VirtualCluster:
-    """See the module.
+    """See the module."""
 
-    Args:
-        profiles: the engine of each role.
-        router: how requests find their replicas.
-        rng: breaks ties between replicas.
-    """
+    def __init__(self, profiles: Mapping[PoolKey, EngineProfile], router: RouterConfig, rng: random.Random) -> None:
+        """A cluster without replicas.
 
-    profiles: dict[Role, EngineProfile]
-    router: RouterConfig
-    rng: random.Random
-    now_s: float = 0.0
-    serving: dict[Role, list[VirtualReplica]] = field(default_factory=lambda: {role: [] for role in Role})
-    _records: dict[int, RequestRecord] = field(default_factory=dict)
-    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _to_decode: InFlight = field(default_factory=InFlight)
-    _turn: int = 0
-    _count: int = 0
-    _submitted: int = 0
-    _journeys: dict[ModelRequest, _Journey] = field(default_factory=dict)
-    _prefilling: dict[ModelRequest, _Journey] = field(default_factory=dict)
+        Args:
+            profiles: the engine of each pool.
+            router: how requests find their replicas.
+            rng: breaks ties between replicas.
+        """
+        self.now_s = 0.0
+        self._profiles = profiles
+        self._config = router
+        self._rng = rng
+        self._groups = {key.group: _Group(PoolRouter(router.policy, 0, rng)) for key in profiles}
+        self._records: list[RequestRecord | None] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._count = 0
+        self._arrivals: Iterator[TraceRequest] = iter(())
+        self._next: TraceRequest | None = None
+        self._journeys: dict[ModelRequest, _Journey] = {}
 
-    def add(self, role: Role, replica_id: str) -> VirtualReplica:
-        """A new replica, ready and in routing."""
-        replica = VirtualReplica(replica_id, role, EngineModel(self.profiles[role]))
-        self.serving[role].append(replica)
+    def add(self, key: PoolKey, replica_id: str) -> VirtualReplica:
+        """A new replica, ready but not in routing."""
+        replica = VirtualReplica(
+            replica_id,
+            key,
+            EngineModel(self._profiles[key]),
+            RequestStats(lambda: self.now_s),
+            PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
+        )
+        self._groups[key.group].replicas[replica_id] = replica
         return replica
 
-    def at(self, time_s: float, event: Callable[[], None]) -> None:
+    def route(self, key: PoolKey, names: Sequence[str]) -> None:
+        """Who of a pool gets requests from now on."""
+        group = self._groups[key.group]
+        if key.role is Role.DECODE:
+            group.to_decode.set_replicas(names)
+        else:
+            group.prefill = names
+
+    def drain(self, replica: VirtualReplica, on_empty: Callable[[], None]) -> None:
+        """Let a replica that is out of routing finish what it has, and say so then."""
+        replica.on_empty = on_empty
+        self._leave_if_empty(replica)
+
+    def at(self, time_s: float, event: Callable[..., None], *arguments: object) -> None:
         """Let something happen at a time; of one time, in the order in which they were asked for."""
         self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, event))
+        heappush(self._events, (time_s, self._count, event, arguments))
 
-    def submit(self, request: TraceRequest) -> None:
-        """Let a request arrive at its time."""
-        number = self._submitted
-        self._submitted += 1
-        self.at(request.at_s, lambda: self._arrive(number, request))
+    def submit(self, requests: Iterable[TraceRequest]) -> None:
+        """Let requests arrive, each at its time; they are in the order of it."""
+        self._arrivals = iter(requests)
+        self._next = next(self._arrivals, None)
 
-    def run(self, until_s: float = float("inf")) -> None:
+    def run(self, until_s: float = math.inf) -> None:
         """Let time pass until then, or until nothing happens any more."""
-        while self._events and self._events[0][0] <= until_s:
-            self.now_s, _, event = heapq.heappop(self._events)
-            event()
+        events = self._events
+        while True:
+            arrival_s = math.inf if self._next is None else self._next.at_s
+            if events and events[0][0] < arrival_s:
+                if events[0][0] > until_s:
+                    return
+                self.now_s, _, event, arguments = heappop(events)
+                event(*arguments)
+            elif arrival_s <= until_s and self._next is not None:
+                self.now_s, request = arrival_s, self._next
+                self._next = next(self._arrivals, None)
+                self._arrive(request)
+            else:
+                return
 
-    def records_in_order(self) -> list[RequestRecord]:
-        """The requests that have ended, in the order in which they were submitted."""
-        return [self._records[number] for number in sorted(self._records)]
+    @property
+    def is_done(self) -> bool:
+        """Whether every request has arrived and ended."""
+        return self._next is None and not self._journeys
 
-    def _choose(self, role: Role, in_flight: InFlight, asked_replicas: int) -> VirtualReplica:
-        self._turn += 1
-        by_id = {replica.replica_id: replica for replica in self.serving[role]}
-        order = POLICIES[self.router.policy]
-        ordered = order([in_flight.view(name) for name in by_id], self._turn, self.rng)
-        if asked := ordered[:asked_replicas]:
-            known = [in_flight.view(view.replica_id, by_id[view.replica_id].ongoing_requests) for view in asked]
-            ordered = order(known, self._turn, self.rng)
-        return by_id[ordered[0].replica_id]
+    def records(self) -> list[RequestRecord]:
+        """The requests that have ended, in the order in which they arrived."""
+        return [record for record in self._records if record is not None]
 
-    def _arrive(self, number: int, request: TraceRequest) -> None:
-        decode = self._choose(Role.DECODE, self._to_decode, asked_replicas=0)
-        self._to_decode.begin(decode.replica_id, str(number), 1)
-        journey = _Journey(number, request, self.now_s, decode)
+    def report(self, replica: VirtualReplica) -> dict[str, float]:
+        """What a replica tells the autoscaler, as live."""
+        self._settle(replica)
+        engine, counters = replica.engine, replica.engine.counters
+        then_s, busy_s, flops = replica.shown
+        replica.shown = (self.now_s, counters.busy_s, counters.flops)
+        passed_s = max(1e-9, self.now_s - then_s)
+        report = {
+            "running_requests": float(len(engine.running)),
+            "waiting_requests": float(len(engine.waiting)),
+            "deferred_requests": float(len(engine.deferred)),
+            "kv_usage_frac": engine.kv_usage_frac,
+            "decode_tokens": float(counters.output_tokens),
+            "prefill_tokens": float(counters.prefill_tokens),
+            "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / passed_s),
+            "sm_activity_frac": min(1.0, (counters.flops - flops) / engine.profile.peak_flops / passed_s),
+        }
+        if replica.key.role is Role.PREFILL:
+            report["queued_prefill_tokens"] = float(engine.queued_prefill_tokens)
+            report["unread_kv_requests"] = float(replica.unread_kv_requests)
+            return report
+        for request in engine.running:
+            timer = self._journeys[request].timer
+            timer.add_tokens(engine.produced(request) - timer.tokens, self.now_s)
+        report |= replica.requests.report()
+        report["queued_prefill_tokens"] = float(replica.local_prefill_tokens)
+        report["handoffs"] = float(replica.handoffs)
+        report["handoff_s"] = replica.handoff_s
+        return report
+
+    def _arrive(self, request: TraceRequest) -> None:
+        group = self._choose_group()
+        group.in_flight += 1
+        decode = group.replicas[group.to_decode.order()[0].replica_id]
+        number = len(self._records)
+        self._records.append(None)
+        timer = decode.requests.begin(self.now_s, request.input_tokens, is_streamed=True)
+        journey = _Journey(number, str(number), request, group, decode, timer)
+        group.to_decode.begin(decode.replica_id, journey.name, 1)
+        decode.ongoing_requests += 1
         engine = decode.engine
-        decision = prefill_path(
-            input_tokens=request.input_tokens,
-            cached_tokens=0,
-            prefill_backlog_tokens=min(r.engine.queued_prefill_tokens for r in self.serving[Role.PREFILL]),
-            decode=DecodeLoad(
-                running_requests=len(engine.running),
-                max_running_requests=engine.profile.max_running,
-                kv_usage_frac=engine.kv_usage_frac,
-                local_prefill_tokens=decode.local_prefill_tokens,
-            ),
-            config=self.router.length,
-        )
-        if decision.path is PrefillPath.LOCAL:
+        if not group.prefill:
+            path = PrefillPath.LOCAL
+        else:
+            path = prefill_path(
+                input_tokens=request.input_tokens,
+                cached_tokens=0,
+                prefill_backlog_tokens=decode.backlog.tokens(self.now_s),
+                decode=DecodeLoad(
+                    running_requests=len(engine.running),
+                    max_running_requests=engine.profile.max_running,
+                    kv_usage_frac=engine.kv_usage_frac,
+                    local_prefill_tokens=decode.local_prefill_tokens,
+                ),
+                config=self._config.length,
+            ).path
+        if path is PrefillPath.LOCAL:
             journey.local_tokens = request.input_tokens
             decode.local_prefill_tokens += request.input_tokens
-            self._decode(journey, ready_s=None)
-            return
-        asked = self.router.asked(routers=len(self.serving[Role.DECODE]))
-        prefill = self._choose(Role.PREFILL, decode.to_prefill, asked)
+            self._decode(journey, None)
+        else:
+            self._prefill(journey)
+
+    def _choose_group(self) -> _Group:
+        if len(self._groups) == 1:
+            return next(iter(self._groups.values()))
+        return min(self._groups.values(), key=lambda group: (group.in_flight, self._rng.random()))
+
+    def _prefill(self, journey: _Journey) -> None:
+        group, router = journey.group, journey.decode.to_prefill
+        router.set_replicas(group.prefill)
+        ordered = router.order()
+        if asked := router.ask(ordered):
+            ordered = router.informed(ordered, {name: group.replicas[name].ongoing_requests for name in asked})
+        prefill = group.replicas[ordered[0].replica_id]
         prefill.ongoing_requests += 1
-        decode.to_prefill.begin(prefill.replica_id, str(number), request.input_tokens)
-        computed = ModelRequest(request_id="", input_tokens=request.input_tokens, output_tokens=1)
-        self._prefilling[computed] = journey
+        tokens = journey.request.input_tokens
+        journey.decode.backlog.sent(tokens)
+        router.begin(prefill.replica_id, journey.name, tokens)
+        computed = ModelRequest(request_id=journey.name, input_tokens=tokens, output_tokens=1)
+        self._journeys[computed] = journey
         prefill.engine.add(computed)
         self._wake(prefill)
 
-    def _decode(self, journey: _Journey, ready_s: float | None) -> None:
+    def _decode(self, journey: _Journey, kv_ready_s: float | None) -> None:
         request = ModelRequest(
-            request_id="",
+            request_id=journey.name,
             input_tokens=journey.request.input_tokens,
             output_tokens=journey.request.output_tokens,
-            kv_ready_s=ready_s,
+            kv_ready_s=kv_ready_s,
         )
         self._journeys[request] = journey
         journey.decode.engine.add(request)
-        if ready_s is not None:
-            self.at(ready_s, lambda: self._wake(journey.decode))
-        self._wake(journey.decode)
+        if kv_ready_s is None:
+            self._wake(journey.decode)
 
     def _wake(self, replica: VirtualReplica) -> None:
-        if replica.step is not None:
-            return
-        replica.step = step = replica.engine.plan(self.now_s)
+        """Let who has just come in take part as soon as the step that has begun is over."""
+        step = replica.step
+        if step is None:
+            replica.began_s = self.now_s
+        else:
+            begun = step.begun_by(self.now_s - replica.began_s)
+            if begun == step.steps:
+                return
+            if begun:
+                self._advance(replica, step, begun)
+        self._plan(replica)
+
+    def _settle(self, replica: VirtualReplica) -> None:
+        """Bring counters up to date with the steps that have ended."""
+        step = replica.step
+        if step is not None and not step.chunks:
+            ended = min(step.ended_by(self.now_s - replica.began_s), step.steps - 1)
+            if ended:
+                self._advance(replica, step, ended)
+                replica.step = step.after(ended)
+
+    def _plan(self, replica: VirtualReplica) -> None:
+        replica.plans += 1
+        replica.step = step = replica.engine.plan(replica.began_s, _MOST_STEPS)
         if step is not None:
-            self.at(self.now_s + step.duration_s, lambda: self._end_step(replica, step))
+            self.at(replica.began_s + step.duration_s, self._end_step, replica, replica.plans)
 
-    def _end_step(self, replica: VirtualReplica, step: Step) -> None:
-        replica.step = None
-        for request in replica.engine.apply(step):
-            if replica.role is Role.PREFILL:
-                journey = self._prefilling.pop(request)
-                replica.ongoing_requests -= 1
-                journey.decode.to_prefill.end(replica.replica_id, str(journey.number))
-                handoff_s = replica.engine.profile.handoff.seconds_for(request.input_tokens)
-                self._decode(journey, ready_s=self.now_s + handoff_s)
+    def _end_step(self, replica: VirtualReplica, plans: int) -> None:
+        if plans == replica.plans and replica.step is not None:
+            self._advance(replica, replica.step, replica.step.steps)
+            self._plan(replica)
+
+    def _advance(self, replica: VirtualReplica, step: Step, steps: int) -> None:
+        first, ended = replica.engine.apply(step, steps)
+        if first and replica.key.role is Role.DECODE:
+            first_s = replica.began_s + step.first_s
+            for request in first:
+                self._begin_stream(self._journeys[request], first_s)
+        replica.began_s += step.time_s(steps)
+        for request in ended:
+            journey = self._journeys.pop(request)
+            if replica.key.role is Role.PREFILL:
+                self._hand_over(journey, replica)
             else:
-                self._count_token(replica, request)
-        self._wake(replica)
+                self._finish(journey, replica.began_s)
 
-    def _count_token(self, replica: VirtualReplica, request: ModelRequest) -> None:
-        journey = self._journeys[request]
-        journey.output_tokens += 1
-        journey.last_s = self.now_s
-        if journey.first_s is None:
-            journey.first_s = self.now_s
-            replica.local_prefill_tokens -= journey.local_tokens
-        if request.produced_tokens >= request.output_tokens:
-            del self._journeys[request]
-            self._to_decode.end(replica.replica_id, str(journey.number))
-            self._records[journey.number] = RequestRecord(
-                sent_s=journey.sent_s,
-                first_token_s=journey.first_s,
-                last_token_s=journey.last_s,
-                input_tokens=journey.request.input_tokens,
-                output_tokens=journey.output_tokens,
-            )
+    def _hand_over(self, journey: _Journey, prefill: VirtualReplica) -> None:
+        decode, tokens = journey.decode, journey.request.input_tokens
+        prefill.ongoing_requests -= 1
+        prefill.unread_kv_requests += 1
+        decode.to_prefill.end(prefill.replica_id, journey.name)
+        decode.backlog.answered(tokens, prefill.replica_id, prefill.engine.queued_prefill_tokens, self.now_s)
+        journey.answered_s = self.now_s
+        ready_s = self.now_s + prefill.engine.profile.handoff.seconds_for(tokens)
+        self._decode(journey, ready_s)
+        self.at(ready_s, self._read, decode, prefill)
+
+    def _read(self, decode: VirtualReplica, prefill: VirtualReplica) -> None:
+        """Decode has pulled a prompt's KV."""
+        prefill.unread_kv_requests -= 1
+        self._leave_if_empty(prefill)
+        self._wake(decode)
+
+    def _begin_stream(self, journey: _Journey, first_s: float) -> None:
+        if journey.first_s is not None:
+            return  # preempted before
+        journey.first_s = first_s
+        decode = journey.decode
+        decode.local_prefill_tokens -= journey.local_tokens
+        journey.timer.add_tokens(1, first_s)
+        if journey.answered_s is not None:
+            decode.handoffs += 1
+            decode.handoff_s += first_s - journey.answered_s
+
+    def _finish(self, journey: _Journey, last_s: float) -> None:
+        decode, request = journey.decode, journey.request
+        journey.group.to_decode.end(decode.replica_id, journey.name)
+        journey.group.in_flight -= 1
+        decode.ongoing_requests -= 1
+        journey.timer.add_tokens(request.output_tokens - journey.timer.tokens, last_s)
+        journey.timer.end()
+        self._leave_if_empty(decode)
+        self._records[journey.number] = RequestRecord(
+            sent_s=request.at_s,
+            first_token_s=journey.first_s,
+            last_token_s=last_s,
+            input_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+        )
+
+    def _leave_if_empty(self, replica: VirtualReplica) -> None:
+        if replica.on_empty is not None and replica.is_empty:
+            on_empty, replica.on_empty = replica.on_empty, None
+            del self._groups[replica.key.group].replicas[replica.replica_id]
+            on_empty()

@@ -8,6 +8,7 @@ from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
@@ -100,14 +101,16 @@ def replay(
     seed: int = 0,
 ) -> list[RequestRecord]:
     """The timeline of every request of a trace on fixed counts, in the trace's order."""
-    cluster = VirtualCluster(profiles=dict(profiles), router=router, rng=random.Random(seed))
+    keys = {role: PoolKey("g0", role) for role in Role}
+    cluster = VirtualCluster({keys[role]: profiles[role] for role in Role}, router, random.Random(seed))
     for role, number in counts.items():
-        for index in range(number):
-            cluster.add(role, f"{role}-{index}")
-    for request in trace:
-        cluster.submit(request)
+        names = [f"{role}-{index}" for index in range(number)]
+        for name in names:
+            cluster.add(keys[role], name)
+        cluster.route(keys[role], names)
+    cluster.submit(trace)
     cluster.run()
-    return cluster.records_in_order()
+    return cluster.records()
 
 
 def unloaded_ttft_s(input_tokens: int, profiles: Mapping[Role, EngineProfile], router: RouterConfig) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.engine_model import EngineModel, ModelRequest
+from autoscale.engine_model import EngineModel, ModelRequest, Step
 from autoscale.profile import EngineProfile
 
 MakeProfile = Callable[..., EngineProfile]
@@ -15,6 +15,8 @@ MakeProfile = Callable[..., EngineProfile]
 def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tuple[float, str]]:
     """Every output token and when it came."""
     seen = []
+    inside = [*engine.running, *engine.waiting, *engine.deferred]
+    counts = {request: engine.produced(request) for request in inside}
     for _ in range(limit):
         step = engine.plan(now_s)
         if step is None:
@@ -24,7 +26,10 @@ def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tu
             now_s = ready_s
             continue
         now_s += step.duration_s
-        seen += [(round(now_s, 6), request.request_id) for request in engine.apply(step)]
+        engine.apply(step)
+        for request, before in counts.items():
+            counts[request] = engine.produced(request)
+            seen += [(round(now_s, 6), request.request_id)] * (counts[request] - before)
     raise AssertionError("it never ends")
 
 
@@ -52,7 +57,7 @@ def test_output_comes_step_by_step_and_prefill_of_others_slows_it(make_profile: 
     engine.add(ModelRequest("b", input_tokens=50, output_tokens=2))
     seen = run(engine, 0.02)
     # A step of one decode and 50 prompt tokens, then one of two decodes, then one of one.
-    assert seen == [(0.091, "b"), (0.091, "a"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
+    assert seen == [(0.091, "a"), (0.091, "b"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
 
 
 def test_a_cached_prefix_is_not_computed_again(make_profile: MakeProfile) -> None:
@@ -80,7 +85,7 @@ def test_kv_from_elsewhere_is_waited_for_and_saves_the_prompt(make_profile: Make
     engine.add(ModelRequest("a", 500, 2, kv_ready_s=0.3))
     assert engine.plan(0.0) is None
     assert len(engine.deferred) == 1
-    assert run(engine) == [(0.311, "a"), (0.332, "a")]
+    assert run(engine) == [(0.321, "a"), (0.342, "a")]  # its last prompt token is computed in a decode step
     assert engine.counters.prefill_tokens == 1
 
 
@@ -115,7 +120,7 @@ def test_an_abort_frees_everything_wherever_the_request_is(make_profile: MakePro
     assert step is not None
     for request in requests:
         engine.abort(request)
-    assert engine.apply(step) == []
+    assert engine.apply(step) == ([], [])
     assert engine.plan(0.0) is None
     assert engine.kv_usage_frac == 0.0
 
@@ -145,12 +150,117 @@ def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
             assert ready_s > now_s
             now_s = ready_s
             continue
-        assert sum(count for _, count in step.chunks) + len(step.decoding) <= 100
+        assert sum(count for _, count in step.chunks) + step.decoding <= 100
         now_s += step.duration_s
-        for request in engine.apply(step):
-            seen[request.request_id] += 1
+        _, ended = engine.apply(step)
+        for request in ended:
+            seen[request.request_id] = engine.produced(request)
         assert 0.0 <= engine.kv_usage_frac <= 1.0
         assert len(engine.running) <= 8
     assert seen == wanted
     assert engine.kv_usage_frac == 0.0
     assert engine.counters.output_tokens == sum(wanted.values())
+
+
+def timeline(
+    profile: EngineProfile, arrivals: list[tuple[float, int, int, bool]], *, most_steps: int
+) -> tuple[dict[str, tuple[float, float]], EngineModel]:
+    """When each request got its first and its last token, with so many steps at a time."""
+    engine = EngineModel(profile)
+    coming = [
+        (at_s, ModelRequest(str(index), prompt, output, kv_ready_s=at_s if is_remote else None))
+        for index, (at_s, prompt, output, is_remote) in enumerate(arrivals)
+    ]
+    first: dict[str, float] = {}
+    seen: dict[str, tuple[float, float]] = {}
+    began_s, step = 0.0, None
+
+    def advance(steps: int) -> None:
+        assert step is not None
+        began, ended = engine.apply(step, steps)
+        first.update((request.request_id, began_s + step.first_s) for request in began)
+        assert steps == step.steps or not ended
+        seen.update((r.request_id, (first[r.request_id], began_s + step.time_s(steps))) for r in ended)
+
+    while True:
+        step = step or engine.plan(began_s, most_steps)
+        if step is None and not coming:
+            return seen, engine
+        if coming and (step is None or coming[0][0] < began_s + step.duration_s):
+            at_s, request = coming.pop(0)
+            engine.add(request)
+            if step is None:
+                began_s = at_s
+                continue
+            begun = step.begun_by(at_s - began_s)
+            if begun < step.steps:
+                advance(begun)
+                began_s, step = began_s + step.time_s(begun), None
+            continue
+        assert step is not None
+        advance(step.steps)
+        began_s, step = began_s + step.duration_s, None
+
+
+arrivals_of = st.lists(
+    st.tuples(st.floats(0.0, 0.4), st.integers(1, 120), st.integers(1, 60), st.booleans()), min_size=1, max_size=30
+)
+
+
+def in_order(gaps: list[tuple[float, int, int, bool]]) -> list[tuple[float, int, int, bool]]:
+    """Arrivals from the gaps between them."""
+    at_s, arrivals = 0.0, []
+    for gap_s, *rest in gaps:
+        at_s += gap_s
+        arrivals.append((at_s, *rest))
+    return arrivals
+
+
+@given(gaps=arrivals_of)
+def test_many_steps_at_a_time_are_the_same_as_one_by_one(
+    make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]]
+) -> None:
+    by_context = {
+        "batch": [1, 100],
+        "context_tokens": [50, 100, 150],
+        "step_s": [[0.02, 0.03, 0.025], [0.1, 0.2, 0.3]],
+    }
+    profile = make_profile(kv_tokens=100_000, decode=by_context)
+    one, stepped = timeline(profile, in_order(gaps), most_steps=1)
+    many, leapt = timeline(profile, in_order(gaps), most_steps=1000)
+    assert many.keys() == one.keys() and len(one) == len(gaps)
+    for name, times in one.items():
+        assert many[name] == pytest.approx(times, abs=1e-6)
+    assert leapt.counters.steps == stepped.counters.steps
+    assert leapt.counters.output_tokens == stepped.counters.output_tokens
+    assert leapt.counters.busy_s == pytest.approx(stepped.counters.busy_s)
+    assert leapt.counters.flops == pytest.approx(stepped.counters.flops)
+
+
+@given(gaps=arrivals_of, kv=st.integers(20, 60))
+def test_many_steps_at_a_time_never_overdraw_kv(
+    make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]], kv: int
+) -> None:
+    profile = make_profile(kv_tokens=kv * 10)
+    seen, engine = timeline(profile, in_order(gaps), most_steps=1000)
+    assert len(seen) == len(gaps)
+    assert engine.kv_usage_frac == 0.0
+    assert engine.queued_prefill_tokens == 0
+    assert engine.counters.output_tokens == sum(output for _, _, output, _ in gaps)
+
+
+def test_time_inside_many_steps_is_told_by_step() -> None:
+    step = Step(first_s=0.1, more_s=0.02, steps=4)  # 0.1, 0.22, 0.36, 0.52
+    assert [step.ended_by(at) for at in (-1.0, 0.0, 0.09, 0.1, 0.21, 0.36, 0.5, 0.52, 9.0)] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+        4,
+        4,
+    ]
+    assert [step.begun_by(at) for at in (-1.0, 0.0, 0.05, 0.1, 0.15, 0.4, 9.0)] == [0, 0, 1, 1, 2, 4, 4]
+    assert step.after(3).time_s(1) == pytest.approx(0.16)

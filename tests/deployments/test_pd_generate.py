@@ -53,9 +53,9 @@ def _client() -> Client:
 
 
 def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000) -> Any:
+    from autoscale.request_stats import RequestStats
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
-    from deployments.request_stats import RequestStats
     from router.config import RouterConfig
 
     stats = SimpleNamespace(
@@ -150,20 +150,3 @@ async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client:
                     call.set_result(answered())
             await task
         assert len(prefill.calls) == remote
-
-
-async def test_backlog_is_own_prompts_per_replica_or_a_fresh_longer_report() -> None:
-    from deployments.pd_generate import PrefillBacklog
-
-    now = [0.0]
-    backlog = PrefillBacklog(lambda: now[0])
-    assert backlog.tokens() == 0
-    for tokens in (100, 300):
-        backlog.sent(tokens)
-    assert backlog.tokens() == 400
-    backlog.answered(100, answered(backlog_tokens=5000))
-    assert backlog.tokens() == 5000
-    now[0] = 1.5  # the report is stale, and the replica is still one that was seen
-    assert backlog.tokens() == 300
-    backlog.answered(300, None)
-    assert backlog.tokens() == 0

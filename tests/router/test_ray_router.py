@@ -98,10 +98,10 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
     a, b = replica("a"), replica("b")
     candidates = [a, b]
     await router.choose_replicas(candidates)
-    views = router._views
+    views = router._pool._views
     router.on_request_routed(pending("1", 500), a.replica_id, None)
     ranks = [(await router.choose_replicas(candidates))[0][0] for _ in range(20)]
-    assert router._views is views
+    assert router._pool._views is views
     assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
 
 

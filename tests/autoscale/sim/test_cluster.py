@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscale.profile import EngineProfile
-from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.cluster import VirtualCluster, VirtualReplica
 from autoscale.sim.static import replay
 from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
@@ -25,8 +27,8 @@ def request(at_s: float, input_tokens: int, output_tokens: int) -> TraceRequest:
 def test_a_long_prompt_by_hand(make_profile: MakeProfile) -> None:
     profile = make_profile()
     (record,) = replay([request(5.0, 200, 3)], {P: 1, D: 1}, {P: profile, D: profile}, RouterConfig())
-    # Two chunks of 100 tokens at 0.11 s, a handoff of 0.21 s, the last prompt token again at 0.011 s, two steps more.
-    assert record.ttft_s == pytest.approx(0.11 + 0.11 + 0.21 + 0.011)
+    # Two chunks of 100 tokens at 0.11 s, a handoff of 0.21 s, the last prompt token again in a step, two steps more.
+    assert record.ttft_s == pytest.approx(0.11 + 0.11 + 0.21 + 0.021)
     assert record.tpot_s == pytest.approx(0.021)
     assert record.output_tokens == 3
     assert record.error is None
@@ -56,7 +58,7 @@ def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: Ma
 
     def waits(asked_replicas: int) -> int:
         records = replay(trace, {P: 2, D: 2}, profiles, RouterConfig(asked_replicas=asked_replicas))
-        return sum((r.ttft_s or 0.0) > 0.6 for r in records)  # alone 0.441 s
+        return sum((r.ttft_s or 0.0) > 0.6 for r in records)  # alone 0.451 s
 
     assert waits(2) == 0
     assert waits(0) > 5
@@ -86,13 +88,92 @@ def test_every_request_ends_with_its_tokens_and_again_the_same_way(
     assert records == replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), seed=3)
 
 
-def test_nothing_is_left_behind(make_profile: MakeProfile) -> None:
-    cluster = VirtualCluster(profiles=dict.fromkeys(Role, make_profile()), router=RouterConfig(), rng=random.Random(1))
-    for role in Role:
-        cluster.add(role, f"{role}-0")
-    for number in range(50):
-        cluster.submit(request(number * 0.1, 50 + 7 * number, 5))
+@pytest.fixture(name="make_cluster")
+def _make_cluster(make_profile: MakeProfile) -> Callable[..., VirtualCluster]:
+    """One group with so many replicas of each role."""
+
+    def make(prefill: int, decode: int, **router: Any) -> VirtualCluster:
+        keys = {role: PoolKey("g0", role) for role in Role}
+        cluster = VirtualCluster(dict.fromkeys(keys.values(), make_profile()), RouterConfig(**router), random.Random(1))
+        for role, count in ((P, prefill), (D, decode)):
+            names = [f"{role}-{index}" for index in range(count)]
+            for name in names:
+                cluster.add(keys[role], name)
+            cluster.route(keys[role], names)
+        return cluster
+
+    return make
+
+
+def replicas(cluster: VirtualCluster) -> dict[str, VirtualReplica]:
+    return cluster._groups["g0"].replicas
+
+
+def test_nothing_is_left_behind(make_cluster: Callable[..., VirtualCluster]) -> None:
+    cluster = make_cluster(1, 1)
+    cluster.submit([request(number * 0.1, 50 + 7 * number, 5) for number in range(50)])
     cluster.run()
-    for replicas in cluster.serving.values():
-        assert all(r.ongoing_requests == r.local_prefill_tokens == 0 for r in replicas)
-        assert all(r.engine.kv_usage_frac == 0.0 and r.step is None for r in replicas)
+    assert cluster.is_done
+    assert len(cluster.records()) == 50
+    for replica in replicas(cluster).values():
+        assert replica.is_empty
+        assert replica.local_prefill_tokens == 0
+        assert replica.engine.kv_usage_frac == 0.0
+        assert replica.step is None
+
+
+def test_without_prefill_replicas_every_prompt_is_prefilled_where_it_decodes(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
+    cluster = make_cluster(0, 1)
+    cluster.submit([request(0.0, 200, 3)])
+    cluster.run()
+    (record,) = cluster.records()
+    assert record.ttft_s == pytest.approx(0.22)
+
+
+def test_a_report_in_the_middle_of_steps_shows_what_has_passed_and_changes_nothing(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
+    quiet, watched = make_cluster(1, 1), make_cluster(1, 1)
+    seen: list[dict[str, float]] = []
+
+    def look() -> None:
+        seen.append(watched.report(replicas(watched)["decode-0"]))
+        if not watched.is_done:
+            watched.at(watched.now_s + 0.1, look)
+
+    watched.at(0.0, look)
+    for cluster in (quiet, watched):
+        cluster.submit([request(0.05, 100, 100), request(0.7, 150, 40), request(1.0, 90, 40)])
+        cluster.run()
+    for told, other in zip(quiet.records(), watched.records(), strict=True):
+        assert told.ttft_s == pytest.approx(other.ttft_s)
+        assert told.tpot_s == pytest.approx(other.tpot_s)
+    tokens = [report["decode_tokens"] for report in seen]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == 180.0
+    # The first request has its first token 0.16 s after the start and one each 21 ms from there on.
+    assert tokens[5] == 1 + (0.5 - 0.16) // 0.021
+    assert seen[5]["gpu_utilization_frac"] == pytest.approx(1.0, abs=0.22)
+    assert seen[-1]["requests_ended"] == 3.0
+
+
+def test_a_draining_replica_finishes_what_it_has_and_is_told_when(make_cluster: Callable[..., VirtualCluster]) -> None:
+    cluster = make_cluster(2, 2)
+    gone: list[tuple[str, float]] = []
+    cluster.submit([request(0.1 * number, 200, 20) for number in range(20)])
+
+    def leave(name: str) -> None:
+        replica = replicas(cluster)[name]
+        left = [other for other, r in replicas(cluster).items() if r.key == replica.key and other != name]
+        cluster.route(replica.key, left)
+        cluster.drain(replica, lambda: gone.append((name, cluster.now_s)))
+
+    cluster.at(0.55, leave, "prefill-0")
+    cluster.at(0.55, leave, "decode-0")
+    cluster.run()
+    assert len(cluster.records()) == 20
+    assert {name for name, _ in gone} == {"prefill-0", "decode-0"}
+    assert all(0.55 < at_s < 5.0 for _, at_s in gone)
+    assert set(replicas(cluster)) == {"prefill-1", "decode-1"}

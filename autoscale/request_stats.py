@@ -25,11 +25,16 @@ class RequestTimer:
         self._mark = (0.0, 0)  # time and tokens from which the next pace is taken
         self._pace_s: float | None = None
 
-    def add_tokens(self, count: int) -> None:
-        """So many output tokens have just come."""
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far."""
+        return self._tokens
+
+    def add_tokens(self, count: int, at_s: float | None = None) -> None:
+        """So many output tokens have come, just now where no time is given."""
         if not count:
             return
-        self._last_s = self._stats.clock()
+        self._last_s = self._stats.clock() if at_s is None else at_s
         if not self._tokens:
             self._first_s = self._last_s
             self._stats.leave(self)

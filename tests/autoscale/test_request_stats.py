@@ -2,9 +2,9 @@
 
 import pytest
 
+from autoscale.request_stats import RequestStats
 from autoscale.signals import Signals
 from autoscale.types import PoolKey
-from deployments.request_stats import RequestStats
 from kvtransfer.topology import Role
 
 D = PoolKey("g0", Role.DECODE)
