@@ -31,7 +31,7 @@ format: setup ## Format the code
 bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 25 minutes)
 	@$(VENV)/python -m serve_app.bench_peers
 
-bench-control: setup ## Measure how long decisions take, and their cost at rest (about 7 minutes)
+bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
 	@$(VENV)/python -m serve_app.bench_control
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)

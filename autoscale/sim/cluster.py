@@ -329,8 +329,6 @@ class VirtualCluster:
         self._wake(decode)
 
     def _begin_stream(self, journey: _Journey, first_s: float) -> None:
-        if journey.first_s is not None:
-            return  # preempted before
         journey.first_s = first_s
         decode = journey.decode
         decode.local_prefill_tokens -= journey.local_tokens

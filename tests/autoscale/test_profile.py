@@ -1,10 +1,13 @@
 """Profiles: what lies between their points, and what is no profile."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoscale.profile import DecodeSurface, EngineProfile, PrefillCurve
 
@@ -27,6 +30,25 @@ def test_a_surface_is_read_along_both_axes() -> None:
     assert surface.seconds_for(21, 0) == pytest.approx(0.06)
     assert surface.covers(11, 100)
     assert not surface.covers(12, 100)
+
+
+@given(batch=st.integers(1, 300), context=st.floats(1.0, 20_000.0), steps=st.integers(1, 500))
+def test_a_line_is_every_step_up_to_where_it_bends(batch: int, context: float, steps: int) -> None:
+    surface = EngineProfile.load(H100).decode
+    first_s, more_s, bends_tokens = surface.line(batch, context)
+    steps = min(steps, int(min(bends_tokens - context, 1e6)) + 1)
+    one_by_one_s = math.fsum(surface.seconds_for(batch, context + step) for step in range(steps))
+    assert steps * (first_s + more_s * (steps - 1) / 2) == pytest.approx(one_by_one_s)
+
+
+def test_a_line_that_falls_below_half_of_the_least_point_stays_there() -> None:
+    surface = DecodeSurface(batch=(1, 2), context_tokens=(0, 100), step_s=((0.1, 0.06), (0.1, 0.06)))
+    assert surface.seconds_for(1, 1000) == pytest.approx(0.05)
+    first_s, more_s, bends_tokens = surface.line(1, 110)
+    assert first_s == pytest.approx(0.056)
+    assert more_s == pytest.approx(-0.0004)
+    assert bends_tokens == pytest.approx(125.0)
+    assert surface.line(1, 200) == (0.05, 0.0, math.inf)
 
 
 def test_the_h100_profile_shows_the_papers_table() -> None:
