@@ -8,12 +8,14 @@ every request in the batch gains a token in each, so what they cost and hold is 
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 from autoscale.profile import EngineProfile
 
 _EPSILON = 1e-9
+# Of requests that were aborted or preempted, so many are kept among those that decode until they are swept out.
+_STALE_ENDS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -78,18 +80,17 @@ class Step:
         return min(self.steps, int(2 * elapsed_s / (linear + root) + _EPSILON))
 
     def begun_by(self, elapsed_s: float) -> int:
-        """How many steps have begun before a time; they cannot be stopped."""
+        """How many steps have begun before a time, at least the first; they cannot be stopped."""
         ended = self.ended_by(elapsed_s)
-        return min(self.steps, ended + (self.time_s(ended) < elapsed_s - _EPSILON))
+        return min(self.steps, max(1, ended + (self.time_s(ended) < elapsed_s - _EPSILON)))
+
+    def until(self, steps: int) -> "Step":
+        """The first so many steps of it."""
+        return replace(self, steps=steps)
 
     def after(self, steps: int) -> "Step":
         """What is left of it after so many steps."""
-        return Step(
-            first_s=self.first_s + self.more_s * steps,
-            more_s=self.more_s,
-            steps=self.steps - steps,
-            decoding=self.decoding,
-        )
+        return replace(self, first_s=self.first_s + self.more_s * steps, steps=self.steps - steps)
 
 
 @dataclass(slots=True)
@@ -201,6 +202,8 @@ class EngineModel:
         tokens = self._decoding * done
         counters.output_tokens += tokens
         first, self._fresh = self._fresh, []
+        for request in first:
+            self._remember(request)
         self._grow(done)
         ended = self._pop_ended()
         for request, count in step.chunks:
@@ -303,6 +306,9 @@ class EngineModel:
         self._by_phase[request.computed_tokens % self.profile.block_tokens] += 1
         self._begun += 1
         heappush(self._ends, (request.ends_at_step, self._begun, request))
+        if len(self._ends) > 2 * self._decoding + _STALE_ENDS:
+            self._ends = [entry for entry in self._ends if entry[2].ends_at_step == entry[0]]
+            heapify(self._ends)
 
     def _unjoin(self, request: ModelRequest) -> None:
         """It decodes no more and holds no KV."""

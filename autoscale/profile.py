@@ -96,7 +96,8 @@ class DecodeSurface(_Profile):
             floor_tokens = context_tokens + (least_s - seconds) / slope
             if floor_tokens > context_tokens:
                 knot = min(knot, floor_tokens)
-        return (seconds, slope, knot) if seconds > least_s else (least_s, 0.0, knot)
+        is_on_line = seconds > least_s or (seconds == least_s and slope > 0.0)
+        return (seconds, slope, knot) if is_on_line else (least_s, 0.0, knot)
 
     def _row(self, batch: int) -> list[float]:
         """Seconds at each context for one batch; a batch comes again and again."""

@@ -30,7 +30,7 @@ _MOST_STEPS = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class VirtualReplica:
-    """One engine: what it holds, and the step that it is in since ``began_s``, which may lie ahead.
+    """One engine: what it holds, and the step that it is in since ``began_s``.
 
     ``ongoing_requests``: of decode from arrival to end, of prefill until the answer; ``unread_kv_requests``: whose KV
     is still to be pulled.
@@ -208,6 +208,7 @@ class VirtualCluster:
         journey = _Journey(number, str(number), request, group, decode, timer)
         group.to_decode.begin(decode.replica_id, journey.name, 1)
         decode.ongoing_requests += 1
+        self._settle(decode)
         engine = decode.engine
         if not group.prefill:
             path = PrefillPath.LOCAL
@@ -269,13 +270,9 @@ class VirtualCluster:
         step = replica.step
         if step is None:
             replica.began_s = self.now_s
-        else:
-            begun = step.begun_by(self.now_s - replica.began_s)
-            if begun == step.steps:
-                return
-            if begun:
-                self._advance(replica, step, begun)
-        self._plan(replica)
+            self._plan(replica)
+        elif (begun := step.begun_by(self.now_s - replica.began_s)) < step.steps:
+            self._begin(replica, step.until(begun))
 
     def _settle(self, replica: VirtualReplica) -> None:
         """Bring counters up to date with the steps that have ended."""
@@ -287,8 +284,11 @@ class VirtualCluster:
                 replica.step = step.after(ended)
 
     def _plan(self, replica: VirtualReplica) -> None:
+        self._begin(replica, replica.engine.plan(replica.began_s, _MOST_STEPS))
+
+    def _begin(self, replica: VirtualReplica, step: Step | None) -> None:
         replica.plans += 1
-        replica.step = step = replica.engine.plan(replica.began_s, _MOST_STEPS)
+        replica.step = step
         if step is not None:
             self.at(replica.began_s + step.duration_s, self._end_step, replica, replica.plans)
 

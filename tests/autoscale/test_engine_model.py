@@ -89,6 +89,40 @@ def test_kv_from_elsewhere_is_waited_for_and_saves_the_prompt(make_profile: Make
     assert engine.counters.prefill_tokens == 1
 
 
+def test_a_prompt_whose_kv_was_pulled_is_cached_from_its_first_token_on(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    engine.add(ModelRequest("a", 90, 2, block_hashes=(1, 2, 3), kv_ready_s=0.0))
+    run(engine)
+    engine.add(ModelRequest("b", 90, 1, block_hashes=(1, 2, 7)))
+    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens
+
+
+def test_who_is_aborted_is_forgotten_though_others_decode_on(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(kv_tokens=200_000))
+    engine.add(ModelRequest("stays", 10, 100_000))
+    for number in range(1000):
+        engine.add(gone := ModelRequest(str(number), 10, 50_000))
+        for _ in range(2):
+            step = engine.plan(0.0)
+            assert step is not None
+            engine.apply(step)
+        engine.abort(gone)
+    assert len(engine._ends) < 100
+
+
+def test_nobody_is_let_in_who_would_take_the_block_that_another_needs_next(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile(kv_tokens=100))
+    engine.add(ModelRequest("a", 45, 40))
+    step = engine.plan(0.0)
+    assert step is not None
+    engine.apply(step)
+    engine.add(ModelRequest("b", 45, 1))  # 50 tokens would be free, but within ten steps "a" takes ten of them
+    step = engine.plan(0.0)
+    assert step is not None
+    assert not step.chunks
+    assert engine.counters.preemptions == 0
+
+
 def test_without_room_the_last_comer_is_preempted_and_finishes_later(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile(kv_tokens=100))
     engine.add(ModelRequest("a", 40, 20))
@@ -178,6 +212,7 @@ def timeline(
     def advance(steps: int) -> None:
         assert step is not None
         began, ended = engine.apply(step, steps)
+        assert 0.0 <= engine.kv_usage_frac <= 1.0
         first.update((request.request_id, began_s + step.first_s) for request in began)
         assert steps == step.steps or not ended
         seen.update((r.request_id, (first[r.request_id], began_s + step.time_s(steps))) for r in ended)
@@ -192,10 +227,7 @@ def timeline(
             if step is None:
                 began_s = at_s
                 continue
-            begun = step.begun_by(at_s - began_s)
-            if begun < step.steps:
-                advance(begun)
-                began_s, step = began_s + step.time_s(begun), None
+            step = step.until(step.begun_by(at_s - began_s))
             continue
         assert step is not None
         advance(step.steps)
@@ -216,22 +248,23 @@ def in_order(gaps: list[tuple[float, int, int, bool]]) -> list[tuple[float, int,
     return arrivals
 
 
-@given(gaps=arrivals_of)
+@given(gaps=arrivals_of, kv=st.sampled_from([200, 300, 500, 100_000]))
 def test_many_steps_at_a_time_are_the_same_as_one_by_one(
-    make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]]
+    make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]], kv: int
 ) -> None:
     by_context = {
         "batch": [1, 100],
         "context_tokens": [50, 100, 150],
         "step_s": [[0.02, 0.03, 0.025], [0.1, 0.2, 0.3]],
     }
-    profile = make_profile(kv_tokens=100_000, decode=by_context)
+    profile = make_profile(kv_tokens=kv, decode=by_context)
     one, stepped = timeline(profile, in_order(gaps), most_steps=1)
     many, leapt = timeline(profile, in_order(gaps), most_steps=1000)
     assert many.keys() == one.keys() and len(one) == len(gaps)
     for name, times in one.items():
         assert many[name] == pytest.approx(times, abs=1e-6)
     assert leapt.counters.steps == stepped.counters.steps
+    assert leapt.counters.preemptions == stepped.counters.preemptions
     assert leapt.counters.output_tokens == stepped.counters.output_tokens
     assert leapt.counters.busy_s == pytest.approx(stepped.counters.busy_s)
     assert leapt.counters.flops == pytest.approx(stepped.counters.flops)
@@ -262,5 +295,5 @@ def test_time_inside_many_steps_is_told_by_step() -> None:
         4,
         4,
     ]
-    assert [step.begun_by(at) for at in (-1.0, 0.0, 0.05, 0.1, 0.15, 0.4, 9.0)] == [0, 0, 1, 1, 2, 4, 4]
+    assert [step.begun_by(at) for at in (0.0, 0.05, 0.1, 0.15, 0.4, 9.0)] == [1, 1, 1, 2, 4, 4]
     assert step.after(3).time_s(1) == pytest.approx(0.16)

@@ -150,3 +150,22 @@ async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client:
                     call.set_result(answered())
             await task
         assert len(prefill.calls) == remote
+
+
+async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client: Client, prefill: Prefill) -> None:
+    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 512 that a queue makes stay
+    for backlog_tokens, stays in ((0, False), (5000, True)):
+        prefill.calls.clear()
+        client.asked.clear()
+        generate = decode(client, prefill)
+        first = asyncio.create_task(run(generate, LONG))
+        await sent(prefill, 1)
+        prefill.calls[0].set_result(answered(backlog_tokens))
+        await first
+        second = asyncio.create_task(run(generate, medium, "medium"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(prefill.calls) == (1 if stays else 2)
+        for call in prefill.calls[1:]:
+            call.set_result(answered())
+        await second

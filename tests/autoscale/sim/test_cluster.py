@@ -177,3 +177,44 @@ def test_a_draining_replica_finishes_what_it_has_and_is_told_when(make_cluster: 
     assert {name for name, _ in gone} == {"prefill-0", "decode-0"}
     assert all(0.55 < at_s < 5.0 for _, at_s in gone)
     assert set(replicas(cluster)) == {"prefill-1", "decode-1"}
+
+
+def test_pulled_kv_joins_a_busy_engine_after_the_step_that_has_begun(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
+    cluster = make_cluster(1, 1)
+    cluster.submit([request(0.0, 100, 500), request(1.0, 200, 2)])  # the first decodes for ten seconds
+    cluster.run()
+    _, late = cluster.records()
+    assert late.ttft_s == pytest.approx(0.22 + 0.21 + 0.022, abs=0.03)
+
+
+def test_prefill_stays_until_its_kv_has_been_read(make_cluster: Callable[..., VirtualCluster]) -> None:
+    cluster = make_cluster(1, 1)
+    gone: list[float] = []
+    prefill = replicas(cluster)["prefill-0"]
+    cluster.submit([request(0.0, 200, 2)])
+    cluster.at(0.3, cluster.drain, prefill, lambda: gone.append(cluster.now_s))  # answered at 0.22 s, read at 0.43 s
+    cluster.run()
+    assert gone == [pytest.approx(0.43)]
+
+
+def test_a_path_is_chosen_by_kv_as_it_is_and_not_as_when_the_batch_began(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
+    def late_ttft_s(*, is_watched: bool) -> float | None:
+        cluster = make_cluster(1, 1)
+        if is_watched:
+            cluster.at(17.99, cluster.report, replicas(cluster)["decode-0"])
+        cluster.submit([request(0.0, 100, 890), request(18.0, 120, 2)])  # by then nine tenths of KV are taken
+        cluster.run()
+        return cluster.records()[1].ttft_s
+
+    assert late_ttft_s(is_watched=False) == pytest.approx(late_ttft_s(is_watched=True))
+
+
+def test_a_long_queue_on_prefill_keeps_prompts_on_decode(make_cluster: Callable[..., VirtualCluster]) -> None:
+    cluster = make_cluster(1, 1, length={"local_cap_tokens": 400, "local_max_tokens": 128})
+    cluster.submit([request(0.0, 900, 2), request(0.1, 300, 2)])
+    cluster.run()
+    assert replicas(cluster)["decode-0"].handoffs == 1  # the second did not wait for the first one's prefill
