@@ -50,6 +50,8 @@ class Controller:
         if are_missed:
             hold = "a latency is outside its objective: who was withdrawn comes back"
         decision = self._decide(snapshot, hold)
+        if decision.memory is not None:
+            snapshot = replace(snapshot, state=replace(snapshot.state, memory=decision.memory))
         ratio = decision.ratio or self.config.pd_ratio
         limited = [self._limited(pool, snapshot.state) for pool in snapshot.pools]
         room = self._room(limited)
@@ -169,7 +171,8 @@ class Controller:
             by_hand = {Role.PREFILL: float(override.prefill), Role.DECODE: float(override.decode)}
             return replace(decision, wanted=by_hand, reason="set by hand", is_step=True, is_urgent=True)
         if decision.wanted is not None and not all(0 <= count < math.inf for count in decision.wanted.values()):
-            return Decision(wanted=None, reason=f"the policy wants {dict(decision.wanted)}, which are no counts")
+            reason = f"the policy wants {dict(decision.wanted)}, which are no counts"
+            return replace(decision, wanted=None, reason=reason)
         return decision
 
     def _verdict(

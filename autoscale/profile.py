@@ -5,9 +5,9 @@ from bisect import bisect_right
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 
 class _Profile(BaseModel):
@@ -164,6 +164,14 @@ class EngineProfile(_Profile):
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _loaded(value: Any) -> Any:
+    return EngineProfile.load(Path(value)) if isinstance(value, str | Path) else value
+
+
+# In a configuration: a profile, or the path of one.
+ProfileRef = Annotated[EngineProfile, BeforeValidator(_loaded)]
 
 
 def _check_axis(name: str, values: tuple[int, ...]) -> None:

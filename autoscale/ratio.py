@@ -55,6 +55,13 @@ class PdRatio:
             )
         return cls(ratio.numerator, ratio.denominator)
 
+    @classmethod
+    def of(cls, wanted: Mapping[Role, float]) -> Self:
+        """The ratio of counts that a policy wants, as near as small whole numbers come; of each at least one."""
+        ratio = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
+        near = ratio.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)
+        return cls(near.numerator, near.denominator)
+
     @property
     def leader(self) -> Role:
         """The role with more replicas; decode where both have as many."""

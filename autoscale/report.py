@@ -11,7 +11,11 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """The timeline of one request, seconds from the start of the run; ``None`` where it never got there."""
+    """The timeline of one request, seconds from the start of the run; ``None`` where it never got there.
+
+    ``prefilled_s``: when another engine than that which decodes had computed the prompt; ``None`` where none did, or
+    nobody looked.
+    """
 
     sent_s: float
     first_token_s: float | None
@@ -19,6 +23,7 @@ class RequestRecord:
     input_tokens: int
     output_tokens: int
     error: str | None = None
+    prefilled_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -1,50 +1,93 @@
 """Request traces: when requests arrive and how long they are (pure; the benchmark's and the simulator's input)."""
 
 import csv
-from collections.abc import Iterable
-from dataclasses import dataclass
+import gzip
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+_COLUMNS = ("timestamp_s", "input_tokens", "output_tokens")
+_HASHES = "hash_ids"
+# A copy has the lengths of one of so many requests before or after.
+_NEARBY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One arrival: seconds from the start of the trace, prompt length, output length."""
+    """One arrival: seconds from the start of the trace, prompt length, output length.
+
+    ``hash_ids``: one for each block of the prompt, equal where the block and all before it are; empty where unknown.
+    """
 
     at_s: float
     input_tokens: int
     output_tokens: int
+    hash_ids: tuple[int, ...] = ()
 
 
 def load_trace(path: Path) -> tuple[TraceRequest, ...]:
-    """Read a CSV with the columns ``timestamp_s``, ``input_tokens``, ``output_tokens``, in order of time.
+    """Read a CSV, gzipped where its name ends in ``.gz``, in order of time.
+
+    Columns ``timestamp_s``, ``input_tokens``, ``output_tokens`` and, where prefixes are known, ``hash_ids``: integers
+    with spaces between. Others are not read.
 
     Raises:
-        ValueError: the file cannot be read, a column is missing, a value is no number, or the times run backwards.
+        ValueError: the file cannot be read, a column is missing, or a value is none; says which line and field.
     """
     try:
-        with path.open(newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError) as error:
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
+            rows = csv.reader(lines)
+            requests = _requests(rows, path)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
-    requests = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            requests.append(
-                TraceRequest(
-                    at_s=float(row["timestamp_s"]),
-                    input_tokens=int(row["input_tokens"]),
-                    output_tokens=int(row["output_tokens"]),
-                )
-            )
-        except KeyError as error:
-            raise ValueError(f"{path}: no column {error}: expected timestamp_s, input_tokens, output_tokens") from None
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: line {number}: {error}") from None
-        if len(requests) > 1 and requests[-1].at_s < requests[-2].at_s:
-            raise ValueError(f"{path}: line {number}: time runs backwards ({requests[-1].at_s} s)")
     if not requests:
         raise ValueError(f"{path}: no requests")
     return tuple(requests)
+
+
+def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
+    rows = iter(rows)
+    header = [name.strip() for name in next(rows, [])]
+    for name in _COLUMNS:
+        if name not in header:
+            raise ValueError(f"{path}: line 1: no column {name}: expected {', '.join(_COLUMNS)}, and may be {_HASHES}")
+    at, prompt, output = (header.index(name) for name in _COLUMNS)
+    hashes = header.index(_HASHES) if _HASHES in header else None
+    requests: list[TraceRequest] = []
+    last_s = 0.0
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{path}: line {number}: {len(row)} values for {len(header)} columns")
+        try:
+            at_s, input_tokens, output_tokens = float(row[at]), int(row[prompt]), int(row[output])
+            hash_ids = () if hashes is None else tuple(map(int, row[hashes].split()))
+        except ValueError:
+            raise ValueError(f"{path}: line {number}: {_not_a_number(row, header)}") from None
+        if not last_s <= at_s < math.inf:
+            why = "time runs backwards" if requests and at_s < last_s else "expected seconds from the start, 0 or more"
+            raise ValueError(f"{path}: line {number}: timestamp_s is {row[at]}: {why}")
+        if input_tokens < 1 or output_tokens < 1:
+            name, value = ("input_tokens", input_tokens) if input_tokens < 1 else ("output_tokens", output_tokens)
+            raise ValueError(f"{path}: line {number}: {name} is {value}: expected at least 1")
+        last_s = at_s
+        requests.append(
+            TraceRequest(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens, hash_ids=hash_ids)
+        )
+    return requests
+
+
+def _not_a_number(row: Sequence[str], header: Sequence[str]) -> str:
+    for name, kind in (("timestamp_s", float), ("input_tokens", int), ("output_tokens", int)):
+        value = row[header.index(name)]
+        try:
+            kind(value)
+        except ValueError:
+            return f"{name} is {value!r}: expected a {'number' if kind is float else 'whole number'}"
+    return f"{_HASHES} is {row[header.index(_HASHES)]!r}: expected whole numbers with spaces between"
 
 
 def scale_trace(
@@ -73,3 +116,57 @@ def scale_trace(
             prompt = min(prompt, max_total_tokens - output)
         scaled.append(TraceRequest(at_s=request.at_s * time_factor, input_tokens=prompt, output_tokens=output))
     return tuple(scaled)
+
+
+def scale_rate(
+    requests: Sequence[TraceRequest], factor: float, rng: random.Random, *, spread_s: float = 3.0
+) -> tuple[TraceRequest, ...]:
+    """The same load curve, ``factor`` times as high.
+
+    Each request becomes ``factor`` requests, on average. The first is itself; the others come between its neighbours in
+    time, at most ``spread_s`` away, so that bursts stay bursts and pauses pauses, and have the lengths of a request
+    nearby, so that a long one does not become a pile of long ones. Where prefixes are known, a copy keeps its
+    original's lengths, and its blocks are its own: copies of one conversation share them among each other.
+
+    Raises:
+        ValueError: the factor is not above 0.
+    """
+    if not 0.0 < factor < math.inf:
+        raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
+    times = [request.at_s for request in requests]
+    before, after = _neighbours(times), [-at for at in reversed(_neighbours([-at for at in reversed(times)]))]
+    ids = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
+    scaled: list[TraceRequest] = []
+    for index, request in enumerate(requests):
+        copies = math.floor(factor) + (rng.random() < factor % 1.0)
+        for copy in range(copies):
+            if not copy:
+                scaled.append(request)
+                continue
+            like = request
+            if not request.hash_ids:
+                like = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
+            edge_s = before[index] if rng.random() < 0.5 else after[index]
+            edge_s = min(max(edge_s, request.at_s - spread_s), request.at_s + spread_s)
+            scaled.append(
+                TraceRequest(
+                    at_s=request.at_s + (edge_s - request.at_s) * rng.random(),
+                    input_tokens=like.input_tokens,
+                    output_tokens=like.output_tokens,
+                    hash_ids=tuple([block + copy * ids for block in request.hash_ids]),
+                )
+            )
+    return tuple(sorted(scaled, key=lambda request: request.at_s))
+
+
+def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:
+    """A part of a trace, from its own start."""
+    return tuple(replace(r, at_s=r.at_s - start_s) for r in requests if start_s <= r.at_s < start_s + duration_s)
+
+
+def _neighbours(times: Sequence[float]) -> list[float]:
+    """Of each time, the last one before it that is another; the first itself."""
+    found: list[float] = []
+    for index, at in enumerate(times):
+        found.append(at if not index else found[-1] if times[index - 1] == at else times[index - 1])
+    return found

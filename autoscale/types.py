@@ -126,6 +126,7 @@ class ControllerState:
     towards, when one last became ready, and how many had. ``capped``: pools for which no room was found, until when
     they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished that nobody
     had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
+    ``memory``: series of numbers that the policy keeps for itself.
     """
 
     ticked_s: float | None = None
@@ -144,6 +145,7 @@ class ControllerState:
     capped: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     lost_s: float | None = None
     settled_s: float | None = None
+    memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ class Decision:
 
     ``ratio``: to be kept instead of the configured one. ``is_step``: a step of a feedback loop or a count by itself,
     which the guard's hysteresis does not hold back. ``is_urgent`` skips cooldown and damping, never bounds or budget.
+    ``memory``: what the policy will find in the next snapshot's state; ``None`` leaves what is there.
     """
 
     wanted: Mapping[Role, float] | None
@@ -185,6 +188,7 @@ class Decision:
     is_step: bool = False
     is_urgent: bool = False
     shown: tuple[Shown, ...] = ()
+    memory: Mapping[str, tuple[float, ...]] | None = None
 
     def leaders(self, ratio: PdRatio) -> float | None:
         """Replicas of the ratio's larger role with which both roles have what is wanted."""

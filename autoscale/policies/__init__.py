@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from autoscale.policies.default import Default, DefaultConfig
 from autoscale.policies.heteroscale import HeteroScale, HeteroScaleConfig
 from autoscale.policies.periodic import Periodic, PeriodicConfig
 from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig
 from autoscale.types import Decision, Snapshot
 
-PolicyConfig = HeteroScaleConfig | PeriodicConfig | QueueDepthConfig
+PolicyConfig = DefaultConfig | HeteroScaleConfig | PeriodicConfig | QueueDepthConfig
 
 
 class Policy(Protocol):
@@ -20,6 +21,7 @@ class Policy(Protocol):
 
 # Built as ``POLICIES[config.kind](config, ratio=..., slo=...)``.
 POLICIES: Mapping[str, Callable[..., Policy]] = {
+    "default": Default,
     "heteroscale": HeteroScale,
     "periodic": Periodic,
     "queue_depth": QueueDepth,

@@ -164,8 +164,21 @@ class VirtualCluster:
         """Whether every request has arrived and ended."""
         return self._next is None and not self._journeys
 
+    def give_up(self) -> None:
+        """Count the requests that have not ended as failed."""
+        for journey in self._journeys.values():
+            self._records[journey.number] = RequestRecord(
+                sent_s=journey.request.at_s,
+                first_token_s=journey.first_s,
+                last_token_s=None,
+                input_tokens=journey.request.input_tokens,
+                output_tokens=journey.request.output_tokens,
+                error="not ended",
+                prefilled_s=journey.answered_s,
+            )
+
     def records(self) -> list[RequestRecord]:
-        """The requests that have ended, in the order in which they arrived."""
+        """The requests that have ended or were given up, in the order in which they arrived."""
         return [record for record in self._records if record is not None]
 
     def report(self, replica: VirtualReplica) -> dict[str, float]:
@@ -351,6 +364,7 @@ class VirtualCluster:
             last_token_s=last_s,
             input_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
+            prefilled_s=journey.answered_s,
         )
 
     def _leave_if_empty(self, replica: VirtualReplica) -> None:

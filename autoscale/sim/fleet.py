@@ -1,0 +1,114 @@
+"""Replicas of a virtual cluster from asked for to gone, and the GPU-hours that they cost (pure)."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from autoscale.sim.cluster import VirtualCluster, VirtualReplica
+from autoscale.types import PoolKey
+from kvtransfer.topology import LinkTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualPool:
+    """One pool as it is declared: its limits, and how long a replica takes from asked for to ready, seconds."""
+
+    lowest_replicas: int
+    highest_replicas: int
+    start_s: float
+    gpus_per_replica: int = 1
+    link_tier: LinkTier = LinkTier.S2
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """A replica from asked for to gone."""
+
+    key: PoolKey
+    replica_id: str
+    asked_s: float
+    replica: VirtualReplica | None = None
+    gone_s: float | None = None
+    is_stopping: bool = False
+
+
+class Fleet:
+    """All replicas of a virtual cluster, past and present."""
+
+    def __init__(
+        self, cluster: VirtualCluster, pools: Mapping[PoolKey, VirtualPool], on_ready: Callable[[], None]
+    ) -> None:
+        """No replicas yet.
+
+        Args:
+            cluster: where they run.
+            pools: what each pool allows and takes.
+            on_ready: called when one that was asked for has become ready.
+        """
+        self.pools = pools
+        self.lives: list[Life] = []
+        # All that have not gone, in the order in which they were asked for.
+        self.here: dict[PoolKey, list[Life]] = {key: [] for key in pools}
+        self._cluster = cluster
+        self._on_ready = on_ready
+
+    def running(self, key: PoolKey) -> list[Life]:
+        """Ready and not told to stop, oldest first."""
+        return [life for life in self.here[key] if life.replica is not None and not life.is_stopping]
+
+    def begin(self, key: PoolKey, count: int, asked_s: float | None = None) -> None:
+        """Replicas that are ready at once, as if they had been asked for then; without it, just now."""
+        for _ in range(count):
+            life = self._ask_for(key)
+            if asked_s is not None:
+                life.asked_s = asked_s
+            self._make_ready(life)
+
+    def scale(self, key: PoolKey, target: int, victims: Iterable[str] = ()) -> None:
+        """Ask for what is missing; stop what is too much.
+
+        As Serve does: first who was chosen, then who has not started yet, then the youngest.
+        """
+        working = [life for life in self.here[key] if not life.is_stopping]
+        for _ in range(target - len(working)):
+            ready_s = self._cluster.now_s + self.pools[key].start_s
+            self._cluster.at(ready_s, self._become_ready, self._ask_for(key))
+        surplus = len(working) - target
+        if surplus > 0:
+            chosen = set(victims)
+            working.sort(key=lambda life: (life.replica_id not in chosen, life.replica is not None, -life.asked_s))
+            for life in working[:surplus]:
+                self._stop(life)
+
+    def gpu_hours(self, from_s: float, until_s: float) -> dict[PoolKey, float]:
+        """What each pool's replicas took between two times, from asked for to gone."""
+        hours = dict.fromkeys(self.pools, 0.0)
+        for life in self.lives:
+            gone_s = until_s if life.gone_s is None else min(until_s, life.gone_s)
+            taken_s = max(0.0, gone_s - max(from_s, life.asked_s))
+            hours[life.key] += taken_s * self.pools[life.key].gpus_per_replica / 3600.0
+        return hours
+
+    def _ask_for(self, key: PoolKey) -> Life:
+        life = Life(key, f"{key.role}-{key.group}-{len(self.lives)}", self._cluster.now_s)
+        self.lives.append(life)
+        self.here[key].append(life)
+        return life
+
+    def _become_ready(self, life: Life) -> None:
+        if not life.is_stopping:
+            self._make_ready(life)
+            self._on_ready()
+
+    def _make_ready(self, life: Life) -> None:
+        life.replica = self._cluster.add(life.key, life.replica_id)
+
+    def _stop(self, life: Life) -> None:
+        life.is_stopping = True
+        if life.replica is None:
+            self._end(life)
+        else:
+            self._cluster.drain(life.replica, lambda: self._end(life))
+
+    def _end(self, life: Life) -> None:
+        life.gone_s = self._cluster.now_s
+        self.here[life.key].remove(life)

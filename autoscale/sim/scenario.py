@@ -1,0 +1,132 @@
+"""One trace on one virtual cluster, and what a run of it has come to (pure)."""
+
+import random
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.profile import EngineProfile
+from autoscale.report import RequestRecord, Slo
+from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.fleet import Fleet, VirtualPool
+from autoscale.sim.serve import VirtualServe
+from autoscale.trace import TraceRequest
+from autoscale.types import Plan, PoolKey
+from router.config import RouterConfig
+
+# A request that has not ended so long after the last one came is given up.
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is simulated: the same for every policy.
+
+    ``slos``: the objective of each request of the trace. ``seed``: of the routers' ties. ``warm_up_s``: a trace begins
+    on empty engines and without history, so for so long the first counts stay, and nothing is measured.
+    """
+
+    trace: Sequence[TraceRequest]
+    slos: Sequence[Slo]
+    profiles: Mapping[PoolKey, EngineProfile]
+    pools: Mapping[PoolKey, VirtualPool]
+    router: RouterConfig
+    seed: int = 0
+    warm_up_s: float = 60.0
+
+    @property
+    def end_s(self) -> float:
+        """Until when GPUs are counted: the last arrival."""
+        return self.trace[-1].at_s
+
+    def cluster(self) -> VirtualCluster:
+        """A cluster without replicas, to which the trace is on its way."""
+        cluster = VirtualCluster(self.profiles, self.router, random.Random(self.seed))
+        cluster.submit(self.trace)
+        return cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How every request of a scenario fared, and which replicas there were."""
+
+    scenario: Scenario
+    records: Sequence[RequestRecord]
+    fleet: Fleet
+    plans: Sequence[tuple[float, Plan]] = ()
+
+    @cached_property
+    def measured(self) -> Sequence[RequestRecord]:
+        """The requests that arrived after the warm-up."""
+        return self.records[bisect_left(self.records, self.scenario.warm_up_s, key=attrgetter("sent_s")) :]
+
+    @cached_property
+    def is_met(self) -> list[bool]:
+        """Of each request that is measured, whether it ended within its objectives."""
+        slos = self.scenario.slos[len(self.scenario.slos) - len(self.measured) :]
+        return [slo.is_met(record) for slo, record in zip(slos, self.measured, strict=True)]
+
+    @property
+    def attainment_frac(self) -> float:
+        """The share of requests that ended within their objectives."""
+        return sum(self.is_met) / len(self.is_met)
+
+    @cached_property
+    def gpu_hours(self) -> float:
+        """From asked for to gone, between the warm-up and the last arrival."""
+        return sum(self.fleet.gpu_hours(self.scenario.warm_up_s, self.scenario.end_s).values())
+
+
+def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[PoolKey, int]) -> Run:
+    """A scenario under the controller, from these counts on."""
+    cluster = scenario.cluster()
+    serve = VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s)
+    serve.start(counts)
+    cluster.run(scenario.end_s)
+    _finish(cluster, scenario.end_s)
+    return Run(scenario=scenario, records=cluster.records(), fleet=serve.fleet, plans=serve.plans)
+
+
+def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:
+    """A scenario with counts that are known beforehand.
+
+    Args:
+        scenario: the scenario.
+        steps: of each pool from when on how many replicas are ready; the first at 0.
+    """
+    cluster = scenario.cluster()
+    fleet = Fleet(cluster, scenario.pools, lambda: None)
+
+    def route() -> None:
+        for key in steps:
+            cluster.route(key, [life.replica_id for life in fleet.running(key)])
+
+    def step(key: PoolKey, count: int) -> None:
+        missing = count - len(fleet.running(key))
+        if missing > 0:
+            fleet.begin(key, missing, asked_s=cluster.now_s - scenario.pools[key].start_s)
+        else:
+            fleet.scale(key, count)
+        route()
+
+    for key, ((_, first), *later) in steps.items():
+        fleet.begin(key, first)
+        for at_s, count in later:
+            cluster.at(at_s, step, key, count)
+    route()
+    cluster.run(scenario.end_s)
+    _finish(cluster, scenario.end_s)
+    return Run(scenario=scenario, records=cluster.records(), fleet=fleet)
+
+
+def _finish(cluster: VirtualCluster, end_s: float) -> None:
+    """Let those that have arrived end; slowly, since a controller ticks for ever."""
+    until_s = end_s
+    while not cluster.is_done and until_s < end_s + _PATIENCE_S:
+        until_s += 5.0
+        cluster.run(until_s)
+    cluster.give_up()
