@@ -108,8 +108,15 @@ class ModelCounters:
 class EngineModel:
     """An engine of one profile; see the module."""
 
-    def __init__(self, profile: EngineProfile) -> None:
+    def __init__(self, profile: EngineProfile, prefix_block_tokens: int | None = None) -> None:
+        """An idle engine.
+
+        Args:
+            profile: how fast it is, and what it holds.
+            prefix_block_tokens: how many tokens each of ``ModelRequest.block_hashes`` stands for; the engine's block.
+        """
         self.profile = profile
+        self._prefix_block_tokens = prefix_block_tokens or profile.block_tokens
         self.counters = ModelCounters()
         self.waiting: deque[ModelRequest] = deque()
         self.deferred: list[ModelRequest] = []
@@ -158,6 +165,15 @@ class EngineModel:
             self.queued_prefill_tokens -= request.prompt_left
         elif request in self.deferred:
             self.deferred.remove(request)
+
+    def cached_tokens(self, block_hashes: Sequence[int]) -> int:
+        """Leading tokens of a prompt that are in the prefix cache, without touching them."""
+        found = 0
+        for block in block_hashes:
+            if block not in self._cache:
+                break
+            found += 1
+        return found * self._prefix_block_tokens
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
@@ -381,7 +397,7 @@ class EngineModel:
             if block not in self._cache:
                 break
             self._cache.move_to_end(block)
-            tokens += self.profile.block_tokens
+            tokens += self._prefix_block_tokens
         return min(tokens, request.input_tokens - 1)
 
     def _remember(self, request: ModelRequest) -> None:
@@ -393,7 +409,7 @@ class EngineModel:
     def _evict(self) -> None:
         if self._cache:
             free = self.profile.kv_tokens - self._used_tokens
-            while self._cache and len(self._cache) * self.profile.block_tokens > free:
+            while self._cache and len(self._cache) * self._prefix_block_tokens > free:
                 self._cache.popitem(last=False)
 
     def _blocks(self, tokens: int) -> int:

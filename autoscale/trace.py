@@ -119,22 +119,21 @@ def scale_trace(
 
 
 def scale_rate(
-    requests: Sequence[TraceRequest], factor: float, rng: random.Random, *, spread_s: float = 3.0
+    requests: Sequence[TraceRequest], factor: float, rng: random.Random, *, spread_s: float = 30.0
 ) -> tuple[TraceRequest, ...]:
     """The same load curve, ``factor`` times as high.
 
-    Each request becomes ``factor`` requests, on average. The first is itself; the others come between its neighbours in
-    time, at most ``spread_s`` away, so that bursts stay bursts and pauses pauses, and have the lengths of a request
-    nearby, so that a long one does not become a pile of long ones. Where prefixes are known, a copy keeps its
-    original's lengths, and its blocks are its own: copies of one conversation share them among each other.
+    Each request becomes ``factor`` requests, on average: itself, and others at most ``spread_s`` earlier or later with
+    the lengths of a request nearby, as of more users who do the same. So the curve over minutes stays, while chance
+    within seconds does not grow with the factor as it would if whole requests were repeated. Where prefixes are known,
+    a copy keeps its original's lengths, and the blocks of one copy of the trace are its own.
 
     Raises:
         ValueError: the factor is not above 0.
     """
     if not 0.0 < factor < math.inf:
         raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
-    times = [request.at_s for request in requests]
-    before, after = _neighbours(times), [-at for at in reversed(_neighbours([-at for at in reversed(times)]))]
+    last_s = requests[-1].at_s
     ids = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
     scaled: list[TraceRequest] = []
     for index, request in enumerate(requests):
@@ -146,11 +145,10 @@ def scale_rate(
             like = request
             if not request.hash_ids:
                 like = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
-            edge_s = before[index] if rng.random() < 0.5 else after[index]
-            edge_s = min(max(edge_s, request.at_s - spread_s), request.at_s + spread_s)
+            at_s = rng.uniform(max(0.0, request.at_s - spread_s), min(last_s, request.at_s + spread_s))
             scaled.append(
                 TraceRequest(
-                    at_s=request.at_s + (edge_s - request.at_s) * rng.random(),
+                    at_s=at_s,
                     input_tokens=like.input_tokens,
                     output_tokens=like.output_tokens,
                     hash_ids=tuple([block + copy * ids for block in request.hash_ids]),
@@ -162,11 +160,3 @@ def scale_rate(
 def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:
     """A part of a trace, from its own start."""
     return tuple(replace(r, at_s=r.at_s - start_s) for r in requests if start_s <= r.at_s < start_s + duration_s)
-
-
-def _neighbours(times: Sequence[float]) -> list[float]:
-    """Of each time, the last one before it that is another; the first itself."""
-    found: list[float] = []
-    for index, at in enumerate(times):
-        found.append(at if not index else found[-1] if times[index - 1] == at else times[index - 1])
-    return found

@@ -17,6 +17,7 @@ from autoscale.report import RequestRecord
 from autoscale.request_stats import RequestStats, RequestTimer
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
+from kvtransfer.cost import Wire, transfer_end_s
 from kvtransfer.topology import Role
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
@@ -41,6 +42,7 @@ class VirtualReplica:
     engine: EngineModel
     requests: RequestStats
     to_prefill: PoolRouter
+    card: Wire
     backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
     step: Step | None = None
     began_s: float = 0.0
@@ -52,6 +54,7 @@ class VirtualReplica:
     handoff_s: float = 0.0
     shown: tuple[float, float, float] = (0.0, 0.0, 0.0)
     on_empty: Callable[[], None] | None = None
+    is_dead: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -64,8 +67,11 @@ class _Group:
     """One deployment group: its replicas, and who of them is routed to."""
 
     to_decode: PoolRouter
+    uplink: Wire | None
     replicas: dict[str, VirtualReplica] = field(default_factory=dict)
     prefill: Sequence[str] = ()
+    decode: Sequence[str] = ()
+    waiting: list[tuple[int, TraceRequest]] = field(default_factory=list)  # while no decode replica is up
     in_flight: int = 0
 
 
@@ -79,27 +85,50 @@ class _Journey:
     group: _Group
     decode: VirtualReplica
     timer: RequestTimer
+    block_hashes: Sequence[int]
     local_tokens: int = 0
     answered_s: float | None = None
     first_s: float | None = None
+    source: VirtualReplica | None = None  # that keeps its KV until decode has pulled it
+    decoding: ModelRequest | None = None
+    is_lost: bool = False
 
 
 class VirtualCluster:
     """See the module."""
 
-    def __init__(self, profiles: Mapping[PoolKey, EngineProfile], router: RouterConfig, rng: random.Random) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[PoolKey, EngineProfile],
+        router: RouterConfig,
+        rng: random.Random,
+        *,
+        link_frac: float = 1.0,
+        uplink_bytes_per_s: float | None = None,
+        prefix_block_tokens: int | None = None,
+    ) -> None:
         """A cluster without replicas.
 
         Args:
             profiles: the engine of each pool.
             router: how requests find their replicas.
             rng: breaks ties between replicas.
+            link_frac: share of the profiles' bandwidth that is left on the way from prefill to decode.
+            uplink_bytes_per_s: what all transfers of a group share; ``None``: nothing but their own cards.
+            prefix_block_tokens: tokens for which one of a request's ``hash_ids`` stands.
         """
+        self._link_frac = link_frac
+        self._prefix_block_tokens = prefix_block_tokens
         self.now_s = 0.0
         self._profiles = profiles
         self._config = router
         self._rng = rng
-        self._groups = {key.group: _Group(PoolRouter(router.policy, 0, rng)) for key in profiles}
+        self._groups = {
+            key.group: _Group(
+                PoolRouter(router.policy, 0, rng), None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s)
+            )
+            for key in profiles
+        }
         self._records: list[RequestRecord | None] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
@@ -112,9 +141,10 @@ class VirtualCluster:
         replica = VirtualReplica(
             replica_id,
             key,
-            EngineModel(self._profiles[key]),
+            EngineModel(self._profiles[key], self._prefix_block_tokens),
             RequestStats(lambda: self.now_s),
             PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
+            Wire(self._profiles[key].handoff.bytes_per_s * self._link_frac),
         )
         self._groups[key.group].replicas[replica_id] = replica
         return replica
@@ -124,6 +154,11 @@ class VirtualCluster:
         group = self._groups[key.group]
         if key.role is Role.DECODE:
             group.to_decode.set_replicas(names)
+            group.decode = names
+            waiting, group.waiting = group.waiting, []
+            for number, request in waiting if names else ():
+                self._enter(group, number, request)
+            group.waiting += () if names else waiting
         else:
             group.prefill = names
 
@@ -131,6 +166,33 @@ class VirtualCluster:
         """Let a replica that is out of routing finish what it has, and say so then."""
         replica.on_empty = on_empty
         self._leave_if_empty(replica)
+
+    def kill(self, replica: VirtualReplica) -> None:
+        """Let a replica die.
+
+        What decode was streaming is lost; prompts on prefill, and those whose KV was not pulled yet, are computed where
+        they decode.
+        """
+        replica.is_dead = True
+        replica.step = None
+        del self._groups[replica.key.group].replicas[replica.replica_id]
+        if replica.key.role is Role.DECODE:
+            for journey in {id(j): j for j in self._journeys.values() if j.decode is replica}.values():
+                self._lose(journey)
+            for request in (*replica.engine.running, *replica.engine.waiting, *replica.engine.deferred):
+                del self._journeys[request]
+            return
+        for request in (*replica.engine.running, *replica.engine.waiting):
+            journey = self._journeys.pop(request)
+            journey.decode.to_prefill.end(replica.replica_id, journey.name)
+            journey.decode.backlog.failed(journey.request.input_tokens)
+            self._prefill_locally(journey)
+        for journey in [j for j in self._journeys.values() if j.source is replica]:
+            assert journey.decoding is not None
+            journey.source = journey.answered_s = None
+            journey.decode.engine.abort(journey.decoding)
+            del self._journeys[journey.decoding]
+            self._prefill_locally(journey)
 
     def at(self, time_s: float, event: Callable[..., None], *arguments: object) -> None:
         """Let something happen at a time; of one time, in the order in which they were asked for."""
@@ -162,19 +224,21 @@ class VirtualCluster:
     @property
     def is_done(self) -> bool:
         """Whether every request has arrived and ended."""
-        return self._next is None and not self._journeys
+        return self._next is None and not any(group.in_flight for group in self._groups.values())
 
     def give_up(self) -> None:
         """Count the requests that have not ended as failed."""
         for journey in self._journeys.values():
-            self._records[journey.number] = RequestRecord(
-                sent_s=journey.request.at_s,
-                first_token_s=journey.first_s,
+            if not journey.is_lost:
+                self._records[journey.number] = self._unfinished(journey, "not ended")
+        for number, request in [entry for group in self._groups.values() for entry in group.waiting]:
+            self._records[number] = RequestRecord(
+                sent_s=request.at_s,
+                first_token_s=None,
                 last_token_s=None,
-                input_tokens=journey.request.input_tokens,
-                output_tokens=journey.request.output_tokens,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
                 error="not ended",
-                prefilled_s=journey.answered_s,
             )
 
     def records(self) -> list[RequestRecord]:
@@ -214,11 +278,17 @@ class VirtualCluster:
     def _arrive(self, request: TraceRequest) -> None:
         group = self._choose_group()
         group.in_flight += 1
-        decode = group.replicas[group.to_decode.order()[0].replica_id]
         number = len(self._records)
         self._records.append(None)
-        timer = decode.requests.begin(self.now_s, request.input_tokens, is_streamed=True)
-        journey = _Journey(number, str(number), request, group, decode, timer)
+        if group.decode:
+            self._enter(group, number, request)
+        else:
+            group.waiting.append((number, request))
+
+    def _enter(self, group: _Group, number: int, request: TraceRequest) -> None:
+        decode = group.replicas[group.to_decode.order()[0].replica_id]
+        timer = decode.requests.begin(request.at_s, request.input_tokens, is_streamed=True)
+        journey = _Journey(number, str(number), request, group, decode, timer, self._full_blocks(request))
         group.to_decode.begin(decode.replica_id, journey.name, 1)
         decode.ongoing_requests += 1
         self._settle(decode)
@@ -228,7 +298,7 @@ class VirtualCluster:
         else:
             path = prefill_path(
                 input_tokens=request.input_tokens,
-                cached_tokens=0,
+                cached_tokens=engine.cached_tokens(journey.block_hashes),
                 prefill_backlog_tokens=decode.backlog.tokens(self.now_s),
                 decode=DecodeLoad(
                     running_requests=len(engine.running),
@@ -239,16 +309,36 @@ class VirtualCluster:
                 config=self._config.length,
             ).path
         if path is PrefillPath.LOCAL:
-            journey.local_tokens = request.input_tokens
-            decode.local_prefill_tokens += request.input_tokens
-            self._decode(journey, None)
+            self._prefill_locally(journey)
         else:
             self._prefill(journey)
+
+    def _full_blocks(self, request: TraceRequest) -> Sequence[int]:
+        """Only whole blocks of a prompt are cached."""
+        if not request.hash_ids or self._prefix_block_tokens is None:
+            return ()
+        return request.hash_ids[: request.input_tokens // self._prefix_block_tokens]
 
     def _choose_group(self) -> _Group:
         if len(self._groups) == 1:
             return next(iter(self._groups.values()))
         return min(self._groups.values(), key=lambda group: (group.in_flight, self._rng.random()))
+
+    def _prefill_locally(self, journey: _Journey) -> None:
+        if journey.is_lost:
+            return
+        journey.local_tokens = journey.request.input_tokens
+        journey.decode.local_prefill_tokens += journey.local_tokens
+        self._decode(journey, None)
+
+    def _lose(self, journey: _Journey) -> None:
+        """Its decode replica has died."""
+        if journey.is_lost:
+            return
+        journey.is_lost = True
+        journey.group.to_decode.end(journey.decode.replica_id, journey.name)
+        journey.group.in_flight -= 1
+        self._records[journey.number] = self._unfinished(journey, "its decode replica died")
 
     def _prefill(self, journey: _Journey) -> None:
         group, router = journey.group, journey.decode.to_prefill
@@ -261,7 +351,9 @@ class VirtualCluster:
         tokens = journey.request.input_tokens
         journey.decode.backlog.sent(tokens)
         router.begin(prefill.replica_id, journey.name, tokens)
-        computed = ModelRequest(request_id=journey.name, input_tokens=tokens, output_tokens=1)
+        computed = ModelRequest(
+            request_id=journey.name, input_tokens=tokens, output_tokens=1, block_hashes=journey.block_hashes
+        )
         self._journeys[computed] = journey
         prefill.engine.add(computed)
         self._wake(prefill)
@@ -271,8 +363,10 @@ class VirtualCluster:
             request_id=journey.name,
             input_tokens=journey.request.input_tokens,
             output_tokens=journey.request.output_tokens,
+            block_hashes=journey.block_hashes,
             kv_ready_s=kv_ready_s,
         )
+        journey.decoding = request
         self._journeys[request] = journey
         journey.decode.engine.add(request)
         if kv_ready_s is None:
@@ -306,7 +400,7 @@ class VirtualCluster:
             self.at(replica.began_s + step.duration_s, self._end_step, replica, replica.plans)
 
     def _end_step(self, replica: VirtualReplica, plans: int) -> None:
-        if plans == replica.plans and replica.step is not None:
+        if plans == replica.plans and replica.step is not None and not replica.is_dead:
             self._advance(replica, replica.step, replica.step.steps)
             self._plan(replica)
 
@@ -327,19 +421,42 @@ class VirtualCluster:
     def _hand_over(self, journey: _Journey, prefill: VirtualReplica) -> None:
         decode, tokens = journey.decode, journey.request.input_tokens
         prefill.ongoing_requests -= 1
+        if journey.is_lost:
+            self._leave_if_empty(prefill)
+            return
         prefill.unread_kv_requests += 1
         decode.to_prefill.end(prefill.replica_id, journey.name)
         decode.backlog.answered(tokens, prefill.replica_id, prefill.engine.queued_prefill_tokens, self.now_s)
         journey.answered_s = self.now_s
-        ready_s = self.now_s + prefill.engine.profile.handoff.seconds_for(tokens)
+        # Blocks that decode has are not pulled again.
+        moved = max(1, tokens - decode.engine.cached_tokens(journey.block_hashes))
+        handoff = prefill.engine.profile.handoff
+        wires = [prefill.card, decode.card, *([journey.group.uplink] if journey.group.uplink else [])]
+        ready_s = transfer_end_s(self.now_s, moved * handoff.kv_bytes_per_token, handoff.base_s, wires)
+        journey.source = prefill
         self._decode(journey, ready_s)
-        self.at(ready_s, self._read, decode, prefill)
+        self.at(ready_s, self._read, journey, prefill)
 
-    def _read(self, decode: VirtualReplica, prefill: VirtualReplica) -> None:
+    def _read(self, journey: _Journey, prefill: VirtualReplica) -> None:
         """Decode has pulled a prompt's KV."""
+        if journey.source is not prefill:
+            return  # which died meanwhile
+        journey.source = None
         prefill.unread_kv_requests -= 1
         self._leave_if_empty(prefill)
-        self._wake(decode)
+        if not journey.decode.is_dead:
+            self._wake(journey.decode)
+
+    def _unfinished(self, journey: _Journey, error: str) -> RequestRecord:
+        return RequestRecord(
+            sent_s=journey.request.at_s,
+            first_token_s=journey.first_s,
+            last_token_s=None,
+            input_tokens=journey.request.input_tokens,
+            output_tokens=journey.request.output_tokens,
+            error=error,
+            prefilled_s=journey.answered_s,
+        )
 
     def _begin_stream(self, journey: _Journey, first_s: float) -> None:
         journey.first_s = first_s

@@ -27,8 +27,14 @@ class Life:
     replica_id: str
     asked_s: float
     replica: VirtualReplica | None = None
+    ready_s: float | None = None
+    stopped_s: float | None = None
     gone_s: float | None = None
-    is_stopping: bool = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self.stopped_s is not None
 
 
 class Fleet:
@@ -79,6 +85,13 @@ class Fleet:
             for life in working[:surplus]:
                 self._stop(life)
 
+    def kill(self, life: Life) -> None:
+        """Let a running replica die."""
+        assert life.replica is not None
+        life.stopped_s = self._cluster.now_s
+        self._cluster.kill(life.replica)
+        self._end(life)
+
     def gpu_hours(self, from_s: float, until_s: float) -> dict[PoolKey, float]:
         """What each pool's replicas took between two times, from asked for to gone."""
         hours = dict.fromkeys(self.pools, 0.0)
@@ -100,10 +113,11 @@ class Fleet:
             self._on_ready()
 
     def _make_ready(self, life: Life) -> None:
+        life.ready_s = self._cluster.now_s
         life.replica = self._cluster.add(life.key, life.replica_id)
 
     def _stop(self, life: Life) -> None:
-        life.is_stopping = True
+        life.stopped_s = self._cluster.now_s
         if life.replica is None:
             self._end(life)
         else:

@@ -5,7 +5,7 @@ mended where users missed their objectives, and thinned where they did not, unti
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,19 +19,25 @@ from kvtransfer.topology import Role
 
 Counts = dict[Role, NDArray[np.int64]]
 
+# How busy engines are in the first plan.
+_FULL_FRAC = {Role.PREFILL: 0.85, Role.DECODE: 0.95}
+_MOST_MENDINGS, _MOST_FAILURES = 30, 5
+# Plans that are simulated at least, however long the trace.
+_LEAST_RUNS = 30
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClairvoyantPlan:
-    """Ready replicas of each role in every bin, and what they come to."""
+    """Ready replicas of each role in every bin."""
 
     bin_s: float
     counts: Mapping[Role, Sequence[int]]
-    run: Run
 
     @property
     def peak_replicas(self) -> int:
         """The most of both roles together in one bin."""
-        return max(sum(pair) for pair in zip(*self.counts.values(), strict=True))
+        prefill, decode = (self.counts[role] for role in Role)
+        return max(p + d for p, d in zip(prefill, decode, strict=True))
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Oracle:
         attainment_frac: float = 0.994,
         bin_s: float = 15.0,
         tpot_s: float = 0.05,
+        simulated_requests: int = 1_000_000,
         on_run: Callable[[str], None] = lambda line: None,
     ) -> None:
         """What to plan for.
@@ -61,47 +68,101 @@ class Oracle:
             attainment_frac: the share of requests that must meet their objectives.
             bin_s: how long counts stay as they are, at least.
             tpot_s: what a decode replica's batch is limited by in the first plan.
+            simulated_requests: how many requests all plans that are tried may have together.
             on_run: told what each simulation has come to.
         """
         self._scenario = scenario
+        self._most_runs = max(_LEAST_RUNS, simulated_requests // len(scenario.trace))
         self._least = attainment_frac
         self._bin_s = bin_s
         self._keys = {key.role: key for key in scenario.pools}
-        self._tpot_s = tpot_s
         self._bins = int(scenario.end_s // bin_s) + 1
         self._on_run = on_run
         self._known: dict[bytes, _Tried] = {}
+        self._work = demands(scenario, self._keys, bin_s, tpot_s)
 
-    def plan(self, most_runs: int = 60) -> ClairvoyantPlan:
-        """The cheapest plan found."""
-        tried = self._try(self._first())
-        best: _Tried | None = None
-        patience = 0
-        slack = 1.0
-        while len(self._known) < most_runs and patience < 6:
-            if tried.attainment_frac >= self._least:
-                if best is None or tried.gpu_hours < best.gpu_hours:
-                    best, patience = tried, 0
-                else:
-                    patience += 1
-                    slack *= 0.6
-                counts = self._thinned(best, slack)
-            else:
-                counts = self._mended(tried)
-            known = len(self._known)
-            tried = self._try(counts)
-            if len(self._known) == known:
-                patience += 1
-                slack *= 0.6
-        if best is None:
-            raise ValueError(f"no plan attains {self._least:.1%} within {most_runs} simulations")
+    def plan(self, fixed: Mapping[Role, int] | None = None, *, is_rough: bool = False) -> tuple[ClairvoyantPlan, Run]:
+        """The cheapest plan found, and its run.
+
+        Args:
+            fixed: counts that attain what must be, to begin with too.
+            is_rough: take the first plan that attains it.
+
+        Raises:
+            ValueError: none attains what it must.
+        """
+        best = self._mended_until_attained(self._first())
+        if not is_rough:
+            if fixed is not None:
+                even = self._try({role: np.full(self._bins, fixed[role]) for role in Role})
+                ways = [self._thinned_while_better(each) for each in (best, even)]
+                best = min(ways, key=lambda each: (not self._is_attained(each), each.gpu_hours))
+            best = self._polished(best)
+        if not self._is_attained(best):
+            raise ValueError(
+                f"no counts attain {self._least:.2%} of the requests (the best found, {best.attainment_frac:.2%}): the "
+                "objectives, the engines or highest_replicas are too small for this trace"
+            )
         lists = {role: [int(n) for n in best.counts[role]] for role in Role}
-        return ClairvoyantPlan(bin_s=self._bin_s, counts=lists, run=best.run)
+        return ClairvoyantPlan(bin_s=self._bin_s, counts=lists), best.run
+
+    def _is_attained(self, tried: _Tried) -> bool:
+        return tried.attainment_frac >= self._least
+
+    @property
+    def _is_spent(self) -> bool:
+        return len(self._known) >= self._most_runs
+
+    def _mended_until_attained(self, counts: Counts) -> _Tried:
+        tried = self._try(counts)
+        for _ in range(_MOST_MENDINGS):
+            if self._is_attained(tried):
+                break
+            tried = self._try(self._mended(tried))
+        return tried
+
+    def _thinned_while_better(self, best: _Tried) -> _Tried:
+        """Fewer replicas in many bins at once, mended again where that was too many."""
+        share, failures = 1.0, 0
+        while failures < _MOST_FAILURES and not self._is_spent and self._is_attained(best):
+            tried = self._try(self._thinned(best, share))
+            if not self._is_attained(tried):
+                tried = self._try(self._mended(tried))
+            if self._is_attained(tried) and tried.gpu_hours < best.gpu_hours:
+                best = tried
+            else:
+                share, failures = share * 0.6, failures + 1
+        return best
+
+    def _polished(self, best: _Tried) -> _Tried:
+        """One replica fewer in one stretch of bins at a time, until none can be spared or the runs are spent."""
+        is_better = True
+        while is_better:
+            is_better = False
+            for role, begin, end in self._stretches(best):
+                if self._is_spent:
+                    return best
+                counts = {each: best.counts[each].copy() for each in Role}
+                counts[role][begin:end] -= 1
+                tried = self._try(counts)
+                if self._is_attained(tried) and tried.gpu_hours < best.gpu_hours:
+                    best, is_better = tried, True
+        return best
+
+    def _stretches(self, best: _Tried) -> list[tuple[Role, int, int]]:
+        """Bins of equal counts, and their halves and ends, those with least work per replica first."""
+        found: list[tuple[float, Role, int, int]] = []
+        for role in Role:
+            counts = best.counts[role]
+            edges = [0, *(at for at in range(1, self._bins) if counts[at] != counts[at - 1]), self._bins]
+            spans = {(a, b) for a, b in pairwise(edges)}
+            for a, b in list(spans):
+                spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b)} if b - a > 1 else set()
+            found += [(float((self._work[role][a:b] / counts[a:b]).max()), role, a, b) for a, b in spans]
+        return [(role, a, b) for _, role, a, b in sorted(found)]
 
     def _first(self) -> Counts:
-        work = demands(self._scenario, self._keys, self._bin_s, self._tpot_s)
-        share = {Role.PREFILL: 0.75, Role.DECODE: 0.9}
-        return {role: np.ceil(work[role] / share[role] - 1e-9).astype(np.int64) for role in Role}
+        return {role: np.ceil(self._work[role] / _FULL_FRAC[role] - 1e-9).astype(np.int64) for role in Role}
 
     def _legal(self, counts: Counts) -> Counts:
         legal = {}
@@ -117,28 +178,19 @@ class Oracle:
         if key not in self._known:
             run = run_schedule(self._scenario, steps(counts, self._keys, self._bin_s))
             self._known[key] = _Tried(counts, run, run.gpu_hours, run.attainment_frac)
-            self._on_run(f"{run.attainment_frac:.4f} {run.gpu_hours:.2f}")
+            self._on_run(f"{run.attainment_frac:.4f} attained with {run.gpu_hours:.4g} GPU-hours")
         return self._known[key]
 
-    def _misses(self, run: Run) -> dict[Role, NDArray[np.float64]]:
+    def _missed(self, run: Run) -> dict[Role, NDArray[np.float64]]:
         """Of each bin, how many requests missed an objective because of a role."""
         missed = {role: np.zeros(self._bins) for role in Role}
-        for record, slo, is_met in zip(run.measured, run.scenario.slos[-len(run.measured) :], run.is_met, strict=True):
-            if is_met:
-                continue
-            bin_ = min(self._bins - 1, int(record.sent_s // self._bin_s))
-            role = Role.DECODE
-            if record.ttft_s is None or record.ttft_s > slo.ttft_s:
-                answered_s = record.prefilled_s
-                # What prefill took of the time; the rest is waiting for decode's KV.
-                if answered_s is not None and answered_s - record.sent_s > slo.ttft_s / 2:
-                    role = Role.PREFILL
-            missed[role][bin_] += 1.0
+        for role, at_s in misses(run):
+            missed[role][min(self._bins - 1, int(at_s // self._bin_s))] += 1.0
         return missed
 
     def _mended(self, tried: _Tried) -> Counts:
         """More replicas where most missed, enough bins to bring them below what is allowed."""
-        missed = self._misses(tried.run)
+        missed = self._missed(tried.run)
         total = sum(each.sum() for each in missed.values())
         allowed = (1.0 - self._least) * len(tried.run.is_met)
         entries = sorted(
@@ -150,24 +202,37 @@ class Oracle:
         for number, role, index in entries:
             if total - covered <= allowed * 0.9:
                 break
+            if counts[role][index] >= self._scenario.pools[self._keys[role]].highest_replicas:
+                continue
             covered += number
             counts[role][index] += max(1, round(0.08 * counts[role][index]))
             if index and missed[role][index - 1] < number / 4:  # the queue was inherited
                 counts[role][index - 1] += 1
         return counts
 
-    def _thinned(self, best: _Tried, slack: float) -> Counts:
-        """Fewer replicas in the bins where fewest missed."""
-        missed = self._misses(best.run)
+    def _thinned(self, best: _Tried, share: float) -> Counts:
+        """Fewer replicas in the bins with least work for each, of those where hardly anyone missed."""
+        missed = self._missed(best.run)
         allowed = (1.0 - self._least) * len(best.run.is_met)
         counts = {role: each.copy() for role, each in best.counts.items()}
         for role in Role:
             around = np.convolve(missed[role], np.ones(3), mode="same")
-            order = np.argsort(around, kind="stable")
-            for index in order[: math.ceil(slack * self._bins)]:
-                if around[index] <= allowed / self._bins:
-                    counts[role][index] -= 1
+            order = np.argsort(self._work[role] / counts[role], kind="stable")
+            spare = [index for index in order if around[index] <= allowed / self._bins]
+            for index in spare[: math.ceil(share * self._bins)]:
+                counts[role][index] -= max(1, int(0.06 * share * counts[role][index]))
         return counts
+
+
+def misses(run: Run) -> Iterator[tuple[Role, float]]:
+    """Which role is to blame for each request that missed an objective, and when the request arrived."""
+    for record, slo, is_met in zip(run.measured, run.slos, run.is_met, strict=True):
+        if is_met:
+            continue
+        is_late = record.ttft_s is None or record.ttft_s > slo.ttft_s
+        # What prefill took of the time; the rest is waiting for decode's KV.
+        prefill_s = 0.0 if record.prefilled_s is None else record.prefilled_s - record.sent_s
+        yield Role.PREFILL if is_late and prefill_s > slo.ttft_s / 2 else Role.DECODE, record.sent_s
 
 
 def demands(

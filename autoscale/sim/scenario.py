@@ -10,6 +10,7 @@ from operator import attrgetter
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.profile import EngineProfile
+from autoscale.ratio import PdRatio
 from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
@@ -22,12 +23,22 @@ from router.config import RouterConfig
 _PATIENCE_S = 600.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Replicas that die at a time, seconds; the oldest of a pool."""
+
+    at_s: float
+    key: PoolKey
+    replicas: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """What is simulated: the same for every policy.
 
     ``slos``: the objective of each request of the trace. ``seed``: of the routers' ties. ``warm_up_s``: a trace begins
-    on empty engines and without history, so for so long the first counts stay, and nothing is measured.
+    on empty engines and without history, so for so long the first counts stay, and nothing is measured. ``link_frac``
+    and after it as in ``VirtualCluster``. ``failures`` happen to policies, not to plans that are known beforehand.
     """
 
     trace: Sequence[TraceRequest]
@@ -37,6 +48,10 @@ class Scenario:
     router: RouterConfig
     seed: int = 0
     warm_up_s: float = 60.0
+    link_frac: float = 1.0
+    uplink_bytes_per_s: float | None = None
+    prefix_block_tokens: int | None = None
+    failures: Sequence[Failure] = ()
 
     @property
     def end_s(self) -> float:
@@ -45,30 +60,45 @@ class Scenario:
 
     def cluster(self) -> VirtualCluster:
         """A cluster without replicas, to which the trace is on its way."""
-        cluster = VirtualCluster(self.profiles, self.router, random.Random(self.seed))
+        cluster = VirtualCluster(
+            self.profiles,
+            self.router,
+            random.Random(self.seed),
+            link_frac=self.link_frac,
+            uplink_bytes_per_s=self.uplink_bytes_per_s,
+            prefix_block_tokens=self.prefix_block_tokens,
+        )
         cluster.submit(self.trace)
         return cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How every request of a scenario fared, and which replicas there were."""
+    """How every request of a scenario fared, and which replicas there were.
+
+    ``pd_ratio``: the configured one, which a plan's decision may replace.
+    """
 
     scenario: Scenario
     records: Sequence[RequestRecord]
     fleet: Fleet
     plans: Sequence[tuple[float, Plan]] = ()
+    pd_ratio: PdRatio | None = None
 
     @cached_property
     def measured(self) -> Sequence[RequestRecord]:
         """The requests that arrived after the warm-up."""
         return self.records[bisect_left(self.records, self.scenario.warm_up_s, key=attrgetter("sent_s")) :]
 
+    @property
+    def slos(self) -> Sequence[Slo]:
+        """Their objectives."""
+        return self.scenario.slos[len(self.scenario.slos) - len(self.measured) :]
+
     @cached_property
     def is_met(self) -> list[bool]:
         """Of each request that is measured, whether it ended within its objectives."""
-        slos = self.scenario.slos[len(self.scenario.slos) - len(self.measured) :]
-        return [slo.is_met(record) for slo, record in zip(slos, self.measured, strict=True)]
+        return [slo.is_met(record) for slo, record in zip(self.slos, self.measured, strict=True)]
 
     @property
     def attainment_frac(self) -> float:
@@ -86,9 +116,17 @@ def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[Pool
     cluster = scenario.cluster()
     serve = VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s)
     serve.start(counts)
+    for failure in scenario.failures:
+        cluster.at(failure.at_s, serve.fail, failure.key, failure.replicas)
     cluster.run(scenario.end_s)
     _finish(cluster, scenario.end_s)
-    return Run(scenario=scenario, records=cluster.records(), fleet=serve.fleet, plans=serve.plans)
+    return Run(
+        scenario=scenario,
+        records=cluster.records(),
+        fleet=serve.fleet,
+        plans=serve.plans,
+        pd_ratio=config.pd_ratio,
+    )
 
 
 def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:

@@ -40,6 +40,12 @@ class VirtualServe:
         self._route(None)
         self.cluster.at(self.cluster.now_s, self._tick)
 
+    def fail(self, key: PoolKey, count: int) -> None:
+        """Let the oldest replicas of a pool die; Serve notices at once, and starts others."""
+        for life in self.fleet.running(key)[:count]:
+            self.fleet.kill(life)
+        self._decide()
+
     def _tick(self) -> None:
         if self.cluster.now_s >= self._held_s:
             self._controller = self._deciding

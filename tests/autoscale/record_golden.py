@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from autoscale.config import AutoscaleConfig
-from tests.autoscale.recording import recorded
+from autoscale.sim.config import needs_profiles
+from tests.autoscale.recording import PROFILE, recorded, simulated
 
 _POLICIES = {
     "heteroscale": {"kind": "heteroscale", "target": 100.0},
@@ -14,7 +15,25 @@ _POLICIES = {
     },
 }
 
+_SIMULATED = {
+    "default": {},
+    "dynamo": {"adjustment_s": 30.0},
+    "dynamo_load": {"adjustment_s": 30.0},
+    "dynamo_sla": {"adjustment_s": 30.0},
+    "hpa": {},
+    "llmd_token_aware": {},
+    "ray_baseline": {"prefill_ongoing_requests": 4, "decode_ongoing_requests": 60, "downscale_delay_s": 60},
+    "static": {"prefill": 3, "decode": 2},
+    "token_velocity": {},
+    "wva": {},
+}
+
 if __name__ == "__main__":
     for name, policy in _POLICIES.items():
         config = AutoscaleConfig.model_validate({"pd_ratio": "1:3", "policy": policy, "gate": {"observation_s": 6.0}})
         (Path(__file__).parent / "replay" / f"{name}.jsonl").write_text("\n".join(recorded(config)) + "\n")
+    for name, fields in _SIMULATED.items():
+        profiles = {"prefill": str(PROFILE), "decode": str(PROFILE)} if needs_profiles(name) else {}
+        document = {"policy": {"kind": name, **profiles, **fields}, "gate": {"observation_s": 10.0}}
+        config = AutoscaleConfig.model_validate(document)
+        (Path(__file__).parent / "replay" / f"{name}.jsonl").write_text("\n".join(simulated(config)) + "\n")

@@ -9,6 +9,7 @@ import pytest
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.decision_log import config_line, is_news, load_lines, replay
+from autoscale.policies import POLICIES
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from tests.autoscale.recording import recorded
@@ -93,4 +94,4 @@ def test_golden_logs_replay_as_they_were_written(path: Path) -> None:
 
 def test_there_is_a_golden_log_of_every_policy() -> None:
     kinds = {json.loads(load_lines(path)[0])["config"]["policy"]["kind"] for path in GOLDEN}
-    assert kinds == {"heteroscale", "periodic", "queue_depth"}
+    assert kinds == set(POLICIES)

@@ -1,10 +1,13 @@
 """Laws of traces."""
 
+import gzip
+import random
+import re
 from pathlib import Path
 
 import pytest
 
-from autoscale.trace import TraceRequest, load_trace, scale_trace
+from autoscale.trace import TraceRequest, cut, load_trace, scale_rate, scale_trace
 
 HEADER = "timestamp_s,input_tokens,output_tokens\n"
 
@@ -25,16 +28,43 @@ def test_committed_sample_loads_and_starts_at_zero() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("time,input_tokens,output_tokens\n0,1,1\n", "timestamp_s"),
+        ("time,input_tokens,output_tokens\n0,1,1\n", "line 1: no column timestamp_s"),
+        ("", "line 1: no column timestamp_s"),
         (HEADER, "no requests"),
-        (HEADER + "0,x,1\n", "line 2"),
-        (HEADER + "1,1,1\n0,1,1\n", "backwards"),
-        (HEADER + "0,1\n", "line 2"),
+        (HEADER + "0,x,1\n", "line 2: input_tokens is 'x': expected a whole number"),
+        (HEADER + "0,1,1.5\n", "line 2: output_tokens is '1.5': expected a whole number"),
+        (HEADER + "x,1,1\n", "line 2: timestamp_s is 'x': expected a number"),
+        (HEADER + "1,1,1\n0,1,1\n", "line 3: timestamp_s is 0: time runs backwards"),
+        (HEADER + "-1,1,1\n", "line 2: timestamp_s is -1: expected seconds from the start"),
+        (HEADER + "nan,1,1\n", "line 2: timestamp_s is nan: expected seconds from the start"),
+        (HEADER + "0,1,1\ninf,1,1\n", "line 3: timestamp_s is inf: expected seconds from the start"),
+        (HEADER + "0,0,1\n", "line 2: input_tokens is 0: expected at least 1"),
+        (HEADER + "0,1,-3\n", "line 2: output_tokens is -3: expected at least 1"),
+        (HEADER + "0,1\n", "line 2: 2 values for 3 columns"),
+        (HEADER.strip() + ",hash_ids\n0,1,1,1 b\n", "line 2: hash_ids is '1 b': expected whole numbers"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        load_trace(write(tmp_path, text))
+def test_a_wrong_file_is_named_with_its_line_and_field(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {says}")):
+        load_trace(path)
+
+
+def test_gzip_and_prefixes_are_read_and_other_columns_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("user,timestamp_s,input_tokens,output_tokens,hash_ids\nx,0.5,1000,2,7 8\ny,1,3,4,\n")
+    assert load_trace(path) == (
+        TraceRequest(at_s=0.5, input_tokens=1000, output_tokens=2, hash_ids=(7, 8)),
+        TraceRequest(at_s=1.0, input_tokens=3, output_tokens=4),
+    )
+
+
+def test_a_file_that_is_no_gzip_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_text(HEADER + "0,1,1\n")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_trace(path)
 
 
 def test_a_missing_file_is_a_value_error(tmp_path: Path) -> None:
@@ -53,3 +83,48 @@ def test_scaling_keeps_prompt_and_output_inside_the_context() -> None:
         TraceRequest(at_s=1.5, input_tokens=1, output_tokens=1),
     )
     assert len(scale_trace(trace, limit=1)) == 1
+
+
+def made(count: int, gap_s: float = 1.0) -> list[TraceRequest]:
+    return [TraceRequest(at_s=gap_s * n, input_tokens=10 + n, output_tokens=1 + n) for n in range(count)]
+
+
+def test_scaling_the_rate_keeps_the_trace_inside_and_its_order_and_repeats_with_its_seed() -> None:
+    trace = made(200)
+    scaled = scale_rate(trace, 3.5, random.Random(1))
+    assert scaled == scale_rate(trace, 3.5, random.Random(1))
+    assert len(scaled) == pytest.approx(700, rel=0.05)
+    assert [r.at_s for r in scaled] == sorted(r.at_s for r in scaled)
+    assert scaled[0].at_s >= 0.0
+    assert scaled[-1].at_s <= trace[-1].at_s
+    assert set(trace) <= set(scaled)
+
+
+def test_scaling_the_rate_below_one_thins_it() -> None:
+    assert len(scale_rate(made(1000), 0.25, random.Random(0))) == pytest.approx(250, rel=0.2)
+
+
+def test_scaling_the_rate_keeps_the_curve_over_minutes() -> None:
+    busy, idle = made(600, 0.1), [TraceRequest(at_s=60.0 + 6.0 * n, input_tokens=5, output_tokens=5) for n in range(20)]
+    scaled = scale_rate([*busy, *idle], 10.0, random.Random(0))
+    assert sum(r.at_s >= 100.0 for r in scaled) == pytest.approx(10 * sum(r.at_s >= 100.0 for r in idle), rel=0.15)
+
+
+def test_copies_share_prefixes_among_each_other_alone() -> None:
+    trace = [TraceRequest(at_s=float(n), input_tokens=1024, output_tokens=1, hash_ids=(0, n + 1)) for n in range(20)]
+    scaled = scale_rate(trace, 2.0, random.Random(0))
+    assert len(scaled) == 40
+    assert {r.hash_ids[0] for r in scaled} == {0, 21}
+    assert len({r.hash_ids for r in scaled}) == 40
+    assert all(r.input_tokens == 1024 for r in scaled)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_rate_is_not_scaled_by_nothing(factor: float) -> None:
+    with pytest.raises(ValueError, match="cannot be scaled"):
+        scale_rate(made(3), factor, random.Random(0))
+
+
+def test_a_part_of_a_trace_begins_at_its_own_start() -> None:
+    assert [r.at_s for r in cut(made(10), 3.0, 4.0)] == [0.0, 1.0, 2.0, 3.0]
+    assert [r.at_s for r in cut(made(10), 8.0)] == [0.0, 1.0]

@@ -50,7 +50,7 @@ def test_none_is_a_value() -> None:
     [
         ({"pd_ratio": "1:9"}, "between 1:5 and 9:1"),
         ({"pd_ratoi": "1:3"}, "Extra inputs are not permitted"),
-        ({"policy": {"kind": "magic"}}, "'heteroscale', 'periodic', 'queue_depth'"),
+        ({"policy": {"kind": "magic"}}, "'heteroscale', 'hpa'"),
         ({"policy": {"signal": "cpu"}}, "'decode_tps', 'prefill_tps'"),
         ({"guard": {"budget_gpus": 2}}, r"no counts between 1P1D and 4P12D are at the ratio 1:3 within 2 GPUs: change"),
         (

@@ -1,6 +1,6 @@
 """The chapter's law by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,3 +84,87 @@ def test_arrivals_that_are_not_all_take_nobody_away_and_still_add(
     traffic = Traffic(requests_per_s=arrivals, is_whole=False)
     snapshot = make_snapshot(2, 4, stats=stats, traffic=traffic, state=ControllerState(desired=desired))
     assert decide(snapshot, decode_requests_per_s=5.0).wanted[D] == decode
+
+
+def arrivals_before(*rates: float, interval_s: float = 10.0) -> dict[str, tuple[float, ...]]:
+    """The memory of a policy that saw these, the last one interval before 1000 s."""
+    times = (1000.0 - interval_s * n for n in range(len(rates), 0, -1))
+    return {"arrivals_at_s": tuple(times), "arrivals_per_s": rates}
+
+
+def ahead(
+    make_snapshot: Callable[..., Snapshot],
+    arrivals: float | None,
+    memory: Mapping[str, tuple[float, ...]],
+    *,
+    now_s: float = 1000.0,
+    is_whole: bool = True,
+    **config: Any,
+) -> Any:
+    snapshot = make_snapshot(
+        now_s=now_s,
+        stats={role: {"waiting_requests": 0.0} for role in Role},
+        traffic=Traffic(requests_per_s=arrivals, is_whole=is_whole),
+        state=ControllerState(memory=memory),
+    )
+    return decide(snapshot, decode_requests_per_s=40.0, **{"lead_s": 20.0, "trend_s": 60.0, **config})
+
+
+@pytest.mark.parametrize(
+    ("memory", "arrivals", "config", "expected"),
+    [
+        # 5 requests/s more every 10 s: 274 now are 6.85 replicas, 284 after the 20 s of a start 7.1.
+        (arrivals_before(259.0, 264.0, 269.0), 274.0, {"lead_s": 0.0}, 7.0),
+        (arrivals_before(259.0, 264.0, 269.0), 274.0, {}, 8.0),
+        (arrivals_before(259.0, 264.0, 269.0), 274.0, {"lead_s": 120.0}, 9.0),  # 334
+        (arrivals_before(259.0, 264.0, 269.0), 274.0, {"headroom_frac": 0.4}, 12.0),  # both together: 8 x 1.4
+        # (-30, 100), (-20, 300), (-10, 100), (0, 300): the least squares' slope is 4, so 200 + 4 x 35 = 340.
+        (arrivals_before(100.0, 300.0, 100.0), 300.0, {}, 9.0),
+        (arrivals_before(300.0, 250.0, 200.0), 150.0, {}, 4.0),  # a fall is waited for
+        (arrivals_before(200.0, 205.0), 300.0, {}, 8.0),  # 20 s are no trend of 60 s
+        (arrivals_before(0.0, 0.0, 0.0, 0.0, 300.0, 300.0, 300.0, 300.0, 300.0, 300.0), 300.0, {}, 8.0),
+        ({}, 210.0, {}, 6.0),
+    ],
+)
+def test_arrivals_are_looked_at_one_start_ahead(
+    make_snapshot: Callable[..., Snapshot],
+    memory: dict[str, tuple[float, ...]],
+    arrivals: float,
+    config: dict[str, float],
+    expected: float,
+) -> None:
+    assert ahead(make_snapshot, arrivals, memory, **config).wanted[D] == expected
+
+
+def test_only_the_predictive_one_remembers(make_snapshot: Callable[..., Snapshot]) -> None:
+    past = arrivals_before(200.0)
+    assert ahead(make_snapshot, 210.0, {}, lead_s=0.0).memory is None
+    assert ahead(make_snapshot, None, past).memory is None
+    decision = ahead(make_snapshot, 210.0, past)
+    assert decision.memory == {"arrivals_at_s": (990.0, 1000.0), "arrivals_per_s": (200.0, 210.0)}
+    assert decision.reason == "210 requests/s, 210 in 20 s; decode_queue 0"
+    # Half of what came would look like a fall, and the rest of it then like a rise.
+    assert ahead(make_snapshot, 100.0, past, is_whole=False).memory is None
+
+
+@given(st.lists(st.floats(0, 1e3), max_size=7), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 120))
+def test_looking_ahead_never_wants_fewer_and_more_arrivals_neither(
+    make_snapshot: Callable[..., Snapshot], past: list[float], arrivals: float, more: float, lead_s: float
+) -> None:
+    memory = arrivals_before(*past)
+    decision = ahead(make_snapshot, arrivals, memory, lead_s=lead_s)
+    assert decision == ahead(make_snapshot, arrivals, memory, lead_s=lead_s)
+    assert decision.wanted[D] >= ahead(make_snapshot, arrivals, memory, lead_s=0.0).wanted[D]
+    assert decision.wanted[D] <= ahead(make_snapshot, arrivals + more, memory, lead_s=lead_s).wanted[D] + 1e-9
+    # No line through rates up to 1000 over at least 30 s rises faster than 100 of them a second.
+    assert decision.wanted[D] <= (2000.0 + 100.0 * lead_s) / 40.0 + 1
+
+
+@given(st.floats(0.05, 20.0))
+def test_memory_is_bounded_however_often_it_decides(make_snapshot: Callable[..., Snapshot], interval_s: float) -> None:
+    memory: Mapping[str, tuple[float, ...]] = {}
+    for tick in range(200):
+        now_s = 1000.0 + tick * interval_s
+        memory = ahead(make_snapshot, float(tick), memory, now_s=now_s).memory
+        assert len(memory["arrivals_at_s"]) == len(memory["arrivals_per_s"]) <= 65
+        assert memory["arrivals_at_s"][0] >= now_s - 60.0

@@ -1,0 +1,253 @@
+"""Policies side by side on one scenario, with the oracle, the causal bound and fixed counts beside them (pure)."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from autoscale.report import Slo
+from autoscale.sim.bounds import Bound, causal_bound, smallest_static
+from autoscale.sim.config import SimConfig
+from autoscale.sim.oracle import ClairvoyantPlan, Oracle
+from autoscale.sim.outcome import Outcome, outcome
+from autoscale.sim.scenario import Failure, Run, Scenario, run_policy, run_schedule
+from autoscale.sim.static import unloaded_ttft_s
+from autoscale.trace import TraceRequest, scale_rate
+from autoscale.types import PoolKey
+from kvtransfer.cost import CROSS_SWITCH_FRAC
+from kvtransfer.topology import LinkTier, Role
+
+# With ``auto``, rates are scaled until the oracle's peak is so many replicas.
+PEAK_REPLICAS = 40
+_MOST_SCALINGS = 8
+# The first plans are rough, until the peak is this near; what is aimed at, since the last ones have fewer replicas.
+_NEAR_FRAC, _ABOVE_FRAC = 0.7, 1.1
+
+Say = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run summed up, and how many replicas served over time: (seconds, prefill, decode) each."""
+
+    outcome: Outcome
+    timeline: Sequence[tuple[float, int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundResult:
+    """A bound, with the sizes that it was found at."""
+
+    result: Result
+    sizes: Mapping[Role, float]
+    is_attained: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleResult:
+    """The oracle's plan of a scenario, and the smallest fixed counts.
+
+    ``rate_scale``: how many times the trace's requests it has.
+    """
+
+    scenario: Scenario
+    rate_scale: float
+    plan: ClairvoyantPlan
+    result: Result
+    static: BoundResult
+
+    @property
+    def first_counts(self) -> dict[PoolKey, int]:
+        """What every policy begins with: the oracle's first counts."""
+        return {key: self.plan.counts[key.role][0] for key in self.scenario.pools}
+
+
+def scenario_of(
+    config: SimConfig, trace: Sequence[TraceRequest], *, rate_scale: float = 1.0, seed: int = 0
+) -> Scenario:
+    """A trace on the cluster of a configuration.
+
+    Args:
+        config: cluster and objectives.
+        trace: in order of time.
+        rate_scale: how many times as many requests.
+        seed: of the copies of requests and of the routers' ties.
+    """
+    scaled = trace if rate_scale == 1.0 else scale_rate(trace, rate_scale, random.Random(seed))
+    group = config.groups[0]
+    profiles = {role: group.pool(role).profile for role in Role}
+
+    @cache
+    def slo(input_tokens: int) -> Slo:
+        alone_s = unloaded_ttft_s(input_tokens, profiles, config.router)
+        ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * alone_s)
+        return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
+
+    return Scenario(
+        trace=scaled,
+        slos=[slo(request.input_tokens) for request in scaled],
+        profiles=config.profiles(),
+        pools=config.pools(),
+        router=config.router,
+        seed=seed,
+        warm_up_s=config.warm_up_s,
+        link_frac=CROSS_SWITCH_FRAC if group.link_tier is LinkTier.S2 else 1.0,
+        uplink_bytes_per_s=group.uplink_bytes_per_s,
+        prefix_block_tokens=config.prefix_block_tokens,
+        failures=[
+            Failure(at_s=each.at_s, key=PoolKey(group.name, each.role), replicas=each.replicas)
+            for each in config.failures
+        ],
+    )
+
+
+def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
+    """Refuse a trace that ends too soon, requests that no engine can hold and, if strict, those beyond the profiles.
+
+    Raises:
+        ValueError: names the file, and the first such request by its place.
+    """
+    prefill, decode = (config.groups[0].pool(role).profile for role in Role)
+    most = min(prefill.kv_tokens, decode.kv_tokens)
+    beyond = []
+    for number, request in enumerate(trace, start=1):
+        total = request.input_tokens + request.output_tokens
+        if total + decode.block_tokens > most:
+            raise ValueError(
+                f"{path}: request {number} ({request.input_tokens} + {request.output_tokens} tokens) does not fit the "
+                f"KV of an engine, {most} tokens: choose another profile, or leave it out"
+            )
+        is_covered = prefill.prefill.covers(request.input_tokens) and total <= decode.decode.context_tokens[-1]
+        if not is_covered:
+            beyond.append((number, request))
+    if is_strict and beyond:
+        number, request = beyond[0]
+        low, high = prefill.prefill.tokens[0], prefill.prefill.tokens[-1]
+        raise ValueError(
+            f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first is request {number} "
+            f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {low} to {high} tokens "
+            f"and contexts up to {decode.decode.context_tokens[-1]}; profile more, or leave --strict out"
+        )
+    if trace[-1].at_s <= config.warm_up_s:
+        raise ValueError(
+            f"{path}: no request arrives after the warm-up of {config.warm_up_s:g} s: give a longer trace or a shorter "
+            "warm_up_s"
+        )
+
+
+def find_oracle(
+    config: SimConfig,
+    trace: Sequence[TraceRequest],
+    *,
+    rate_scale: float | None,
+    seed: int = 0,
+    say: Say = _silent,
+) -> OracleResult:
+    """The oracle's plan, and the scenario that it is for.
+
+    Args:
+        config: cluster and objectives.
+        trace: in order of time.
+        rate_scale: how many times as many requests; ``None``: until the oracle's peak is 40 replicas.
+        seed: see ``scenario_of``.
+        say: told what happens.
+
+    Raises:
+        ValueError: no counts attain the objective, or none of this trace take so many replicas.
+    """
+    slo = config.slo
+
+    def planner(scenario: Scenario) -> Oracle:
+        return Oracle(
+            scenario,
+            attainment_frac=slo.attainment_frac,
+            bin_s=config.bin_s,
+            tpot_s=slo.tpot_s,
+            simulated_requests=config.oracle_simulated_requests,
+            on_run=lambda line: say(f"oracle: {line}"),
+        )
+
+    scale = 1.0 if rate_scale is None else rate_scale
+    is_rough = rate_scale is None
+    for _ in range(_MOST_SCALINGS):
+        scenario = scenario_of(config, trace, rate_scale=scale, seed=seed)
+        if is_rough:
+            plan, _run = planner(scenario).plan(is_rough=True)
+        else:
+            static = smallest_static(
+                scenario, slo.attainment_frac, tpot_s=slo.tpot_s, on_run=lambda line: say(f"fixed counts: {line}")
+            )
+            fixed = {role: int(size) for role, size in static.sizes.items()} if static.is_attained else None
+            plan, run = planner(scenario).plan(fixed)
+            if rate_scale is not None or plan.peak_replicas >= PEAK_REPLICAS:
+                return OracleResult(
+                    scenario=scenario,
+                    rate_scale=scale,
+                    plan=plan,
+                    result=result_of(config, run),
+                    static=_bound_result(config, static),
+                )
+        say(f"rate x {scale:.4g}: the oracle's peak is {plan.peak_replicas} replicas")
+        is_rough = is_rough and plan.peak_replicas < PEAK_REPLICAS * _NEAR_FRAC
+        scale *= PEAK_REPLICAS * _ABOVE_FRAC / plan.peak_replicas
+    raise ValueError(f"no rate was found at which the oracle's peak is {PEAK_REPLICAS} replicas: give --rate-scale")
+
+
+def find_causal(config: SimConfig, oracle: OracleResult, say: Say = _silent) -> BoundResult:
+    """The causal bound of a scenario; never above the smallest fixed counts, which need no look ahead either."""
+    scenario = oracle.scenario
+    slo = config.slo
+    bound = causal_bound(
+        scenario, slo.attainment_frac, tpot_s=slo.tpot_s, on_run=lambda line: say(f"causal bound: {line}")
+    )
+    found, static = _bound_result(config, bound), oracle.static
+    is_static_better = static.result.outcome.gpu_hours < found.result.outcome.gpu_hours or not found.is_attained
+    return static if static.is_attained and is_static_better else found
+
+
+def _bound_result(config: SimConfig, bound: Bound) -> BoundResult:
+    return BoundResult(result=result_of(config, bound.run), sizes=bound.sizes, is_attained=bound.is_attained)
+
+
+def run_aggregated(config: SimConfig, oracle: OracleResult) -> Result:
+    """The oracle's GPUs as engines without a prefill pool: every prompt is computed where it decodes."""
+    scenario, plan = oracle.scenario, oracle.plan
+    keys = {key.role: key for key in scenario.pools}
+    gpus = {role: scenario.pools[keys[role]].gpus_per_replica for role in Role}
+    key = keys[Role.DECODE]
+    pairs = zip(plan.counts[Role.PREFILL], plan.counts[Role.DECODE], strict=True)
+    counts = [max(1, round((p * gpus[Role.PREFILL] + d * gpus[Role.DECODE]) / gpus[Role.DECODE])) for p, d in pairs]
+    alone = replace(scenario, profiles={key: scenario.profiles[key]}, pools={key: scenario.pools[key]})
+    steps = [(at * plan.bin_s, n) for at, n in enumerate(counts) if not at or n != counts[at - 1]]
+    return result_of(config, run_schedule(alone, {key: steps}))
+
+
+def run_named(config: SimConfig, name: str, scenario: Scenario, first: Mapping[PoolKey, int]) -> Result:
+    """One policy of a configuration, from these counts on."""
+    return result_of(config, run_policy(scenario, config.autoscale_config(name), first))
+
+
+def result_of(config: SimConfig, run: Run) -> Result:
+    """A run summed up at the configuration's prices."""
+    costs = {PoolKey(group.name, role): group.pool(role).cost_per_gpu_hour for group in config.groups for role in Role}
+    return Result(outcome=outcome(run, {key: costs[key] for key in run.scenario.pools}), timeline=_timeline(run))
+
+
+def _timeline(run: Run) -> list[tuple[float, int, int]]:
+    """Replicas that run, at every change."""
+    edges: list[tuple[float, Role, int]] = []
+    for life in run.fleet.lives:
+        if life.ready_s is not None:
+            edges.append((life.ready_s, life.key.role, 1))
+            if life.stopped_s is not None:
+                edges.append((life.stopped_s, life.key.role, -1))
+    counts, points = dict.fromkeys(Role, 0), dict[float, tuple[float, int, int]]()
+    for at_s, role, way in sorted(edges, key=lambda edge: edge[0]):
+        counts[role] += way
+        points[at_s] = (at_s, counts[Role.PREFILL], counts[Role.DECODE])
+    return list(points.values())

@@ -1,0 +1,213 @@
+"""A whole comparison: seeds, bounds and policies, side by side in processes (pure but for the processes given)."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from autoscale.sim.compare import (
+    BoundResult,
+    OracleResult,
+    Result,
+    find_causal,
+    find_oracle,
+    run_aggregated,
+    run_named,
+)
+from autoscale.sim.config import SimConfig
+from autoscale.trace import TraceRequest
+from kvtransfer.topology import Role
+
+_CONFIDENCE = 0.95
+# Less than this below the oracle's GPU-hours is rounding.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """Everything that was simulated with one seed."""
+
+    seed: int
+    oracle: OracleResult
+    causal: BoundResult
+    aggregated: Result
+    policies: Mapping[str, Result]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A comparison on one trace."""
+
+    config: SimConfig
+    names: Sequence[str]
+    seeds: Sequence[Seed]
+    requests: int
+    impossible_requests: int
+
+    @property
+    def rate_scale(self) -> float:
+        """How many times the trace's requests were simulated."""
+        return self.seeds[0].oracle.rate_scale
+
+    @property
+    def beat_the_oracle(self) -> list[str]:
+        """Policies that attained what the oracle had to with fewer GPU-hours, which says that it is none."""
+        least = self.config.slo.attainment_frac
+        return [
+            name
+            for name in self.names
+            for seed in self.seeds
+            if seed.policies[name].outcome.slo_attainment_frac >= least
+            and seed.policies[name].outcome.gpu_hours < seed.oracle.result.outcome.gpu_hours * (1 - _ROUNDING)
+        ]
+
+    @property
+    def flags(self) -> list[str]:
+        """What a reader must know before believing the figures."""
+        lines = []
+        beyond = max(seed.oracle.result.outcome.extrapolated_requests for seed in self.seeds)
+        if beyond:
+            lines.append(f"{beyond:,} requests are longer or shorter than what was profiled; --strict refuses them")
+        if self.impossible_requests:
+            lines.append(
+                f"{self.impossible_requests:,} requests of the trace cannot meet their objective on idle engines: the "
+                "share that is asked for is of the others"
+            )
+        for what, bounds in (
+            ("causal bound", [s.causal for s in self.seeds]),
+            ("static", [s.oracle.static for s in self.seeds]),
+        ):
+            if not all(bound.is_attained for bound in bounds):
+                lines.append(f"{what}: no sizes were found that attain {self.config.slo.attainment_frac:.1%}")
+        return lines
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """A policy's figures with each seed, with GPU-hours as multiples of the oracle's and the causal bound's."""
+        return [_row(seed, seed.policies[name]) for seed in self.seeds]
+
+    def bound_rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The same of what they are held against."""
+        return {
+            "oracle": [_row(seed, seed.oracle.result) for seed in self.seeds],
+            "causal_bound": [_row(seed, seed.causal.result) for seed in self.seeds],
+            "smallest_static": [_row(seed, seed.oracle.static.result) for seed in self.seeds],
+            "aggregated": [_row(seed, seed.aggregated) for seed in self.seeds],
+        }
+
+
+def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of every figure over seeds."""
+    return {name: _mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def interval_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The 95 % interval of the mean of every figure that is a number (Student's t); nothing for one seed."""
+    if len(rows) < 2:
+        return {}
+    from scipy.stats import t as student_t  # takes a second, which one seed need not pay
+
+    intervals = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if all(isinstance(value, int | float) for value in values):
+            half = student_t.ppf(0.5 + _CONFIDENCE / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+            intervals[name] = (fmean(values) - half, fmean(values) + half)
+    return intervals
+
+
+def run_study(
+    config: SimConfig,
+    trace: Sequence[TraceRequest],
+    names: Sequence[str],
+    *,
+    rate_scale: float | None,
+    seeds: Iterable[int],
+    pool: Executor,
+    on_step: Callable[[str, int, int | None], None] = lambda line, done, total: None,
+) -> Study:
+    """Simulate all of it.
+
+    Args:
+        config: cluster, objectives and policies.
+        trace: in order of time.
+        names: the policies.
+        rate_scale: how many times as many requests; ``None``: until the oracle's peak is 40 replicas.
+        seeds: one repetition each.
+        pool: where simulations run.
+        on_step: told what was done last, how many simulations are done, and of how many.
+
+    Raises:
+        ValueError: a name is unknown, or no counts attain the objective.
+    """
+    first, *others = seeds
+    impossible = impossible_requests(config, trace)
+    possible_frac = 1.0 - impossible / len(trace)
+    slo = config.slo.model_copy(update={"attainment_frac": config.slo.attainment_frac * possible_frac})
+    config = config.model_copy(update={"slo": slo})
+    oracles = {first: pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()}
+    scale = oracles[first].rate_scale
+    parts: dict[Future[Any], tuple[int, str]] = {}
+
+    def begin(oracle: OracleResult, seed: int) -> None:
+        scenario = oracle.scenario
+        parts[pool.submit(find_causal, config, oracle)] = (seed, "causal bound")
+        parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
+        for name in names:
+            if name != "static" or name in config.policies:
+                parts[pool.submit(run_named, config, name, scenario, oracle.first_counts)] = (seed, name)
+
+    pending = {pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed): seed for seed in others}
+    begin(oracles[first], first)
+    for future in as_completed(pending):
+        oracles[pending[future]] = future.result()
+        begin(future.result(), pending[future])
+    found: dict[tuple[int, str], Any] = {}
+    for done, future in enumerate(as_completed(parts), start=1):
+        found[parts[future]] = future.result()
+        on_step(parts[future][1], done, len(parts))
+    results = []
+    for seed, oracle in sorted(oracles.items()):
+        results.append(
+            Seed(
+                seed=seed,
+                oracle=oracle,
+                causal=found[seed, "causal bound"],
+                aggregated=found[seed, "aggregated"],
+                policies={name: found.get((seed, name), oracle.static.result) for name in names},
+            )
+        )
+    return Study(
+        config=config,
+        names=names,
+        seeds=results,
+        requests=len(trace),
+        impossible_requests=impossible,
+    )
+
+
+def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
+    """How many requests miss their TPOT objective even alone on an engine."""
+    decode = config.groups[0].pool(Role.DECODE).profile.decode
+    return sum(
+        request.output_tokens > 1
+        and decode.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s
+        for request in trace
+    )
+
+
+def _row(seed: Seed, result: Result) -> dict[str, Any]:
+    row = asdict(result.outcome)
+    row["gpu_hours_over_oracle"] = result.outcome.gpu_hours / seed.oracle.result.outcome.gpu_hours
+    row["gpu_hours_over_causal_bound"] = result.outcome.gpu_hours / seed.causal.result.outcome.gpu_hours
+    return row
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    seen = [value for value in values if value is not None]
+    if not seen:
+        return None
+    if isinstance(seen[0], dict):
+        return {name: _mean([value.get(name) for value in seen]) for name in seen[0]}
+    return seen[0] if len(values) == 1 else fmean(seen)

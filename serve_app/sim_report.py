@@ -1,0 +1,284 @@
+"""A simulated comparison as a table, as JSON and as a page with pictures."""
+
+import base64
+import hashlib
+import html
+import io
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from autoscale.sim.study import Seed, Study, interval_row, mean_row
+from kvtransfer.topology import Role
+
+_BOUNDS = {
+    "oracle": "oracle",
+    "causal_bound": "causal bound",
+    "smallest_static": "smallest static",
+    "aggregated": "aggregated",
+}
+_MOST_CURVES = 4
+
+Row = Mapping[str, Any]
+# Each column: its head, and its text from the mean of a policy's figures.
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("TTFT p99 s", lambda row: _number(row["ttft_p99_s"], 1, 2)),
+    ("TPOT p90 ms", lambda row: _number(row["tpot_p90_s"], 1e3, 1)),
+    ("scale events", lambda row: f"{row['scale_events']:.0f}"),
+    ("in band", lambda row: _percent(row["ratio_within_band_frac"])),
+)
+_MORE_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("TTFT p50 s", lambda row: _number(row["ttft_p50_s"], 1, 2)),
+    ("E2E p50 s", lambda row: _number(row["e2e_p50_s"], 1, 2)),
+    ("goodput /s", lambda row: f"{row['goodput_requests_per_s']:.1f}"),
+    ("peak replicas", lambda row: f"{row['peak_replicas']:.0f}"),
+    ("flaps", lambda row: f"{row['flaps']:.0f}"),
+    ("prefill busy", lambda row: _percent(row["prefill_utilization_frac"])),
+    ("decode busy", lambda row: _percent(row["decode_utilization_frac"])),
+    ("preemptions", lambda row: f"{row['preemptions']:.0f}"),
+    ("failed", lambda row: f"{row['failed_requests']:.0f}"),
+    ("cost", lambda row: f"{row['cost']:.2f}"),
+    ("kWh", lambda row: _number(row["energy_kwh"], 1, 2)),
+)
+
+
+def caption(study: Study) -> str:
+    """What was simulated, and what it was held to."""
+    slo = study.config.slo
+    seeds = f", mean of {len(study.seeds)} seeds and 95 % interval" if len(study.seeds) > 1 else ""
+    return (
+        f"{study.requests:,} requests x {study.rate_scale:.4g}{seeds}; {slo.attainment_frac:.2%} within TTFT "
+        f"max({slo.ttft_least_s:g} s, {slo.ttft_unloaded_factor:g} x unloaded) and TPOT {slo.tpot_s * 1e3:g} ms"
+    )
+
+
+def summary_table(study: Study) -> Table:
+    """One line per policy and bound; with several seeds the mean and half the interval."""
+    table = Table(
+        title=caption(study),
+        title_style="",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
+    names = [*study.names, *_BOUNDS.values()]
+    table.add_column("", no_wrap=True, min_width=max(len(name) for name in names))
+    for name in ("SLO met", "GPU hours", "/oracle", "/causal", *(head for head, _ in _COLUMNS)):
+        table.add_column(name.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for name in study.names:
+        table.add_row(name, *_cells(study.rows(name), _COLUMNS))
+    table.add_section()
+    for name, rows in study.bound_rows().items():
+        table.add_row(_BOUNDS[name], *_cells(rows, _COLUMNS), style="dim")
+    return table
+
+
+def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, Callable[[Row], str]]]) -> list[str]:
+    mean, interval = mean_row(rows), interval_row(rows)
+
+    def spread(name: str, digits: str) -> str:
+        low, high = interval.get(name, (0.0, 0.0))
+        return f"{mean[name]:{digits}}" + (f"\n±{(high - low) / 2:{digits}}" if interval else "")
+
+    return [
+        spread("slo_attainment_frac", ".2%"),
+        spread("gpu_hours", ".2f"),
+        spread("gpu_hours_over_oracle", ".2f"),
+        spread("gpu_hours_over_causal_bound", ".2f"),
+        *(text(mean) for _, text in columns),
+    ]
+
+
+def _number(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value * factor:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def document(
+    study: Study, *, trace: Path, config: Path, start_s: float, duration_s: float | None, time_scale: float
+) -> dict[str, Any]:
+    """Everything as plain values, with hashes of what it was made from."""
+    first = study.seeds[0]
+    bounds = study.bound_rows()
+    group = study.config.groups[0]
+    profiles = {str(role): group.pool(role).profile for role in Role}
+    return {
+        "tandem_version": version("tandem-serve"),
+        "trace": {
+            "file": trace.name,
+            "sha256": hashlib.sha256(trace.read_bytes()).hexdigest(),
+            "requests": study.requests,
+            "simulated_requests": len(first.oracle.scenario.trace),
+            "impossible_requests": study.impossible_requests,
+            "start_s": start_s,
+            "duration_s": duration_s,
+            "time_scale": time_scale,
+            "rate_scale": study.rate_scale,
+        },
+        "config": {"file": config.name, "sha256": hashlib.sha256(config.read_bytes()).hexdigest()},
+        "profiles": {
+            role: {"name": profile.name, "sha256": hashlib.sha256(profile.model_dump_json().encode()).hexdigest()}
+            for role, profile in profiles.items()
+        },
+        "slo": study.config.slo.model_dump(),
+        "seeds": [seed.seed for seed in study.seeds],
+        "flags": study.flags,
+        **{name: _figures(rows) for name, rows in bounds.items()},
+        "causal_bound_sizes": {str(role): size for role, size in first.causal.sizes.items()},
+        "smallest_static_counts": {str(role): int(size) for role, size in first.oracle.static.sizes.items()},
+        "oracle_peak_replicas": first.oracle.plan.peak_replicas,
+        "policies": {
+            name: {**_figures(study.rows(name)), "parameters": _parameters(study, name)} for name in study.names
+        },
+    }
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    figures = mean_row(rows)
+    if len(rows) > 1:
+        figures["intervals"] = {name: list(each) for name, each in interval_row(rows).items()}
+        figures["seeds"] = [dict(row) for row in rows]
+    return figures
+
+
+def _parameters(study: Study, name: str) -> dict[str, Any]:
+    """What the policy ran with; profiles by name."""
+    if name == "static" and name not in study.config.policies:
+        return {"counts": {str(role): int(size) for role, size in study.seeds[0].oracle.static.sizes.items()}}
+    parameters = study.config.autoscale_config(name).model_dump(mode="json")
+    for role in Role:
+        if isinstance(parameters["policy"].get(str(role)), dict):
+            parameters["policy"][str(role)] = parameters["policy"][str(role)]["name"]
+    return parameters
+
+
+def save_html(study: Study, report: Mapping[str, Any]) -> str:
+    """One page that needs nothing else.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pictures = "".join(f'<figure><img alt="{alt}" src="{source}"></figure>' for alt, source in _pictures(study))
+    trace = report["trace"]
+    columns = (*_COLUMNS, *_MORE_COLUMNS)
+    lines = [(name, study.rows(name)) for name in study.names]
+    lines += [(_BOUNDS[name], rows) for name, rows in study.bound_rows().items()]
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in (label, *_cells(each, columns)))}</tr>"
+        for label, each in lines
+    )
+    names = ("", "SLO met", "GPU hours", "/oracle", "/causal", *(head for head, _ in columns))
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    flags = "".join(f"<li>{html.escape(line)}</li>" for line in study.flags)
+    parameters = html.escape(_yaml({name: report["policies"][name]["parameters"] for name in study.names}))
+    return _PAGE.format(
+        title=html.escape(f"{trace['file']}: {', '.join(study.names)}"),
+        caption=html.escape(caption(study)),
+        hashes=html.escape(
+            f"trace {trace['sha256'][:12]}, config {report['config']['file']} {report['config']['sha256'][:12]}, "
+            f"seeds {report['seeds']}"
+        ),
+        heads=heads,
+        rows=rows,
+        flags=f"<h2>Notes</h2><ul>{flags}</ul>" if flags else "",
+        pictures=pictures,
+        parameters=parameters,
+    )
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, sort_keys=False))
+
+
+def _pictures(study: Study) -> list[tuple[str, str]]:
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("--html needs matplotlib: pip install 'tandem-serve[demo]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    seed = study.seeds[0]
+    plots = [("GPU-hours and attainment", _plot_front), ("replicas over time", _plot_replicas)]
+    drawn = []
+    for alt, plot in plots:
+        figure = plot(pyplot, study, seed)
+        data = io.BytesIO()
+        figure.savefig(data, format="svg", bbox_inches="tight")
+        pyplot.close(figure)
+        drawn.append((alt, "data:image/svg+xml;base64," + base64.b64encode(data.getvalue()).decode()))
+    return drawn
+
+
+def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
+    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    points = {
+        "oracle": seed.oracle.result.outcome,
+        "causal bound": seed.causal.result.outcome,
+        "smallest static": seed.oracle.static.result.outcome,
+        "aggregated": seed.aggregated.outcome,
+    }
+    for name, each in points.items():
+        axes.plot(each.gpu_hours, 100 * each.slo_attainment_frac, "x", color="grey")
+        axes.annotate(
+            name,
+            (each.gpu_hours, 100 * each.slo_attainment_frac),
+            color="grey",
+            xytext=(5, -10),
+            textcoords="offset points",
+        )
+    for name in study.names:
+        each = seed.policies[name].outcome
+        axes.plot(each.gpu_hours, 100 * each.slo_attainment_frac, "o")
+        axes.annotate(name, (each.gpu_hours, 100 * each.slo_attainment_frac), xytext=(5, 5), textcoords="offset points")
+    axes.axhline(100 * study.config.slo.attainment_frac, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="GPU-hours", ylabel="requests within their objectives, %", title="Cheaper is left, better is up")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
+    names = study.names[:_MOST_CURVES]
+    figure, rows = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True)
+    end_s = seed.oracle.scenario.end_s
+    curves = {"oracle": seed.oracle.result.timeline, **{name: seed.policies[name].timeline for name in names}}
+    for index, (role, axes) in enumerate(zip(Role, rows, strict=True), start=1):
+        for name, timeline in curves.items():
+            times = [point[0] for point in timeline] + [end_s]
+            counts = [point[index] for point in timeline] + [timeline[-1][index]]
+            style = {"color": "black", "linewidth": 1.0} if name == "oracle" else {"linewidth": 1.5}
+            axes.step(times, counts, where="post", label=name, **style)
+        axes.set_ylabel(f"{role} replicas")
+        axes.set_xlim(0, end_s)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    rows[0].legend(loc="upper left", ncols=3, fontsize="small")
+    rows[1].set_xlabel("seconds")
+    return figure
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222 }}
+table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .3rem .6rem; text-align: right }}
+th {{ border-bottom: 2px solid #444 }} td {{ border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }} img {{ max-width: 100% }} figure {{ margin: 1.5rem 0 }}
+pre {{ background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px }}
+.small {{ color: #666; font-size: 13px }} .wide {{ overflow-x: auto }}
+</style></head><body>
+<h1>{title}</h1><p>{caption}</p><p class="small">{hashes}</p>
+<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>
+{flags}{pictures}
+<h2>What each policy ran with</h2><pre>{parameters}</pre>
+</body></html>
+"""

@@ -1,0 +1,244 @@
+"""The paper's saturation model by hand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autoscale.policies.wva import Limit, Load, Variant, Wva, WvaConfig, cheapest_first, freed_replicas
+from autoscale.policies.wva import replicas_for_load as needed
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, Decision, PoolKey, ReplicaStats, Snapshot
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+KEYS = {role: PoolKey("g0", role) for role in Role}
+LIMITS = WvaConfig().limits(D)
+IDLE: Load = (0.0, 0.0)
+# Mean spare KV of 0.35: neither more nor fewer.
+CALM: list[Load] = [(0.45, 0.0)] * 2
+
+loads = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 50)), min_size=1, max_size=12)
+
+
+def decide(snapshot: Snapshot, **config: Any) -> Decision:
+    return Wva(WvaConfig.model_validate(config), ratio=PdRatio(1, 1), slo=SloConfig()).decide(snapshot)
+
+
+@pytest.fixture(scope="session")
+def fleet(make_snapshot: Callable[..., Snapshot]) -> Callable[..., Snapshot]:
+    """Prefill and decode replicas with these loads, as many as desired unless told otherwise."""
+
+    def make(prefill: Sequence[Load], decode: Sequence[Load], desired: tuple[int, int] | None = None) -> Snapshot:
+        counts = desired or (len(prefill), len(decode))
+        state = ControllerState(desired=dict(zip(KEYS.values(), counts, strict=True)))
+        snapshot = make_snapshot(len(prefill), len(decode), state=state)
+        pools = [
+            replace(
+                pool,
+                replicas=tuple(
+                    replace(replica, kv_usage_frac=kv, waiting_requests=queue)
+                    for replica, (kv, queue) in zip(pool.replicas, role_loads, strict=True)
+                ),
+            )
+            for pool, role_loads in zip(snapshot.pools, (prefill, decode), strict=True)
+        ]
+        return replace(snapshot, pools=tuple(pools))
+
+    return make
+
+
+Fleet = Callable[..., Snapshot]
+
+
+def test_the_papers_numbers(fleet: Fleet) -> None:
+    # Experiment 1: three requests of 5120 tokens in a cache of 16384 are 93.75 %, and 0.9375 / (0.8 - 0.3) = 1.875.
+    decision = decide(fleet(CALM, [(0.9375, 0.0)]))
+    assert decision.wanted == {P: 2.0, D: 2.0}
+    assert decision.is_step
+    # Four that hold 2.4 together: a mean spare of 0.2 is below 0.3, and (2.4 + 5 x 0.3) / 0.8 = 4.875.
+    more = decide(fleet([(0.45, 0.0)] * 2, [(0.6, 0.0)] * 4))
+    assert more.wanted == {P: 2.0, D: 5.0}
+    assert more.ratio == PdRatio(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        ([(0.5, 0.0)] * 4, 4.0),  # a mean spare of 0.3 is just enough
+        ([(0.1, 3.0)] * 4, 6.0),  # the queue's is 2, below 3: 12 / (5 - 3)
+        ([(0.1, 5.0)] * 2, 5.0),  # all saturated: 10 / 2
+        ([(0.8, 0.0)], 2.0),
+        ([(0.1, 0.0), (0.1, 4.9), (0.8, 2.0)], 4.0),  # spare of the two: (5 + 0.1)/2; 6.9 / 2 = 3.45
+        ([(0.1, 5.0), (0.75, 0.0)], 3.0),  # 0.85 / 0.5 and 5 / 2: as one more than there are
+        ([(0.0, 0.0), (0.9, 0.0)], 2.0),  # one unsaturated: nobody leaves
+        ([(0.1, 0.0), (0.1, 0.0), (0.9, 0.0)], 2.0),  # 0.2 on the other one
+        ([(0.4, 0.0), (0.4, 0.0), (0.9, 0.0)], 3.0),  # 0.8 would saturate it
+        ([(0.0, 0.0)] * 5, 1.0),
+    ],
+)
+def test_a_role_by_hand(fleet: Fleet, decode: list[Load], expected: float) -> None:
+    decision = decide(fleet(CALM, decode))
+    assert decision.wanted == {P: 2.0, D: expected}
+
+
+def test_whole_replicas_must_be_freed_though_the_mean_would_allow_more() -> None:
+    # 1.0 over three of 0.8 - 0.3 each: by the mean one of four could go, but 0.79 takes nothing more.
+    fragmented = [(0.79, 0.0), (0.07, 0.0), (0.07, 0.0), (0.07, 0.0)]
+    assert freed_replicas([(0.25, 0.0)] * 4, LIMITS, 2) == 2
+    assert freed_replicas(fragmented, LIMITS, 2) == 0
+
+
+def test_one_replica_more_is_wanted_even_where_the_total_load_is_low(fleet: Fleet) -> None:
+    # Mean spare queue of the unsaturated (0.2) is low, but 4.8 + 0 x 3 over 2 a replica is less than the four there.
+    crowded = [(0.9, 0.0), (0.9, 0.0), (0.1, 4.8), (0.9, 0.0)]
+    assert decide(fleet(CALM, crowded), spare_kv_frac=0.0).wanted == {P: 2.0, D: 5.0}
+
+
+def test_replicas_that_do_not_serve_yet_are_neither_asked_for_twice_nor_taken_away(fleet: Fleet) -> None:
+    assert decide(fleet(CALM, [(0.6, 0.0)] * 4, desired=(2, 5))).wanted == {P: 2.0, D: 5.0}
+    assert decide(fleet(CALM, [IDLE] * 4, desired=(2, 5))).wanted == {P: 2.0, D: 5.0}
+
+
+def test_who_is_out_of_routing_is_no_headroom(fleet: Fleet) -> None:
+    snapshot = fleet(CALM, [(0.6, 0.0), (0.6, 0.0), IDLE], desired=(2, 2))
+    serving = replace(snapshot, state=replace(snapshot.state, admitted=("p0", "p1", "d0", "d1"), withdrawn={"d2": 1.0}))
+    assert decide(serving).wanted == {P: 2.0, D: 3.0}  # 1.2 / 0.5
+
+
+def test_a_role_may_keep_more_spare_than_the_other(fleet: Fleet) -> None:
+    snapshot = fleet([(0.4, 0.0)] * 2, [(0.4, 0.0)] * 2)
+    assert decide(snapshot).wanted == {P: 2.0, D: 2.0}
+    assert decide(snapshot, prefill_aggression_frac=1.5).wanted == {P: 3.0, D: 2.0}  # 0.8 / (0.8 - 0.45)
+
+
+def test_what_nobody_observed_is_no_decision(fleet: Fleet, make_snapshot: Callable[..., Snapshot]) -> None:
+    assert decide(make_snapshot(1, 2)).wanted is None
+    seen = fleet(CALM, CALM)
+    new = ReplicaStats(replica_id="new", observed_s=0.0, kv_usage_frac=0.1)
+    decode = replace(seen.pools[1], replicas=(*seen.pools[1].replicas, new))
+    blind = decide(replace(seen, pools=(seen.pools[0], decode)))
+    assert blind.wanted is None
+    assert blind.reason == "not every decode replica reports its KV usage and its queue"
+    assert decide(replace(seen, pools=(seen.pools[0], replace(decode, replicas=())))).wanted is None
+
+
+@pytest.mark.parametrize(
+    "config", [{"spare_kv_frac": 0.8}, {"spare_waiting_requests": 5}, {"decode_aggression_frac": 3.0}]
+)
+def test_a_spare_that_leaves_nothing_to_use_is_refused(config: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="lower the spare or the aggression"):
+        WvaConfig.model_validate(config)
+
+
+@given(loads, loads)
+def test_what_is_wanted_is_bounded_and_depends_on_the_snapshot_alone(
+    fleet: Fleet, prefill: list[Load], decode: list[Load]
+) -> None:
+    snapshot = fleet(prefill, decode)
+    decision = decide(snapshot)
+    assert decision == decide(snapshot)
+    assert decision.wanted is not None
+    assert decision.memory is None
+    for role, seen in ((P, prefill), (D, decode)):
+        by_load = max(needed(sum(of), limit) for of, limit in zip(zip(*seen, strict=True), LIMITS, strict=True))
+        assert 1.0 <= decision.wanted[role] <= max(len(seen) + 1, by_load)
+
+
+@given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 50), st.floats(0, 0.5), st.floats(0, 20))
+def test_more_load_on_every_replica_never_wants_fewer(
+    fleet: Fleet, count: int, kv: float, queue: float, more_kv: float, more_queue: float
+) -> None:
+    less, more = (
+        decide(fleet(CALM, [load] * count)).wanted for load in ((kv, queue), (kv + more_kv, queue + more_queue))
+    )
+    assert less is not None
+    assert more is not None
+    assert more[D] >= less[D]
+
+
+@given(st.floats(0, 100), st.floats(0.1, 1.0), st.floats(0.0, 0.9))
+def test_the_count_for_a_load_restores_the_headroom(load: float, saturated: float, share: float) -> None:
+    limit = Limit(saturated=saturated, spare=saturated * share)
+    count = needed(load, limit)
+    # 1e-6: what floating point adds to a load of up to 100.
+    assert count * (limit.saturated - limit.spare) >= load - 1e-6
+    assert (count - 1) * (limit.saturated - limit.spare) < load + 1e-6
+
+
+@given(loads)
+def test_nobody_is_freed_into_saturation(seen: list[Load]) -> None:
+    unsaturated = [load for load in seen if load[0] < 0.8 and load[1] < 5.0]
+    freed = freed_replicas(unsaturated, LIMITS, 2)
+    assert 0 <= freed <= max(0, len(unsaturated) - 1)
+    if freed:
+        staying = len(unsaturated) - freed
+        assert sum(kv for kv, _ in unsaturated) <= staying * 0.5 + 1e-6
+        assert sum(queue for _, queue in unsaturated) <= staying * 2.0 + 1e-6
+
+
+def a100_and_h100(a100: int, h100: int) -> list[Variant]:
+    """Experiment 2's costs; an H100 serves twice as much."""
+    return [
+        Variant(name="h100", cost=2.5, capacity=2.0, present=h100, lowest=0, highest=4),
+        Variant(name="a100", cost=1.0, capacity=1.0, present=a100, lowest=1, highest=4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("needed_capacity", "present", "expected"),
+    [
+        (0.5, (1, 0), (1, 0)),
+        (2.5, (1, 0), (3, 0)),
+        (4.0, (1, 0), (4, 0)),
+        (4.5, (1, 0), (4, 1)),  # only when no A100 is left
+        (7.0, (4, 1), (4, 2)),
+        (99.0, (4, 1), (4, 4)),
+        (7.0, (4, 2), (4, 2)),  # an H100 less would be too few, and no A100 goes while there is one
+        (6.0, (4, 2), (4, 1)),
+        (3.0, (4, 2), (3, 0)),
+        (0.0, (4, 2), (1, 0)),
+        (2.0, (1, 1), (1, 1)),  # without its H100 it would be one A100
+    ],
+)
+def test_the_cheapest_variant_grows_first_and_the_dearest_goes_first(
+    needed_capacity: float, present: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    counts = cheapest_first(needed_capacity, a100_and_h100(*present))
+    assert (counts["a100"], counts["h100"]) == expected
+
+
+variants = st.lists(
+    st.builds(
+        lambda cost, capacity, present, lowest, more: {
+            "cost": cost,
+            "capacity": capacity,
+            "present": present,
+            "lowest": lowest,
+            "highest": lowest + more,
+        },
+        *(st.floats(0.1, 10), st.floats(0.1, 10), st.integers(0, 20), st.integers(0, 5), st.integers(0, 15)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.floats(0, 500), st.floats(0, 100), variants)
+def test_counts_of_variants_are_inside_their_limits_and_enough_where_there_are_enough(
+    needed_capacity: float, more: float, given_variants: list[dict[str, Any]]
+) -> None:
+    some = [Variant(name=str(index), **fields) for index, fields in enumerate(given_variants)]
+    counts = cheapest_first(needed_capacity, some)
+    assert all(v.lowest <= counts[v.name] <= v.highest for v in some)
+    # 1e-6: what floating point adds to the capacity of a few hundred replicas.
+    most = sum(v.highest * v.capacity for v in some)
+    assert sum(counts[v.name] * v.capacity for v in some) >= min(needed_capacity, most) - 1e-6
+    assert counts == cheapest_first(needed_capacity, list(reversed(some)))
+    total = sum(cheapest_first(needed_capacity + more, some)[v.name] * v.capacity for v in some)
+    assert total >= sum(counts[v.name] * v.capacity for v in some) - 1e-6

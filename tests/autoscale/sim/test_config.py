@@ -1,0 +1,98 @@
+"""Laws of the simulator's configuration."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autoscale.policies.default import DefaultConfig
+from autoscale.sim.config import SimConfig
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "sim"
+PROFILE = str(Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json")
+
+
+def write(folder: Path, document: object) -> Path:
+    path = folder / "sim.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def smallest(**changes: object) -> dict[str, object]:
+    return {"groups": [{"prefill": {"profile": PROFILE}, "decode": {"profile": PROFILE, "start_s": 9}}], **changes}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_committed_configurations_load_with_all_their_policies(path: Path) -> None:
+    config = SimConfig.load(path)
+    for name in config.policies:
+        config.autoscale_config(name)
+
+
+def test_the_first_by_name_is_an_h100_70b_one() -> None:
+    first = min(CONFIGS.glob("*.yaml"))
+    profile = SimConfig.load(first).groups[0].decode.profile
+    assert profile.gpu == "H100"
+    assert "70B" in profile.model
+
+
+def test_policies_that_size_by_profiles_get_those_of_the_group_and_its_starts(tmp_path: Path) -> None:
+    policy = SimConfig.load(write(tmp_path, smallest())).autoscale_config("default").policy
+    assert isinstance(policy, DefaultConfig)
+    assert policy.decode.name == "h100_llama70b_fp8_tp2"
+    assert policy.start_s(Role.DECODE) == 9.0
+    assert policy.start_s(Role.PREFILL) == 45.0
+
+
+def test_what_a_policy_says_goes_over_what_all_say(tmp_path: Path) -> None:
+    document = smallest(
+        autoscale={"interval_s": 4, "guard": {"step_out_replicas": 3, "cooldown_in_s": 7}},
+        policies={"mine": {"policy": {"kind": "heteroscale", "target": 9}, "guard": {"cooldown_in_s": 1}}},
+    )
+    config = SimConfig.load(write(tmp_path, document)).autoscale_config("mine")
+    assert (config.interval_s, config.guard.step_out_replicas, config.guard.cooldown_in_s) == (4.0, 3, 1.0)
+    assert config.policy.kind == "heteroscale"
+
+
+def test_gpus_are_the_profiles(tmp_path: Path) -> None:
+    assert SimConfig.load(write(tmp_path, smallest())).pools()[PoolKey("g0", Role.PREFILL)].gpus_per_replica == 2
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ([], "expected groups"),
+        ({"groups": []}, "groups"),
+        (smallest(nonsense=1), "nonsense"),
+        (smallest(autoscale={"policy": {"kind": "static"}}), "give it under policies"),
+        (smallest(policies={"mine": {}}), "policies.mine: give policy.kind, one of"),
+        (smallest(policies={"mine": {"policy": {"kind": "default", "prefill_busy_frac": 3}}}), "prefill_busy_frac"),
+        (smallest(slo={"attainment_frac": 1.0}), "slo.attainment_frac"),
+        ({"groups": [{"prefill": {"profile": "none.json"}, "decode": {"profile": PROFILE}}]}, "none.json"),
+        (
+            {"groups": [{"prefill": {"profile": PROFILE, "lowest_replicas": 300}, "decode": {"profile": PROFILE}}]},
+            "lowest_replicas (300) is more than highest_replicas (256)",
+        ),
+    ],
+)
+def test_a_wrong_configuration_names_its_file_and_field(tmp_path: Path, document: object, says: str) -> None:
+    path = write(tmp_path, document)
+    with pytest.raises(ValueError) as raised:
+        SimConfig.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert says in str(raised.value)
+
+
+def test_a_missing_or_broken_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        SimConfig.load(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match="no YAML"):
+        SimConfig.load(tmp_path / "broken.yaml")
+
+
+def test_an_unknown_policy_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no policy 'nope': choose among .*default.*wva"):
+        SimConfig.load(write(tmp_path, smallest())).autoscale_config("nope")

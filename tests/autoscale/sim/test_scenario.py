@@ -1,0 +1,156 @@
+"""Laws of a whole run: warm-up, failures, shared links, prefixes, GPU-hours."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoscale.config import AutoscaleConfig
+from autoscale.sim.outcome import outcome
+from autoscale.sim.scenario import Failure, Run, run_policy, run_schedule
+from kvtransfer.topology import Role
+from tests.autoscale.sim.conftest import KEYS, make_scenario
+
+STEADY = [(0.1 * n, 800, 60) for n in range(600)]
+COSTS = dict.fromkeys(KEYS.values(), 2.0)
+
+
+def controlled(**changes: Any) -> AutoscaleConfig:
+    return AutoscaleConfig.model_validate(
+        {"policy": {"kind": "static", "prefill": 2, "decode": 2}, "interval_s": 2.0, "gate": {"observation_s": 2.0}}
+        | changes
+    )
+
+
+def fixed(scenario: Any, prefill: int, decode: int) -> Run:
+    return run_schedule(scenario, {KEYS[Role.PREFILL]: [(0.0, prefill)], KEYS[Role.DECODE]: [(0.0, decode)]})
+
+
+def test_fixed_counts_cost_their_gpus_for_the_time_after_the_warm_up() -> None:
+    scenario = make_scenario(STEADY, warm_up_s=20.0)
+    run = fixed(scenario, 2, 1)
+    assert run.gpu_hours == pytest.approx(3 * 2 * (scenario.end_s - 20.0) / 3600)
+    assert len(run.measured) == 400
+    assert all(record.sent_s >= 20.0 for record in run.measured)
+
+
+def test_a_replica_that_a_schedule_adds_is_paid_from_one_start_before() -> None:
+    scenario = make_scenario(STEADY, start_s=5.0)
+    steps = {KEYS[Role.PREFILL]: [(0.0, 1), (30.0, 2), (40.0, 1)], KEYS[Role.DECODE]: [(0.0, 1)]}
+    base = fixed(scenario, 1, 1).gpu_hours
+    extra_s = (run_schedule(scenario, steps).gpu_hours - base) * 3600 / 2
+    assert 14.99 <= extra_s < 16.0  # 5 to start, 10 at work, then what it still had to do
+
+
+def test_policies_keep_the_first_counts_while_the_trace_warms_up() -> None:
+    scenario = make_scenario(STEADY, warm_up_s=20.0)
+    run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1))
+    asked = [life.asked_s for life in run.fleet.lives if life.asked_s > 0.0]
+    assert len(asked) == 2
+    assert min(asked) >= 20.0
+
+
+def test_runs_of_one_seed_are_the_same() -> None:
+    scenario = make_scenario(STEADY)
+    first, again = (run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)) for _ in range(2))
+    assert first.records == again.records
+    assert first.gpu_hours == again.gpu_hours
+
+
+def test_streams_of_a_decode_replica_that_dies_fail_and_another_takes_its_place() -> None:
+    scenario = make_scenario(STEADY, failures=[Failure(at_s=30.0, key=KEYS[Role.DECODE])])
+    run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
+    failed = [record for record in run.records if record.error is not None]
+    assert failed
+    assert {record.error for record in failed} == {"its decode replica died"}
+    assert all(record.sent_s <= 30.0 for record in failed)
+    assert len(run.records) == len(STEADY)
+    assert [life.asked_s for life in run.fleet.lives if life.asked_s > 0.0] == [30.0]
+    assert outcome(run, COSTS).failed_requests == len(failed)
+
+
+def test_nothing_is_lost_when_all_prefill_replicas_die() -> None:
+    scenario = make_scenario(STEADY, failures=[Failure(at_s=30.0, key=KEYS[Role.PREFILL], replicas=2)])
+    run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
+    assert all(record.error is None for record in run.records)
+    local = [record for record in run.records if record.prefilled_s is None and record.input_tokens > 512]
+    assert local  # prompts were computed where they decode
+    assert all(25.0 <= record.sent_s <= 40.0 for record in local)
+
+
+def test_requests_wait_while_no_decode_replica_is_up() -> None:
+    scenario = make_scenario(STEADY, start_s=4.0, failures=[Failure(at_s=30.0, key=KEYS[Role.DECODE], replicas=2)])
+    run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
+    assert len(run.records) == len(STEADY)
+    assert [record.sent_s for record in run.records] == [at for at, _, _ in STEADY]
+    waited = [record for record in run.records if 30.5 <= record.sent_s <= 33.0]
+    assert all(record.error is None and record.first_token_s > 34.0 for record in waited)
+
+
+def test_a_shared_uplink_delays_first_tokens_and_a_lost_fifth_of_bandwidth_a_little() -> None:
+    arrivals = [(0.05 * n, 3000, 20) for n in range(200)]
+
+    def ttft(**changes: Any) -> float:
+        return outcome(fixed(make_scenario(arrivals, **changes), 8, 4), COSTS).ttft_p50_s or 0.0
+
+    own, crossing, shared = ttft(), ttft(link_frac=0.8), ttft(uplink_bytes_per_s=2.2e10)
+    assert own < crossing < own + 0.02
+    assert shared > crossing
+
+
+def test_prefixes_that_come_again_are_not_computed_again() -> None:
+    def asked(ids: tuple[int, ...] | None) -> Run:
+        scenario = make_scenario([(2.0 * n, 4096, 20) for n in range(20)], prefix_block_tokens=512)
+        trace = [replace(r, hash_ids=() if ids is None else (*ids, 100 + n)) for n, r in enumerate(scenario.trace)]
+        return fixed(replace(scenario, trace=trace), 1, 1)
+
+    def computed(run: Run) -> int:
+        return sum(
+            life.replica.engine.counters.prefill_tokens
+            for life in run.fleet.lives
+            if life.replica is not None and life.key.role is Role.PREFILL
+        )
+
+    cold, warm = asked(None), asked(tuple(range(7)))
+    assert computed(cold) == 20 * 4096
+    # After the first, seven blocks of eight are known.
+    assert computed(warm) == 4096 + 19 * 512
+    assert (outcome(warm, COSTS).ttft_p50_s or 0.0) < (outcome(cold, COSTS).ttft_p50_s or 0.0) / 2
+
+
+def test_aggregated_groups_prefill_where_they_decode() -> None:
+    scenario = make_scenario(STEADY)
+    key = KEYS[Role.DECODE]
+    alone = replace(scenario, profiles={key: scenario.profiles[key]}, pools={key: scenario.pools[key]})
+    run = run_schedule(alone, {key: [(0.0, 4)]})
+    assert all(record.error is None and record.prefilled_s is None for record in run.records)
+    assert outcome(run, COSTS).prefill_utilization_frac is None
+
+
+def test_an_outcome_adds_up() -> None:
+    scenario = make_scenario(STEADY, warm_up_s=10.0)
+    found = outcome(run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)), COSTS)
+    assert found.requests == 500
+    assert found.gpu_hours_by_type == {"H100": pytest.approx(found.gpu_hours)}
+    assert found.cost == pytest.approx(2.0 * found.gpu_hours)
+    assert found.goodput_requests_per_s == pytest.approx(
+        found.slo_attainment_frac * found.requests / (scenario.end_s - 10.0)
+    )
+    assert found.peak_replicas == 4
+    assert found.scale_events == 2
+    assert found.flaps == 0
+    idle_kwh, full_kwh = (share * 0.7 * found.gpu_hours for share in (0.18, 1.0))
+    assert found.energy_kwh is not None
+    assert idle_kwh < found.energy_kwh < full_kwh
+
+
+def test_a_trace_that_ends_in_the_warm_up_says_so() -> None:
+    with pytest.raises(ValueError, match="no request arrives after the warm-up of 100 s"):
+        outcome(fixed(make_scenario(STEADY, warm_up_s=100.0), 1, 1), COSTS)
+
+
+def test_a_request_that_never_ends_counts_as_failed() -> None:
+    scenario = make_scenario([(0.0, 800, 60)])
+    run = run_schedule(scenario, {KEYS[Role.PREFILL]: [(0.0, 1)], KEYS[Role.DECODE]: [(0.0, 0)]})
+    assert [record.error for record in run.records] == ["not ended"]
+    assert run.attainment_frac == 0.0

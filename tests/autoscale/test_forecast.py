@@ -1,0 +1,214 @@
+"""Forecasters by hand, on series that tell them nothing, and on nonsense."""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from autoscale.forecast import ArimaConfig, CorrectionConfig, EwmaConfig, ForecastConfig, Forecaster, LastValueConfig
+
+SERIES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40)
+FORECASTERS = (LastValueConfig(), EwmaConfig(), EwmaConfig(trend_s=60.0), ArimaConfig(), ArimaConfig(order=(2, 0, 1)))
+
+
+def regular(values: Sequence[float], step_s: float = 100.0) -> list[float]:
+    return [1e9 + step_s * number for number in range(len(values))]
+
+
+def test_the_last_value_stays() -> None:
+    assert LastValueConfig().ahead([0.0, 7.0], [3.0, 5.0], 100.0) == 5.0
+
+
+def test_a_level_forgets_by_time_and_not_by_values() -> None:
+    config = EwmaConfig(level_s=10.0)
+    # 0, and after 10 s a 10: 1/e of the level is still the old one.
+    assert config.ahead([0.0, 10.0], [0.0, 10.0], 50.0) == pytest.approx(10.0 * (1 - math.exp(-1)))
+    # After 20 s more at 10 it is 1/e^3, whether somebody looked in between or not.
+    expected = pytest.approx(10.0 * (1 - math.exp(-3)))
+    assert config.ahead([0.0, 10.0, 30.0], [0.0, 10.0, 10.0], 0.0) == expected
+    assert config.ahead([0.0, 10.0, 13.0, 30.0], [0.0, 10.0, 10.0, 10.0], 0.0) == expected
+
+
+def test_a_trend_fades() -> None:
+    # Level and slope follow at once: 2 more each second. Faded to 1/e after 50 s, 100 s are worth 50 (1 - 1/e^2).
+    config = EwmaConfig(level_s=1e-3, trend_s=1e-3, damping_s=50.0)
+    ahead = config.ahead([0.0, 1.0, 3.0], [10.0, 12.0, 16.0], 100.0)
+    assert ahead == pytest.approx(16.0 + 2.0 * 50.0 * (1 - math.exp(-2)))
+    assert config.ahead([0.0, 1.0], [10.0, 1.0], 100.0) == 0.0  # a fall ends at nothing
+
+
+def test_arima_without_terms_is_the_mean() -> None:
+    values = [5.0, 4.0, 6.0, 5.0, 7.0, 3.0, 6.0, 4.0]
+    # X = mu + sum phi X + sum theta eps (Algorithm 2, line 27) without phi and theta: mu.
+    assert ArimaConfig(order=(0, 0, 0)).ahead(regular(values), values, 100.0) == pytest.approx(5.0, abs=1e-3)
+
+
+def test_arima_finds_a_moving_average() -> None:
+    # One difference and theta = -1 + a is an exponentially weighted mean of weight a, here 0.3.
+    rng, level, values = np.random.default_rng(5), 50.0, list[float]()
+    for noise in rng.normal(size=400):
+        values.append(level + float(noise))
+        level += 0.3 * float(noise)
+    found = ArimaConfig(order=(0, 1, 1)).ahead(regular(values), values, 100.0)
+    assert found == pytest.approx(level, abs=0.3)  # theta is known to 0.05, the last noises are about 1
+
+
+def test_arima_finds_an_autoregression() -> None:
+    # X = 10 + 0.8 (X - 10) + eps: from 20 on, one step later 18 is expected and two later 16.4.
+    rng, values = np.random.default_rng(7), [10.0]
+    while len(values) < 400:
+        values.append(10.0 + 0.8 * (values[-1] - 10.0) + float(rng.normal()))
+    values.append(20.0)
+    config = ArimaConfig(order=(1, 0, 0))
+    # 0.045 is the standard error of phi at 400 values, and 10 away from the mean it counts ten times.
+    assert config.ahead(regular(values), values, 100.0) == pytest.approx(18.0, abs=0.9)
+    assert config.ahead(regular(values), values, 200.0) == pytest.approx(16.4, abs=1.4)
+    one, two = (config.ahead(regular(values), values, horizon_s) for horizon_s in (100.0, 200.0))
+    assert config.ahead(regular(values), values, 150.0) == pytest.approx((one + two) / 2)
+
+
+def test_a_gap_is_filled_by_the_line_across_it() -> None:
+    values = [1.0, 2.0, 1.5, 2.5, 2.0, 3.0, 2.5, 3.5, 3.0, 4.0, 3.5]
+    times = regular(values)
+    whole = ArimaConfig().ahead(times, values, 100.0)
+    # 2.5 lies on the line from 2 to 3 but one step late: what is left out there changes little.
+    without = ArimaConfig().ahead([*times[:4], *times[5:]], [*values[:4], *values[5:]], 100.0)
+    assert without == pytest.approx(whole, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("times", "values", "horizon_s", "said"),
+    [
+        ([1.0], [3.0], 10.0, r"1 values, ARIMA\(1, 1, 1\) needs 7"),
+        (regular([0.0] * 6), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0], 100.0, "6 values"),
+        (regular([0.0] * 9), [2.5] * 9, 100.0, "the series is constant"),
+        (regular([0.0] * 9), [0.0] * 9, 100.0, "the series is constant"),
+        (regular([0.0] * 9), [float(n % 3) for n in range(9)], 1e9, "9 steps of 100 s are too few"),
+        # A slow look and then many quick ones: the median step covers little.
+        ([0.0, *(1000.0 * n for n in range(1, 5)), 4001.0, 4002.0], [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0], 1.0, "few"),
+    ],
+)
+def test_what_arima_cannot_fit_stays_as_it_is_and_says_why(
+    times: list[float], values: list[float], horizon_s: float, said: str
+) -> None:
+    found = ArimaConfig().forecast(times, values, horizon_s)
+    assert found.value == values[-1]
+    assert found.fallback is not None
+    assert re.search(said, found.fallback)
+
+
+@settings(max_examples=40)  # a fit takes 10 to 100 ms
+@given(values=SERIES, gaps=st.lists(st.floats(0.01, 1e4), min_size=39, max_size=39), horizon_s=st.floats(0, 1e5))
+def test_no_series_raises_or_warns_and_nothing_is_negative(
+    values: list[float], gaps: list[float], horizon_s: float
+) -> None:
+    times = list(np.cumsum([0.0, *gaps])[: len(values)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for config in FORECASTERS:
+            ahead = config.ahead(times, values, horizon_s)
+            assert math.isfinite(ahead)
+            assert ahead >= 0.0
+            assert ahead == config.ahead(times, values, horizon_s)
+
+
+@settings(max_examples=30)
+@given(value=st.floats(0, 1e12), count=st.integers(1, 40))
+def test_what_is_constant_stays(value: float, count: int) -> None:
+    for config in FORECASTERS:
+        assert config.ahead(regular([value] * count), [value] * count, 300.0) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_the_unit_of_a_series_does_not_matter(factor: float) -> None:
+    values = [float(value) for value in np.random.default_rng(3).gamma(4.0, size=30)]
+    for config in FORECASTERS:
+        one, other = (config.ahead(regular(values), [v * f for v in values], 100.0) for f in (1.0, factor))
+        assert other == pytest.approx(one * factor, rel=1e-3)  # an optimum found from numbers rounded otherwise
+
+
+@pytest.mark.parametrize(
+    ("times", "values", "horizon_s", "said"),
+    [
+        ([], [], 1.0, "0 times for 0 values"),
+        ([1.0], [1.0, 2.0], 1.0, "1 times for 2 values"),
+        ([1.0, 1.0], [1.0, 2.0], 1.0, "times_s must rise"),
+        ([1.0, 2.0], [1.0, math.nan], 1.0, "finite numbers"),
+        ([1.0, math.inf], [1.0, 1.0], 1.0, "finite numbers"),
+        ([1.0], [1.0], -1.0, "horizon of 0 s or more"),
+    ],
+)
+def test_what_is_no_series_is_refused(times: list[float], values: list[float], horizon_s: float, said: str) -> None:
+    for config in FORECASTERS:
+        with pytest.raises(ValueError, match=said):
+            config.ahead(times, values, horizon_s)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kind": "oracle"},
+        {},
+        {"kind": "arima", "order": [9, 1, 1]},
+        {"kind": "arima", "order": [0, 1, 0]},
+        {"kind": "ewma", "level_s": 0},
+    ],
+)
+def test_what_is_no_forecaster_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(ForecastConfig).validate_python(document)
+
+
+def test_a_kind_names_its_forecaster() -> None:
+    for config in FORECASTERS:
+        forecaster: Forecaster = config
+        again = TypeAdapter(ForecastConfig).validate_python(config.model_dump(mode="json"))
+        assert again == forecaster
+
+
+def test_only_a_fit_imports_statsmodels(run_python: Callable[..., Any]) -> None:
+    script = """
+import json, sys
+from autoscale.forecast import ArimaConfig
+ArimaConfig().ahead([0.0], [1.0], 1.0)
+before = "statsmodels" in sys.modules
+ArimaConfig().ahead(range(9), [1, 2, 1, 3, 1, 2, 1, 3, 1], 1.0)
+print(json.dumps([before, "statsmodels" in sys.modules]))
+"""
+    assert run_python(script) == [False, True]
+
+
+def test_a_forecast_is_divided_by_predicted_over_observed() -> None:
+    latest = CorrectionConfig(weight_frac=1.0, most=2.0)
+    factor = latest.updated(1.0, 120.0, 100.0)
+    assert factor == pytest.approx(1.2)
+    assert 60.0 / factor == pytest.approx(50.0)  # it had promised a fifth too much
+    assert latest.updated(1.7, 50.0, 100.0) == pytest.approx(0.5)  # the most recent alone counts
+    tenth = CorrectionConfig(weight_frac=0.1, most=2.0)
+    assert tenth.updated(1.0, 120.0, 100.0) == pytest.approx(1.2**0.1)
+    assert CorrectionConfig(weight_frac=0.0).updated(1.0, 120.0, 100.0) == 1.0
+
+
+def test_a_lasting_bias_is_taken_away() -> None:
+    config, factor = CorrectionConfig(), 1.0
+    for observed in range(100, 200):
+        factor = config.updated(factor, 1.2 * observed, observed)
+    assert factor == pytest.approx(1.2, rel=1e-4)  # 0.9^100 of it is left
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(1e-3, 1e3), st.floats(0, 1), st.floats(1, 10), st.floats(0, 1e9))
+def test_a_factor_is_bounded_and_grows_with_what_was_predicted(
+    predicted: float, observed: float, factor: float, weight: float, most: float, more: float
+) -> None:
+    config = CorrectionConfig(weight_frac=weight, most=most)
+    updated = config.updated(factor, predicted, observed)
+    assert 1 / most - 1e-9 <= updated <= most + 1e-9
+    if observed > 0.0:
+        assert config.updated(factor, predicted + more, observed) >= updated - 1e-9

@@ -1,0 +1,105 @@
+"""Laws of ``tandem simulate``."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from serve_app.cli import cli
+from serve_app.validate import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FIGURES = (
+    *("slo_attainment_frac", "goodput_requests_per_s", "gpu_hours", "gpu_hours_over_oracle"),
+    *("gpu_hours_over_causal_bound", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s"),
+    *("scale_events", "ratio_within_band_frac"),
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """A trace of two minutes, and a configuration with short starts."""
+    rng = random.Random(0)
+    rows, at = ["timestamp_s,input_tokens,output_tokens"], 0.0
+    while at < 120.0:
+        at += rng.expovariate(6.0 if at < 60.0 else 12.0)
+        rows.append(f"{at:.3f},{rng.randint(200, 2500)},{rng.randint(10, 150)}")
+    (tmp_path / "trace.csv").write_text("\n".join(rows) + "\n")
+    document = yaml.safe_load((ROOT / "configs" / "sim" / "h100_llama70b.yaml").read_text())
+    for role in ("prefill", "decode"):
+        pool = document["groups"][0][role]
+        pool |= {"profile": str(ROOT / "configs" / "profiles" / Path(pool["profile"]).name), "start_s": 10}
+    document |= {"warm_up_s": 20, "oracle_simulated_requests": 20_000}
+    (tmp_path / "sim.yaml").write_text(yaml.safe_dump(document))
+    return str(tmp_path / "trace.csv"), str(tmp_path / "sim.yaml")
+
+
+def simulate(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["simulate", *arguments])
+
+
+def test_policies_are_compared_with_the_oracle_in_a_table_json_and_a_page(
+    files: tuple[str, str], tmp_path: Path
+) -> None:
+    trace, config = files
+    json_out, html_out = tmp_path / "out" / "report.json", tmp_path / "out" / "report.html"
+    ran = simulate(
+        *("--trace", trace, "--config", config, "--policy", "default,static,token_velocity", "--seeds", "2"),
+        *("--json", str(json_out), "--html", str(html_out)),
+    )
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    for name in ("default", "static", "token_velocity", "oracle", "causal bound", "aggregated"):
+        assert name in ran.stdout
+    report = json.loads(json_out.read_text())
+    assert list(report["policies"]) == ["default", "static", "token_velocity"]
+    for name, figures in report["policies"].items():
+        assert all(figure in figures for figure in FIGURES), name
+        assert 0.0 <= figures["slo_attainment_frac"] <= 1.0
+        assert len(figures["seeds"]) == 2
+        low, high = figures["intervals"]["gpu_hours"]
+        assert low <= figures["gpu_hours"] <= high
+        assert figures["gpu_hours_over_oracle"] >= 1.0 or figures["slo_attainment_frac"] < 0.994
+    assert report["oracle"]["slo_attainment_frac"] >= 0.994
+    assert report["oracle"]["gpu_hours"] <= report["smallest_static"]["gpu_hours"] * (1 + 1e-9)
+    assert report["causal_bound"]["gpu_hours"] <= report["smallest_static"]["gpu_hours"] * (1 + 1e-9)
+    assert report["policies"]["default"]["parameters"]["policy"]["decode"] == "h100_llama70b_fp8_tp2"
+    assert len(report["trace"]["sha256"]) == len(report["config"]["sha256"]) == 64
+    page = html_out.read_text()
+    assert page.count("data:image/svg+xml;base64,") == 2
+    assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policy", "nope"], "there is no policy 'nope'"),
+        (["--policy", ","], "--policy: give at least one name"),
+        (["--rate-scale", "much"], "--rate-scale much: give a number above 0, or auto"),
+        (["--rate-scale", "-1"], "--rate-scale -1"),
+        (["--start", "500"], "no request between --start 500 and its end"),
+        (["--duration", "5"], "no request arrives after the warm-up"),
+        (["--json", "/proc/none/report.json", "--duration", "40"], "--json /proc/none/report.json"),
+    ],
+)
+def test_what_a_user_can_mend_is_said_in_one_line(files: tuple[str, str], arguments: list[str], says: str) -> None:
+    ran = simulate("--trace", files[0], "--config", files[1], *arguments)
+    assert isinstance(ran.exception, ConfigError), ran.output
+    assert says in str(ran.exception)
+
+
+def test_strict_refuses_requests_beyond_the_profile(files: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,20000,5\n")
+    ran = simulate("--trace", str(path), "--config", files[1], "--strict")
+    assert "1 of 2 requests are beyond the profile, the first is request 2 (20000 + 5 tokens)" in str(ran.exception)
+
+
+def test_a_request_that_no_engine_holds_is_named(files: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "huge.csv"
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,300000,5\n")
+    ran = simulate("--trace", str(path), "--config", files[1])
+    assert "request 2 (300000 + 5 tokens) does not fit the KV of an engine, 224128 tokens" in str(ran.exception)
