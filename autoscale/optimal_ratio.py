@@ -1,9 +1,4 @@
-"""The P/D ratio at which both roles are busy, from the profiles of their engines: DOPD section IV-B, Eq. 11-14 (pure).
-
-Algorithm 2 of the paper departs from these equations, and they hold here: line 30 reads a step at the length (ISL +
-OSL)/2, where KV is ISL + OSL/2 on average (Eq. 13), and at the concurrency of all instances; line 31 divides that total
-by what one prefill instance drives on one decode instance, where Eq. 14 has the concurrency of one: r / n_d.
-"""
+"""The P/D ratio at which both roles are busy, from their engines' profiles (DOPD section IV-B, Eq. 11-14; pure)."""
 
 from dataclasses import dataclass
 
@@ -114,6 +109,8 @@ def optimal_ratio(
     """
     if not (input_tokens > 0.0 and output_tokens > 0.0):
         raise ValueError(f"{input_tokens:g} input and {output_tokens:g} output tokens: both must be above 0")
+    # Where Algorithm 2 departs, Eq. 13 and 14 hold. Line 30 reads a step at (ISL + OSL)/2, but KV is ISL + OSL/2 on
+    # average, and like line 31 for all the requests there are, where Eq. 14 has those of one decode replica, r / n_d.
     context_tokens = input_tokens + output_tokens / 2
     if memory is None:
         concurrency = decode_batch(decode_profile, context_tokens, tpot_s)

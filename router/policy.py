@@ -10,9 +10,7 @@ RoutingPolicy = Callable[[Sequence[ReplicaView], int, random.Random], list[Repli
 
 def least_tokens(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
     """Fewest queued tokens first; ties in random order, or low load would always land on the first replica."""
-    shuffled = list(replicas)
-    rng.shuffle(shuffled)
-    return sorted(shuffled, key=lambda replica: replica.queued_tokens)
+    return sorted(replicas, key=lambda replica: (replica.queued_tokens, rng.random()))
 
 
 def round_robin(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:

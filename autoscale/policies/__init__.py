@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from autoscale.policies.default import Default, DefaultConfig
+from autoscale.policies.dopd import Dopd, DopdConfig
 from autoscale.policies.dynamo import Dynamo, DynamoConfig
 from autoscale.policies.dynamo_load import DynamoLoad, DynamoLoadConfig
 from autoscale.policies.dynamo_sla import DynamoSla, DynamoSlaConfig
@@ -20,6 +21,7 @@ from autoscale.types import Decision, Snapshot
 
 PolicyConfig = (
     DefaultConfig
+    | DopdConfig
     | DynamoConfig
     | DynamoLoadConfig
     | DynamoSlaConfig
@@ -45,6 +47,7 @@ class Policy(Protocol):
 # Built as ``POLICIES[config.kind](config, ratio=..., slo=...)``.
 POLICIES: Mapping[str, Callable[..., Policy]] = {
     "default": Default,
+    "dopd": Dopd,
     "dynamo": Dynamo,
     "dynamo_load": DynamoLoad,
     "dynamo_sla": DynamoSla,

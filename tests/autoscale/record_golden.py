@@ -17,6 +17,7 @@ _POLICIES = {
 
 _SIMULATED = {
     "default": {},
+    "dopd": {"interval_s": 20.0, "forecast": {"kind": "ewma", "level_s": 40.0}},
     "dynamo": {"adjustment_s": 30.0},
     "dynamo_load": {"adjustment_s": 30.0},
     "dynamo_sla": {"adjustment_s": 30.0},

@@ -44,8 +44,9 @@ def test_a_higher_metric_never_needs_fewer(values: list[float], missing: int, mo
     current = len(values) + missing
     assert 0 <= replicas_for_metric(values, missing, current, target, 0.1) <= max(current, sum(values) / target + 1)
     # Only where all show it: at the target itself Kubernetes takes those that do not for idle, and below it for busy.
-    base = replicas_for_metric(values, 0, current, target, 0.1)
-    assert replicas_for_metric([value + more for value in values], 0, current, target, 0.1) >= base
+    ready = len(values)
+    base = replicas_for_metric(values, 0, ready, target, 0.1)
+    assert replicas_for_metric([value + more for value in values], 0, ready, target, 0.1) >= base
 
 
 def pace(desired: list[int], *, passed_s: float, start: int = 2, **rules: Any) -> tuple[list[int], Any]:

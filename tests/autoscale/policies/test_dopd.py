@@ -1,0 +1,307 @@
+"""DOPD's Algorithm 2 by hand, tick by tick."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autoscale.policies.dopd import Dopd, DopdConfig
+from autoscale.profile import EngineProfile
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, Decision, PoolKey, Snapshot, Traffic
+from kvtransfer.topology import Role
+
+P, D = Role.PREFILL, Role.DECODE
+MakePolicy = Callable[..., Dopd]
+MakeSnapshot = Callable[..., Snapshot]
+PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
+# 90 tokens take 0.1 s of prefill; eight requests of 90 + 20/2 tokens run in steps of 28 ms (conftest's profile).
+CHAT = Traffic(requests_per_s=10.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
+
+
+@pytest.fixture(scope="session")
+def make_policy(make_profile: Callable[..., EngineProfile]) -> MakePolicy:
+    """Adjusts every 10 s to the last value, without correction."""
+
+    def make(**changes: Any) -> Dopd:
+        document = {
+            "prefill": make_profile(),
+            "decode": make_profile(),
+            "interval_s": 10.0,
+            "forecast": {"kind": "last_value"},
+            "correction": {"weight_frac": 0.0},
+            **changes,
+        }
+        return Dopd(DopdConfig.model_validate(document), ratio=PdRatio(1, 1), slo=SloConfig())
+
+    return make
+
+
+class Ticks:
+    """A policy that is asked again and again, with what it has remembered."""
+
+    def __init__(self, policy: Dopd, make_snapshot: MakeSnapshot, *, counts: tuple[int, int] = (1, 1)) -> None:
+        self._policy, self._make, self._counts = policy, make_snapshot, counts
+        self.state = ControllerState(desired=dict(zip(map(self._key, Role), counts, strict=True)))
+
+    @staticmethod
+    def _key(role: Role) -> PoolKey:
+        return PoolKey("g0", role)
+
+    def at(self, now_s: float, traffic: Traffic = CHAT, **fields: Any) -> Decision:
+        """The decision of a tick, after which its memory is kept."""
+        snapshot = self._make(*self._counts, now_s=now_s, traffic=traffic, state=self.state, **fields)
+        decision = self._policy.decide(snapshot)
+        assert decision == self._policy.decide(snapshot)  # it keeps nothing itself
+        if decision.memory is not None:
+            self.state = replace(self.state, memory=decision.memory)
+        return decision
+
+    def granted(self, **desired: int) -> None:
+        """What the guard has made of it."""
+        self.state = replace(self.state, desired={self._key(Role(name)): count for name, count in desired.items()})
+
+
+def test_algorithm_2_by_hand(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+    ticks = Ticks(make_policy(), make_snapshot, counts=(2, 3))
+    first = ticks.at(1000.0)
+    assert first.wanted is None
+    assert first.reason == "the next adjustment is in 10 s"
+    assert ticks.at(1009.9).wanted is None
+    decision = ticks.at(1010.0)
+    assert decision.wanted is not None
+    # In flight (Little): 10/s x 20 x 0.028 s = 5.6 of at most 8, planned at nine tenths.
+    assert decision.wanted[D] == pytest.approx(5.6 / (0.9 * 8))
+    # R_opt = 8 x 0.1 s / (0.028 s x 20) = 1.43 (Eq. 14), so prefill is busy for nine tenths too.
+    assert decision.wanted[P] == pytest.approx(10 * 0.1 / 0.9)
+    assert decision.ratio == PdRatio.of(decision.wanted)
+    assert not decision.is_urgent
+    assert "optimal P/D ratio 1.43" in decision.reason
+    # It stays planned through the next interval, whatever comes.
+    assert ticks.at(1015.0, replace(CHAT, requests_per_s=50.0)).wanted == decision.wanted
+    later = ticks.at(1020.0)
+    assert later.wanted is not None
+    assert later.wanted[D] == pytest.approx(3 * decision.wanted[D])  # 50 and 10 requests/s: 30 on average
+
+
+def test_means_are_over_requests_and_not_over_ticks(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    ticks.at(1000.0, Traffic(requests_per_s=3.0, input_tokens_mean=50.0, output_tokens_mean=10.0))
+    ticks.at(1005.0, Traffic(requests_per_s=1.0, input_tokens_mean=90.0))
+    decision = ticks.at(1010.0, Traffic(requests_per_s=0.0))
+    assert decision.memory is not None
+    assert decision.memory["dopd_at_s"] == (1010.0,)
+    assert decision.memory["dopd_requests_per_s"] == pytest.approx([4 / 3])
+    assert decision.memory["dopd_input_tokens"] == pytest.approx([60.0])
+    assert decision.memory["dopd_output_tokens"] == pytest.approx([10.0])
+    assert ticks.at(1020.0, Traffic(requests_per_s=0.0)).wanted == {P: 0.0, D: 0.0}  # lengths as before
+
+
+def test_a_forecast_is_divided_by_how_far_the_last_one_was_off(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(correction={"weight_frac": 1.0, "most": 10.0}), make_snapshot)
+    for at_s, rate in ((1000.0, 10.0), (1010.0, 10.0), (1015.0, 5.0)):
+        ticks.at(at_s, replace(CHAT, requests_per_s=rate))
+    decision = ticks.at(1020.0, replace(CHAT, requests_per_s=5.0))
+    # 10 were predicted and 5 came: the factor is 2, and the next forecast, 5, becomes 2.5.
+    assert decision.memory is not None
+    assert decision.memory["dopd_factors"] == pytest.approx([2.0, 1.0, 1.0])
+    assert decision.memory["dopd_forecasts"] == pytest.approx([5.0, 90.0, 20.0])
+    assert decision.wanted is not None
+    assert decision.wanted[P] == pytest.approx(2.5 * 0.1 / 0.9)
+
+
+def test_an_overload_of_either_role_does_not_wait(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+    ticks = Ticks(make_policy(), make_snapshot, counts=(2, 4))
+    calm = {P: {"waiting_requests": 5.0}, D: {"kv_usage_frac": 0.9}}
+    assert not ticks.at(1000.0, stats=calm).is_urgent
+    # 2 x 11 wait, 5 for each: ceil(22/5). 4 x 0.5 of KV would be enough with three, but nobody leaves.
+    queue = ticks.at(1001.0, stats={P: {"waiting_requests": 11.0}, D: {"kv_usage_frac": 0.5}})
+    assert queue.wanted == {P: 5.0, D: 4.0}
+    assert queue.is_urgent
+    assert queue.is_step
+    assert queue.ratio == PdRatio(5, 4)
+    assert queue.reason == "overload: prefill_queue_requests 22 for 10, decode_kv_replicas 2 for 3.6"
+    # 4 x 0.95 over 0.9.
+    full = ticks.at(1002.0, stats={P: {"waiting_requests": 0.0}, D: {"kv_usage_frac": 0.95}})
+    assert full.wanted == {P: 2.0, D: 5.0}
+    assert full.is_urgent
+
+
+def test_after_an_overload_all_stay_until_the_interval_ends(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    for at_s in (1000.0, 1010.0):
+        ticks.at(at_s)
+    assert ticks.at(1012.0, stats={P: {"waiting_requests": 20.0}}).wanted == {P: 4.0, D: 1.0}
+    ticks.granted(prefill=4, decode=1)
+    # As many as were asked for start: the same queue is no overload any more.
+    held = ticks.at(1013.0, stats={P: {"waiting_requests": 20.0}})
+    assert held.wanted is None
+    assert held.ratio == PdRatio(4, 1)
+    assert ticks.at(1020.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
+
+
+def test_an_overload_does_not_pull_the_other_role_down_where_there_is_no_room(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot, counts=(4, 2))
+    decision = ticks.at(1000.0, stats={P: {"waiting_requests": 50.0}}, bounds=(1, 4))
+    assert decision.wanted == {P: 40.0, D: 2.0}  # not clamped
+    assert decision.ratio == PdRatio(2, 1)  # four prefill replicas at 20:1 would leave one decode replica
+
+
+def test_an_overload_during_an_adjustment_is_learnt_from_too(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    ticks.at(1000.0)
+    decision = ticks.at(1010.0, stats={P: {"waiting_requests": 6.0}})
+    assert decision.is_urgent
+    assert decision.memory is not None
+    assert decision.memory["dopd_at_s"] == (1010.0,)
+
+
+def test_what_nobody_observed_is_no_decision_and_is_not_forgotten(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    for at_s in (1000.0, 1010.0):
+        ticks.at(at_s)
+    before = ticks.state.memory
+    blind = ticks.at(1020.0, Traffic())
+    assert (blind.wanted, blind.reason) == (None, "no arrivals were observed")
+    assert ticks.state.memory == before
+    assert ticks.at(1021.0).wanted is not None
+    silent = Ticks(make_policy(), make_snapshot)
+    for at_s in (1000.0, 1010.0):
+        decision = silent.at(at_s, Traffic(requests_per_s=1.0, input_tokens_mean=90.0))
+    assert (decision.wanted, decision.reason) == (None, "nothing has shown yet what arrives and how long it is")
+
+
+def test_arrivals_that_are_not_all_take_nobody_away_and_teach_nothing(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot, counts=(3, 3))
+    ticks.at(1000.0)
+    part = replace(CHAT, requests_per_s=1.0, is_whole=False)
+    assert ticks.at(1010.0, part).wanted == {P: 3.0, D: 3.0}
+    assert ticks.at(1011.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
+
+
+def test_a_clock_that_was_set_back_forgets_the_future(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    for at_s in (1000.0, 1010.0, 1020.0):
+        ticks.at(at_s)
+    ticks.at(1015.0)
+    assert ticks.state.memory["dopd_at_s"] == (1010.0,)
+    assert ticks.state.memory["dopd_interval"][0] == 1015.0
+    assert ticks.at(1025.0).wanted is not None
+
+
+def test_memory_of_another_policy_is_left_alone(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    ticks.state = replace(ticks.state, memory={"at_s": (1.0, 2.0), "prefill": (3.0, 4.0)})
+    ticks.at(1000.0)
+    assert all(name.startswith("dopd_") for name in ticks.state.memory)
+
+
+def test_a_long_day_by_arima_stays_bounded_and_says_when_it_could_not_fit(make_snapshot: MakeSnapshot) -> None:
+    table = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp1.json")
+    config = DopdConfig(prefill=table, decode=table, history_points=12)
+    ticks = Ticks(Dopd(config, ratio=PdRatio(1, 1), slo=SloConfig()), make_snapshot, counts=(4, 4))
+    for number in range(0, 2500, 20):
+        wave = math.sin(number / 300)
+        traffic = Traffic(
+            requests_per_s=8.0 + 4.0 * wave, input_tokens_mean=800.0 + 50.0 * wave, output_tokens_mean=200.0
+        )
+        decision = ticks.at(1000.0 + number, traffic)
+        if number == 100:
+            assert "requests_per_s: 1 values, ARIMA(1, 1, 1) needs 7" in decision.reason
+        if number == 2000:
+            assert decision.reason.endswith("; output_tokens: the series is constant")
+    assert decision.wanted is not None
+    assert sum(map(len, ticks.state.memory.values())) == 4 * 12 + 7 + 3 + 3 + 2
+    # At the end 12 requests/s came and go down: what was forecast lies near.
+    assert ticks.state.memory["dopd_forecasts"][0] == pytest.approx(8.0 + 4.0 * math.sin(2500 / 300), rel=0.1)
+
+
+TRAFFIC = st.builds(
+    Traffic,
+    requests_per_s=st.none() | st.floats(0, 1e4),
+    input_tokens_mean=st.none() | st.floats(1, 1e5),
+    output_tokens_mean=st.none() | st.floats(1, 1e4),
+    is_whole=st.booleans(),
+)
+
+
+@settings(max_examples=50)
+@given(
+    seen=st.lists(
+        st.tuples(st.floats(0.1, 30.0), TRAFFIC, st.none() | st.floats(0, 1e3), st.none() | st.floats(0, 1)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_whatever_is_seen_is_decided_on_alike_and_counts_are_counts(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot, seen: list[tuple[float, Traffic, float | None, float | None]]
+) -> None:
+    ticks, now_s = Ticks(make_policy(history_points=3), make_snapshot, counts=(2, 3)), 1000.0
+    for passed_s, traffic, waiting, usage in seen:
+        now_s += passed_s
+        decision = ticks.at(now_s, traffic, stats={P: {"waiting_requests": waiting}, D: {"kv_usage_frac": usage}})
+        if decision.wanted is not None:
+            assert all(0.0 <= count < math.inf for count in decision.wanted.values())
+        if decision.is_urgent:
+            assert decision.wanted is not None
+            assert decision.wanted[P] >= 2
+            assert decision.wanted[D] >= 3
+        assert decision.memory is not None
+        assert sum(map(len, decision.memory.values())) <= 4 * 3 + 7 + 3 + 3 + 2
+        assert all(math.isfinite(number) for series in decision.memory.values() for number in series)
+
+
+@given(rate=st.floats(1e-3, 1e3), more=st.floats(0, 1e3), inputs=st.floats(1, 900), longer=st.floats(0, 1000))
+def test_more_requests_or_longer_prompts_never_need_fewer(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot, rate: float, more: float, inputs: float, longer: float
+) -> None:
+    def wanted(rate: float, inputs: float) -> dict[Role, float]:
+        ticks = Ticks(make_policy(), make_snapshot)
+        traffic = Traffic(requests_per_s=rate, input_tokens_mean=inputs, output_tokens_mean=20.0)
+        ticks.at(1000.0, traffic)
+        return dict(ticks.at(1010.0, traffic).wanted or {})
+
+    base = wanted(rate, inputs)
+    for other in (wanted(rate + more, inputs), wanted(rate, inputs + longer)):
+        assert all(other[role] >= base[role] - 1e-9 * base[role] for role in Role)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"interval_s": 0}, "greater than 0"),
+        ({"history_points": 0}, "greater than or equal to 1"),
+        ({"concurrency_frac": 1.1}, "less than or equal to 1"),
+        ({"forecast": {"kind": "prophet"}}, "does not match any of the expected tags"),
+        ({"queue_requests": 0}, "greater than 0"),
+        ({"wheels": 4}, "Extra inputs"),
+    ],
+)
+def test_a_configuration_with_nonsense_is_refused(make_policy: MakePolicy, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        make_policy(**change)
+
+
+def test_an_objective_that_no_step_keeps_is_refused_at_once(make_policy: MakePolicy) -> None:
+    slow = {"gpu_bytes": 80e9, "other_bytes": 8e9, "model_bytes": 70e9, "bytes_per_s": 1e12, "read_frac": 0.5}
+    with pytest.raises(ValueError, match="to read the weights alone takes"):
+        make_policy(decode_memory=slow)
