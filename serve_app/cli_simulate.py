@@ -11,12 +11,23 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autoscale.sim.compare import check_trace
+from autoscale.sim import curate as search
+from autoscale.sim import pressure
+from autoscale.sim.compare import check_lengths, check_trace, find_oracle
 from autoscale.sim.config import SimConfig
+from autoscale.sim.curate import SPACES
 from autoscale.sim.study import Study, run_study
 from autoscale.trace import TraceRequest, cut, load_trace, scale_trace
+from serve_app.curate_report import (
+    candidates_document,
+    candidates_table,
+    curated_yaml,
+    pressure_document,
+    pressure_table,
+    pressure_verdict,
+)
 from serve_app.sim_report import document, save_html, summary_table
-from serve_app.validate import ConfigError
+from serve_app.validate import ConfigError, load_serve_yaml
 
 console = Console()
 errors = Console(stderr=True)
@@ -27,6 +38,13 @@ _DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b
 TracePath = Annotated[
     Path, typer.Option("--trace", help="CSV or .gz: timestamp_s, input_tokens, output_tokens and perhaps hash_ids.")
 ]
+RateScale = Annotated[
+    str, typer.Option(help="So many times the trace's requests; auto: until the oracle's peak is 40 replicas.")
+]
+Start = Annotated[float, typer.Option(min=0.0, help="Begin here, seconds of the trace.")]
+Duration = Annotated[float | None, typer.Option(min=1.0, help="Take so many seconds of it.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores.")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="Write everything here.")]
 ConfigFile = Annotated[Path, typer.Option("--config", help="Cluster, objectives and policies (configs/sim/).")]
 
 
@@ -35,17 +53,15 @@ def simulate(
     trace: TracePath,
     policy: Annotated[str, typer.Option(help="Names, with commas: of the config's policies, or kinds.")] = "default",
     config: ConfigFile = _DEFAULT_CONFIG,
-    rate_scale: Annotated[
-        str, typer.Option(help="So many times the trace's requests; auto: until the oracle's peak is 40 replicas.")
-    ] = "1",
+    rate_scale: RateScale = "1",
     time_scale: Annotated[float, typer.Option(min=1e-6, help="Multiplies the trace's times; 2 halves the rate.")] = 1.0,
-    start: Annotated[float, typer.Option(min=0.0, help="Begin here, seconds of the trace.")] = 0.0,
-    duration: Annotated[float | None, typer.Option(min=1.0, help="Take so many seconds of it.")] = None,
+    start: Start = 0.0,
+    duration: Duration = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Repeat with so many seeds, and give intervals.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores.")] = None,
+    jobs: Jobs = None,
     is_strict: Annotated[bool, typer.Option("--strict", help="Refuse requests beyond the profiles.")] = False,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
+    json_out: JsonOut = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures here.")] = None,
 ) -> None:
     """Replay a trace on a virtual cluster under each policy, beside the oracle and the causal bound."""
@@ -74,6 +90,101 @@ def simulate(
     if html_out is not None:
         _write(html_out, save_html(study, report), "--html")
     _refuse_winners(study)
+
+
+Gpus = Annotated[int, typer.Option(min=2, help="The GPUs that are split between the roles.")]
+
+
+@commands.command("pressure-test")
+def pressure_test(
+    trace: TracePath,
+    config: ConfigFile = _DEFAULT_CONFIG,
+    gpus: Gpus = 24,
+    start: Start = 0.0,
+    duration: Duration = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and ties.")] = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Find the P/D ratio that serves most of a workload, or that it is better not disaggregated, and its signals."""
+    try:
+        settings = SimConfig.load(config)
+        requests = _load(trace, 1.0, start, duration)
+        check_lengths(settings, requests, trace)
+        with _progress() as progress:
+            task = progress.add_task("pressure test", total=None)
+            result = pressure.pressure_test(
+                settings,
+                requests,
+                gpus=gpus,
+                seed=seed,
+                on_point=lambda point: progress.update(task, advance=1, description=f"{point.name} tried"),
+            )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    console.print(pressure_table(result))
+    console.print(pressure_verdict(result), highlight=False)
+    _write(json_out, json.dumps(pressure_document(result), indent=1) + "\n", "--json")
+
+
+@commands.command()
+def curate(
+    trace: TracePath,
+    out: Annotated[Path, typer.Option(help="Write a configuration with the best policy here.")],
+    policy: Annotated[str, typer.Option(help="Kinds, with commas; all: every one that can be searched.")] = "all",
+    config: ConfigFile = _DEFAULT_CONFIG,
+    serve: Annotated[
+        Path | None, typer.Option(help="A Serve YAML to put the policy into; without it, --out is for tandem simulate.")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Parameters tried of each policy.")] = 12,
+    gpus: Gpus = 24,
+    rate_scale: RateScale = "1",
+    start: Start = 0.0,
+    duration: Duration = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of parameters, copies and ties.")] = 0,
+    jobs: Jobs = None,
+    json_out: JsonOut = None,
+) -> None:
+    """Pressure test, then policies x parameters, then the best: enough within the objectives, on the fewest GPUs."""
+    try:
+        settings = SimConfig.load(config)
+        kinds = sorted(SPACES) if policy == "all" else _names(policy, settings)
+        if unknown := [kind for kind in kinds if kind not in SPACES]:
+            raise ValueError(f"--policy {unknown[0]}: cannot be searched; choose among {', '.join(sorted(SPACES))}")
+        document = None if serve is None else load_serve_yaml(serve)
+        requests = _load(trace, 1.0, start, duration)
+        check_trace(settings, requests, trace)
+        scale = _rate_scale(rate_scale)
+        with _pool(jobs) as pool, _progress() as progress:
+            task = progress.add_task("pressure test", total=None)
+            pressed = pool.submit(pressure.pressure_test, settings, requests, gpus=gpus, seed=seed).result()
+            progress.update(task, description="oracle")
+            oracle = pool.submit(find_oracle, settings, requests, rate_scale=scale, seed=seed).result()
+            progress.update(task, description="policies", total=tries * len(kinds), completed=0)
+            found = search.curate(
+                settings,
+                oracle,
+                pressed,
+                kinds,
+                tries=tries,
+                seed=seed,
+                pool=pool,
+                on_done=lambda candidate: progress.update(task, advance=1),
+            )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    console.print(pressure_verdict(pressed), highlight=False)
+    console.print(candidates_table(settings, oracle, found))
+    best = max((each[0] for each in found.values()), key=lambda one: one.score(settings.slo.attainment_frac))
+    if not best.score(settings.slo.attainment_frac)[0]:
+        errors.print(
+            f"note: no candidate attained {settings.slo.attainment_frac:.1%}; the one that came nearest is written",
+            style="yellow",
+        )
+    text = curated_yaml(settings, best, config_path=config, serve=document, trace=trace)
+    _write(out, text, "--out")
+    console.print(f"{out}: {best.kind}", highlight=False)
+    if json_out is not None:
+        _write(json_out, json.dumps(candidates_document(pressed, oracle, found), indent=1) + "\n", "--json")
 
 
 def _names(policy: str, settings: SimConfig) -> list[str]:

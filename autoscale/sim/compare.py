@@ -106,8 +106,8 @@ def scenario_of(
     )
 
 
-def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """Refuse a trace that ends too soon, requests that no engine can hold and, if strict, those beyond the profiles.
+def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
+    """Refuse requests that no engine can hold and, if strict, those beyond what was profiled.
 
     Raises:
         ValueError: names the file, and the first such request by its place.
@@ -122,8 +122,7 @@ def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *,
                 f"{path}: request {number} ({request.input_tokens} + {request.output_tokens} tokens) does not fit the "
                 f"KV of an engine, {most} tokens: choose another profile, or leave it out"
             )
-        is_covered = prefill.prefill.covers(request.input_tokens) and total <= decode.decode.context_tokens[-1]
-        if not is_covered:
+        if not (prefill.prefill.covers(request.input_tokens) and total <= decode.decode.context_tokens[-1]):
             beyond.append((number, request))
     if is_strict and beyond:
         number, request = beyond[0]
@@ -133,6 +132,15 @@ def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *,
             f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {low} to {high} tokens "
             f"and contexts up to {decode.decode.context_tokens[-1]}; profile more, or leave --strict out"
         )
+
+
+def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
+    """The same, and refuse a trace that ends with the warm-up.
+
+    Raises:
+        ValueError: names the file.
+    """
+    check_lengths(config, trace, path, is_strict=is_strict)
     if trace[-1].at_s <= config.warm_up_s:
         raise ValueError(
             f"{path}: no request arrives after the warm-up of {config.warm_up_s:g} s: give a longer trace or a shorter "

@@ -10,7 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from serve_app.cli import cli
-from serve_app.validate import ConfigError
+from serve_app.ray_schema import single_app_config
+from serve_app.validate import ConfigError, load_serve_yaml
 
 ROOT = Path(__file__).parents[2]
 FIGURES = (
@@ -103,3 +104,38 @@ def test_a_request_that_no_engine_holds_is_named(files: tuple[str, str], tmp_pat
     path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,300000,5\n")
     ran = simulate("--trace", str(path), "--config", files[1])
     assert "request 2 (300000 + 5 tokens) does not fit the KV of an engine, 224128 tokens" in str(ran.exception)
+
+
+def test_a_pressure_test_names_the_ratio(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "pressure.json"
+    ran = CliRunner().invoke(
+        cli, ["pressure-test", "--trace", files[0], "--config", files[1], "--gpus", "8", "--json", str(out)]
+    )
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    report = json.loads(out.read_text())
+    assert f"pd_ratio {report['pd_ratio']}" in ran.stdout.replace("\n", " ")
+    assert report["best"]["requests_per_s"] > report["aggregated"]["requests_per_s"]
+
+
+def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tmp_path: Path) -> None:
+    trace, config = files
+    base = ["curate", "--trace", trace, "--config", config, "--gpus", "8", "--tries", "2"]
+    out = tmp_path / "curated.yaml"
+    ran = CliRunner().invoke(cli, [*base, "--policy", "default,heteroscale", "--out", str(out)])
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    best = out.read_text().splitlines()[0].split(": ")[1].split(",")[0]
+    assert simulate("--trace", trace, "--config", str(out), "--policy", best, "--jobs", "1").exit_code == 0
+    served = tmp_path / "serve.yaml"
+    emulated = str(ROOT / "configs" / "emulated.yaml")
+    ran = CliRunner().invoke(cli, [*base, "--policy", "heteroscale", "--out", str(served), "--serve", emulated])
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    args = yaml.safe_load(served.read_text())["applications"][0]["args"]
+    assert args["autoscale"]["policy"]["kind"] == "heteroscale"
+    assert single_app_config(load_serve_yaml(served)).autoscale is not None
+
+
+def test_an_unknown_kind_cannot_be_curated(files: tuple[str, str], tmp_path: Path) -> None:
+    ran = CliRunner().invoke(
+        cli, ["curate", "--trace", files[0], "--config", files[1], "--policy", "periodic", "--out", str(tmp_path / "x")]
+    )
+    assert "periodic" in str(ran.exception)

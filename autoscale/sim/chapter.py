@@ -1,0 +1,201 @@
+"""The queue-depth chapter's simulation (section 23.4, Code 23.4.1) around our policy, and its Exercise 23.4.2 (pure).
+
+The loop is the printed one, step for step: what is served and who starts comes before the controller in every second,
+and a replica that is let go is gone at once while others still start. What decides is our ``QueueDepth``; only the
+chapter's own forecast, which knows the load to come, is not a policy's and stands here.
+
+The chapter's law and its code differ: the text asks for a queue of 0 (Q*) within the objective, 0.5 s, the code for one
+of 40 within 3 s. And the code rounds up 1e-9 above the law, so that demand of exactly seven replicas gets eight. The
+printed output is the code's; what the law gives, and the code without its 1e-9, are rows beside it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig, replicas_for_queue
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, PoolKey, PoolStats, ReplicaStats, Snapshot, Traffic
+from kvtransfer.topology import Role
+
+# Code 23.4.1 and the numbers in its functions.
+SERVED_PER_S = 40.0
+START_S = 20
+TARGET_QUEUE = 40.0
+BURN_DOWN_S = 3.0
+SLO_WAIT_S = 0.5
+COOLDOWN_S = 10
+HORIZON_S = 600
+HEADROOM_FRAC = 0.4
+FIRST_MARGIN_FRAC = 0.3
+FORECAST_MARGIN_FRAC = 0.15
+EXTRA_REPLICAS = 1e-9
+SEED = 0
+
+# Exercise 23.4.2 asks for 5 to 120 s.
+STARTS_S = (5, 10, 15, 20, 30, 45, 60, 90, 120)
+
+_POOL = PoolKey("chapter", Role.DECODE)
+
+# Desired replicas from the second, requests that wait and requests that arrived in it.
+Controller = Callable[[int, float, float], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a controller has come to: the chapter's three scores.
+
+    ``violations_frac``: share of requests that arrived while the queue stood for more than the objective, ``Q / (n
+    mu)``. ``peak_queue``: requests that waited at most. ``replica_seconds``: of those that were ready or starting.
+    """
+
+    name: str
+    violations_frac: float
+    peak_queue: float
+    replica_seconds: float
+
+
+def chapter_rows() -> list[Row]:
+    """The chapter's table, Output 23.4.1; then its law as printed, and its reactive controller as our policy rounds."""
+    rates = request_rates()
+    controllers = {
+        "reactive": _policy(),
+        "headroom": _policy(headroom_frac=HEADROOM_FRAC),
+        "predictive": _clairvoyant(rates, START_S),
+        "printed law": _policy(target_queue=0.0, burn_down_s=SLO_WAIT_S, extra_replicas=0.0),
+        "reactive without 1e-9": _policy(extra_replicas=0.0),
+    }
+    return [simulate(name, controller, rates) for name, controller in controllers.items()]
+
+
+def startup_rows() -> Mapping[int, list[Row]]:
+    """Exercise 23.4.2: by what a start takes, seconds, all controllers, and headroom and prediction together.
+
+    Twice with prediction: by the chapter's forecast, which knows the load to come, and by the policy's own, which has
+    seen no more than what arrived.
+    """
+    rates = request_rates()
+    rows = {}
+    for start_s in STARTS_S:
+        controllers = {
+            "reactive": _policy(),
+            "headroom": _policy(headroom_frac=HEADROOM_FRAC),
+            "predictive": _clairvoyant(rates, start_s),
+            "headroom and predictive": _clairvoyant(rates, start_s, headroom_frac=HEADROOM_FRAC),
+            "policy's predictive": _policy(lead_s=start_s),
+            "policy's headroom and predictive": _policy(lead_s=start_s, headroom_frac=HEADROOM_FRAC),
+        }
+        rows[start_s] = [simulate(name, each, rates, start_s=start_s) for name, each in controllers.items()]
+    return rows
+
+
+def request_rates() -> NDArray[np.float64]:
+    """Requests per second in every second: a ramp from 200 to 450, and a spike of 500 more after five minutes."""
+    t = np.arange(HORIZON_S)
+    base = 200.0 + 250.0 * np.clip((t - 100) / 200.0, 0, 1)
+    return np.asarray(base + 500.0 * np.exp(-((t - 300) ** 2) / (2 * 22.0**2)))
+
+
+def simulate(name: str, controller: Controller, rates: NDArray[np.float64], *, start_s: int = START_S) -> Row:
+    """Code 23.4.1's ``simulate``.
+
+    Args:
+        name: of the row.
+        controller: asked in every second, as a live policy is; it is heard only when the cooldown has passed.
+        rates: mean arrivals of each second; what arrives is the same for all controllers (``default_rng(0)``).
+        start_s: what a new replica takes to be ready.
+    """
+    arriving = np.random.default_rng(SEED).poisson(rates)
+    ready = math.ceil(rates[0] / SERVED_PER_S * (1.0 + FIRST_MARGIN_FRAC))
+    starting: list[int] = []
+    queue, acted_s, late = 0.0, -COOLDOWN_S, 0
+    peak, replica_seconds = 0.0, 0
+    for now_s, arrivals in enumerate(arriving.tolist()):
+        ready += sum(1 for ready_s in starting if ready_s <= now_s)
+        starting = [ready_s for ready_s in starting if ready_s > now_s]
+        capacity = ready * SERVED_PER_S
+        if queue / max(capacity, 1e-9) > SLO_WAIT_S:
+            late += arrivals
+        queue = max(0.0, queue + arrivals - capacity)
+        peak = max(peak, queue)
+        replica_seconds += ready + len(starting)
+
+        desired = max(1, controller(now_s, queue, arrivals))
+        if now_s - acted_s < COOLDOWN_S:
+            continue
+        if desired > ready + len(starting):
+            starting += [now_s + start_s] * (desired - ready - len(starting))
+            acted_s = now_s
+        elif desired < ready:
+            ready, acted_s = desired, now_s
+    return Row(
+        name=name,
+        violations_frac=late / max(1, int(arriving.sum())),
+        peak_queue=peak,
+        replica_seconds=replica_seconds,
+    )
+
+
+def _policy(
+    *,
+    target_queue: float = TARGET_QUEUE,
+    burn_down_s: float = BURN_DOWN_S,
+    headroom_frac: float = 0.0,
+    lead_s: float = 0.0,
+    extra_replicas: float = EXTRA_REPLICAS,
+) -> Controller:
+    """Our policy, shown one pool of decode replicas and, with the arrivals, what the code rounds up from."""
+    config = QueueDepthConfig(
+        decode_requests_per_s=SERVED_PER_S,
+        target_queue=target_queue,
+        burn_down_s=burn_down_s,
+        headroom_frac=headroom_frac,
+        lead_s=lead_s,
+    )
+    policy = QueueDepth(config, ratio=PdRatio(1, 1), slo=SloConfig())
+    memory: Mapping[str, tuple[float, ...]] = {}
+
+    def desired(now_s: int, queue: float, arrivals: float) -> int:
+        nonlocal memory
+        replica = ReplicaStats(replica_id="all", observed_s=now_s, waiting_requests=queue)
+        pool = PoolStats(
+            key=_POOL, replicas=(replica,), target_replicas=1, lowest_replicas=1, highest_replicas=HORIZON_S
+        )
+        decision = policy.decide(
+            Snapshot(
+                now_s=now_s,
+                pools=(pool,),
+                traffic=Traffic(requests_per_s=arrivals + extra_replicas * SERVED_PER_S),
+                state=ControllerState(memory=memory),
+            )
+        )
+        assert decision.wanted is not None
+        memory = decision.memory or {}
+        return int(decision.wanted[Role.DECODE])
+
+    return desired
+
+
+def _clairvoyant(rates: NDArray[np.float64], start_s: int, *, headroom_frac: float = 0.0) -> Controller:
+    """The chapter's ``predictive``: the larger of what now needs and what the load one start from now does."""
+
+    def desired(now_s: int, queue: float, arrivals: float) -> int:
+        coming = float(rates[min(now_s + start_s, len(rates) - 1)]) * (1.0 + FORECAST_MARGIN_FRAC)
+        return max(_law(arrivals, queue, headroom_frac), _law(coming, 0.0, headroom_frac))
+
+    return desired
+
+
+def _law(arrivals: float, queue: float, headroom_frac: float) -> int:
+    return replicas_for_queue(
+        arrivals + EXTRA_REPLICAS * SERVED_PER_S,
+        queue,
+        served_per_s=SERVED_PER_S,
+        target_queue=TARGET_QUEUE,
+        burn_down_s=BURN_DOWN_S,
+        headroom_frac=headroom_frac,
+    )

@@ -1,0 +1,196 @@
+"""The pressure test: which split of so many GPUs serves most of a workload, and what its signals show then (pure).
+
+Source: HeteroScale Algorithm 1, PRESSURETEST.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoscale.policies.heteroscale import Signal
+from autoscale.ratio import PdRatio
+from autoscale.sim.compare import scenario_of
+from autoscale.sim.config import SimConfig
+from autoscale.sim.outcome import outcome
+from autoscale.sim.scenario import Run, Scenario, run_schedule
+from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+# Each run lasts so long, of which the warm-up is a part, and has at least so many requests.
+_RUN_S, _WARM_UP_S, _LEAST_REQUESTS = 120.0, 30.0, 1500
+_RATE_STEPS = 8
+# Disaggregation must serve so much more than it costs in complexity.
+_WORTH_FRAC = 1.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressurePoint:
+    """The highest rate at which a split keeps the objectives; ``prefill`` is 0 for aggregated engines.
+
+    ``signals``: what each of HeteroScale's signals shows there: per replica for tokens per second, the mean for
+    utilisations, the median for latencies; ``None`` where there is nothing to show.
+    """
+
+    prefill: int
+    decode: int
+    requests_per_s: float
+    attainment_frac: float
+    signals: Mapping[Signal, float | None]
+
+    @property
+    def name(self) -> str:
+        """The counts as text."""
+        return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} aggregated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PressureResult:
+    """All splits that were tried; ``gpus`` of each of them."""
+
+    points: Sequence[PressurePoint]
+    aggregated: PressurePoint
+    gpus: int
+
+    @property
+    def best(self) -> PressurePoint:
+        """The split with a prefill pool that serves most."""
+        return max(self.points, key=lambda point: point.requests_per_s)
+
+    @property
+    def pd_ratio(self) -> PdRatio:
+        """Its ratio."""
+        return PdRatio.of({Role.PREFILL: self.best.prefill, Role.DECODE: self.best.decode})
+
+    @property
+    def is_worth_disaggregating(self) -> bool:
+        """Whether that serves more than the same GPUs without a prefill pool."""
+        return self.best.requests_per_s > self.aggregated.requests_per_s * _WORTH_FRAC
+
+
+def pressure_test(
+    config: SimConfig,
+    trace: Sequence[TraceRequest],
+    *,
+    gpus: int,
+    seed: int = 0,
+    on_point: Callable[[PressurePoint], None] = lambda point: None,
+) -> PressureResult:
+    """Find the split of so many GPUs that serves the most requests with the lengths of a trace.
+
+    Splits are tried from the middle towards where more is served; arrivals are Poisson.
+
+    Args:
+        config: cluster and objectives.
+        trace: where lengths are drawn from.
+        gpus: of all replicas together; what a split leaves over stays unused.
+        seed: of arrivals and ties.
+        on_point: told each split's result.
+
+    Raises:
+        ValueError: too few GPUs for a replica of each role, or none keeps the objectives at any rate.
+    """
+    pools = {key.role: pool for key, pool in config.pools().items()}
+    each = {role: pools[role].gpus_per_replica for role in Role}
+    most = (gpus - each[Role.DECODE]) // each[Role.PREFILL]
+    if most < 1:
+        raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {sum(each.values())}")
+    splits = {prefill: (gpus - prefill * each[Role.PREFILL]) // each[Role.DECODE] for prefill in range(1, most + 1)}
+    test = _Test(config, trace, seed)
+    known: dict[int, PressurePoint] = {}
+
+    def point(prefill: int) -> PressurePoint:
+        if prefill not in known:
+            likely = max((p.requests_per_s for p in known.values()), default=None)
+            known[prefill] = test.highest(prefill, splits[prefill], likely)
+            on_point(known[prefill])
+        return known[prefill]
+
+    low, high = 1, most
+    while high - low > 2:  # one peak: with few prefill replicas they are short, with many decode
+        left, right = low + (high - low) // 3, high - (high - low) // 3
+        if point(left).requests_per_s < point(right).requests_per_s:
+            low = left + 1
+        else:
+            high = right - 1 if right > left + 1 else right
+    for prefill in range(max(1, low - 1), min(most, high + 1) + 1):
+        point(prefill)
+    aggregated = test.highest(0, gpus // each[Role.DECODE], None)
+    on_point(aggregated)
+    result = PressureResult(points=[known[at] for at in sorted(known)], aggregated=aggregated, gpus=gpus)
+    if not max(result.best.requests_per_s, aggregated.requests_per_s):
+        raise ValueError("no rate keeps the objectives: they are too tight for these engines and lengths")
+    return result
+
+
+class _Test:
+    def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
+        self._config = config.model_copy(update={"warm_up_s": _WARM_UP_S, "failures": ()})
+        self._trace = trace
+        self._seed = seed
+        self._keys = {key.role: key for key in config.pools()}
+
+    def highest(self, prefill: int, decode: int, likely: float | None) -> PressurePoint:
+        """The highest rate at which a split keeps the objectives, to about a hundredth."""
+        low, high = 0.0, likely or 1.0
+        best: Run | None = None
+        while (run := self._run(prefill, decode, high)).attainment_frac >= self._config.slo.attainment_frac:
+            low, high, best = high, high * (1.25 if likely else 2.0), run
+        for _ in range(_RATE_STEPS):
+            rate = (low + high) / 2
+            run = self._run(prefill, decode, rate)
+            if run.attainment_frac >= self._config.slo.attainment_frac:
+                low, best = rate, run
+            else:
+                high = rate
+            if high - low < 0.01 * high:
+                break
+        signals = dict.fromkeys(Signal, None) if best is None else _signals(best)
+        attained = 0.0 if best is None else best.attainment_frac
+        return PressurePoint(
+            prefill=prefill, decode=decode, requests_per_s=low, attainment_frac=attained, signals=signals
+        )
+
+    def _run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
+        rng = random.Random(self._seed)
+        trace: list[TraceRequest] = []
+        at_s = 0.0
+        while at_s < _RUN_S or len(trace) < _LEAST_REQUESTS:
+            at_s += rng.expovariate(requests_per_s)
+            trace.append(replace(rng.choice(self._trace), at_s=at_s))
+        scenario = scenario_of(self._config, trace, seed=self._seed)
+        counts = {Role.PREFILL: prefill, Role.DECODE: decode}
+        used = {role: self._keys[role] for role in Role if counts[role]}
+        return run_schedule(_limited(scenario, used.values()), {used[r]: [(0.0, counts[r])] for r in used})
+
+
+def _limited(scenario: Scenario, keys: Iterable[PoolKey]) -> Scenario:
+    kept = list(keys)
+    return replace(
+        scenario,
+        profiles={key: each for key, each in scenario.profiles.items() if key in kept},
+        pools={key: each for key, each in scenario.pools.items() if key in kept},
+    )
+
+
+def _signals(run: Run) -> dict[Signal, float | None]:
+    figures = outcome(run, dict.fromkeys(run.scenario.pools, 0.0))
+    span_s = run.scenario.end_s
+    engines = {
+        role: [life.replica.engine for life in run.fleet.lives if life.replica and life.key.role is role]
+        for role in Role
+    }
+
+    def rate(role: Role, value: Callable[..., float]) -> float | None:
+        return sum(value(e) for e in engines[role]) / span_s / len(engines[role]) if engines[role] else None
+
+    return {
+        Signal.DECODE_TPS: rate(Role.DECODE, lambda engine: engine.counters.output_tokens),
+        Signal.PREFILL_TPS: rate(Role.PREFILL, lambda engine: engine.counters.prefill_tokens),
+        Signal.PREFILL_GPU_UTILIZATION: figures.prefill_utilization_frac,
+        Signal.DECODE_GPU_UTILIZATION: figures.decode_utilization_frac,
+        Signal.PREFILL_SM_ACTIVITY: rate(Role.PREFILL, lambda e: e.counters.flops / e.profile.peak_flops),
+        Signal.DECODE_SM_ACTIVITY: rate(Role.DECODE, lambda e: e.counters.flops / e.profile.peak_flops),
+        Signal.TTFT: figures.ttft_p50_s,
+        Signal.TPOT: figures.tpot_p50_s,
+    }

@@ -1,0 +1,71 @@
+"""Laws of the search of policies and parameters."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoscale.policies import POLICIES
+from autoscale.policies.heteroscale import Signal
+from autoscale.sim.compare import find_oracle
+from autoscale.sim.config import SimConfig
+from autoscale.sim.curate import SPACES, Candidate, curate, draw
+from autoscale.sim.pressure import PressurePoint, PressureResult
+from autoscale.trace import TraceRequest
+from kvtransfer.topology import Role
+
+CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
+POINT = PressurePoint(
+    prefill=8, decode=4, requests_per_s=60.0, attainment_frac=0.995, signals={Signal.DECODE_TPS: 3000.0}
+)
+PRESSURE = PressureResult(points=[POINT], aggregated=replace(POINT, prefill=0, decode=12, requests_per_s=40.0), gpus=24)
+FIXED = {Role.PREFILL: 10, Role.DECODE: 5}
+
+
+def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None:
+    assert set(POLICIES) - set(SPACES) == {"periodic"}
+
+
+@pytest.mark.parametrize("kind", sorted(SPACES))
+def test_all_that_is_drawn_is_a_valid_configuration_and_no_two_are_the_same(kind: str) -> None:
+    drawn = draw(kind, 30, PRESSURE, FIXED, random.Random(3))
+    assert drawn == draw(kind, 30, PRESSURE, FIXED, random.Random(3))
+    assert len({str(each) for each in drawn}) == len(drawn)
+    for changes in drawn:
+        CONFIG.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
+
+
+def test_every_policy_gets_as_many_tries_where_its_space_has_them() -> None:
+    assert {len(draw(kind, 12, PRESSURE, FIXED, random.Random(0))) for kind in SPACES if kind != "static"} == {12}
+
+
+def test_targets_are_multiples_of_what_the_pressure_test_expects() -> None:
+    (changes,) = draw("heteroscale", 1, PRESSURE, FIXED, random.Random(0))
+    assert changes["pd_ratio"] == "2:1"
+    assert changes["policy"]["signal"] == "decode_tps"
+    assert changes["policy"]["target"] / 3000.0 in SPACES["heteroscale"]["policy.target*"]
+    (changes,) = draw("queue_depth", 1, PRESSURE, FIXED, random.Random(0))
+    assert changes["policy"]["decode_requests_per_s"] / 15.0 in SPACES["queue_depth"]["policy.decode_requests_per_s*"]
+
+
+def test_the_best_of_each_policy_comes_first_and_attaining_enough_beats_being_cheap() -> None:
+    rng = random.Random(0)
+    trace, at_s = [], 0.0
+    while at_s < 100.0:
+        at_s += rng.expovariate(8.0)
+        trace.append(TraceRequest(at_s=at_s, input_tokens=rng.randint(200, 2500), output_tokens=rng.randint(10, 150)))
+    config = CONFIG.model_copy(update={"warm_up_s": 10.0, "oracle_simulated_requests": 1})
+    oracle = find_oracle(config, trace, rate_scale=1.0)
+    done: list[Candidate] = []
+    with ThreadPoolExecutor(1) as pool:
+        found = curate(config, oracle, PRESSURE, ["default", "static"], tries=4, seed=0, pool=pool, on_done=done.append)
+    assert {kind: len(each) for kind, each in found.items()} == {"default": 4, "static": len(found["static"])}
+    assert len(done) == sum(len(each) for each in found.values())
+    for each in found.values():
+        scores = [one.score(0.994) for one in each]
+        assert scores == sorted(scores, reverse=True)
+    enough, cheap = (found["static"][0], found["static"][-1])
+    assert enough.result.outcome.slo_attainment_frac >= 0.994
+    assert enough.score(0.994) >= cheap.score(0.994)
