@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control demo-autoscale clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim demo-autoscale clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 VENV := .venv/bin
@@ -33,6 +33,9 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 
 bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
 	@$(VENV)/python -m serve_app.bench_control
+
+bench-sim: setup ## Measure how fast the simulator is on one core (about 4 minutes)
+	@$(VENV)/python -m serve_app.bench_sim
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale

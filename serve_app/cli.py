@@ -14,7 +14,7 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
-from serve_app import cli_simulate
+from serve_app import cli_simulate, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
 from serve_app.validate import ConfigError, load_serve_yaml
@@ -22,6 +22,7 @@ from serve_app.validate import ConfigError, load_serve_yaml
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 cli.add_typer(commands)
 cli.add_typer(cli_simulate.commands)
+cli.add_typer(cli_trace.commands)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")]

@@ -12,6 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from autoscale.sim.config import needs_profiles
 from autoscale.sim.study import Seed, Study, interval_row, mean_row
 from kvtransfer.topology import Role
 
@@ -155,7 +156,7 @@ def _parameters(study: Study, name: str) -> dict[str, Any]:
         return {"counts": {str(role): int(size) for role, size in study.seeds[0].oracle.static.sizes.items()}}
     parameters = study.config.autoscale_config(name).model_dump(mode="json")
     for role in Role:
-        if isinstance(parameters["policy"].get(str(role)), dict):
+        if needs_profiles(parameters["policy"]["kind"]):
             parameters["policy"][str(role)] = parameters["policy"][str(role)]["name"]
     return parameters
 
@@ -222,26 +223,18 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
 
 def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
-    points = {
-        "oracle": seed.oracle.result.outcome,
-        "causal bound": seed.causal.result.outcome,
-        "smallest static": seed.oracle.static.result.outcome,
-        "aggregated": seed.aggregated.outcome,
+    bounds = {
+        "oracle": seed.oracle.result,
+        "causal bound": seed.causal.result,
+        "smallest static": seed.oracle.static.result,
+        "aggregated": seed.aggregated,
     }
-    for name, each in points.items():
-        axes.plot(each.gpu_hours, 100 * each.slo_attainment_frac, "x", color="grey")
-        axes.annotate(
-            name,
-            (each.gpu_hours, 100 * each.slo_attainment_frac),
-            color="grey",
-            xytext=(5, -10),
-            textcoords="offset points",
-        )
-    for name in study.names:
-        each = seed.policies[name].outcome
-        axes.plot(each.gpu_hours, 100 * each.slo_attainment_frac, "o")
-        axes.annotate(name, (each.gpu_hours, 100 * each.slo_attainment_frac), xytext=(5, 5), textcoords="offset points")
+    for name, result in {**bounds, **seed.policies}.items():
+        point = (result.outcome.gpu_hours, 100 * result.outcome.slo_attainment_frac)
+        axes.plot(*point, "x" if name in bounds else "o", markersize=9, alpha=0.8, label=name)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.axhline(100 * study.config.slo.attainment_frac, color="black", linewidth=0.8, linestyle=":")
+    axes.margins(x=0.15, y=0.1)
     axes.set(xlabel="GPU-hours", ylabel="requests within their objectives, %", title="Cheaper is left, better is up")
     axes.grid(alpha=0.3)
     return figure
@@ -262,7 +255,7 @@ def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
         axes.set_xlim(0, end_s)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    rows[0].legend(loc="upper left", ncols=3, fontsize="small")
+    rows[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize="small", frameon=False)
     rows[1].set_xlabel("seconds")
     return figure
 

@@ -7,25 +7,35 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from autoscale.capacity import decode_tokens_per_s, prefill_engines
+from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, Snapshot
 from kvtransfer.topology import Role
 
+# Fewer points make no line.
+_LEAST_POINTS = 4
+_SERIES = ("at_s", "prefill", "decode", "wanted_prefill", "wanted_decode")
+
 
 class DefaultConfig(ProfiledConfig):
     """How far to look ahead, and how full replicas may be."""
 
     kind: Literal["default"] = "default"
-    prefill_busy_frac: float = Field(0.6, gt=0.0, le=1.0)
-    decode_busy_frac: float = Field(0.85, gt=0.0, le=1.0)
-    history_s: float = Field(180.0, gt=0.0)
-    spread_sigmas: float = Field(1.0, ge=0.0)
-    stay_s: float = Field(60.0, ge=0.0)
-    horizon_frac: float = 0.5
-    weight_s: float = 60.0
+    prefill_busy_frac: float = Field(0.85, gt=0.0, le=1.0, description="The most of their time that they may compute.")
+    decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
+    prefill_spare: float = Field(
+        1.25, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+    )
+    decode_spare: float = Field(
+        4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
+    )
+    spread_sigmas: float = Field(0.0, ge=0.0, description="Standard deviations of the load itself to provide for.")
+    history_s: float = Field(180.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
+    memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
+    ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
+    stay_s: float = Field(120.0, ge=0.0, description="The most that was wanted in so long counts.")
 
 
 class Default:
@@ -37,46 +47,67 @@ class Default:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Replicas for what will arrive one start ahead."""
-        config, traffic = self._config, snapshot.traffic
+        config, traffic, now_s = self._config, snapshot.traffic, snapshot.now_s
         rate, inputs, outputs = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
-        if rate is None:
-            return Decision(wanted=None, reason="no arrivals were observed")
-        inputs, outputs = inputs or 1.0, outputs or 1.0
-        prefill = prefill_engines(config.prefill, rate, inputs)
-        decode = rate * outputs / decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s)
-        memory = snapshot.state.memory
-        oldest = snapshot.now_s - config.history_s
-        times = [*memory.get("at_s", ()), snapshot.now_s]
-        keep = sum(1 for at in times if at < oldest)
-        series: dict[str, tuple[float, ...]] = {
-            "at_s": tuple(times[keep:]),
-            "prefill": (*memory.get("prefill", ()), prefill)[keep:],
-            "decode": (*memory.get("decode", ()), decode)[keep:],
+        if rate is None or not traffic.is_whole:
+            return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
+        if rate > 0.0 and (inputs is None or outputs is None):
+            return Decision(wanted=None, reason="no request has ended yet: nobody knows how long answers are")
+        context_tokens = (inputs or 0.0) + (outputs or 0.0) / 2
+        batch = decode_batch(config.decode, context_tokens, self._slo.tpot_s)
+        tokens_per_s = rate * (outputs or 0.0)
+        busy = {
+            Role.PREFILL: prefill_engines(config.prefill, rate, inputs or 0.0),
+            Role.DECODE: tokens_per_s / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s),
         }
-        busy = {Role.PREFILL: config.prefill_busy_frac, Role.DECODE: config.decode_busy_frac}
+        memory = snapshot.state.memory
+        # A clock that was set back leaves points ahead of us.
+        kept = [at for at, seen_s in enumerate(memory.get("at_s", ())) if now_s - config.history_s <= seen_s < now_s]
+        series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES if name in memory}
+        series["at_s"] = (*series.get("at_s", ()), now_s)
         wanted = {}
         for role in Role:
-            start_s = config.start_s(role)
-            now = max(0.05, _ahead(series["at_s"], series[str(role)], start_s, config) / busy[role])
+            series[role] = (*series.get(role, ()), busy[role])
+            ahead = _ahead(series["at_s"], series[role], config.start_s(role), config)
             name = f"wanted_{role}"
-            series[name] = (*memory.get(name, ()), now)[keep:]
-            recent = [
-                n for at, n in zip(series["at_s"], series[name], strict=True) if at >= snapshot.now_s - config.stay_s
-            ]
-            wanted[role] = max(recent)
-        ratio = PdRatio.of(wanted)
-        return Decision(wanted=wanted, ratio=ratio, memory=series, reason=f"{rate:.3g} requests/s")
+            series[name] = (*series.get(name, ()), self._with_spare(role, ahead, batch))
+            stays_s = now_s - config.stay_s
+            wanted[role] = max(n for at, n in zip(series["at_s"], series[name], strict=True) if at >= stays_s)
+        return Decision(
+            wanted=wanted,
+            ratio=PdRatio.of(wanted),
+            memory={str(name): each for name, each in series.items()},
+            reason=f"{rate:.3g} requests/s keep {busy[Role.PREFILL]:.2g}P{busy[Role.DECODE]:.2g}D busy",
+        )
+
+    def _with_spare(self, role: Role, busy: float, batch: int) -> float:
+        """Replicas for so many busy ones: the smaller their number, the larger the share that chance may add.
+
+        Source: square-root staffing, Halfin and Whitt, "Heavy-traffic limits for queues with many exponential servers"
+        (1981); on decode the number of requests in flight is taken for Poisson with lengths that vary as much as their
+        mean.
+        """
+        config = self._config
+        if role is Role.PREFILL:
+            return max(busy / config.prefill_busy_frac, busy + config.prefill_spare * math.sqrt(busy))
+        return max(busy / config.decode_busy_frac, busy + config.decode_spare * math.sqrt(2.0 * busy / batch))
 
 
 def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, config: DefaultConfig) -> float:
-    recent = values[-1]
-    if len(values) < 4:
-        return recent
+    """The line through what was seen, older points counting less, read ahead where it rises; its level where it falls.
+
+    Args:
+        times: of the points, seconds.
+        values: busy replicas at each.
+        horizon_s: one start.
+        config: how much of it, and how fast points age.
+    """
+    if len(values) < _LEAST_POINTS:
+        return max(values)
     t, v = np.array(times) - times[-1], np.array(values)
-    w = np.exp(t / config.weight_s)
+    w = np.exp(t / config.memory_s)
     tm, vm = np.average(t, weights=w), np.average(v, weights=w)
     slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
-    line = vm + slope * (t - tm)
-    sigma = math.sqrt(np.average((v - line) ** 2, weights=w))
+    sigma = math.sqrt(np.average((v - vm - slope * (t - tm)) ** 2, weights=w))
     slope = max(0.0, slope)
-    return float(max(vm + slope * (horizon_s * config.horizon_frac - tm), 0.0) + config.spread_sigmas * sigma)
+    return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0) + config.spread_sigmas * sigma)

@@ -29,11 +29,11 @@ _COMMON: Space = {
 # What each may choose of its own. Names with a star are multiples of what the pressure test expects.
 SPACES: Mapping[str, Space] = {
     "default": {
-        "policy.prefill_busy_frac": (0.6, 0.65, 0.7, 0.75, 0.8),
-        "policy.decode_busy_frac": (0.85, 0.9, 0.95, 1.0),
-        "policy.spread_sigmas": (0.0, 0.5, 1.0),
+        "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
+        "policy.decode_spare": (1.0, 2.0, 3.0, 4.0),
+        "policy.memory_s": (30.0, 60.0, 120.0),
         "policy.stay_s": (30.0, 60.0, 120.0, 300.0),
-        "policy.horizon_frac": (0.0, 0.5, 1.0),
+        "policy.ahead_frac": (0.0, 0.5, 1.0),
     },
     "dopd": {
         "policy.interval_s": (30.0, 60.0, 100.0),

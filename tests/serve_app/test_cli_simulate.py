@@ -49,14 +49,14 @@ def test_policies_are_compared_with_the_oracle_in_a_table_json_and_a_page(
     trace, config = files
     json_out, html_out = tmp_path / "out" / "report.json", tmp_path / "out" / "report.html"
     ran = simulate(
-        *("--trace", trace, "--config", config, "--policy", "default,static,token_velocity", "--seeds", "2"),
+        *("--trace", trace, "--config", config, "--policy", "default,static,hpa", "--seeds", "2"),
         *("--json", str(json_out), "--html", str(html_out)),
     )
     assert ran.exit_code == 0, ran.output + str(ran.exception)
-    for name in ("default", "static", "token_velocity", "oracle", "causal bound", "aggregated"):
+    for name in ("default", "static", "hpa", "oracle", "causal bound", "aggregated"):
         assert name in ran.stdout
     report = json.loads(json_out.read_text())
-    assert list(report["policies"]) == ["default", "static", "token_velocity"]
+    assert list(report["policies"]) == ["default", "static", "hpa"]
     for name, figures in report["policies"].items():
         assert all(figure in figures for figure in FIGURES), name
         assert 0.0 <= figures["slo_attainment_frac"] <= 1.0

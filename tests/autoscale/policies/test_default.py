@@ -1,0 +1,115 @@
+"""Laws of our own policy."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
+from autoscale.policies.default import Default, DefaultConfig
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, Decision, Snapshot, Traffic
+from kvtransfer.topology import Role
+
+PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json"
+CONFIG = DefaultConfig.model_validate({"prefill": str(PROFILE), "decode": str(PROFILE), "prefill_start_s": 30.0})
+
+
+def policy(**changes: Any) -> Default:
+    return Default(CONFIG.model_copy(update=changes), ratio=PdRatio(1, 1), slo=SloConfig())
+
+
+def arrivals(rate: float | None, inputs: float | None = 1200.0, outputs: float | None = 220.0, **more: Any) -> Traffic:
+    return Traffic(requests_per_s=rate, input_tokens_mean=inputs, output_tokens_mean=outputs, **more)
+
+
+def ticks(of: Default, rates: list[float], interval_s: float = 5.0, start_s: float = 1000.0) -> list[Decision]:
+    """Decisions of a policy that sees one rate after another."""
+    decisions: list[Decision] = []
+    state = ControllerState()
+    for index, rate in enumerate(rates):
+        snapshot = Snapshot(now_s=start_s + interval_s * index, pools=(), traffic=arrivals(rate), state=state)
+        decisions.append(of.decide(snapshot))
+        state = replace(state, memory=decisions[-1].memory or {})
+    return decisions
+
+
+def test_both_roles_by_hand() -> None:
+    (decision,) = ticks(policy(), [50.0])
+    assert decision.wanted is not None
+    prefill = prefill_engines(CONFIG.prefill, 50.0, 1200.0)
+    assert decision.wanted[Role.PREFILL] == pytest.approx(prefill + 1.25 * math.sqrt(prefill))
+    decode = 50.0 * 220.0 / decode_tokens_per_s(CONFIG.decode, 1310.0, 0.05)
+    batch = decode_batch(CONFIG.decode, 1310.0, 0.05)
+    assert decision.wanted[Role.DECODE] == pytest.approx(decode + 4.0 * math.sqrt(2 * decode / batch))
+    assert decision.ratio == PdRatio.of(decision.wanted)
+
+
+def test_many_replicas_need_a_smaller_share_to_spare() -> None:
+    few, many = (ticks(policy(), [rate])[0].wanted for rate in (10.0, 1000.0))
+    assert few is not None and many is not None
+    for role in Role:
+        assert many[role] < 100.0 * few[role]
+    busy = prefill_engines(CONFIG.prefill, 1000.0, 1200.0)
+    assert many[Role.PREFILL] == pytest.approx(busy / 0.85)  # but never fuller than that
+
+
+def test_a_rise_is_followed_ahead_and_a_fall_is_not() -> None:
+    rising = ticks(policy(stay_s=0.0), [20.0 + 2.0 * n for n in range(12)])
+    level = ticks(policy(stay_s=0.0), [42.0])[0]
+    falling = ticks(policy(stay_s=0.0), [64.0 - 2.0 * n for n in range(12)])
+    assert rising[-1].wanted and level.wanted and falling[-1].wanted
+    for role in Role:
+        assert rising[-1].wanted[role] > level.wanted[role]
+        assert falling[-1].wanted[role] >= level.wanted[role] * 0.99
+
+
+def test_what_was_wanted_stays_for_a_while() -> None:
+    decisions = ticks(policy(stay_s=60.0, memory_s=5.0), [80.0] * 6 + [20.0] * 30)
+    wanted = [decision.wanted[Role.PREFILL] for decision in decisions if decision.wanted]
+    assert wanted[6] == wanted[5]
+    assert min(wanted[6:16]) > 1.5 * wanted[-1]
+
+
+def test_no_traffic_wants_nothing_and_the_bounds_say_the_rest() -> None:
+    snapshot = Snapshot(now_s=0.0, pools=(), traffic=arrivals(0.0, None, None))
+    assert policy().decide(snapshot).wanted == {Role.PREFILL: 0.0, Role.DECODE: 0.0}
+
+
+@pytest.mark.parametrize(
+    "traffic", [arrivals(None), arrivals(5.0, is_whole=False), arrivals(5.0, outputs=None), arrivals(5.0, inputs=None)]
+)
+def test_what_was_not_observed_moves_nobody_and_is_not_remembered(traffic: Traffic) -> None:
+    decision = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic))
+    assert decision.wanted is None
+    assert decision.memory is None
+
+
+def test_a_clock_that_was_set_back_forgets_what_lies_ahead() -> None:
+    (decision,) = ticks(policy(), [50.0], start_s=5000.0)
+    state = ControllerState(memory=decision.memory or {})
+    again = policy().decide(Snapshot(now_s=1000.0, pools=(), traffic=arrivals(10.0), state=state))
+    assert again.wanted == ticks(policy(), [10.0])[0].wanted
+
+
+@given(st.lists(st.floats(0.0, 2000.0), min_size=1, max_size=80), st.sampled_from([0.5, 5.0, 60.0]))
+def test_it_is_finite_deterministic_and_remembers_no_more_than_its_history(rates: list[float], every_s: float) -> None:
+    decisions = ticks(policy(), rates, every_s)
+    assert decisions == ticks(policy(), rates, every_s)
+    for decision in decisions:
+        assert decision.wanted is not None and decision.memory is not None
+        assert all(math.isfinite(count) and count >= 0.0 for count in decision.wanted.values())
+        assert {len(each) for each in decision.memory.values()} <= {len(decision.memory["at_s"])}
+        assert len(decision.memory["at_s"]) <= CONFIG.history_s / every_s + 2
+
+
+@given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
+def test_more_arrivals_never_want_fewer(rate: float, more: float) -> None:
+    less, much = (ticks(policy(), [each])[0].wanted for each in (rate, rate + more))
+    assert less is not None and much is not None
+    assert all(much[role] >= less[role] - 1e-9 for role in Role)
