@@ -8,6 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
+from autoscale.headcount import desired_replicas
+from autoscale.policies.latency_net import has_shown_what_it_did
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -16,6 +18,8 @@ from kvtransfer.topology import Role
 
 # Fewer points make no line.
 _LEAST_POINTS = 4
+# Beyond it a request that needs a long prompt's KV has to wait.
+_FULL_KV_FRAC = 0.9
 _SERIES = ("at_s", "prefill", "decode", "wanted_prefill", "wanted_decode")
 
 
@@ -35,6 +39,7 @@ class DefaultConfig(ProfiledConfig):
     history_s: float = Field(180.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
+    net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
     stay_s: float = Field(120.0, ge=0.0, description="The most that was wanted in so long counts.")
 
 
@@ -73,12 +78,30 @@ class Default:
             series[name] = (*series.get(name, ()), self._with_spare(role, ahead, batch))
             stays_s = now_s - config.stay_s
             wanted[role] = max(n for at, n in zip(series["at_s"], series[name], strict=True) if at >= stays_s)
+        reason = f"{rate:.3g} requests/s keep {busy[Role.PREFILL]:.2g}P{busy[Role.DECODE]:.2g}D busy"
+        if (late := self._late(snapshot)) is not None:
+            role, why = late
+            now = desired_replicas(snapshot.state.desired)[role]
+            wanted[role] = max(wanted[role], now + max(1.0, config.net_frac * now))
+            reason += f"; {why}: {role} gets more"
         return Decision(
             wanted=wanted,
             ratio=PdRatio.of(wanted),
             memory={str(name): each for name, each in series.items()},
-            reason=f"{rate:.3g} requests/s keep {busy[Role.PREFILL]:.2g}P{busy[Role.DECODE]:.2g}D busy",
+            reason=reason,
         )
+
+    def _late(self, snapshot: Snapshot) -> tuple[Role, str] | None:
+        """The safety net: the role that keeps users waiting, once who was asked for before has shown what it did."""
+        latency, slo = snapshot.latency, self._slo
+        if slo.is_met(latency) or not has_shown_what_it_did(snapshot):
+            return None
+        if latency.tpot_s is not None and latency.tpot_s > slo.tpot_s:
+            return Role.DECODE, f"TPOT is {latency.tpot_s:.3g} s"
+        decode = [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
+        # Prompts that wait beside full KV wait for decode, whoever computes them.
+        full = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
+        return Role.DECODE if 2 * full > len(decode) else Role.PREFILL, f"TTFT is {latency.ttft_s:.3g} s"
 
     def _with_spare(self, role: Role, busy: float, batch: int) -> float:
         """Replicas for so many busy ones: the smaller their number, the larger the share that chance may add.

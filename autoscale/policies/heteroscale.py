@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from autoscale.policies.latency_net import has_shown_what_it_did
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, ReplicaStats, Shown, Snapshot
@@ -194,7 +195,7 @@ class HeteroScale:
             if value is not None
         ]
         most = max(asked, default=(float(now), ""))
-        return most if most[0] <= now or _has_shown_what_it_did(snapshot) else (float(now), "")
+        return most if most[0] <= now or has_shown_what_it_did(snapshot) else (float(now), "")
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         latency, share = snapshot.latency, self._config.latency.moderate_frac
@@ -221,26 +222,6 @@ class HeteroScale:
 
 def _text(seen_s: float | None) -> str:
     return "-" if seen_s is None else f"{seen_s:.3g} s"
-
-
-def _has_shown_what_it_did(snapshot: Snapshot) -> bool:
-    """Whether latencies are those of all replicas that were asked for, or there are some to bring back."""
-    state = snapshot.state
-    is_lost_since = state.lost_s is not None and state.lost_s > (state.scaled_out_s or 0.0)
-    # Who takes a lost one's place was not asked for because of a latency.
-    if not is_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
-        return False
-    is_settled = state.settled_s is None or snapshot.now_s >= state.settled_s
-    return bool(state.withdrawn) or (is_settled and not _are_entering(snapshot))
-
-
-def _are_entering(snapshot: Snapshot) -> bool:
-    """Whether a replica runs that did not a tick ago."""
-    state = snapshot.state
-    known = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
-    return bool(state.admitted) and any(
-        replica.replica_id not in known for pool in snapshot.pools for replica in pool.replicas
-    )
 
 
 def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:

@@ -13,7 +13,7 @@ from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engine
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, Snapshot, Traffic
+from autoscale.types import ControllerState, Decision, Latency, PoolKey, PoolStats, ReplicaStats, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json"
@@ -113,3 +113,39 @@ def test_more_arrivals_never_want_fewer(rate: float, more: float) -> None:
     less, much = (ticks(policy(), [each])[0].wanted for each in (rate, rate + more))
     assert less is not None and much is not None
     assert all(much[role] >= less[role] - 1e-9 for role in Role)
+
+
+@pytest.mark.parametrize(
+    ("latency", "kv_usage_frac", "grown"),
+    [
+        (Latency(ttft_s=3.0), 0.3, Role.PREFILL),
+        (Latency(ttft_s=3.0), 0.97, Role.DECODE),
+        (Latency(ttft_s=0.2, tpot_s=0.09), 0.3, Role.DECODE),
+    ],
+)
+def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_frac: float, grown: Role) -> None:
+    def wanted(seen: Latency, running: int = 20) -> dict[Role, float]:
+        keys = {role: PoolKey("g0", role) for role in Role}
+        pools = tuple(
+            PoolStats(
+                key=keys[role],
+                replicas=tuple(
+                    ReplicaStats(replica_id=f"{role}{n}", observed_s=0.0, kv_usage_frac=kv_usage_frac)
+                    for n in range(running)
+                ),
+                target_replicas=20,
+                lowest_replicas=1,
+                highest_replicas=99,
+            )
+            for role in Role
+        )
+        state = ControllerState(desired=dict.fromkeys(keys.values(), 20))
+        snapshot = Snapshot(now_s=0.0, pools=pools, traffic=arrivals(50.0), latency=seen, state=state)
+        return dict(policy().decide(snapshot).wanted or {})
+
+    calm, late = wanted(Latency(ttft_s=0.2, tpot_s=0.02)), wanted(latency)
+    assert late[grown] == 22.0
+    (other,) = set(Role) - {grown}
+    assert late[other] == calm[other] < 20.0
+    # While who was asked for is still starting, nobody knows yet what it does.
+    assert wanted(latency, running=19) == calm
