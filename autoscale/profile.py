@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from autoscale.documents import first_fault
+
 
 class _Profile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -161,9 +163,7 @@ class EngineProfile(_Profile):
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror or error}") from None
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise ValueError(f"{path}: {first_fault(error)}") from None
 
 
 def _loaded(value: Any) -> Any:

@@ -10,10 +10,10 @@ from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, ValidationError, model_validator
 
+from autoscale.documents import load_mapping
 from autoscale.trace import TraceRequest, load_trace
 
 Floats = NDArray[np.float64]
@@ -356,14 +356,7 @@ class WorkloadConfig(_Workload):
         Raises:
             ValueError: it cannot be read, or says something impossible; names the file and the field.
         """
-        try:
-            document = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(document, dict):
-            raise ValueError(f"{path}: expected duration_s, arrivals and lengths")
+        document = load_mapping(path, "duration_s, arrivals and lengths")
         lengths = document.get("lengths")
         if isinstance(lengths, dict) and isinstance(lengths.get("trace"), str):
             document["lengths"] = {**lengths, "trace": str(path.parent / lengths["trace"])}

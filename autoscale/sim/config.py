@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from autoscale.config import AutoscaleConfig
+from autoscale.documents import first_fault, load_mapping
 from autoscale.policies import POLICIES
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.profile import EngineProfile, ProfileRef
@@ -120,20 +120,11 @@ class SimConfig(_Sim):
         Raises:
             ValueError: it cannot be read, or says something impossible; names the file and the field.
         """
-        try:
-            document = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path}: no YAML: {error}") from None
-        if not isinstance(document, dict):
-            raise ValueError(f"{path}: expected groups, and perhaps slo, router, autoscale, policies")
+        document = load_mapping(path, "groups, and perhaps slo, router, autoscale, policies")
         try:
             return cls.model_validate(_with_paths(document, path.parent))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise ValueError(f"{path}: {first_fault(error)}") from None
 
     def autoscale_config(self, name: str) -> AutoscaleConfig:
         """What the controller gets for a policy; one that sizes by profiles gets those of the group.
@@ -156,10 +147,7 @@ class SimConfig(_Sim):
         try:
             return AutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            message = first["msg"].removeprefix("Value error, ")
-            raise ValueError(f"policies.{name}: {where}: {message}") from None
+            raise ValueError(f"policies.{name}: {first_fault(error)}") from None
 
     def start_s(self, role: Role) -> float:
         """From asked for to ready, seconds."""
