@@ -18,15 +18,13 @@ from autoscale.tuning import merged
 from kvtransfer.topology import Role
 
 
+def _titled(title: str) -> Table:
+    return Table(title=title, title_style="", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+
+
 def pressure_table(result: PressureResult) -> Table:
     """One line per split."""
-    table = Table(
-        title=f"{result.gpus} GPUs: the most requests per second that keep the objectives",
-        title_style="",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = _titled(f"{result.gpus} GPUs: the most requests per second that keep the objectives")
     table.add_column("split", no_wrap=True)
     for name in (
         "requests/s",
@@ -92,13 +90,7 @@ def _text(value: float | None, form: str) -> str:
 def candidates_table(config: SimConfig, oracle: OracleResult, found: Mapping[str, Sequence[Candidate]]) -> Table:
     """The best of each policy, the best policy first."""
     least, hours = config.slo.attainment_frac, oracle.result.outcome.gpu_hours
-    table = Table(
-        title=f"best of each policy; {least:.1%} must be within the objectives, then the fewest GPU-hours",
-        title_style="",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = _titled(f"best of each policy; {least:.1%} must be within the objectives, then the fewest GPU-hours")
     table.add_column("policy", no_wrap=True)
     for name in ("SLO met", "GPU\nhours", "/oracle", "tried"):
         table.add_column(name, justify="right")

@@ -35,7 +35,6 @@ class DefaultConfig(ProfiledConfig):
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
     )
-    spread_sigmas: float = Field(0.0, ge=0.0, description="Standard deviations of the load itself to provide for.")
     history_s: float = Field(180.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
@@ -131,6 +130,5 @@ def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, co
     w = np.exp(t / config.memory_s)
     tm, vm = np.average(t, weights=w), np.average(v, weights=w)
     slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
-    sigma = math.sqrt(np.average((v - vm - slope * (t - tm)) ** 2, weights=w))
     slope = max(0.0, slope)
-    return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0) + config.spread_sigmas * sigma)
+    return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
