@@ -14,6 +14,18 @@ def prefill_engines(profile: EngineProfile, requests_per_s: float, input_tokens:
     return requests_per_s * profile.prefill.chunk_s(0.0, input_tokens)
 
 
+def handoff_engines(profile: EngineProfile, requests_per_s: float, input_tokens: float) -> float:
+    """How many decode replicas' links such an arrival keeps busy: with long prompts and short answers that is most.
+
+    Args:
+        profile: of one decode replica.
+        requests_per_s: prompts whose KV is pulled.
+        input_tokens: their mean length.
+    """
+    handoff = profile.handoff
+    return requests_per_s * input_tokens * handoff.kv_bytes_per_token / handoff.bytes_per_s
+
+
 def decode_batch(profile: EngineProfile, context_tokens: float, tpot_s: float) -> int:
     """The largest batch that one decode replica serves within an objective, at least 1.
 

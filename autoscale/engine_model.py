@@ -95,13 +95,17 @@ class Step:
 
 @dataclass(slots=True)
 class ModelCounters:
-    """What an engine has done since it started."""
+    """What an engine has done since it started.
+
+    ``sm_active_s``: for how long its SMs had work, by the roofline of each step: what takes longer, its arithmetic or
+    its memory.
+    """
 
     output_tokens: int = 0
     prefill_tokens: int = 0
     preemptions: int = 0
     busy_s: float = 0.0
-    flops: float = 0.0
+    sm_active_s: float = 0.0
     steps: int = 0
 
 
@@ -215,8 +219,8 @@ class EngineModel:
         counters = self.counters
         counters.busy_s += step.time_s(done)
         counters.steps += done
-        tokens = self._decoding * done
-        counters.output_tokens += tokens
+        decoding, context_tokens, prompt_tokens = self._decoding, self._context_tokens, 0
+        counters.output_tokens += decoding * done
         first, self._fresh = self._fresh, []
         for request in first:
             self._remember(request)
@@ -225,7 +229,7 @@ class EngineModel:
         for request, count in step.chunks:
             if request not in self._prefilling:
                 continue  # aborted meanwhile
-            tokens += count
+            prompt_tokens += count
             counters.prefill_tokens += count
             self.queued_prefill_tokens -= count
             request.computed_tokens += count
@@ -243,7 +247,9 @@ class EngineModel:
                 ended.append(request)
             else:
                 self._join(request)
-        counters.flops += tokens * self.profile.flops_per_token
+        counters.sm_active_s += self.profile.roofline_s(
+            decoding + prompt_tokens, context_tokens, more_tokens=decoding, steps=done
+        )
         return first, ended
 
     def _decode_line(self) -> tuple[float, float, float]:

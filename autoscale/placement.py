@@ -17,10 +17,11 @@ def place(
 ) -> dict[PoolKey, int]:
     """Spread a service's replicas over its groups, each near the ratio, moving as few as possible; totals are kept.
 
-    Leaders are added where KV travels least, and among such groups where there are fewest; they are taken where it
-    travels furthest, and there where there are most. But no group keeps more of them than followers can be had for:
-    each other group ties up its lowest number of those. Followers go where they are furthest below the ratio, since KV
-    moves only inside a group.
+    Leaders are added where they and their followers cost least, so that a dearer variant grows only when all cheaper
+    ones are full (WVA section V-C); among such groups where KV travels least, and then where there are fewest. They are
+    taken where they cost most, then where KV travels furthest, and there where there are most. But no group keeps more
+    of them than followers can be had for: each other group ties up its lowest number of those. Followers go where they
+    are furthest below the ratio, since KV moves only inside a group. Replicas of a role count alike, whatever they are.
 
     Raises:
         ValueError: the groups' bounds do not hold the counts.
@@ -35,13 +36,18 @@ def place(
         limits = ((key, known[key]) for key in keys)
         return [key for key, p in limits if p.lowest_replicas <= placed[key] + step <= p.highest_replicas]
 
-    def fit(keys: Sequence[PoolKey], role: Role, cost: Callable[[PoolKey, int], tuple[float, ...]]) -> None:
+    def rank(key: PoolKey) -> tuple[float, ...]:
+        """The lower, the sooner a group's leaders come and the later they go."""
+        cost = known[key].cost + share * known[PoolKey(key.group, ratio.follower)].cost
+        return cost, known[key].link_tier, placed[key]
+
+    def fit(keys: Sequence[PoolKey], role: Role, order: Callable[[PoolKey, int], tuple[float, ...]]) -> None:
         missing = counts[role] - sum(placed[key] for key in keys)
         step = 1 if missing > 0 else -1
         for _ in range(abs(missing)):
             if not (candidates := movable(keys, step)):
                 raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(keys)} groups")
-            placed[min(candidates, key=lambda key: cost(key, step))] += step
+            placed[min(candidates, key=lambda key: order(key, step))] += step
 
     def tied_up(key: PoolKey) -> int:
         """The fewest followers that a group may have."""
@@ -55,7 +61,7 @@ def place(
         """How many leaders must leave a group before it needs a follower less."""
         return placed[key] - math.floor((needed(key) - 1 + _BAND_REPLICAS) / share + _EPSILON)
 
-    fit(leaders, ratio.leader, lambda key, step: (step * known[key].link_tier, step * placed[key]))
+    fit(leaders, ratio.leader, lambda key, step: tuple(step * of for of in rank(key)))
     for _ in range(counts[ratio.leader]):
         if sum(needed(key) for key in leaders) <= counts[ratio.follower]:
             break
@@ -65,7 +71,7 @@ def place(
         if donor is None or not takers:
             break
         placed[donor] -= 1
-        placed[min(takers, key=lambda key: (known[key].link_tier, placed[key]))] += 1
+        placed[min(takers, key=rank)] += 1
     fit(
         followers,
         ratio.follower,

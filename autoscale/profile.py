@@ -29,6 +29,9 @@ class PrefillCurve(_Profile):
 
     tokens: tuple[int, ...] = Field(min_length=2)
     seconds: tuple[float, ...] = Field(min_length=2)
+    derived_above_tokens: int | None = Field(
+        None, ge=0, description="Points above this length are derived, not measured; None where all are measured."
+    )
 
     @model_validator(mode="after")
     def _check_points(self) -> Self:
@@ -53,8 +56,13 @@ class PrefillCurve(_Profile):
         return max(0.0, _at(self.tokens, self.seconds, end) - _at(self.tokens, self.seconds, start))
 
     def covers(self, tokens: float) -> bool:
-        """Whether a length lies between measured points."""
+        """Whether a length lies between points, measured or derived."""
         return self.tokens[0] <= tokens <= self.tokens[-1]
+
+    def is_derived(self, tokens: float) -> bool:
+        """Whether a length lies between points of which one at least is derived."""
+        above = self.derived_above_tokens
+        return above is not None and tokens > above and self.covers(tokens)
 
 
 class DecodeSurface(_Profile):
@@ -113,7 +121,7 @@ class DecodeSurface(_Profile):
         return {}
 
     def covers(self, batch: float, context_tokens: float) -> bool:
-        """Whether a point lies inside the measured ones."""
+        """Whether a point lies inside the profile's own, measured or derived."""
         return (
             self.batch[0] <= batch <= self.batch[-1]
             and self.context_tokens[0] <= context_tokens <= self.context_tokens[-1]
@@ -130,6 +138,13 @@ class Handoff(_Profile):
     def seconds_for(self, tokens: float) -> float:
         """Seconds for the KV of a prompt over an idle link."""
         return self.base_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+
+class Memory(_Profile):
+    """The memory side of a roofline, of all GPUs of an engine together."""
+
+    weight_bytes: float = Field(gt=0.0, description="That every step reads.")
+    peak_bytes_per_s: float = Field(gt=0.0)
 
 
 class EngineProfile(_Profile):
@@ -149,7 +164,32 @@ class EngineProfile(_Profile):
     start_s: float = Field(ge=0.0, description="From asked for to ready.")
     flops_per_token: float = Field(gt=0.0)
     peak_flops: float = Field(gt=0.0)
+    memory: Memory | None = Field(None, description="Where it is not known, a step's roofline is its arithmetic alone.")
     sources: tuple[Source, ...] = Field(min_length=1)
+
+    def roofline_s(self, tokens: int, context_tokens: int = 0, *, more_tokens: int = 0, steps: int = 1) -> float:
+        """The least time in which the hardware computes steps: arithmetic or memory, whichever takes longer in each.
+
+        Attention counts by the KV it reads, not by its arithmetic.
+
+        Args:
+            tokens: that each step computes.
+            context_tokens: whose KV the first one reads.
+            more_tokens: by how many that grows from one step to the next.
+            steps: how many.
+        """
+        compute_s = tokens * self.flops_per_token / self.peak_flops
+        if self.memory is None:
+            return steps * compute_s
+        kv_s = self.handoff.kv_bytes_per_token / self.memory.peak_bytes_per_s
+        first_s = self.memory.weight_bytes / self.memory.peak_bytes_per_s + context_tokens * kv_s
+        more_s = more_tokens * kv_s
+        # What is read grows, what is computed does not: memory takes over at one step and keeps the rest.
+        if first_s >= compute_s:
+            computing = 0
+        else:
+            computing = min(steps, math.ceil((compute_s - first_s) / more_s)) if more_s else steps
+        return computing * compute_s + (steps - computing) * (first_s + more_s * (computing + steps - 1) / 2)
 
     @classmethod
     def load(cls, path: Path) -> Self:

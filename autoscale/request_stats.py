@@ -1,7 +1,8 @@
 """What the users of one decode replica waited, as counters for the autoscaler (pure).
 
 vLLM's own TTFT on decode starts when the prompt's KV is asked for, so it leaves out all of prefill; here it starts when
-the request arrived at the endpoint.
+the request arrived at the endpoint. Where long prompts have a longer objective, it is counted as the share of that
+which it took (``SloConfig.ttft_share``), so that one objective holds for all of them.
 """
 
 from collections.abc import Callable
@@ -15,10 +16,11 @@ _PACE_S = 2.0
 class RequestTimer:
     """One request, from its arrival to its end."""
 
-    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_mark", "_pace_s", "_stats", "_tokens")
+    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_mark", "_pace_s", "_share", "_stats", "_tokens")
 
-    def __init__(self, stats: "RequestStats", arrived_s: float) -> None:
+    def __init__(self, stats: "RequestStats", arrived_s: float, share: float) -> None:
         self._stats = stats
+        self._share = share
         self._arrived_s = arrived_s
         self._first_s = self._last_s = 0.0
         self._tokens = 0
@@ -38,7 +40,7 @@ class RequestTimer:
         if not self._tokens:
             self._first_s = self._last_s
             self._stats.leave(self)
-            self._stats.ttft.observe(max(0.0, self._first_s - self._arrived_s))
+            self._stats.ttft.observe(self._share * max(0.0, self._first_s - self._arrived_s))
             self._stats.streaming.add(self)
             self._mark = (self._first_s, count)
         self._tokens += count
@@ -47,7 +49,7 @@ class RequestTimer:
         """All output tokens, of a request that is answered in one piece, with the times of the first and the last."""
         if tokens:
             self._first_s, self._last_s, self._tokens = first_s, last_s, tokens
-            self._stats.ttft.observe(max(0.0, first_s - self._arrived_s))
+            self._stats.ttft.observe(self._share * max(0.0, first_s - self._arrived_s))
 
     def end(self) -> None:
         """No more will come."""
@@ -60,7 +62,7 @@ class RequestTimer:
 
     def waited_s(self, now_s: float) -> float:
         """How long it has waited, if it still waits for its first token."""
-        return max(0.0, now_s - self._arrived_s)
+        return self._share * max(0.0, now_s - self._arrived_s)
 
     def pace_s(self, now_s: float) -> float | None:
         """Time per output token of late, all of it where none came; ``None`` while too young to tell."""
@@ -74,14 +76,18 @@ class RequestTimer:
 class RequestStats:
     """All requests of a replica since it started."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], ttft_share: Callable[[int], float] = lambda input_tokens: 1.0
+    ) -> None:
         self.clock = clock
+        self._ttft_share = ttft_share
         self.ttft = Histogram(TTFT_EDGES_S)
         self.tpot = Histogram(TPOT_EDGES_S)
         self.ended = 0
         self.output_tokens = 0
         self._begun = 0
         self._input_tokens = 0
+        self._input_tokens_squared = 0
         self.streaming: set[RequestTimer] = set()
         self._waiting: set[RequestTimer] = set()
 
@@ -95,7 +101,8 @@ class RequestStats:
         """
         self._begun += 1
         self._input_tokens += input_tokens
-        timer = RequestTimer(self, arrived_s)
+        self._input_tokens_squared += input_tokens * input_tokens
+        timer = RequestTimer(self, arrived_s, self._ttft_share(input_tokens))
         if is_streamed:
             self._waiting.add(timer)
         return timer
@@ -118,6 +125,7 @@ class RequestStats:
             "requests": float(self._begun),
             "requests_ended": float(self.ended),
             "input_tokens": float(self._input_tokens),
+            "input_tokens_squared": float(self._input_tokens_squared),
             "output_tokens": float(self.output_tokens),
             **self.ttft.as_report("ttft"),
             **self.tpot.as_report("tpot"),

@@ -223,14 +223,15 @@ class Signals:
         if not windows:
             return Traffic(is_whole=is_whole)
         rates = [window.rate("requests") for window in windows]
-        requests, inputs, outputs = (
+        requests, inputs, squared, outputs = (
             math.fsum(window.gained(name) or 0.0 for window in windows)
-            for name in ("requests", "input_tokens", "output_tokens")
+            for name in ("requests", "input_tokens", "input_tokens_squared", "output_tokens")
         )
         ended = math.fsum(window.gained("requests_ended") or 0.0 for window in windows)
         return Traffic(
             requests_per_s=math.fsum(rate for rate in rates if rate is not None),
             input_tokens_mean=inputs / requests if requests else None,
+            input_tokens_weighted_mean=squared / inputs if inputs and squared else None,
             output_tokens_mean=outputs / ended if ended else None,
             is_whole=is_whole,
         )

@@ -77,7 +77,7 @@ class PoolStats:
     """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits.
 
     ``link_tier``: how far KV travels inside the group. ``draining``: victims that do not run any more, but have not
-    gone yet and hold their GPUs.
+    gone yet and hold their GPUs. ``cost``: of a replica for an hour, in any currency; where all are 0, nobody knows.
     """
 
     key: PoolKey
@@ -88,6 +88,7 @@ class PoolStats:
     gpus_per_replica: int = 0
     link_tier: LinkTier = LinkTier.S2
     draining: tuple[str, ...] = ()
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +105,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived in the last window; ``None`` where nothing was observed, and more where it is not whole."""
+    """What arrived in the last window; ``None`` where nothing was observed, and more where it is not whole.
+
+    ``input_tokens_weighted_mean``: of prompts, each counted as often as it has tokens; how long the prompt is that a
+    prompt token belongs to on average. The more lengths vary, the further it is above the mean.
+    """
 
     requests_per_s: float | None = None
     input_tokens_mean: float | None = None
+    input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
     is_whole: bool = True
 

@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from autoscale.request_stats import RequestStats
+from autoscale.slo import SloConfig
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
@@ -37,6 +38,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         *,
         prefill_server: DeploymentHandle,
         router: RouterConfig,
+        slo: SloConfig,
         cores_per_worker: int,
     ) -> None:
         self._prepare_host(llm_config, cores_per_worker)
@@ -44,7 +46,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
-        self._requests = RequestStats(time.monotonic)
+        self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
             prefill=prefill_server.options(method_name="prefill", stream=True),

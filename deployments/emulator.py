@@ -174,15 +174,14 @@ class EmulatedStats:
         )
 
     def gpu_report(self) -> dict[str, float]:
-        """Since the last call: utilisation, the busy share; SM activity, the compute share of a roofline."""
+        """Since the last call: utilisation, the busy share; SM activity, the share that the steps' rooflines take."""
         now_s, counters = time.monotonic(), self._model.counters
-        then_s, busy_s, flops = self._last
-        self._last = (now_s, counters.busy_s, counters.flops)
+        then_s, busy_s, active_s = self._last
+        self._last = (now_s, counters.busy_s, counters.sm_active_s)
         engine_s = max(1e-9, (now_s - then_s) * self._time_factor)
-        compute_s = (counters.flops - flops) / self._model.profile.peak_flops
         return {
             "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / engine_s),
-            "sm_activity_frac": min(1.0, compute_s / engine_s),
+            "sm_activity_frac": min(1.0, (counters.sm_active_s - active_s) / engine_s),
         }
 
 

@@ -7,6 +7,7 @@ from ray.serve import Application
 from ray.serve.llm import build_llm_deployment
 
 from autoscale.config import AutoscaleConfig
+from autoscale.slo import SloConfig
 from autoscale.tuning import Pools
 from autoscale.types import PoolKey
 from deployments.config import GroupConfig, ModelConfig
@@ -47,7 +48,8 @@ def build_graph(
             most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
             routers = ingress_replicas if role is Role.DECODE else most_decode
             if role is Role.DECODE:
-                bind |= {"prefill_server": prefills[group.name], "router": router}
+                slo = SloConfig() if autoscale is None else autoscale.slo
+                bind |= {"prefill_server": prefills[group.name], "router": router, "slo": slo}
             servers[group.name] = build_llm_deployment(
                 llm_config(
                     role,

@@ -15,18 +15,22 @@ class Wire:
         self.bytes_per_s = bytes_per_s
         self.free_s = 0.0
 
+    def passed_s(self, now_s: float, size_bytes: float) -> float:
+        """When so many bytes more are through, behind all that came before."""
+        self.free_s = max(now_s, self.free_s) + size_bytes / self.bytes_per_s
+        return self.free_s
+
 
 def transfer_end_s(now_s: float, size_bytes: float, base_s: float, wires: Sequence[Wire]) -> float:
-    """When a transfer has ended that begins as soon as all its wires are free, and keeps them until it is through.
+    """When a transfer has ended.
+
+    It waits for its turn on each of its wires, and on one that is free it keeps nobody waiting meanwhile: a card feeds
+    many transfers at a time, so one to a busy replica does not hold up those to others.
 
     Args:
         now_s: when it is asked for.
         size_bytes: what is to be moved.
         base_s: what a transfer of nothing takes; it keeps no wire busy.
-        wires: what it passes; the slowest sets the pace.
+        wires: what it passes; the one that is through last sets the end.
     """
-    begins_s = max([now_s, *(wire.free_s for wire in wires)])
-    ends_s = begins_s + size_bytes / min(wire.bytes_per_s for wire in wires)
-    for wire in wires:
-        wire.free_s = ends_s
-    return ends_s + base_s
+    return max(wire.passed_s(now_s, size_bytes) for wire in wires) + base_s

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from autoscale.sim.config import needs_profiles
-from autoscale.sim.study import Seed, Study, interval_row, mean_row
+from autoscale.sim.study import Bounds, Seed, Study, interval_row, mean_row
 from kvtransfer.topology import Role
 
 _BOUNDS = {
@@ -26,13 +26,30 @@ _MOST_CURVES = 4
 
 Row = Mapping[str, Any]
 # Each column: its head, and its text from the mean of a policy's figures.
-_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+_Columns = tuple[tuple[str, Callable[[Row], str]], ...]
+_COLUMNS: _Columns = (
     ("TTFT p99 s", lambda row: _number(row["ttft_p99_s"], 1, 2)),
     ("TPOT p90 ms", lambda row: _number(row["tpot_p90_s"], 1e3, 1)),
     ("scale events", lambda row: f"{row['scale_events']:.0f}"),
     ("in band", lambda row: _percent(row["ratio_within_band_frac"])),
 )
-_MORE_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+# Those that have an interval: head, figure and digits; the last two are of bounds.
+_Spread = tuple[str, str, str]
+_SPREADS: tuple[_Spread, ...] = (
+    ("SLO met", "slo_attainment_frac", ".2%"),
+    ("GPU hours", "gpu_hours", ".2f"),
+    ("/oracle", "gpu_hours_over_oracle", ".2f"),
+    ("/causal", "gpu_hours_over_causal_bound", ".2f"),
+)
+# With several groups, where there are no bounds to take multiples of.
+_GROUPS_COLUMNS: _Columns = (
+    (
+        "by type",
+        lambda row: "\n".join(f"{name} {hours:.2f}" for name, hours in sorted(row["gpu_hours_by_type"].items())),
+    ),
+    ("cost", lambda row: f"{row['cost']:.2f}"),
+)
+_MORE_COLUMNS: _Columns = (
     ("TTFT p50 s", lambda row: _number(row["ttft_p50_s"], 1, 2)),
     ("E2E p50 s", lambda row: _number(row["e2e_p50_s"], 1, 2)),
     ("goodput /s", lambda row: f"{row['goodput_requests_per_s']:.1f}"),
@@ -69,30 +86,30 @@ def summary_table(study: Study) -> Table:
     )
     names = [*study.names, *_BOUNDS.values()]
     table.add_column("", no_wrap=True, min_width=max(len(name) for name in names))
-    for name in ("SLO met", "GPU hours", "/oracle", "/causal", *(head for head, _ in _COLUMNS)):
+    spreads, columns = _columns(study, _COLUMNS)
+    for name in (*(head for head, _, _ in spreads), *(head for head, _ in columns)):
         table.add_column(name.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for name in study.names:
-        table.add_row(name, *_cells(study.rows(name), _COLUMNS))
+        table.add_row(name, *_cells(study.rows(name), spreads, columns))
     table.add_section()
     for name, rows in study.bound_rows().items():
-        table.add_row(_BOUNDS[name], *_cells(rows, _COLUMNS), style="dim")
+        table.add_row(_BOUNDS[name], *_cells(rows, spreads, columns), style="dim")
     return table
 
 
-def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, Callable[[Row], str]]]) -> list[str]:
+def _columns(study: Study, columns: _Columns) -> tuple[Sequence[_Spread], _Columns]:
+    """The columns of a study, those with an interval first."""
+    return (_SPREADS, columns) if study.bounds else (_SPREADS[:2], (*_GROUPS_COLUMNS, *columns))
+
+
+def _cells(rows: Sequence[Row], spreads: Sequence[_Spread], columns: _Columns) -> list[str]:
     mean, interval = mean_row(rows), interval_row(rows)
 
     def spread(name: str, digits: str) -> str:
         low, high = interval.get(name, (0.0, 0.0))
         return f"{mean[name]:{digits}}" + (f"\n±{(high - low) / 2:{digits}}" if interval else "")
 
-    return [
-        spread("slo_attainment_frac", ".2%"),
-        spread("gpu_hours", ".2f"),
-        spread("gpu_hours_over_oracle", ".2f"),
-        spread("gpu_hours_over_causal_bound", ".2f"),
-        *(text(mean) for _, text in columns),
-    ]
+    return [*(spread(name, digits) for _, name, digits in spreads), *(text(mean) for _, text in columns)]
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:
@@ -107,17 +124,14 @@ def document(
     study: Study, *, trace: Path, config: Path, start_s: float, duration_s: float | None, time_scale: float
 ) -> dict[str, Any]:
     """Everything as plain values, with hashes of what it was made from."""
-    first = study.seeds[0]
-    bounds = study.bound_rows()
-    group = study.config.groups[0]
-    profiles = {str(role): group.pool(role).profile for role in Role}
+    profiles = {str(key): profile for key, profile in study.config.profiles().items()}
     return {
         "tandem_version": version("tandem-serve"),
         "trace": {
             "file": trace.name,
             "sha256": hashlib.sha256(trace.read_bytes()).hexdigest(),
             "requests": study.requests,
-            "simulated_requests": len(first.oracle.scenario.trace),
+            "simulated_requests": len(study.seeds[0].scenario.trace),
             "impossible_requests": study.impossible_requests,
             "start_s": start_s,
             "duration_s": duration_s,
@@ -126,19 +140,25 @@ def document(
         },
         "config": {"file": config.name, "sha256": hashlib.sha256(config.read_bytes()).hexdigest()},
         "profiles": {
-            role: {"name": profile.name, "sha256": hashlib.sha256(profile.model_dump_json().encode()).hexdigest()}
-            for role, profile in profiles.items()
+            pool: {"name": profile.name, "sha256": hashlib.sha256(profile.model_dump_json().encode()).hexdigest()}
+            for pool, profile in profiles.items()
         },
         "slo": study.config.slo.model_dump(),
         "seeds": [seed.seed for seed in study.seeds],
         "flags": study.flags,
-        **{name: _figures(rows) for name, rows in bounds.items()},
-        "causal_bound_sizes": {str(role): size for role, size in first.causal.sizes.items()},
-        "smallest_static_counts": {str(role): int(size) for role, size in first.oracle.static.sizes.items()},
-        "oracle_peak_replicas": first.oracle.plan.peak_replicas,
+        **{name: _figures(rows) for name, rows in study.bound_rows().items()},
+        **(_bound_sizes(study.bounds[0]) if study.bounds else {}),
         "policies": {
             name: {**_figures(study.rows(name)), "parameters": _parameters(study, name)} for name in study.names
         },
+    }
+
+
+def _bound_sizes(bounds: Bounds) -> dict[str, Any]:
+    return {
+        "causal_bound_sizes": {str(role): size for role, size in bounds.causal.sizes.items()},
+        "smallest_static_counts": {str(role): int(size) for role, size in bounds.oracle.static.sizes.items()},
+        "oracle_peak_replicas": bounds.oracle.plan.peak_replicas,
     }
 
 
@@ -153,7 +173,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _parameters(study: Study, name: str) -> dict[str, Any]:
     """What the policy ran with; profiles by name."""
     if name == "static" and name not in study.config.policies:
-        return {"counts": {str(role): int(size) for role, size in study.seeds[0].oracle.static.sizes.items()}}
+        return {"counts": {str(role): int(size) for role, size in study.bounds[0].oracle.static.sizes.items()}}
     parameters = study.config.autoscale_config(name).model_dump(mode="json")
     for role in Role:
         if needs_profiles(parameters["policy"]["kind"]):
@@ -169,14 +189,14 @@ def save_html(study: Study, report: Mapping[str, Any]) -> str:
     """
     pictures = "".join(f'<figure><img alt="{alt}" src="{source}"></figure>' for alt, source in _pictures(study))
     trace = report["trace"]
-    columns = (*_COLUMNS, *_MORE_COLUMNS)
+    spreads, columns = _columns(study, (*_COLUMNS, *_MORE_COLUMNS))
     lines = [(name, study.rows(name)) for name in study.names]
     lines += [(_BOUNDS[name], rows) for name, rows in study.bound_rows().items()]
     rows = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in (label, *_cells(each, columns)))}</tr>"
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in (label, *_cells(each, spreads, columns)))}</tr>"
         for label, each in lines
     )
-    names = ("", "SLO met", "GPU hours", "/oracle", "/causal", *(head for head, _ in columns))
+    names = ("", *(head for head, _, _ in spreads), *(head for head, _ in columns))
     heads = "".join(f"<th>{name}</th>" for name in names)
     flags = "".join(f"<li>{html.escape(line)}</li>" for line in study.flags)
     parameters = html.escape(_yaml({name: report["policies"][name]["parameters"] for name in study.names}))
@@ -223,12 +243,7 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
 
 def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
-    bounds = {
-        "oracle": seed.oracle.result,
-        "causal bound": seed.causal.result,
-        "smallest static": seed.oracle.static.result,
-        "aggregated": seed.aggregated,
-    }
+    bounds = {} if seed.bounds is None else {_BOUNDS[name]: of for name, of in seed.bounds.results.items()}
     for name, result in {**bounds, **seed.policies}.items():
         point = (result.outcome.gpu_hours, 100 * result.outcome.slo_attainment_frac)
         axes.plot(*point, "x" if name in bounds else "o", markersize=9, alpha=0.8, label=name)
@@ -243,8 +258,10 @@ def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
 def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
     names = study.names[:_MOST_CURVES]
     figure, rows = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True)
-    end_s = seed.oracle.scenario.end_s
-    curves = {"oracle": seed.oracle.result.timeline, **{name: seed.policies[name].timeline for name in names}}
+    end_s = seed.scenario.end_s
+    curves = {name: seed.policies[name].timeline for name in names}
+    if seed.bounds is not None:
+        curves = {"oracle": seed.bounds.oracle.result.timeline, **curves}
     for index, (role, axes) in enumerate(zip(Role, rows, strict=True), start=1):
         for name, timeline in curves.items():
             times = [point[0] for point in timeline] + [end_s]

@@ -1,33 +1,39 @@
 """Tandem's own: what will arrive one start ahead, sized for both roles from the profile; latency as a safety net."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
+from autoscale.capacity import decode_batch, decode_tokens_per_s, handoff_engines
 from autoscale.headcount import desired_replicas
 from autoscale.policies.latency_net import has_shown_what_it_did
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, Snapshot
+from autoscale.types import Decision, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 # Fewer points make no line.
 _LEAST_POINTS = 4
 # Beyond it a request that needs a long prompt's KV has to wait.
 _FULL_KV_FRAC = 0.9
-_SERIES = ("at_s", "prefill", "decode", "wanted_prefill", "wanted_decode")
+# What keeps replicas busy, and whose: prompts, output tokens, and the KV that decode pulls.
+_LOADS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "handoff": Role.DECODE}
+_SERIES = ("at_s", *_LOADS, "wanted_prefill", "wanted_decode")
+# A load that comes at once is looked for over so many starts: who is asked for when it begins comes after one.
+_BURST_STARTS = 2.0
 
 
 class DefaultConfig(ProfiledConfig):
     """How far to look ahead, and how full replicas may be."""
 
     kind: Literal["default"] = "default"
-    prefill_busy_frac: float = Field(0.85, gt=0.0, le=1.0, description="The most of their time that they may compute.")
+    prefill_busy_frac: float = Field(
+        0.85, gt=0.0, le=1.0, description="The most of their time that they may compute, or pull KV."
+    )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
         1.25, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
@@ -35,11 +41,17 @@ class DefaultConfig(ProfiledConfig):
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
     )
-    history_s: float = Field(180.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
+    history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
     stay_s: float = Field(120.0, ge=0.0, description="The most that was wanted in so long counts.")
+    burst_frac: float = Field(
+        0.7,
+        ge=0.0,
+        description="Where more than this share of the peak has come within two starts of a prefill replica, the most "
+        "that was wanted in all of history_s counts.",
+    )
 
 
 class Default:
@@ -50,34 +62,44 @@ class Default:
         self._slo = slo
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Replicas for what will arrive one start ahead."""
+        """Replicas for what will arrive one start ahead, and what chance adds to it.
+
+        The smaller their number, the larger the share that chance may add. Source: square-root staffing, Halfin and
+        Whitt, "Heavy-traffic limits for queues with many exponential servers" (1981); on decode the number of requests
+        in flight is taken for Poisson with lengths that vary as much as their mean.
+        """
         config, traffic, now_s = self._config, snapshot.traffic, snapshot.now_s
         rate, inputs, outputs = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
         if rate is None or not traffic.is_whole:
             return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
         if rate > 0.0 and (inputs is None or outputs is None):
             return Decision(wanted=None, reason="no request has ended yet: nobody knows how long answers are")
-        context_tokens = (inputs or 0.0) + (outputs or 0.0) / 2
-        batch = decode_batch(config.decode, context_tokens, self._slo.tpot_s)
-        tokens_per_s = rate * (outputs or 0.0)
-        busy = {
-            Role.PREFILL: prefill_engines(config.prefill, rate, inputs or 0.0),
-            Role.DECODE: tokens_per_s / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s),
-        }
+        batch, busy, spread = self._busy(traffic)
         memory = snapshot.state.memory
         # A clock that was set back leaves points ahead of us.
         kept = [at for at, seen_s in enumerate(memory.get("at_s", ())) if now_s - config.history_s <= seen_s < now_s]
         series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES if name in memory}
-        series["at_s"] = (*series.get("at_s", ()), now_s)
+        series["at_s"] = times = (*series.get("at_s", ()), now_s)
+        needed = dict.fromkeys(Role, 0.0)
+        for name, role in _LOADS.items():
+            series[name] = (*series.get(name, ()), busy[name])
+            ahead = _ahead(times, series[name], config.start_s(role), config)
+            if name == "decode":
+                spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
+                needed[role] = max(needed[role], ahead / config.decode_busy_frac, ahead + spare)
+            else:
+                spare = config.prefill_spare * math.sqrt(spread * ahead)
+                needed[role] = max(needed[role], ahead / config.prefill_busy_frac, ahead + spare)
+        is_bursty = (
+            _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL)) > config.burst_frac
+        )
+        stays_s = now_s - (config.history_s if is_bursty else config.stay_s)
         wanted = {}
         for role in Role:
-            series[role] = (*series.get(role, ()), busy[role])
-            ahead = _ahead(series["at_s"], series[role], config.start_s(role), config)
             name = f"wanted_{role}"
-            series[name] = (*series.get(name, ()), self._with_spare(role, ahead, batch))
-            stays_s = now_s - config.stay_s
-            wanted[role] = max(n for at, n in zip(series["at_s"], series[name], strict=True) if at >= stays_s)
-        reason = f"{rate:.3g} requests/s keep {busy[Role.PREFILL]:.2g}P{busy[Role.DECODE]:.2g}D busy"
+            series[name] = (*series.get(name, ()), needed[role])
+            wanted[role] = max(n for at, n in zip(times, series[name], strict=True) if at >= stays_s)
+        reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:
             role, why = late
             now = desired_replicas(snapshot.state.desired)[role]
@@ -90,6 +112,32 @@ class Default:
             reason=reason,
         )
 
+    def _busy(self, traffic: Traffic) -> tuple[int, Mapping[str, float], float]:
+        """What keeps replicas busy, and how unevenly.
+
+        Long prompts cost more than their share of the tokens, so a token costs what it does in the prompt that tokens
+        are in on average, not in the average prompt.
+
+        Returns:
+            Requests in a decode replica's batch, busy replicas by each load, and how many times as long a prompt takes,
+            weighted by the work that it is, as the average prompt: what chance adds grows with its root.
+        """
+        config = self._config
+        rate, inputs, outputs = (
+            value or 0.0 for value in (traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean)
+        )
+        context_tokens = inputs + outputs / 2
+        batch = decode_batch(config.decode, context_tokens, self._slo.tpot_s)
+        weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
+        prompt_s = config.prefill.prefill.chunk_s(0.0, inputs)
+        weighted_s = config.prefill.prefill.chunk_s(0.0, weighted)
+        busy = {
+            "prefill": rate * inputs * weighted_s / max(1.0, weighted),
+            "decode": rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s),
+            "handoff": handoff_engines(config.decode, rate, inputs),
+        }
+        return batch, busy, max(1.0, weighted_s / max(1e-9, prompt_s))
+
     def _late(self, snapshot: Snapshot) -> tuple[Role, str] | None:
         """The safety net: the role that keeps users waiting, once who was asked for before has shown what it did."""
         latency, slo = snapshot.latency, self._slo
@@ -101,18 +149,6 @@ class Default:
         # Prompts that wait beside full KV wait for decode, whoever computes them.
         full = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
         return Role.DECODE if 2 * full > len(decode) else Role.PREFILL, f"TTFT is {latency.ttft_s:.3g} s"
-
-    def _with_spare(self, role: Role, busy: float, batch: int) -> float:
-        """Replicas for so many busy ones: the smaller their number, the larger the share that chance may add.
-
-        Source: square-root staffing, Halfin and Whitt, "Heavy-traffic limits for queues with many exponential servers"
-        (1981); on decode the number of requests in flight is taken for Poisson with lengths that vary as much as their
-        mean.
-        """
-        config = self._config
-        if role is Role.PREFILL:
-            return max(busy / config.prefill_busy_frac, busy + config.prefill_spare * math.sqrt(busy))
-        return max(busy / config.decode_busy_frac, busy + config.decode_spare * math.sqrt(2.0 * busy / batch))
 
 
 def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, config: DefaultConfig) -> float:
@@ -132,3 +168,13 @@ def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, co
     slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
     slope = max(0.0, slope)
     return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
+
+
+def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:
+    """The largest rise within a time, as a share of the peak."""
+    rise, first = 0.0, 0
+    for at, now_s in enumerate(times):
+        while times[first] < now_s - within_s:
+            first += 1
+        rise = max(rise, values[at] - min(values[first : at + 1]))
+    return rise / max(1e-9, *values)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
-from autoscale.headcount import desired_replicas
+from autoscale.headcount import desired_replicas, running_replicas
 from autoscale.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.ratio import PdRatio
@@ -176,7 +176,9 @@ class Dopd:
         """More than the thresholds on all replicas that should serve (lines 18-23).
 
         Line 22 passes n_d where n_p belongs, and the other way round. Lines 20 and 21 alone would also take replicas of
-        a role that is not overloaded. The most that one adjustment may add is the guard's.
+        a role that is not overloaded. The most that one adjustment may add is the guard's, so there is one at a time:
+        the loop looks at the load again after adjustPD has ended, and a queue that grows while replicas start would
+        else ask for as many again at every tick.
         """
         now, loads, highest = desired_replicas(snapshot.state.desired), dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0)
         for pool in snapshot.pools:
@@ -184,6 +186,8 @@ class Dopd:
             highest[pool.key.role] += pool.highest_replicas
         caps = {Role.PREFILL: self._config.queue_requests, Role.DECODE: self._config.kv_cap_frac}
         asked = {role: math.ceil(loads[role] / caps[role]) for role in Role}
+        there = running_replicas(snapshot, without={*snapshot.state.withdrawn, *snapshot.state.victims})
+        asked = {role: asked[role] if there[role] >= now[role] else min(asked[role], now[role]) for role in Role}
         if all(asked[role] <= now[role] for role in Role):
             return None
         wanted = {role: float(max(asked[role], now[role], planned[role])) for role in Role}

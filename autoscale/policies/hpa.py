@@ -1,7 +1,7 @@
 """Kubernetes' Horizontal Pod Autoscaler v2, one for each role, with its stabilization and its scaling rules.
 
 Source: ``pkg/controller/podautoscaler`` of Kubernetes 1.33: ``replica_calculator.go`` (calcPlainMetricReplicas, with
-pods that have no metrics) and ``horizontal.go`` (stabilizeRecommendationWithBehaviors and
+pods that have no metrics) and ``horizontal.go`` (computeReplicasForMetrics, stabilizeRecommendationWithBehaviors and
 convertDesiredReplicasWithBehaviorRate); defaults as in its documentation, "Default Behavior".
 """
 
@@ -66,10 +66,16 @@ class HpaConfig(BaseModel):
     kind: Literal["hpa"] = "hpa"
     prefill: HpaMetricConfig = HpaMetricConfig()
     decode: HpaMetricConfig = HpaMetricConfig()
+    prefill_more: tuple[HpaMetricConfig, ...] = Field((), description="Beside it: the one that asks for most counts.")
+    decode_more: tuple[HpaMetricConfig, ...] = Field((), description="The same of decode.")
     tolerance_frac: float = Field(0.1, ge=0.0, lt=1.0, description="A mean so close to its target moves nothing.")
     sync_s: float = Field(15.0, gt=0.0, description="Time between two decisions.")
     up: ScalingRulesConfig = ScalingRulesConfig(window_s=0.0, step_replicas=4, step_frac=1.0, period_s=15.0)
     down: ScalingRulesConfig = ScalingRulesConfig(window_s=300.0, step_frac=1.0, period_s=15.0)
+
+    def metrics(self, role: Role) -> tuple[HpaMetricConfig, ...]:
+        """Those of a role."""
+        return (self.prefill, *self.prefill_more) if role is Role.PREFILL else (self.decode, *self.decode_more)
 
 
 def replicas_for_metric(values: Sequence[float], missing: int, current: int, target: float, tolerance: float) -> int:
@@ -161,18 +167,23 @@ class Hpa:
         present = desired_replicas(snapshot.state.desired)
         wanted, shown = {role: float(present[role]) for role in Role}, list[Shown]()
         for role, replicas in serving_replicas(snapshot).items():
-            of = config.prefill if role is Role.PREFILL else config.decode
-            values = [value for replica in replicas if (value := _READERS[of.metric](replica)) is not None]
-            if not values:
+            metrics, advised = config.metrics(role), list[int]()
+            for of in metrics:
+                values = [value for replica in replicas if (value := _READERS[of.metric](replica)) is not None]
+                if not values:
+                    continue
+                missing = max(present[role], len(replicas)) - len(values)
+                advised.append(replicas_for_metric(values, missing, present[role], of.target, config.tolerance_frac))
+                mean = math.fsum(values) / len(values)
+                shown.append(Shown(name=f"{role}_{of.metric}", value=mean, target=of.target))
+            if not advised:
                 continue
-            missing = max(present[role], len(replicas)) - len(values)
-            desired = replicas_for_metric(values, missing, present[role], of.target, config.tolerance_frac)
+            if len(advised) < len(metrics):  # what is not shown might need those that are here
+                advised.append(present[role])
             wanted[role], series = paced(
-                desired, present[role], snapshot.now_s, str(role), memory, up=config.up, down=config.down
+                max(advised), present[role], snapshot.now_s, str(role), memory, up=config.up, down=config.down
             )
             memory.update(series)
-            mean = math.fsum(values) / len(values)
-            shown.append(Shown(name=f"{role}_{of.metric}", value=mean, target=of.target))
         if not shown:
             return decided(snapshot, None, "no replica shows its metric", memory=memory)
         reason = ", ".join(f"{entry.name} {entry.value:.4g} for {entry.target:.4g}" for entry in shown)

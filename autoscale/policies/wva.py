@@ -1,4 +1,4 @@
-"""WVA: saturation with headroom, each role by itself, the cheapest variant first (the paper, sections III and V)."""
+"""WVA: saturation with headroom, each role by itself (the paper, sections III and V)."""
 
 import math
 from collections.abc import Sequence
@@ -92,37 +92,6 @@ def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest:
     return freed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """Replicas of one hardware: what one costs and serves, in any unit, and how many there are and may be."""
-
-    name: str
-    cost: float
-    capacity: float
-    present: int
-    lowest: int
-    highest: int
-
-
-def cheapest_first(needed_capacity: float, variants: Sequence[Variant]) -> dict[str, int]:
-    """Replicas of each variant: what is missing where capacity is cheapest, what is too much where it is dearest.
-
-    So a dearer variant grows only when all cheaper ones are full (Experiment 2), and nothing moves between them. Where
-    all are full, they are what there is.
-    """
-    counts = {v.name: min(max(v.present, v.lowest), v.highest) for v in variants}
-    missing = needed_capacity - math.fsum(counts[v.name] * v.capacity for v in variants)
-    is_out = missing > 0.0
-    for v in sorted(variants, key=lambda v: (v.cost / v.capacity, v.name), reverse=not is_out):
-        fewest = counts[v.name] if is_out else v.lowest
-        before, asked = counts[v.name], counts[v.name] + math.ceil(missing / v.capacity - _EPSILON)
-        counts[v.name] = min(max(asked, fewest), v.highest)
-        missing -= (counts[v.name] - before) * v.capacity
-        if not is_out and counts[v.name] > v.lowest:  # else a load that falls slowly would take only what is cheap
-            break
-    return counts
-
-
 class Wva:
     """The policy; see ``decide``."""
 
@@ -132,8 +101,7 @@ class Wva:
     def decide(self, snapshot: Snapshot) -> Decision:
         """Each role by its own saturation, whatever the ratio then is.
 
-        These are a role's totals. To spread them over groups of different variants is the placement's, which would ask
-        ``cheapest_first``; today every group of a role is taken for the same variant.
+        These are a role's totals: which variant grows is the placement's, which adds where replicas are cheapest.
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         for role in Role:

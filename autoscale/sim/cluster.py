@@ -15,6 +15,7 @@ from autoscale.engine_model import EngineModel, ModelRequest, Step
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
 from autoscale.request_stats import RequestStats, RequestTimer
+from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.cost import Wire, transfer_end_s
@@ -27,6 +28,18 @@ from router.types import DecodeLoad, PrefillPath
 
 # Of steps in which everyone decodes, so many at a time where nothing happens in between.
 _MOST_STEPS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturation:
+    """From when on a decode replica is full: so much of its KV used, 0..1, or so many requests waiting."""
+
+    kv_usage_frac: float
+    waiting_requests: int
+
+    def holds(self, engine: EngineModel) -> bool:
+        """Whether an engine is."""
+        return engine.kv_usage_frac >= self.kv_usage_frac or len(engine.waiting) >= self.waiting_requests
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +119,8 @@ class VirtualCluster:
         link_frac: float = 1.0,
         uplink_bytes_per_s: float | None = None,
         prefix_block_tokens: int | None = None,
+        refuse_at: Saturation | None = None,
+        slo: SloConfig | None = None,
     ) -> None:
         """A cluster without replicas.
 
@@ -116,7 +131,11 @@ class VirtualCluster:
             link_frac: share of the profiles' bandwidth that is left on the way from prefill to decode.
             uplink_bytes_per_s: what all transfers of a group share; ``None``: nothing but their own cards.
             prefix_block_tokens: tokens for which one of a request's ``hash_ids`` stands.
+            refuse_at: a request is refused where every decode replica of its group is so full; ``None``: never.
+            slo: by which replicas count what users wait.
         """
+        self._refuse_at = refuse_at
+        self._slo = slo or SloConfig()
         self._link_frac = link_frac
         self._prefix_block_tokens = prefix_block_tokens
         self.now_s = 0.0
@@ -142,7 +161,7 @@ class VirtualCluster:
             replica_id,
             key,
             EngineModel(self._profiles[key], self._prefix_block_tokens),
-            RequestStats(lambda: self.now_s),
+            RequestStats(lambda: self.now_s, self._slo.ttft_share),
             PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
             Wire(self._profiles[key].handoff.bytes_per_s * self._link_frac),
         )
@@ -232,14 +251,7 @@ class VirtualCluster:
             if not journey.is_lost:
                 self._records[journey.number] = self._unfinished(journey, "not ended")
         for number, request in [entry for group in self._groups.values() for entry in group.waiting]:
-            self._records[number] = RequestRecord(
-                sent_s=request.at_s,
-                first_token_s=None,
-                last_token_s=None,
-                input_tokens=request.input_tokens,
-                output_tokens=request.output_tokens,
-                error="not ended",
-            )
+            self._records[number] = _not_begun(request, "not ended")
 
     def records(self) -> list[RequestRecord]:
         """The requests that have ended or were given up, in the order in which they arrived."""
@@ -249,8 +261,8 @@ class VirtualCluster:
         """What a replica tells the autoscaler, as live."""
         self._settle(replica)
         engine, counters = replica.engine, replica.engine.counters
-        then_s, busy_s, flops = replica.shown
-        replica.shown = (self.now_s, counters.busy_s, counters.flops)
+        then_s, busy_s, active_s = replica.shown
+        replica.shown = (self.now_s, counters.busy_s, counters.sm_active_s)
         passed_s = max(1e-9, self.now_s - then_s)
         report = {
             "running_requests": float(len(engine.running)),
@@ -260,7 +272,7 @@ class VirtualCluster:
             "decode_tokens": float(counters.output_tokens),
             "prefill_tokens": float(counters.prefill_tokens),
             "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / passed_s),
-            "sm_activity_frac": min(1.0, (counters.flops - flops) / engine.profile.peak_flops / passed_s),
+            "sm_activity_frac": min(1.0, (counters.sm_active_s - active_s) / passed_s),
         }
         if replica.key.role is Role.PREFILL:
             report["queued_prefill_tokens"] = float(engine.queued_prefill_tokens)
@@ -277,13 +289,25 @@ class VirtualCluster:
 
     def _arrive(self, request: TraceRequest) -> None:
         group = self._choose_group()
-        group.in_flight += 1
         number = len(self._records)
         self._records.append(None)
+        if self._is_full(group):
+            self._records[number] = _not_begun(request, "refused")
+            return
+        group.in_flight += 1
         if group.decode:
             self._enter(group, number, request)
         else:
             group.waiting.append((number, request))
+
+    def _is_full(self, group: _Group) -> bool:
+        if self._refuse_at is None or not group.decode:
+            return False
+        for name in group.decode:
+            self._settle(group.replicas[name])
+            if not self._refuse_at.holds(group.replicas[name].engine):
+                return False
+        return True
 
     def _enter(self, group: _Group, number: int, request: TraceRequest) -> None:
         decode = group.replicas[group.to_decode.order()[0].replica_id]
@@ -322,7 +346,9 @@ class VirtualCluster:
     def _choose_group(self) -> _Group:
         if len(self._groups) == 1:
             return next(iter(self._groups.values()))
-        return min(self._groups.values(), key=lambda group: (group.in_flight, self._rng.random()))
+        groups = [group for group in self._groups.values() if group.decode] or list(self._groups.values())
+        # As at the ingress, by requests in flight per decode replica; equals in random order.
+        return min(groups, key=lambda group: (group.in_flight / max(1, len(group.decode)), self._rng.random()))
 
     def _prefill_locally(self, journey: _Journey) -> None:
         if journey.is_lost:
@@ -489,3 +515,14 @@ class VirtualCluster:
             on_empty, replica.on_empty = replica.on_empty, None
             del self._groups[replica.key.group].replicas[replica.replica_id]
             on_empty()
+
+
+def _not_begun(request: TraceRequest, error: str) -> RequestRecord:
+    return RequestRecord(
+        sent_s=request.at_s,
+        first_token_s=None,
+        last_token_s=None,
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        error=error,
+    )

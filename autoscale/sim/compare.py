@@ -15,8 +15,7 @@ from autoscale.sim.scenario import Failure, Run, Scenario, run_policy, run_sched
 from autoscale.sim.static import unloaded_ttft_s
 from autoscale.trace import TraceRequest, scale_rate
 from autoscale.types import PoolKey
-from kvtransfer.cost import CROSS_SWITCH_FRAC
-from kvtransfer.topology import LinkTier, Role
+from kvtransfer.topology import Role
 
 # With ``auto``, rates are scaled until the oracle's peak is so many replicas.
 PEAK_REPLICAS = 40
@@ -72,6 +71,8 @@ def scenario_of(
 ) -> Scenario:
     """A trace on the cluster of a configuration.
 
+    What a request takes on idle engines is that of the slowest group: its objective is the same wherever it goes.
+
     Args:
         config: cluster and objectives.
         trace: in order of time.
@@ -79,12 +80,11 @@ def scenario_of(
         seed: of the copies of requests and of the routers' ties.
     """
     scaled = trace if rate_scale == 1.0 else scale_rate(trace, rate_scale, random.Random(seed))
-    group = config.groups[0]
-    profiles = {role: group.pool(role).profile for role in Role}
+    engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
 
     @cache
     def slo(input_tokens: int) -> Slo:
-        alone_s = unloaded_ttft_s(input_tokens, profiles, config.router)
+        alone_s = max(unloaded_ttft_s(input_tokens, profiles, config.router) for profiles in engines)
         ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * alone_s)
         return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
 
@@ -96,41 +96,43 @@ def scenario_of(
         router=config.router,
         seed=seed,
         warm_up_s=config.warm_up_s,
-        link_frac=CROSS_SWITCH_FRAC if group.link_tier is LinkTier.S2 else 1.0,
-        uplink_bytes_per_s=group.uplink_bytes_per_s,
+        link_frac=config.groups[0].link_frac,  # that of every group
+        uplink_bytes_per_s=config.groups[0].uplink_bytes_per_s,
         prefix_block_tokens=config.prefix_block_tokens,
         failures=[
-            Failure(at_s=each.at_s, key=PoolKey(group.name, each.role), replicas=each.replicas)
+            Failure(at_s=each.at_s, key=PoolKey(each.group or config.groups[0].name, each.role), replicas=each.replicas)
             for each in config.failures
         ],
     )
 
 
 def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """Refuse requests that no engine can hold and, if strict, those beyond what was profiled.
+    """Refuse requests that an engine of a group cannot hold and, if strict, those beyond what was profiled.
 
     Raises:
         ValueError: names the file, and the first such request by its place.
     """
-    prefill, decode = (config.groups[0].pool(role).profile for role in Role)
-    most = min(prefill.kv_tokens, decode.kv_tokens)
+    prefills, decodes = ([group.pool(role).profile for group in config.groups] for role in Role)
+    most = min(profile.kv_tokens for profile in (*prefills, *decodes))
+    block = max(profile.block_tokens for profile in decodes)
+    low, high = max(p.prefill.tokens[0] for p in prefills), min(p.prefill.tokens[-1] for p in prefills)
+    longest = min(profile.decode.context_tokens[-1] for profile in decodes)
     beyond = []
     for number, request in enumerate(trace, start=1):
         total = request.input_tokens + request.output_tokens
-        if total + decode.block_tokens > most:
+        if total + block > most:
             raise ValueError(
                 f"{path}: request {number} ({request.input_tokens} + {request.output_tokens} tokens) does not fit the "
                 f"KV of an engine, {most} tokens: choose another profile, or leave it out"
             )
-        if not (prefill.prefill.covers(request.input_tokens) and total <= decode.decode.context_tokens[-1]):
+        if not (low <= request.input_tokens <= high and total <= longest):
             beyond.append((number, request))
     if is_strict and beyond:
         number, request = beyond[0]
-        low, high = prefill.prefill.tokens[0], prefill.prefill.tokens[-1]
         raise ValueError(
             f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first is request {number} "
             f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {low} to {high} tokens "
-            f"and contexts up to {decode.decode.context_tokens[-1]}; profile more, or leave --strict out"
+            f"and contexts up to {longest}; profile more, or leave --strict out"
         )
 
 
@@ -166,8 +168,9 @@ def find_oracle(
         say: told what happens.
 
     Raises:
-        ValueError: no counts attain the objective, or none of this trace take so many replicas.
+        ValueError: several groups, no counts attain the objective, or none of this trace take so many replicas.
     """
+    config.check_one_group("the oracle")
     slo = config.slo
 
     def planner(scenario: Scenario) -> Oracle:

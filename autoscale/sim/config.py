@@ -14,6 +14,7 @@ from autoscale.profile import EngineProfile, ProfileRef
 from autoscale.sim.fleet import VirtualPool
 from autoscale.tuning import merged
 from autoscale.types import PoolKey
+from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
 from router.config import RouterConfig
 
@@ -29,7 +30,7 @@ class SimPoolConfig(_Sim):
     lowest_replicas: int = Field(1, ge=1)
     highest_replicas: int = Field(256, ge=1, le=4096)
     start_s: float | None = Field(None, ge=0.0, description="From asked for to ready; the profile's.")
-    cost_per_gpu_hour: float = Field(1.0, ge=0.0, description="In whatever currency.")
+    cost_per_gpu_hour: float = Field(1.0, ge=0.0, description="In whatever currency; replicas are added where cheap.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -44,11 +45,16 @@ class SimPoolConfig(_Sim):
         """GPUs of one replica; an engine on CPU counts as one."""
         return max(1, self.profile.gpus)
 
+    @property
+    def ready_after_s(self) -> float:
+        """From asked for to ready, seconds."""
+        return self.profile.start_s if self.start_s is None else self.start_s
+
 
 class SimGroupConfig(_Sim):
     """A prefill and a decode pool between which KV moves."""
 
-    name: str = Field("g0", min_length=1)
+    name: str = Field("g0", min_length=1, description="Each group has its own.")
     prefill: SimPoolConfig
     decode: SimPoolConfig
     link_tier: LinkTier = Field(LinkTier.S1, description="The lowest switch that both pools are under.")
@@ -60,12 +66,18 @@ class SimGroupConfig(_Sim):
         """The pool of a role."""
         return self.prefill if role is Role.PREFILL else self.decode
 
+    @property
+    def link_frac(self) -> float:
+        """Share of the profiles' bandwidth that is left between the two pools."""
+        return CROSS_SWITCH_FRAC if self.link_tier is LinkTier.S2 else 1.0
+
 
 class SimFailureConfig(_Sim):
     """Replicas that die."""
 
     at_s: float = Field(ge=0.0)
     role: Role
+    group: str | None = Field(None, description="Its name; the first.")
     replicas: int = Field(1, ge=1)
 
 
@@ -83,7 +95,10 @@ class SimSloConfig(_Sim):
 class SimConfig(_Sim):
     """What ``tandem simulate`` runs on."""
 
-    groups: tuple[SimGroupConfig, ...] = Field(min_length=1, max_length=1)
+    groups: tuple[SimGroupConfig, ...] = Field(
+        min_length=1,
+        description="Such as one for each kind of GPU. Policies that size by profiles take the first group's for all.",
+    )
     slo: SimSloConfig = SimSloConfig()
     router: RouterConfig = RouterConfig()
     autoscale: dict[str, Any] = Field(
@@ -108,6 +123,21 @@ class SimConfig(_Sim):
         return value
 
     @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        names = [group.name for group in self.groups]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"groups: two are named {twice[0]!r}: give each its own name")
+        if len({(group.link_frac, group.uplink_bytes_per_s) for group in self.groups}) > 1:
+            raise ValueError(
+                "groups: KV travels alike in all groups of a simulation: give all the same uplink_bytes_per_s, and "
+                "link_tier 2 to all or to none"
+            )
+        for failure in self.failures:
+            if failure.group not in (None, *names):
+                raise ValueError(f"failures: there is no group {failure.group!r}: choose among {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
     def _check_policies(self) -> Self:
         for name in self.policies:
             self.autoscale_config(name)
@@ -127,7 +157,7 @@ class SimConfig(_Sim):
             raise ValueError(f"{path}: {first_fault(error)}") from None
 
     def autoscale_config(self, name: str) -> AutoscaleConfig:
-        """What the controller gets for a policy; one that sizes by profiles gets those of the group.
+        """What the controller gets for a policy; one that sizes by profiles gets those of the first group.
 
         Raises:
             ValueError: the name is neither one of ``policies`` nor a policy's, or its fields are wrong.
@@ -143,16 +173,20 @@ class SimConfig(_Sim):
             pool = self.groups[0].pool(role)
             if needs_profiles(policy["kind"]):
                 policy.setdefault(str(role), pool.profile)
-                policy.setdefault(f"{role}_start_s", self.start_s(role))
+                policy.setdefault(f"{role}_start_s", pool.ready_after_s)
         try:
             return AutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
         except ValidationError as error:
             raise ValueError(f"policies.{name}: {first_fault(error)}") from None
 
-    def start_s(self, role: Role) -> float:
-        """From asked for to ready, seconds."""
-        pool = self.groups[0].pool(role)
-        return pool.profile.start_s if pool.start_s is None else pool.start_s
+    def check_one_group(self, what: str) -> None:
+        """Refuse several groups where there can only be one.
+
+        Raises:
+            ValueError: names ``what`` needs it.
+        """
+        if len(self.groups) > 1:
+            raise ValueError(f"{what}: needs a configuration with one group, got {len(self.groups)}: leave one of them")
 
     def profiles(self) -> dict[PoolKey, EngineProfile]:
         """The engine of each pool."""
@@ -162,14 +196,15 @@ class SimConfig(_Sim):
         """What each pool allows and takes."""
         return {
             PoolKey(group.name, role): VirtualPool(
-                lowest_replicas=group.pool(role).lowest_replicas,
-                highest_replicas=group.pool(role).highest_replicas,
-                start_s=self.start_s(role),
-                gpus_per_replica=group.pool(role).gpus,
+                lowest_replicas=pool.lowest_replicas,
+                highest_replicas=pool.highest_replicas,
+                start_s=pool.ready_after_s,
+                gpus_per_replica=pool.gpus,
                 link_tier=group.link_tier,
+                cost=pool.cost_per_gpu_hour * pool.gpus,
             )
             for group in self.groups
-            for role in Role
+            for role, pool in ((role, group.pool(role)) for role in Role)
         }
 
 

@@ -10,13 +10,17 @@ from kvtransfer.topology import LinkTier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualPool:
-    """One pool as it is declared: its limits, and how long a replica takes from asked for to ready, seconds."""
+    """One pool as it is declared: its limits, and how long a replica takes from asked for to ready, seconds.
+
+    ``cost``: of a replica for an hour.
+    """
 
     lowest_replicas: int
     highest_replicas: int
     start_s: float
     gpus_per_replica: int = 1
     link_tier: LinkTier = LinkTier.S2
+    cost: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,12 +1,13 @@
 """What a simulated run was worth: attainment, latencies, GPU-hours, energy, and how the counts moved (pure)."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from autoscale.engine_model import EngineModel
 from autoscale.profile import EngineProfile
 from autoscale.sim.scenario import Run
 from autoscale.types import PoolKey
@@ -32,7 +33,8 @@ class Outcome:
     arrival. ``ratio_within_band_frac``: the share of ticks at which the replicas that served were within one replica of
     the smaller role of the plan's P/D ratio, ``None`` without plans; ``ratio_deviation_mean_replicas`` is the mean
     distance. Quantiles are ``None`` where no request ended.
-    ``extrapolated_requests`` lie beyond the profile's measured lengths.
+    ``extrapolated_requests`` have prompts beyond the profile, ``derived_requests`` of lengths for which it has derived
+    times, not measured ones.
     """
 
     slo_attainment_frac: float
@@ -42,6 +44,7 @@ class Outcome:
     requests: int
     failed_requests: int
     extrapolated_requests: int
+    derived_requests: int
     preemptions: int
     ttft_p50_s: float | None
     ttft_p90_s: float | None
@@ -88,7 +91,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
     for key, each in hours.items():
         name = scenario.profiles[key].gpu or "CPU"
         by_type[name] = by_type.get(name, 0.0) + each
-    used = {role: _utilization_frac(run, role) for role in Role}
+    used = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
     prompts = scenario.profiles[min(scenario.profiles, key=lambda key: key.role is not Role.PREFILL)].prefill
     return Outcome(
@@ -99,6 +102,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         requests=len(measured),
         failed_requests=len(measured) - len(ok),
         extrapolated_requests=sum(not prompts.covers(record.input_tokens) for record in measured),
+        derived_requests=sum(prompts.is_derived(record.input_tokens) for record in measured),
         preemptions=sum(life.replica.engine.counters.preemptions for life in run.fleet.lives if life.replica),
         **_quantiles("ttft", [r.ttft_s for r in ok]),
         **_quantiles("tpot", [r.tpot_s for r in ok]),
@@ -126,15 +130,23 @@ def _quantiles(name: str, values: Sequence[float | None]) -> dict[str, Any]:
     return {f"{name}_p{q}_s": float(np.quantile(seen, q / 100)) if seen else None for q in (50, 90, 99)}
 
 
-def _utilization_frac(run: Run, role: Role) -> float | None:
-    """The share of their time, starts and drains included, in which a role's engines computed; of the whole run."""
-    there_s = busy_s = 0.0
+def utilization_frac(
+    run: Run, roles: Collection[Role], spent_s: Callable[[EngineModel], float] = lambda engine: engine.counters.busy_s
+) -> float | None:
+    """The share of their time, starts and drains included, in which some roles' engines computed; of the whole run.
+
+    Args:
+        run: the run.
+        roles: of which engines, all together.
+        spent_s: what of an engine's time counts instead, seconds.
+    """
+    there_s = used_s = 0.0
     for life in run.fleet.lives:
-        if life.key.role is role and life.replica is not None:
+        if life.key.role in roles and life.replica is not None:
             gone_s = run.scenario.end_s if life.gone_s is None else min(life.gone_s, run.scenario.end_s)
             there_s += max(0.0, gone_s - max(0.0, life.asked_s))
-            busy_s += life.replica.engine.counters.busy_s
-    return min(1.0, busy_s / there_s) if there_s else None
+            used_s += spent_s(life.replica.engine)
+    return min(1.0, used_s / there_s) if there_s else None
 
 
 def _energy_kwh(

@@ -88,15 +88,16 @@ def pressure_test(
         on_point: told each split's result.
 
     Raises:
-        ValueError: too few GPUs for a replica of each role, or none keeps the objectives at any rate.
+        ValueError: several groups, too few GPUs for a replica of each role, or none keeps the objectives at any rate.
     """
+    config.check_one_group("the pressure test")
     pools = {key.role: pool for key, pool in config.pools().items()}
     each = {role: pools[role].gpus_per_replica for role in Role}
     most = (gpus - each[Role.DECODE]) // each[Role.PREFILL]
     if most < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {sum(each.values())}")
     splits = {prefill: (gpus - prefill * each[Role.PREFILL]) // each[Role.DECODE] for prefill in range(1, most + 1)}
-    test = _Test(config, trace, seed)
+    test = PressureTest(config, trace, seed)
     known: dict[int, PressurePoint] = {}
 
     def point(prefill: int) -> PressurePoint:
@@ -123,7 +124,9 @@ def pressure_test(
     return result
 
 
-class _Test:
+class PressureTest:
+    """Splits of one configuration under requests with the lengths of a trace; see ``pressure_test``."""
+
     def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
         self._config = config.model_copy(update={"warm_up_s": _WARM_UP_S, "failures": ()})
         self._trace = trace
@@ -131,27 +134,28 @@ class _Test:
         self._keys = {key.role: key for key in config.pools()}
 
     def highest(self, prefill: int, decode: int, likely: float | None) -> PressurePoint:
-        """The highest rate at which a split keeps the objectives, to about a hundredth."""
+        """The highest rate at which a split keeps the objectives, to about a hundredth; begins at the likely one."""
         low, high = 0.0, likely or 1.0
         best: Run | None = None
-        while (run := self._run(prefill, decode, high)).attainment_frac >= self._config.slo.attainment_frac:
+        while (run := self.run(prefill, decode, high)).attainment_frac >= self._config.slo.attainment_frac:
             low, high, best = high, high * (1.25 if likely else 2.0), run
         for _ in range(_RATE_STEPS):
             rate = (low + high) / 2
-            run = self._run(prefill, decode, rate)
+            run = self.run(prefill, decode, rate)
             if run.attainment_frac >= self._config.slo.attainment_frac:
                 low, best = rate, run
             else:
                 high = rate
             if high - low < 0.01 * high:
                 break
-        signals = dict.fromkeys(Signal, None) if best is None else _signals(best)
+        signals = dict.fromkeys(Signal, None) if best is None else signals_of(best)
         attained = 0.0 if best is None else best.attainment_frac
         return PressurePoint(
             prefill=prefill, decode=decode, requests_per_s=low, attainment_frac=attained, signals=signals
         )
 
-    def _run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
+    def run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
+        """A split at one rate; no prefill replicas: aggregated engines."""
         rng = random.Random(self._seed)
         trace: list[TraceRequest] = []
         at_s = 0.0
@@ -173,7 +177,8 @@ def _limited(scenario: Scenario, keys: Iterable[PoolKey]) -> Scenario:
     )
 
 
-def _signals(run: Run) -> dict[Signal, float | None]:
+def signals_of(run: Run) -> dict[Signal, float | None]:
+    """What each signal shows in a run; see ``PressurePoint``."""
     figures = outcome(run, dict.fromkeys(run.scenario.pools, 0.0))
     span_s = run.scenario.end_s
     engines = {
@@ -189,8 +194,8 @@ def _signals(run: Run) -> dict[Signal, float | None]:
         Signal.PREFILL_TPS: rate(Role.PREFILL, lambda engine: engine.counters.prefill_tokens),
         Signal.PREFILL_GPU_UTILIZATION: figures.prefill_utilization_frac,
         Signal.DECODE_GPU_UTILIZATION: figures.decode_utilization_frac,
-        Signal.PREFILL_SM_ACTIVITY: rate(Role.PREFILL, lambda e: e.counters.flops / e.profile.peak_flops),
-        Signal.DECODE_SM_ACTIVITY: rate(Role.DECODE, lambda e: e.counters.flops / e.profile.peak_flops),
+        Signal.PREFILL_SM_ACTIVITY: rate(Role.PREFILL, lambda engine: engine.counters.sm_active_s),
+        Signal.DECODE_SM_ACTIVITY: rate(Role.DECODE, lambda engine: engine.counters.sm_active_s),
         Signal.TTFT: figures.ttft_p50_s,
         Signal.TPOT: figures.tpot_p50_s,
     }

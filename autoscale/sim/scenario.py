@@ -12,9 +12,10 @@ from autoscale.controller import Controller
 from autoscale.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.report import RequestRecord, Slo
-from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.cluster import Saturation, VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
 from autoscale.sim.serve import VirtualServe
+from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import Plan, PoolKey
 from router.config import RouterConfig
@@ -52,13 +53,14 @@ class Scenario:
     uplink_bytes_per_s: float | None = None
     prefix_block_tokens: int | None = None
     failures: Sequence[Failure] = ()
+    refuse_at: Saturation | None = None
 
     @property
     def end_s(self) -> float:
         """Until when GPUs are counted: the last arrival."""
         return self.trace[-1].at_s
 
-    def cluster(self) -> VirtualCluster:
+    def cluster(self, slo: SloConfig | None = None) -> VirtualCluster:
         """A cluster without replicas, to which the trace is on its way."""
         cluster = VirtualCluster(
             self.profiles,
@@ -67,6 +69,8 @@ class Scenario:
             link_frac=self.link_frac,
             uplink_bytes_per_s=self.uplink_bytes_per_s,
             prefix_block_tokens=self.prefix_block_tokens,
+            refuse_at=self.refuse_at,
+            slo=slo,
         )
         cluster.submit(self.trace)
         return cluster
@@ -113,7 +117,7 @@ class Run:
 
 def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[PoolKey, int]) -> Run:
     """A scenario under the controller, from these counts on."""
-    cluster = scenario.cluster()
+    cluster = scenario.cluster(config.slo)
     serve = VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s)
     serve.start(counts)
     for failure in scenario.failures:

@@ -75,6 +75,7 @@ class VirtualServe:
                     highest_replicas=pool.highest_replicas,
                     gpus_per_replica=pool.gpus_per_replica,
                     link_tier=pool.link_tier,
+                    cost=pool.cost,
                     draining=tuple(life.replica_id for life in fleet.here[key] if life.is_stopping),
                 )
                 for key, pool in fleet.pools.items()

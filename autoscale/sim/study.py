@@ -15,9 +15,12 @@ from autoscale.sim.compare import (
     find_oracle,
     run_aggregated,
     run_named,
+    scenario_of,
 )
 from autoscale.sim.config import SimConfig
+from autoscale.sim.scenario import Scenario
 from autoscale.trace import TraceRequest
+from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
 _CONFIDENCE = 0.95
@@ -26,13 +29,31 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seed:
-    """Everything that was simulated with one seed."""
+class Bounds:
+    """What policies on one group are held against."""
 
-    seed: int
     oracle: OracleResult
     causal: BoundResult
     aggregated: Result
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """Each by its name."""
+        return {
+            "oracle": self.oracle.result,
+            "causal_bound": self.causal.result,
+            "smallest_static": self.oracle.static.result,
+            "aggregated": self.aggregated,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """Everything that was simulated with one seed; no ``bounds`` where there are several groups."""
+
+    seed: int
+    scenario: Scenario
+    bounds: Bounds | None
     policies: Mapping[str, Result]
 
 
@@ -45,11 +66,7 @@ class Study:
     seeds: Sequence[Seed]
     requests: int
     impossible_requests: int
-
-    @property
-    def rate_scale(self) -> float:
-        """How many times the trace's requests were simulated."""
-        return self.seeds[0].oracle.rate_scale
+    rate_scale: float
 
     @property
     def beat_the_oracle(self) -> list[str]:
@@ -59,15 +76,18 @@ class Study:
             name
             for name in self.names
             for seed in self.seeds
-            if seed.policies[name].outcome.slo_attainment_frac >= least
-            and seed.policies[name].outcome.gpu_hours < seed.oracle.result.outcome.gpu_hours * (1 - _ROUNDING)
+            if seed.bounds is not None
+            and seed.policies[name].outcome.slo_attainment_frac >= least
+            and seed.policies[name].outcome.gpu_hours < seed.bounds.oracle.result.outcome.gpu_hours * (1 - _ROUNDING)
         ]
 
     @property
     def flags(self) -> list[str]:
         """What a reader must know before believing the figures."""
         lines = []
-        beyond = max(seed.oracle.result.outcome.extrapolated_requests for seed in self.seeds)
+        if not self.bounds:
+            lines.append("the oracle and the bounds plan one group, so there are none, nor multiples of them")
+        beyond = max(result.outcome.extrapolated_requests for seed in self.seeds for result in seed.policies.values())
         if beyond:
             lines.append(f"{beyond:,} requests are longer or shorter than what was profiled; --strict refuses them")
         if self.impossible_requests:
@@ -76,8 +96,8 @@ class Study:
                 "share that is asked for is of the others"
             )
         for what, bounds in (
-            ("causal bound", [s.causal for s in self.seeds]),
-            ("static", [s.oracle.static for s in self.seeds]),
+            ("causal bound", [each.causal for each in self.bounds]),
+            ("static", [each.oracle.static for each in self.bounds]),
         ):
             if not all(bound.is_attained for bound in bounds):
                 lines.append(f"{what}: no sizes were found that attain {self.config.slo.attainment_frac:.1%}")
@@ -87,13 +107,17 @@ class Study:
         """A policy's figures with each seed, with GPU-hours as multiples of the oracle's and the causal bound's."""
         return [_row(seed, seed.policies[name]) for seed in self.seeds]
 
+    @property
+    def bounds(self) -> list[Bounds]:
+        """Those of each seed; none where there are several groups."""
+        return [seed.bounds for seed in self.seeds if seed.bounds is not None]
+
     def bound_rows(self) -> dict[str, list[dict[str, Any]]]:
         """The same of what they are held against."""
+        names = self.bounds[0].results if self.bounds else ()
         return {
-            "oracle": [_row(seed, seed.oracle.result) for seed in self.seeds],
-            "causal_bound": [_row(seed, seed.causal.result) for seed in self.seeds],
-            "smallest_static": [_row(seed, seed.oracle.static.result) for seed in self.seeds],
-            "aggregated": [_row(seed, seed.aggregated) for seed in self.seeds],
+            name: [_row(seed, seed.bounds.results[name]) for seed in self.seeds if seed.bounds is not None]
+            for name in names
         }
 
 
@@ -129,6 +153,8 @@ def run_study(
 ) -> Study:
     """Simulate all of it.
 
+    Policies on one group begin with the oracle's first counts, on several with the fewest replicas that each may have.
+
     Args:
         config: cluster, objectives and policies.
         trace: in order of time.
@@ -139,68 +165,86 @@ def run_study(
         on_step: told what was done last, how many simulations are done, and of how many.
 
     Raises:
-        ValueError: a name is unknown, or no counts attain the objective.
+        ValueError: a name is unknown, no counts attain the objective, or several groups are asked for what takes one.
     """
-    first, *others = seeds
+    first, *others = seeds = list(seeds)
     impossible = impossible_requests(config, trace)
     possible_frac = 1.0 - impossible / len(trace)
     slo = config.slo.model_copy(update={"attainment_frac": config.slo.attainment_frac * possible_frac})
     config = config.model_copy(update={"slo": slo})
-    oracles = {first: pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()}
-    scale = oracles[first].rate_scale
     parts: dict[Future[Any], tuple[int, str]] = {}
+    scenarios: dict[int, Scenario] = {}
+    oracles: dict[int, OracleResult] = {}
 
-    def begin(oracle: OracleResult, seed: int) -> None:
-        scenario = oracle.scenario
-        parts[pool.submit(find_causal, config, oracle)] = (seed, "causal bound")
-        parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
+    def begin(seed: int, scenario: Scenario, counts: Mapping[PoolKey, int]) -> None:
+        scenarios[seed] = scenario
         for name in names:
             if name != "static" or name in config.policies:
-                parts[pool.submit(run_named, config, name, scenario, oracle.first_counts)] = (seed, name)
+                parts[pool.submit(run_named, config, name, scenario, counts)] = (seed, name)
 
-    pending = {pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed): seed for seed in others}
-    begin(oracles[first], first)
-    for future in as_completed(pending):
-        oracles[pending[future]] = future.result()
-        begin(future.result(), pending[future])
+    def begin_with(oracle: OracleResult, seed: int) -> None:
+        oracles[seed] = oracle
+        parts[pool.submit(find_causal, config, oracle)] = (seed, "causal bound")
+        parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
+        begin(seed, oracle.scenario, oracle.first_counts)
+
+    if len(config.groups) > 1:
+        if rate_scale is None:
+            config.check_one_group("--rate-scale auto")
+        if "static" in names and "static" not in config.policies:
+            config.check_one_group("the smallest static counts")
+        scale = rate_scale or 1.0
+        fewest = {key: virtual.lowest_replicas for key, virtual in config.pools().items()}
+        for seed in seeds:
+            begin(seed, scenario_of(config, trace, rate_scale=scale, seed=seed), fewest)
+    else:
+        leading = pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
+        scale = leading.rate_scale
+        pending = {pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed): seed for seed in others}
+        begin_with(leading, first)
+        for future in as_completed(pending):
+            begin_with(future.result(), pending[future])
     found: dict[tuple[int, str], Any] = {}
     for done, future in enumerate(as_completed(parts), start=1):
         found[parts[future]] = future.result()
         on_step(parts[future][1], done, len(parts))
     results = []
-    for seed, oracle in sorted(oracles.items()):
-        results.append(
-            Seed(
-                seed=seed,
-                oracle=oracle,
-                causal=found[seed, "causal bound"],
-                aggregated=found[seed, "aggregated"],
-                policies={name: found.get((seed, name), oracle.static.result) for name in names},
+    for seed, scenario in sorted(scenarios.items()):
+        bounds = None
+        if seed in oracles:
+            bounds = Bounds(
+                oracle=oracles[seed], causal=found[seed, "causal bound"], aggregated=found[seed, "aggregated"]
             )
-        )
+            found.setdefault((seed, "static"), oracles[seed].static.result)
+        policies = {name: found[seed, name] for name in names}
+        results.append(Seed(seed=seed, scenario=scenario, bounds=bounds, policies=policies))
     return Study(
         config=config,
         names=names,
         seeds=results,
         requests=len(trace),
         impossible_requests=impossible,
+        rate_scale=scale,
     )
 
 
 def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
-    """How many requests miss their TPOT objective even alone on an engine."""
-    decode = config.groups[0].pool(Role.DECODE).profile.decode
+    """How many requests miss their TPOT objective even alone on an engine, whichever group's."""
+    engines = [group.pool(Role.DECODE).profile.decode for group in config.groups]
     return sum(
         request.output_tokens > 1
-        and decode.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s
+        and all(e.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s for e in engines)
         for request in trace
     )
 
 
 def _row(seed: Seed, result: Result) -> dict[str, Any]:
     row = asdict(result.outcome)
-    row["gpu_hours_over_oracle"] = result.outcome.gpu_hours / seed.oracle.result.outcome.gpu_hours
-    row["gpu_hours_over_causal_bound"] = result.outcome.gpu_hours / seed.causal.result.outcome.gpu_hours
+    for name in ("oracle", "causal_bound"):
+        over = None
+        if seed.bounds is not None:
+            over = result.outcome.gpu_hours / seed.bounds.results[name].outcome.gpu_hours
+        row[f"gpu_hours_over_{name}"] = over
     return row
 
 

@@ -11,18 +11,13 @@ from pydantic import ValidationError
 
 from autoscale.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.profile import EngineProfile
+from autoscale.sim.papers.dopd_testbed import MEMORY_TP2, engine
+from kvtransfer.topology import Role
 
 MakeProfile = Callable[..., EngineProfile]
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
-# Two H100: 80 GB and 3.35 TB/s each; 70.6 GB of weights. M' is 8 GB, the tenth that vLLM leaves free by default.
-H100_TP2 = {
-    "gpu_bytes": 80e9,
-    "other_bytes": 8e9,
-    "model_bytes": 70.6e9,
-    "gpus": 2,
-    "bytes_per_s": 3.35e12,
-    "read_frac": 0.5,
-}
+TABLE_1 = engine(Role.DECODE)
+H100_TP2 = MEMORY_TP2.model_dump()
 
 
 def test_the_equations_by_hand(make_profile: MakeProfile) -> None:
@@ -61,26 +56,23 @@ def test_without_hardware_the_profile_says_what_fits(make_profile: MakeProfile) 
 def test_the_papers_two_ratios_come_from_one_m_prime(
     input_tokens: int, output_tokens: int, expected: float, is_extrapolated: bool
 ) -> None:
-    table = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp1.json")
-    memory = DecodeMemoryConfig.model_validate(H100_TP2)
-    found = optimal_ratio(table, table, input_tokens, output_tokens, tpot_s=0.05, memory=memory)
-    # 4.56 and 2.99: the second hangs on prefill and decode beyond the table, where the paper's own points are unknown.
+    found = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=MEMORY_TP2)
+    # 4.56 and 3.18: the second hangs on prefill and decode beyond the table, where the paper's own points are unknown.
     assert found.prefill_per_decode == pytest.approx(expected, rel=0.08)
     assert found.is_extrapolated is is_extrapolated
 
 
 def test_that_m_prime_leaves_the_kv_that_vllm_has_on_two_h100() -> None:
     measured = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp2.json")
-    room = DecodeMemoryConfig.model_validate(H100_TP2).room_bytes / measured.handoff.kv_bytes_per_token
+    room = MEMORY_TP2.room_bytes / measured.handoff.kv_bytes_per_token
     assert room == pytest.approx(measured.kv_tokens, rel=0.01)
 
 
 @pytest.mark.parametrize("m_prime_gb", [4.0, 8.0, 9.0])
 def test_both_ratios_hold_for_any_m_prime_nearby(m_prime_gb: float) -> None:
-    table = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp1.json")
     memory = DecodeMemoryConfig.model_validate({**H100_TP2, "other_bytes": m_prime_gb * 1e9})
     for input_tokens, output_tokens, expected in ((1000, 150, 4.58), (3000, 300, 3.18)):
-        found = optimal_ratio(table, table, input_tokens, output_tokens, tpot_s=0.05, memory=memory)
+        found = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=memory)
         assert found.prefill_per_decode == pytest.approx(expected, rel=0.08)
 
 
@@ -88,13 +80,11 @@ def test_both_ratios_hold_for_any_m_prime_nearby(m_prime_gb: float) -> None:
 def test_both_roles_serve_as_much_at_the_ratio_and_longer_prompts_need_more_prefill_per_request(
     inputs: float, outputs: float, tpot: float, more: float
 ) -> None:
-    table = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp1.json")
-    memory = DecodeMemoryConfig.model_validate(H100_TP2)
-    for room in (None, memory):
-        found = optimal_ratio(table, table, inputs, outputs, tpot_s=tpot, memory=room)
-        assert 1 <= found.decode_concurrency <= table.max_running
+    for room in (None, MEMORY_TP2):
+        found = optimal_ratio(TABLE_1, TABLE_1, inputs, outputs, tpot_s=tpot, memory=room)
+        assert 1 <= found.decode_concurrency <= TABLE_1.max_running
         assert found.prefill_per_decode * found.prefill_requests_per_s == pytest.approx(found.decode_requests_per_s)
-        longer = optimal_ratio(table, table, inputs * more, outputs, tpot_s=tpot, memory=room)
+        longer = optimal_ratio(TABLE_1, TABLE_1, inputs * more, outputs, tpot_s=tpot, memory=room)
         assert longer.prefill_requests_per_s <= found.prefill_requests_per_s
         assert longer.decode_concurrency <= found.decode_concurrency
 
@@ -114,7 +104,7 @@ def test_prefill_that_takes_no_time_is_no_profile(make_profile: MakeProfile) -> 
 def test_weights_that_cannot_be_read_in_time_are_refused() -> None:
     # 70.6 GB at 0.5 x 2 x 3.35 TB/s.
     with pytest.raises(ValueError, match=r"tpot_s is 0\.02, and to read the weights alone takes 0\.0211 s"):
-        DecodeMemoryConfig.model_validate(H100_TP2).readable_bytes(0.02)
+        MEMORY_TP2.readable_bytes(0.02)
 
 
 @pytest.mark.parametrize(

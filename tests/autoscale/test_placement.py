@@ -1,6 +1,7 @@
 """Spreading a service over its groups."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,11 @@ from kvtransfer.topology import LinkTier, Role
 P, D = Role.PREFILL, Role.DECODE
 
 
-def pools(bounds: Sequence[tuple[int, int]], tiers: Sequence[LinkTier] = (LinkTier.S1,) * 3) -> list[PoolStats]:
+def pools(
+    bounds: Sequence[tuple[int, int]],
+    tiers: Sequence[LinkTier] = (LinkTier.S1,) * 3,
+    costs: Sequence[float] = (0.0,) * 4,
+) -> list[PoolStats]:
     return [
         PoolStats(
             key=PoolKey(f"g{i}", role),
@@ -23,6 +28,7 @@ def pools(bounds: Sequence[tuple[int, int]], tiers: Sequence[LinkTier] = (LinkTi
             lowest_replicas=low,
             highest_replicas=high,
             link_tier=tiers[i],
+            cost=costs[i],
         )
         for i, (low, high) in enumerate(bounds)
         for role in Role
@@ -50,6 +56,42 @@ def test_near_groups_grow_first_and_far_ones_shrink_first() -> None:
     assert shrunk == {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 4, PoolKey("g1", D): 4}
 
 
+def decode_counts(total: int, current: Sequence[int]) -> list[int]:
+    """Experiment 2 of WVA: A100s at 1.0 and H100s at 2.5, each group with a prefill replica that none of them needs."""
+    groups = pools([(1, 4), (1, 4)], tiers=(LinkTier.S2, LinkTier.S0), costs=(1.0, 2.5))
+    before = {PoolKey(f"g{i}", role): current[i] if role is D else 1 for i in range(2) for role in Role}
+    placed = place({P: 2, D: total}, before, groups, PdRatio(2, max(2, total)))
+    return [placed[PoolKey(f"g{i}", D)] for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("total", "current", "expected"),
+    [
+        (2, (1, 1), [1, 1]),
+        (4, (1, 1), [3, 1]),  # though KV travels least in the dearer group
+        (5, (1, 1), [4, 1]),
+        (6, (4, 1), [4, 2]),  # only when no A100 is left
+        (8, (4, 2), [4, 4]),
+        (7, (4, 4), [4, 3]),  # the dearest goes first
+        (4, (4, 3), [3, 1]),
+        (5, (2, 3), [2, 3]),  # nothing moves where the total stays
+    ],
+)
+def test_the_cheapest_variant_grows_first_and_the_dearest_goes_first(
+    total: int, current: tuple[int, int], expected: list[int]
+) -> None:
+    assert decode_counts(total, current) == expected
+
+
+def test_what_a_leader_costs_includes_its_share_of_a_follower() -> None:
+    groups = pools([(1, 9), (1, 9)], costs=(2.0, 2.0))
+    # One prefill for three decode: 2 + 3/3 against 2 + 9/3, though the second group's decode replicas cost the same.
+    priced = [replace(pool, cost=(3.0, 9.0)[int(pool.key.group[1])]) if pool.key.role is P else pool for pool in groups]
+    current = {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 1, PoolKey("g1", D): 1}
+    placed = place({P: 3, D: 7}, current, priced, PdRatio(1, 3))
+    assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 6, PoolKey("g1", P): 1, PoolKey("g1", D): 1}
+
+
 def test_a_full_group_is_passed_over_and_too_much_is_an_error() -> None:
     current = {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 1, PoolKey("g1", D): 1}
     placed = place({P: 5, D: 5}, current, pools([(1, 2), (1, 9)]), PdRatio(1, 1))
@@ -62,15 +104,16 @@ def test_a_full_group_is_passed_over_and_too_much_is_an_error() -> None:
     ratio=st.sampled_from(["1:5", "1:3", "1:1", "2:1", "9:1"]).map(PdRatio.parse),
     leaders=st.tuples(st.integers(3, 60), st.integers(3, 60)),
     tiers=st.lists(st.sampled_from(LinkTier), min_size=1, max_size=4),
+    costs=st.tuples(*[st.sampled_from([0.0, 1.0, 2.5])] * 4),
 )
 def test_totals_are_kept_and_groups_are_near_the_ratio(
-    ratio: PdRatio, leaders: tuple[int, int], tiers: list[LinkTier]
+    ratio: PdRatio, leaders: tuple[int, int], tiers: list[LinkTier], costs: tuple[float, ...]
 ) -> None:
     groups = len(tiers)
     room = Room(
         lowest=dict.fromkeys(Role, groups), highest=dict.fromkeys(Role, 500), gpus_per_replica=dict.fromkeys(Role, 1)
     )
-    bounds = pools([(1, 500)] * groups, tiers)
+    bounds = pools([(1, 500)] * groups, tiers, costs)
     placed = {PoolKey(f"g{i}", role): 1 for i in range(groups) for role in Role}
     for count in leaders:
         wanted = joint_counts({ratio.leader: float(count), ratio.follower: 0.0}, ratio, room, band_replicas=1.0)

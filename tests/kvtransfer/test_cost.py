@@ -16,6 +16,12 @@ def test_transfers_over_one_wire_go_one_after_another() -> None:
     assert transfer_end_s(0.5, 100.0, 0.0, [Wire(100.0), Wire(100.0)]) == 1.5
 
 
+def test_a_transfer_to_a_busy_card_does_not_hold_up_another_from_the_same_one() -> None:
+    source, busy, idle = Wire(100.0), Wire(10.0), Wire(100.0)
+    assert transfer_end_s(0.0, 100.0, 0.0, [source, busy]) == 10.0
+    assert transfer_end_s(0.0, 100.0, 0.0, [source, idle]) == 2.0
+
+
 def test_base_time_keeps_no_wire_busy() -> None:
     card = Wire(100.0)
     transfer_end_s(0.0, 100.0, 10.0, [card])

@@ -74,6 +74,26 @@ def test_policies_are_compared_with_the_oracle_in_a_table_json_and_a_page(
     assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page
 
 
+def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tuple[str, str], tmp_path: Path) -> None:
+    document = yaml.safe_load(Path(files[1]).read_text())
+    (first,) = document["groups"]
+    h200 = {"profile": str(ROOT / "configs" / "profiles" / "h200_llama8b_fp8_tp1.json"), "start_s": 10}
+    document["groups"] = [first, {"name": "h200", "prefill": h200, "decode": h200}]
+    config, json_out, html_out = (tmp_path / name for name in ("two.yaml", "two.json", "two.html"))
+    config.write_text(yaml.safe_dump(document))
+    ran = simulate(
+        *("--trace", files[0], "--config", str(config), "--policy", "wva,hpa"),
+        *("--json", str(json_out), "--html", str(html_out)),
+    )
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    assert "oracle:" not in ran.stdout and "H200" in ran.stdout
+    report = json.loads(json_out.read_text())
+    assert "oracle" not in report
+    assert set(report["policies"]["wva"]["gpu_hours_by_type"]) == {"H100", "H200"}
+    assert set(report["profiles"]) == {f"{role}:{name}" for role in ("prefill", "decode") for name in ("g0", "h200")}
+    assert html_out.read_text().count("data:image/svg+xml;base64,") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -94,9 +114,9 @@ def test_what_a_user_can_mend_is_said_in_one_line(files: tuple[str, str], argume
 
 def test_strict_refuses_requests_beyond_the_profile(files: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
-    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,20000,5\n")
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,140000,5\n")
     ran = simulate("--trace", str(path), "--config", files[1], "--strict")
-    assert "1 of 2 requests are beyond the profile, the first is request 2 (20000 + 5 tokens)" in str(ran.exception)
+    assert "1 of 2 requests are beyond the profile, the first is request 2 (140000 + 5 tokens)" in str(ran.exception)
 
 
 def test_a_request_that_no_engine_holds_is_named(files: tuple[str, str], tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ class Ticks:
             self.state = replace(self.state, memory=decision.memory)
         return decision
 
+    def running(self, prefill: int, decode: int) -> None:
+        """So many run from now on."""
+        self._counts = (prefill, decode)
+
     def granted(self, **desired: int) -> None:
         """What the guard has made of it."""
         self.state = replace(self.state, desired={self._key(Role(name)): count for name, count in desired.items()})
@@ -149,6 +153,24 @@ def test_after_an_overload_all_stay_until_the_interval_ends(
     assert held.wanted is None
     assert held.ratio == PdRatio(4, 1)
     assert ticks.at(1020.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
+
+
+def test_an_overload_asks_for_no_more_while_what_it_asked_for_starts(
+    make_policy: MakePolicy, make_snapshot: MakeSnapshot
+) -> None:
+    ticks = Ticks(make_policy(), make_snapshot)
+    ticks.at(1000.0, stats={P: {"waiting_requests": 20.0}})
+    ticks.granted(prefill=3, decode=1)  # of four, by the guard's step
+    growing = {P: {"waiting_requests": 60.0}}
+    assert not ticks.at(1005.0, stats=growing).is_urgent
+    # The other role does not wait for that, and takes no more of the first with it.
+    full = ticks.at(1006.0, stats=growing | {D: {"kv_usage_frac": 0.95}})
+    assert full.wanted == {P: 3.0, D: 2.0}
+    assert full.is_urgent
+    ticks.running(3, 1)
+    ready = ticks.at(1007.0, stats={P: {"waiting_requests": 20.0}})
+    assert ready.wanted == {P: 12.0, D: 1.0}
+    assert ready.is_urgent
 
 
 def test_an_overload_does_not_pull_the_other_role_down_where_there_is_no_room(

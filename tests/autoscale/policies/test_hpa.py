@@ -115,6 +115,18 @@ def test_each_role_by_its_own_metric_every_fifteen_seconds(make_snapshot: MakeSn
     ]
 
 
+def test_of_several_metrics_the_one_that_asks_for_most_counts(make_snapshot: MakeSnapshot) -> None:
+    config = {**CONFIG, "decode_more": [{"metric": "waiting_requests", "target": 3.0}]}
+    queue = {P: BUSY[P], D: {"kv_usage_frac": 0.35, "waiting_requests": 6.0}}
+    (decision,) = run(make_snapshot, [queue], **config)
+    assert decision.wanted == {P: 4.0, D: 8.0}  # 4 x 6 / 3, not 4 x 0.35 / 0.7
+    assert [shown.name for shown in decision.shown][1:] == ["decode_kv_usage_frac", "decode_waiting_requests"]
+    # What is not shown might ask for those that are here.
+    (blind,) = run(make_snapshot, [{P: BUSY[P], D: {"kv_usage_frac": 0.1}}], **config)
+    assert blind.wanted == {P: 4.0, D: 4.0}
+    assert blind.memory is not None and blind.memory["decode_recommended"] == (4.0,)
+
+
 def test_a_role_that_shows_nothing_stays_and_two_are_no_decision(make_snapshot: MakeSnapshot) -> None:
     assert run(make_snapshot, [{P: BUSY[P]}], **CONFIG)[0].wanted == {P: 4.0, D: 4.0}
     first, *_, blind = run(make_snapshot, [BUSY, {}, {}, {}], **CONFIG)

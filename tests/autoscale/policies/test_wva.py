@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoscale.policies.wva import Limit, Load, Variant, Wva, WvaConfig, cheapest_first, freed_replicas
+from autoscale.policies.wva import Limit, Load, Wva, WvaConfig, freed_replicas
 from autoscale.policies.wva import replicas_for_load as needed
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -180,65 +180,3 @@ def test_nobody_is_freed_into_saturation(seen: list[Load]) -> None:
         staying = len(unsaturated) - freed
         assert sum(kv for kv, _ in unsaturated) <= staying * 0.5 + 1e-6
         assert sum(queue for _, queue in unsaturated) <= staying * 2.0 + 1e-6
-
-
-def a100_and_h100(a100: int, h100: int) -> list[Variant]:
-    """Experiment 2's costs; an H100 serves twice as much."""
-    return [
-        Variant(name="h100", cost=2.5, capacity=2.0, present=h100, lowest=0, highest=4),
-        Variant(name="a100", cost=1.0, capacity=1.0, present=a100, lowest=1, highest=4),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("needed_capacity", "present", "expected"),
-    [
-        (0.5, (1, 0), (1, 0)),
-        (2.5, (1, 0), (3, 0)),
-        (4.0, (1, 0), (4, 0)),
-        (4.5, (1, 0), (4, 1)),  # only when no A100 is left
-        (7.0, (4, 1), (4, 2)),
-        (99.0, (4, 1), (4, 4)),
-        (7.0, (4, 2), (4, 2)),  # an H100 less would be too few, and no A100 goes while there is one
-        (6.0, (4, 2), (4, 1)),
-        (3.0, (4, 2), (3, 0)),
-        (0.0, (4, 2), (1, 0)),
-        (2.0, (1, 1), (1, 1)),  # without its H100 it would be one A100
-    ],
-)
-def test_the_cheapest_variant_grows_first_and_the_dearest_goes_first(
-    needed_capacity: float, present: tuple[int, int], expected: tuple[int, int]
-) -> None:
-    counts = cheapest_first(needed_capacity, a100_and_h100(*present))
-    assert (counts["a100"], counts["h100"]) == expected
-
-
-variants = st.lists(
-    st.builds(
-        lambda cost, capacity, present, lowest, more: {
-            "cost": cost,
-            "capacity": capacity,
-            "present": present,
-            "lowest": lowest,
-            "highest": lowest + more,
-        },
-        *(st.floats(0.1, 10), st.floats(0.1, 10), st.integers(0, 20), st.integers(0, 5), st.integers(0, 15)),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@given(st.floats(0, 500), st.floats(0, 100), variants)
-def test_counts_of_variants_are_inside_their_limits_and_enough_where_there_are_enough(
-    needed_capacity: float, more: float, given_variants: list[dict[str, Any]]
-) -> None:
-    some = [Variant(name=str(index), **fields) for index, fields in enumerate(given_variants)]
-    counts = cheapest_first(needed_capacity, some)
-    assert all(v.lowest <= counts[v.name] <= v.highest for v in some)
-    # 1e-6: what floating point adds to the capacity of a few hundred replicas.
-    most = sum(v.highest * v.capacity for v in some)
-    assert sum(counts[v.name] * v.capacity for v in some) >= min(needed_capacity, most) - 1e-6
-    assert counts == cheapest_first(needed_capacity, list(reversed(some)))
-    total = sum(cheapest_first(needed_capacity + more, some)[v.name] * v.capacity for v in some)
-    assert total >= sum(counts[v.name] * v.capacity for v in some) - 1e-6

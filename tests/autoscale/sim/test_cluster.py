@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscale.profile import EngineProfile
-from autoscale.sim.cluster import VirtualCluster, VirtualReplica
+from autoscale.sim.cluster import Saturation, VirtualCluster, VirtualReplica
 from autoscale.sim.static import replay
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
@@ -49,6 +49,32 @@ def test_requests_go_to_the_replica_with_the_least_to_do(make_profile: MakeProfi
     assert second.ttft_s is not None
     assert first.ttft_s is not None
     assert second.ttft_s > first.ttft_s + 4 * 0.021
+
+
+def test_groups_get_requests_by_their_decode_replicas_and_none_without(make_profile: MakeProfile) -> None:
+    keys = {name: PoolKey(name, D) for name in ("one", "three", "none")}
+    cluster = VirtualCluster(dict.fromkeys(keys.values(), make_profile()), RouterConfig(), random.Random(0))
+    replicas = {
+        name: [cluster.add(keys[name], f"{name}{i}") for i in range(n)] for name, n in (("one", 1), ("three", 3))
+    }
+    for name, each in replicas.items():
+        cluster.route(keys[name], [replica.replica_id for replica in each])
+    cluster.submit([request(0.0, 50, 5) for _ in range(40)])
+    cluster.run(0.0)
+    assert {name: sum(r.ongoing_requests for r in each) for name, each in replicas.items()} == {"one": 10, "three": 30}
+
+
+def test_a_request_is_refused_only_where_every_decode_replica_is_full(make_profile: MakeProfile) -> None:
+    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=0.5, waiting_requests=2)
+    cluster = VirtualCluster({key: make_profile()}, RouterConfig(), random.Random(0), refuse_at=limit)
+    for name in ("a", "b"):
+        cluster.add(key, name)
+    cluster.route(key, ["a", "b"])
+    # Each takes 510 of 1000 tokens; the third finds both above half, the last one when they are done.
+    cluster.submit([request(at_s, 500, 5) for at_s in (0.0, 0.05, 0.1, 5.0)])
+    cluster.run()
+    assert [record.error for record in cluster.records()] == [None, None, "refused", None]
+    assert cluster.is_done
 
 
 def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: MakeProfile) -> None:

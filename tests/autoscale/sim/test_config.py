@@ -14,6 +14,9 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "sim"
 PROFILE = str(Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json")
 
 
+GROUP = {"prefill": {"profile": PROFILE}, "decode": {"profile": PROFILE}}
+
+
 def write(folder: Path, document: object) -> Path:
     path = folder / "sim.yaml"
     path.write_text(yaml.safe_dump(document))
@@ -56,8 +59,23 @@ def test_what_a_policy_says_goes_over_what_all_say(tmp_path: Path) -> None:
     assert config.policy.kind == "heteroscale"
 
 
-def test_gpus_are_the_profiles(tmp_path: Path) -> None:
-    assert SimConfig.load(write(tmp_path, smallest())).pools()[PoolKey("g0", Role.PREFILL)].gpus_per_replica == 2
+def test_gpus_are_the_profiles_and_a_replica_costs_as_many(tmp_path: Path) -> None:
+    pool = SimConfig.load(write(tmp_path, smallest())).pools()[PoolKey("g0", Role.PREFILL)]
+    assert (pool.gpus_per_replica, pool.cost) == (2, 2.0)
+
+
+def test_each_group_keeps_its_own_engines_starts_and_costs(tmp_path: Path) -> None:
+    h200 = PROFILE.replace("h100_llama70b_fp8_tp2", "h200_llama8b_fp8_tp1")
+    pool = {"profile": h200, "start_s": 7, "cost_per_gpu_hour": 4}
+    config = SimConfig.load(
+        write(tmp_path, {"groups": [*smallest()["groups"], {"name": "b", "prefill": pool, "decode": pool}]})  # type: ignore[misc]
+    )
+    assert {key: each.gpu for key, each in config.profiles().items() if key.group == "b"} == {
+        PoolKey("b", role): "H200" for role in Role
+    }
+    assert [(each.start_s, each.cost) for each in config.pools().values()] == [(45, 2), (9, 2), (7, 4), (7, 4)]
+    # Policies that size by profiles take the first group's.
+    assert config.autoscale_config("default").policy.decode.name == "h100_llama70b_fp8_tp2"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +89,9 @@ def test_gpus_are_the_profiles(tmp_path: Path) -> None:
         (smallest(policies={"mine": {"policy": {"kind": "default", "prefill_busy_frac": 3}}}), "prefill_busy_frac"),
         (smallest(slo={"attainment_frac": 1.0}), "slo.attainment_frac"),
         ({"groups": [{"prefill": {"profile": "none.json"}, "decode": {"profile": PROFILE}}]}, "none.json"),
+        ({"groups": [GROUP, GROUP]}, "two are named 'g0'"),
+        ({"groups": [GROUP, {**GROUP, "name": "b", "link_tier": 2}]}, "link_tier 2 to all or to none"),
+        (smallest(failures=[{"at_s": 1, "role": "decode", "group": "b"}]), "there is no group 'b': choose among g0"),
         (
             {"groups": [{"prefill": {"profile": PROFILE, "lowest_replicas": 300}, "decode": {"profile": PROFILE}}]},
             "lowest_replicas (300) is more than highest_replicas (256)",

@@ -1,0 +1,76 @@
+"""The papers' claims beside what our code gives, in one table: ``make reproduce``."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from autoscale.sim.papers import chapter, dopd, heteroscale, wva
+from autoscale.sim.papers.claim import Claim
+
+PAPERS: dict[str, Callable[[], Iterator[Claim]]] = {
+    "chapter": chapter.claims,
+    "dopd": dopd.claims,
+    "heteroscale": heteroscale.claims,
+    "wva": wva.claims,
+}
+
+
+def table(claims: list[Claim]) -> Table:
+    """One line per claim."""
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("claim", "claimed", "ours", "tolerance", "verdict", "assumption"):
+        result.add_column(name, overflow="fold")
+    source = None
+    for claim in claims:
+        if claim.source != source:
+            source = claim.source
+            result.add_section()
+            result.add_row(f"[bold]{source}[/]")
+        verdict = "[green]reproduced[/]" if claim.is_reproduced else "[yellow]deviates[/]"
+        result.add_row(claim.what, claim.claimed, claim.ours, claim.tolerance, verdict, claim.assumption)
+    return result
+
+
+def main(
+    paper: Annotated[list[str] | None, typer.Option(help=f"Only this one: {', '.join(PAPERS)}.")] = None,
+    out: Annotated[Path, typer.Option(help="Write the rows here.")] = Path("reports/reproduce.json"),
+) -> None:
+    """Run every experiment, print the table and write it."""
+    names = paper or list(PAPERS)
+    if unknown := [name for name in names if name not in PAPERS]:
+        raise typer.BadParameter(f"{unknown[0]}: choose among {', '.join(PAPERS)}")
+    done: dict[str, list[Claim]] = {}
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with (
+        ProcessPoolExecutor(mp_context=get_context("spawn")) as pool,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        tasks = {pool.submit(_claims, name): (name, progress.add_task(name, total=1)) for name in names}
+        for future in as_completed(tasks):
+            name, task = tasks[future]
+            done[name] = future.result()
+            progress.update(task, completed=1, description=f"{name}: done")
+    claims = [claim for name in names for claim in done[name]]
+    Console().print(table(claims))
+    reproduced = sum(claim.is_reproduced for claim in claims)
+    Console().print(f"{reproduced} of {len(claims)} claims reproduced; written to {out}", highlight=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
+
+
+def _claims(name: str) -> list[Claim]:
+    return list(PAPERS[name]())
+
+
+if __name__ == "__main__":
+    typer.run(main)

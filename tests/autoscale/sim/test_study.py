@@ -1,0 +1,84 @@
+"""A comparison as a whole: what is there for one group, and what for several."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscale.profile import EngineProfile
+from autoscale.sim.compare import check_lengths, find_oracle, scenario_of
+from autoscale.sim.config import SimConfig
+from autoscale.sim.pressure import pressure_test
+from autoscale.sim.study import run_study
+from autoscale.trace import TraceRequest
+
+PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
+FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
+
+
+def group(name: str, profile: str | EngineProfile, cost: float, highest: int) -> dict[str, Any]:
+    pool = {"profile": profile, "start_s": 5, "cost_per_gpu_hour": cost, "highest_replicas": highest}
+    return {"name": name, "prefill": pool, "decode": pool}
+
+
+def config(*groups: dict[str, Any], **changes: Any) -> SimConfig:
+    return SimConfig.model_validate({"groups": groups, "warm_up_s": 10, **changes})
+
+
+def arrivals(requests_per_s: float, end_s: float) -> list[TraceRequest]:
+    rng, trace, at_s = random.Random(0), list[TraceRequest](), 0.0
+    while (at_s := at_s + rng.expovariate(requests_per_s)) < end_s:
+        trace.append(TraceRequest(at_s=at_s, input_tokens=2000, output_tokens=100))
+    return trace
+
+
+CHEAP, DEAR = group("cheap", SLOW, 1.0, 2), group("dear", FAST, 2.5, 4)
+TRACE = arrivals(8.0, 90.0)
+
+
+def test_several_groups_are_compared_without_bounds_and_the_cheap_one_is_full_first() -> None:
+    static = {"static": {"policy": {"prefill": 3, "decode": 3}}}
+    settings = config(DEAR, CHEAP, policies=static)
+    with ThreadPoolExecutor(1) as pool:
+        study = run_study(settings, TRACE, ["static"], rate_scale=1.0, seeds=[0, 1], pool=pool)
+    assert [seed.bounds for seed in study.seeds] == [None, None]
+    assert study.bound_rows() == {}
+    assert study.beat_the_oracle == []
+    assert study.flags[0].startswith("the oracle and the bounds plan one group")
+    (row, _) = study.rows("static")
+    assert row["gpu_hours_over_oracle"] is None
+    # From 1 + 1 replicas of each role to 3: two of the cheap group, which can have no more, and one of the dear.
+    end_s = TRACE[-1].at_s
+    assert row["gpu_hours"] == pytest.approx((2 * 2 * 2 + 2 * 4) * (end_s - 10.0) / 3600)
+    assert row["cost"] == pytest.approx((2 * 2 * 2 + 2.5 * 2 * 4) * (end_s - 10.0) / 3600)
+    assert row["failed_requests"] == 0
+
+
+def test_the_oracle_and_what_needs_it_refuse_several_groups() -> None:
+    settings = config(DEAR, CHEAP)
+    with pytest.raises(ValueError, match="the oracle: needs a configuration with one group, got 2: leave one of them"):
+        find_oracle(settings, TRACE, rate_scale=1.0)
+    with pytest.raises(ValueError, match="the pressure test: needs"):
+        pressure_test(settings, TRACE, gpus=8)
+    with ThreadPoolExecutor(1) as pool:
+        for names, scale, says in ((["wva"], None, "--rate-scale auto"), (["static"], 1.0, "smallest static")):
+            with pytest.raises(ValueError, match=says):
+                run_study(settings, TRACE, names, rate_scale=scale, seeds=[0], pool=pool)
+
+
+def test_objectives_are_of_the_slowest_group_whatever_the_order() -> None:
+    slow, both, turned = (
+        scenario_of(config(*groups, slo={"ttft_least_s": 0.01}), TRACE[:5]).slos[0].ttft_s
+        for groups in ((CHEAP,), (CHEAP, DEAR), (DEAR, CHEAP))
+    )
+    assert slow == both == turned > scenario_of(config(DEAR, slo={"ttft_least_s": 0.01}), TRACE[:5]).slos[0].ttft_s
+
+
+def test_a_request_must_fit_the_engines_of_every_group(tmp_path: Path) -> None:
+    small = group("small", EngineProfile.load(Path(SLOW)).model_copy(update={"kv_tokens": 8000}), 1.0, 2)
+    long = [TraceRequest(at_s=0.0, input_tokens=8000, output_tokens=1)]
+    check_lengths(config(DEAR, CHEAP), long, tmp_path)
+    with pytest.raises(ValueError, match="does not fit the KV of an engine, 8000 tokens"):
+        check_lengths(config(DEAR, small), long, tmp_path)
