@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim demo-autoscale clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce demo-autoscale clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 VENV := .venv/bin
@@ -36,6 +36,12 @@ bench-control: setup ## Measure how long decisions take, and their cost at rest 
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 4 minutes)
 	@$(VENV)/python -m serve_app.bench_sim
+
+sim-vs-real: model ## How near the simulator comes to real engines on this machine (about 14 minutes)
+	@$(VENV)/python -m serve_app.sim_vs_real
+
+reproduce: setup ## The papers' claims beside what our code gives (about 4 minutes)
+	@$(VENV)/python -m serve_app.reproduce
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale

@@ -75,8 +75,8 @@ def main() -> None:
 
 def _measure_slos(requests: int) -> dict[str, list[float]]:
     """Plain vLLM's unloaded medians per prompt length: what the objectives are multiples of."""
-    with _Stack("vllm") as url:
-        generator = _settled(url, seed=7)
+    with Stack("vllm") as url:
+        generator = settled(url, seed=7)
         rows = []
         for length in _SLO_LENGTHS:
             load = [_request(length)] * max(10, requests // 3)
@@ -95,8 +95,8 @@ def _slo(record: RequestRecord, slos: dict[str, list[float]]) -> Slo:
 def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[str, Any]:
     print(f"measuring {stack}", file=sys.stderr, flush=True)
     cells: dict[str, Any] = {}
-    with _Stack(stack) as url:
-        generator = _settled(url, seed=1)
+    with Stack(stack) as url:
+        generator = settled(url, seed=1)
         for name, length in (("short", SHORT_TOKENS), ("long", LONG_TOKENS)):
             for suffix, concurrency in (("", 1), ("_c8", 8)):
                 records = asyncio.run(generator.keep_in_flight([_request(length)] * requests, concurrency))
@@ -108,7 +108,7 @@ def _measure(stack: str, requests: int, slos: dict[str, list[float]]) -> dict[st
     return cells
 
 
-def _settled(url: str, *, seed: int) -> LoadGenerator:
+def settled(url: str, *, seed: int) -> LoadGenerator:
     """A generator for a stack that has come to rest and is warm."""
     time.sleep(_SETTLE_S)
     generator = LoadGenerator(url, "tiny", seed=seed)
@@ -182,7 +182,7 @@ def _write(out: Path, rounds: Sequence[dict[str, Any]], slos: dict[str, list[flo
     out.write_text(json.dumps(report, indent=1) + "\n")
 
 
-class _Stack:
+class Stack:
     """One stack, up while the context is open."""
 
     def __init__(self, name: str) -> None:

@@ -8,7 +8,7 @@ how long that takes, is ``autoscale.engine_model``'s. A group without prefill re
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from autoscale.engine_model import EngineModel, ModelRequest, Step
@@ -121,6 +121,7 @@ class VirtualCluster:
         prefix_block_tokens: int | None = None,
         refuse_at: Saturation | None = None,
         slo: SloConfig | None = None,
+        contention_frac: float = 0.0,
     ) -> None:
         """A cluster without replicas.
 
@@ -133,9 +134,13 @@ class VirtualCluster:
             prefix_block_tokens: tokens for which one of a request's ``hash_ids`` stands.
             refuse_at: a request is refused where every decode replica of its group is so full; ``None``: never.
             slo: by which replicas count what users wait.
+            contention_frac: how much longer a step takes for each other engine that computes when it begins, where all
+                of them share a machine's cores, as on CPU; then steps are taken one by one.
         """
         self._refuse_at = refuse_at
         self._slo = slo or SloConfig()
+        self._contention_frac = contention_frac
+        self._most_steps = 1 if contention_frac else _MOST_STEPS
         self._link_frac = link_frac
         self._prefix_block_tokens = prefix_block_tokens
         self.now_s = 0.0
@@ -417,7 +422,16 @@ class VirtualCluster:
                 replica.step = step.after(ended)
 
     def _plan(self, replica: VirtualReplica) -> None:
-        self._begin(replica, replica.engine.plan(replica.began_s, _MOST_STEPS))
+        self._begin(replica, self._slowed(replica, replica.engine.plan(replica.began_s, self._most_steps)))
+
+    def _slowed(self, replica: VirtualReplica, step: Step | None) -> Step | None:
+        """What a step takes beside other engines on the same cores."""
+        if step is None or not self._contention_frac:
+            return step
+        others = (r for group in self._groups.values() for r in group.replicas.values() if r is not replica)
+        return replace(
+            step, first_s=step.first_s * (1 + self._contention_frac * sum(r.step is not None for r in others))
+        )
 
     def _begin(self, replica: VirtualReplica, step: Step | None) -> None:
         replica.plans += 1

@@ -99,10 +99,13 @@ def replay(
     profiles: Mapping[Role, EngineProfile],
     router: RouterConfig,
     seed: int = 0,
+    contention_frac: float = 0.0,
 ) -> list[RequestRecord]:
     """The timeline of every request of a trace on fixed counts, in the trace's order."""
     keys = {role: PoolKey("g0", role) for role in Role}
-    cluster = VirtualCluster({keys[role]: profiles[role] for role in Role}, router, random.Random(seed))
+    cluster = VirtualCluster(
+        {keys[role]: profiles[role] for role in Role}, router, random.Random(seed), contention_frac=contention_frac
+    )
     for role, number in counts.items():
         names = [f"{role}-{index}" for index in range(number)]
         for name in names:

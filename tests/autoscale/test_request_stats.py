@@ -4,6 +4,7 @@ import pytest
 
 from autoscale.request_stats import RequestStats
 from autoscale.signals import Signals
+from autoscale.slo import SloConfig
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
@@ -48,6 +49,33 @@ def test_ttft_starts_at_the_endpoint_and_tpot_at_the_first_token() -> None:
         7,
         10,
     )
+
+
+def test_a_long_prompt_is_counted_by_its_own_objective() -> None:
+    """10,000 tokens at 1 ms each have 10 s instead of 1 s, so 6 s of waiting or prefill are 0.6 s."""
+    slo = SloConfig(ttft_s=1.0, ttft_s_per_input_token=1e-3)
+    for streams_at_once in (True, False):
+        clock = Clock()
+        stats = RequestStats(clock, slo.ttft_share)
+        before = stats.report()
+        timer = stats.begin(100.0, 10_000, is_streamed=streams_at_once)
+        clock.now_s = 106.0
+        if streams_at_once:
+            assert timer.waited_s(clock.now_s) == pytest.approx(0.6)
+            timer.add_tokens(1)
+        else:
+            timer.add_all(1, 106.0, 106.0)
+        timer.end()
+        assert latency(stats, clock, before)[0] == pytest.approx(0.6, abs=0.1)
+    assert slo.ttft_share(500) == 1.0
+    assert SloConfig().ttft_share(10**9) == 1.0
+
+
+def test_the_squares_of_lengths_are_counted() -> None:
+    stats = RequestStats(Clock())
+    for tokens in (3, 4):
+        stats.begin(100.0, tokens, is_streamed=True)
+    assert stats.report()["input_tokens_squared"] == 25.0
 
 
 def test_who_waits_is_reported_while_it_waits_and_not_after() -> None:

@@ -153,6 +153,15 @@ def test_traffic_is_what_arrived_at_decode() -> None:
     assert feed.signals.traffic() == Traffic(requests_per_s=4.0, input_tokens_mean=1000.0, output_tokens_mean=150.0)
 
 
+def test_the_weighted_mean_is_the_prompt_that_a_token_is_in() -> None:
+    """One prompt of 3,000 tokens and three of 1,000: half of all tokens are in the long one."""
+    feed = Feed()
+    gains = {"requests": 4.0, "input_tokens": 6000.0, "input_tokens_squared": 12e6}
+    for _ in range(3):
+        feed.step({(D, "d0"): gains})
+    assert feed.signals.traffic().input_tokens_weighted_mean == 2000.0
+
+
 def test_who_has_never_reported_was_last_heard_of_when_it_became_known() -> None:
     signals = Signals(10.0)
     for now_s in (100.0, 102.0):

@@ -50,6 +50,41 @@ def test_both_roles_by_hand() -> None:
     assert decision.ratio == PdRatio.of(decision.wanted)
 
 
+def test_uneven_lengths_cost_more_and_come_less_evenly() -> None:
+    def prefill(weighted: float | None) -> float:
+        traffic = arrivals(3.0, 12_000.0, 300.0, input_tokens_weighted_mean=weighted)
+        wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
+        assert wanted is not None
+        return wanted[Role.PREFILL]
+
+    def prompt_s(tokens: float) -> float:
+        return CONFIG.prefill.prefill.chunk_s(0.0, tokens)
+
+    assert prefill(None) == prefill(12_000.0)
+    busy = 3.0 * 12_000.0 * prompt_s(40_000.0) / 40_000.0
+    spread = prompt_s(40_000.0) / prompt_s(12_000.0)
+    assert prefill(40_000.0) == pytest.approx(busy + 1.25 * math.sqrt(spread * busy))
+    assert prefill(40_000.0) > 1.2 * prefill(12_000.0)
+
+
+def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
+    traffic = arrivals(139.0, 2000.0, 5.0)
+    wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
+    assert wanted is not None
+    cards = 139.0 * 2000.0 * 327_680 / 50e9
+    assert cards == pytest.approx(1.82, abs=0.01)
+    assert wanted[Role.DECODE] == pytest.approx(cards + 1.25 * math.sqrt(cards))
+
+
+def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
+    """The same peak, come at once or over five minutes; two minutes later only the burst's replicas are still there."""
+    over = [5.0] * 40
+    burst = ticks(policy(), [5.0] * 60 + [80.0] * 12 + over)[-1].wanted
+    ramp = ticks(policy(), [5.0 + 1.25 * n for n in range(60)] + [80.0] * 12 + over)[-1].wanted
+    assert burst is not None and ramp is not None
+    assert burst[Role.PREFILL] > 2.5 * ramp[Role.PREFILL]
+
+
 def test_many_replicas_need_a_smaller_share_to_spare() -> None:
     few, many = (ticks(policy(), [rate])[0].wanted for rate in (10.0, 1000.0))
     assert few is not None and many is not None

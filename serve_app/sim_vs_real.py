@@ -1,0 +1,139 @@
+"""How near the simulator comes to the real stack on this machine: ``make sim-vs-real``.
+
+One prefill and one decode replica serve, on real engines. What they take is measured at the endpoint and fitted to two
+slices of a real trace; then another slice is replayed several times, and simulated.
+"""
+
+import asyncio
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from autoscale.profile import EngineProfile
+from autoscale.report import RequestRecord
+from autoscale.trace import TraceRequest, cut, load_trace, scale_trace
+from router.config import RouterConfig
+from serve_app.bench_peers import CONFIG, Stack, settled
+from serve_app.served_profile import calibrate, fitted, served_profile
+
+_ROOT = Path(__file__).parents[1]
+_TRACE = _ROOT / "configs" / "traces" / "azure_conv_600s.csv.gz"
+_PROFILE = _ROOT / "configs" / "profiles" / "cpu_tiny.json"
+# Azure's chat trace, lengths / 8: slices of it, seconds.
+FITTED_SLICES = ((0.0, 60.0), (120.0, 60.0))
+REPLAYED_SLICE = (300.0, 60.0)
+_LENGTH_FACTOR, _MOST_TOKENS = 0.125, 2048
+# Goal: within so much, or half of what real replays differ by.
+GOAL_FRAC = 0.15
+
+Figures = dict[str, float]
+
+
+def trace_slice(start_s: float, duration_s: float) -> Sequence[TraceRequest]:
+    """A slice with lengths that fit the tiny model."""
+    whole = cut(load_trace(_TRACE), start_s, duration_s)
+    return scale_trace(whole, time_factor=1.0, length_factor=_LENGTH_FACTOR, max_total_tokens=_MOST_TOKENS)
+
+
+def figures(records: Sequence[RequestRecord]) -> Figures:
+    """p50 and p90 of TTFT, TPOT and E2E, seconds."""
+    ok = [record for record in records if record.error is None]
+    values: dict[str, list[float]] = {
+        "ttft": [r.ttft_s for r in ok if r.ttft_s is not None],
+        "tpot": [r.tpot_s for r in ok if r.tpot_s is not None],
+        "e2e": [r.last_token_s - r.sent_s for r in ok if r.last_token_s is not None],
+    }
+    return {f"{name}_p{q}_s": float(np.quantile(each, q / 100)) for name, each in values.items() for q in (50, 90)}
+
+
+def comparison(real: Sequence[Figures], simulated: Figures) -> dict[str, dict[str, Any]]:
+    """Of each figure: the real median and spread, what was simulated, its error and how large that may be."""
+    result = {}
+    for name, value in simulated.items():
+        each = [replay[name] for replay in real]
+        median = statistics.median(each)
+        spread_frac = (max(each) - min(each)) / median
+        allowed_frac = max(GOAL_FRAC, spread_frac / 2)
+        error_frac = value / median - 1.0
+        result[name] = {
+            "real_median": median,
+            "real": each,
+            "real_spread_frac": spread_frac,
+            "simulated": value,
+            "error_frac": error_frac,
+            "allowed_frac": allowed_frac,
+            "is_within": abs(error_frac) <= allowed_frac,
+        }
+    return result
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=5, help="Real replays.")] = 5,
+    out: Annotated[Path, typer.Option(help="Write the figures here.")] = Path("reports/sim_vs_real.json"),
+) -> None:
+    """Measure, fit, replay, simulate, print and write."""
+    console, status = Console(), Console(stderr=True)
+    router = RouterConfig.model_validate(
+        yaml.safe_load(CONFIG.read_text())["applications"][0]["args"].get("router", {})
+    )
+    fit_traces, trace = [trace_slice(*each) for each in FITTED_SLICES], trace_slice(*REPLAYED_SLICE)
+    with status.status("starting one prefill and one decode engine") as line, Stack("tandem") as url:
+        generator = settled(url, seed=11)
+
+        def replayed(requests: Sequence[TraceRequest], what: str) -> list[RequestRecord]:
+            line.update(what)
+            return asyncio.run(generator.replay(requests))
+
+        calibration = calibrate(generator, line.update)
+        profile = served_profile(EngineProfile.load(_PROFILE), calibration)
+        real = []
+        fit_replays: list[list[Sequence[RequestRecord]]] = [[] for _ in fit_traces]
+        for number in range(rounds):  # in turns, since the machine is faster at one time than at another
+            which = number % len(fit_traces)
+            fit_replays[which].append(replayed(fit_traces[which], f"replay {number + 1} of {rounds}: to fit to"))
+            real.append(replayed(trace, f"replay {number + 1} of {rounds}: to foretell"))
+    with status.status("fitting"):
+        fit = fitted(profile, list(zip(fit_traces, fit_replays, strict=True)), router)
+    found = comparison([figures(each) for each in real], figures(fit.simulated(profile, trace, router)))
+    console.print(_table(found))
+    report = {
+        "requests": len(trace),
+        "failed": [sum(record.error is not None for record in each) for each in real],
+        "fitted_slices_s": FITTED_SLICES,
+        "replayed_slice_s": REPLAYED_SLICE,
+        "fit": asdict(fit),
+        "profile": profile.model_dump(mode="json"),
+        "figures": found,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    console.print(f"{sum(each['is_within'] for each in found.values())} of {len(found)} within; written to {out}")
+
+
+def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table("", "real, ms", "lowest to highest", "simulated, ms", "error", "allowed")
+    for name, each in found.items():
+        low, high = min(each["real"]) * 1e3, max(each["real"]) * 1e3
+        colour = "green" if each["is_within"] else "yellow"
+        table.add_row(
+            name.removesuffix("_s").replace("_", " ").upper().replace(" P", " p"),
+            f"{each['real_median'] * 1e3:.1f}",
+            f"{low:.1f} to {high:.1f}",
+            f"{each['simulated'] * 1e3:.1f}",
+            f"[{colour}]{each['error_frac']:+.1%}[/]",
+            f"{each['allowed_frac']:.1%}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
