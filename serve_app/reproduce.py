@@ -1,16 +1,19 @@
 """The papers' claims beside what our code gives, in one table: ``make reproduce``."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import groupby
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -25,20 +28,25 @@ PAPERS: dict[str, Callable[[], Iterator[Claim]]] = {
 }
 
 
-def table(claims: list[Claim]) -> Table:
-    """One line per claim."""
-    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("claim", "claimed", "ours", "tolerance", "verdict", "assumption"):
-        result.add_column(name, overflow="fold")
-    source = None
-    for claim in claims:
-        if claim.source != source:
-            source = claim.source
-            result.add_section()
-            result.add_row(f"[bold]{source}[/]")
-        verdict = "[green]reproduced[/]" if claim.is_reproduced else "[yellow]deviates[/]"
-        result.add_row(claim.what, claim.claimed, claim.ours, claim.tolerance, verdict, claim.assumption)
-    return result
+def show(claims: Sequence[Claim], console: Console) -> None:
+    """A table for each figure of a paper, with what was assumed below it."""
+    for source, group in groupby(claims, key=attrgetter("source")):
+        rows = list(group)
+        table = Table(title=source, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        for name, share in (("claim", 5), ("claimed", 4), ("ours", 5), ("tolerance", 4)):
+            table.add_column(name, overflow="fold", ratio=share)
+        table.add_column("verdict", no_wrap=True)
+        for row in rows:
+            verdict = "[green]reproduced[/]" if row.is_reproduced else "[yellow]deviates[/]"
+            table.add_row(*map(escape, (row.what, row.claimed, row.ours, row.tolerance)), verdict)
+        console.print(table)
+        alike: dict[str, list[str]] = {}
+        for row in rows:
+            alike.setdefault(row.assumption, []).append(row.what)
+        for assumption, of in alike.items():
+            about = "" if len(alike) == 1 else f"{'; '.join(of)}: "
+            console.print(f"  [dim]{escape(about)}{escape(assumption)}[/]", highlight=False)
+        console.print()
 
 
 def main(
@@ -61,7 +69,7 @@ def main(
             done[name] = future.result()
             progress.update(task, completed=1, description=f"{name}: done")
     claims = [claim for name in names for claim in done[name]]
-    Console().print(table(claims))
+    show(claims, Console())
     reproduced = sum(claim.is_reproduced for claim in claims)
     Console().print(f"{reproduced} of {len(claims)} claims reproduced; written to {out}", highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
