@@ -23,8 +23,8 @@ _FULL_KV_FRAC = 0.9
 # What keeps replicas busy, and whose: prompts, output tokens, and the KV that decode pulls.
 _LOADS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "handoff": Role.DECODE}
 _SERIES = ("at_s", *_LOADS, "wanted_prefill", "wanted_decode")
-# A load that comes at once is looked for over so many starts: who is asked for when it begins comes after one.
-_BURST_STARTS = 2.0
+# A load that comes at once is looked for over so many starts: until it is seen, asked for, and there.
+_BURST_STARTS = 3.0
 
 
 class DefaultConfig(ProfiledConfig):
@@ -36,21 +36,21 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        1.25, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
-        4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
+        2.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
     )
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
-    stay_s: float = Field(120.0, ge=0.0, description="The most that was wanted in so long counts.")
+    stay_s: float = Field(60.0, ge=0.0, description="The most that was wanted in so long counts.")
     burst_frac: float = Field(
         0.7,
         ge=0.0,
-        description="Where more than this share of the peak has come within two starts of a prefill replica, the most "
-        "that was wanted in all of history_s counts.",
+        description="Where more than this share of the peak has come within three starts of prefill, the most that was "
+        "wanted in all of history_s counts.",
     )
 
 

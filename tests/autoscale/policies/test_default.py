@@ -43,10 +43,10 @@ def test_both_roles_by_hand() -> None:
     (decision,) = ticks(policy(), [50.0])
     assert decision.wanted is not None
     prefill = prefill_engines(CONFIG.prefill, 50.0, 1200.0)
-    assert decision.wanted[Role.PREFILL] == pytest.approx(prefill + 1.25 * math.sqrt(prefill))
+    assert decision.wanted[Role.PREFILL] == pytest.approx(prefill + math.sqrt(prefill))
     decode = 50.0 * 220.0 / decode_tokens_per_s(CONFIG.decode, 1310.0, 0.05)
     batch = decode_batch(CONFIG.decode, 1310.0, 0.05)
-    assert decision.wanted[Role.DECODE] == pytest.approx(decode + 4.0 * math.sqrt(2 * decode / batch))
+    assert decision.wanted[Role.DECODE] == pytest.approx(decode + 2.0 * math.sqrt(2 * decode / batch))
     assert decision.ratio == PdRatio.of(decision.wanted)
 
 
@@ -63,7 +63,7 @@ def test_uneven_lengths_cost_more_and_come_less_evenly() -> None:
     assert prefill(None) == prefill(12_000.0)
     busy = 3.0 * 12_000.0 * prompt_s(40_000.0) / 40_000.0
     spread = prompt_s(40_000.0) / prompt_s(12_000.0)
-    assert prefill(40_000.0) == pytest.approx(busy + 1.25 * math.sqrt(spread * busy))
+    assert prefill(40_000.0) == pytest.approx(busy + math.sqrt(spread * busy))
     assert prefill(40_000.0) > 1.2 * prefill(12_000.0)
 
 
@@ -73,7 +73,7 @@ def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
     assert wanted is not None
     cards = 139.0 * 2000.0 * 327_680 / 50e9
     assert cards == pytest.approx(1.82, abs=0.01)
-    assert wanted[Role.DECODE] == pytest.approx(cards + 1.25 * math.sqrt(cards))
+    assert wanted[Role.DECODE] == pytest.approx(cards + math.sqrt(cards))
 
 
 def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
