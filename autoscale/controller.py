@@ -60,7 +60,8 @@ class Controller:
         state = snapshot.state
         current = desired_replicas(state.desired)
         verdict = self._verdict(decision, current, room, snapshot, ratio)
-        if not may_leave:
+        is_exchange = not may_leave and _is_exchange(decision, verdict, current, room, ending_replicas(snapshot))
+        if not may_leave and not is_exchange:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
         if verdict.counts != current:
             desired = place(verdict.counts, state.desired, limited, ratio)
@@ -80,7 +81,8 @@ class Controller:
             decision,
             verdict.held_back,
             ratio,
-            may_leave=may_leave,
+            may_leave=may_leave or is_exchange,
+            leave_at_once=is_exchange,
             is_proven=hold is None and may_leave,
         )
 
@@ -218,9 +220,13 @@ class Controller:
         ratio: PdRatio,
         *,
         may_leave: bool,
+        leave_at_once: bool,
         is_proven: bool,
     ) -> Plan:
-        """Who serves, who waits at the door, who leaves; ``is_proven``: nobody misses those withdrawn by then."""
+        """Who serves, who waits at the door, who leaves.
+
+        ``leave_at_once``: without observation. ``is_proven``: nobody misses those withdrawn by then.
+        """
         state, now_s, gate = snapshot.state, snapshot.now_s, self.config.gate
         withdrawn, victims = dict(state.withdrawn), set(state.victims)
         before = frozenset(state.admitted)
@@ -242,7 +248,7 @@ class Controller:
             elif surplus > 0 and not self.config.is_observing and may_leave:
                 serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
                 for name in choose_victims(serving, before, surplus):
-                    if name in before:
+                    if name in before and not leave_at_once:
                         withdrawn[name] = now_s
                     else:  # who has never served is missed by nobody
                         victims.add(name)
@@ -288,15 +294,42 @@ class Controller:
         )
 
 
+def _is_exchange(
+    decision: Decision,
+    verdict: Verdict,
+    current: Mapping[Role, int],
+    room: Room,
+    ending: Mapping[Role, int],
+) -> bool:
+    """Whether one role is to leave for the other, for which the budget has no room otherwise.
+
+    While users wait too long nobody leaves, since nobody knows who they wait for; but the policy says so here, and to
+    keep both as they are would let them wait for ever.
+    """
+    if decision.wanted is None:
+        return False
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        one_more = {role: current[role] + ending[role], other: current[other] + ending[other] + 1}
+        is_wanted = decision.wanted[role] < current[role] and decision.wanted[other] > current[other]
+        if is_wanted and verdict.counts[role] < current[role]:
+            return current[other] < room.highest[other] and room.is_over_budget(one_more)
+    return False
+
+
 def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snapshot, room: Room) -> Verdict:
     """The verdict while users wait too long: who runs stays, and what was to be added is, where there is room."""
     staying = running_replicas(snapshot, without={*snapshot.state.withdrawn, *snapshot.state.victims})
-    counts = {role: max(verdict.counts[role], min(current[role], staying[role])) for role in Role}
+    aimed = verdict.aimed or verdict.counts
+    counts = {role: max(aimed[role], min(current[role], staying[role])) for role in Role}
     if counts == verdict.counts:
         return verdict
     ending = ending_replicas(snapshot)
-    if room.is_over_budget({role: counts[role] + ending[role] for role in Role}):
-        counts = dict(current)
+    while room.is_over_budget({role: counts[role] + ending[role] for role in Role}):
+        grown = max(Role, key=lambda role: counts[role] - current[role])
+        if counts[grown] <= current[grown]:
+            counts = dict(current)
+            break
+        counts[grown] -= 1
     return Verdict(
         counts=counts, held_back=(*verdict.held_back, "nobody leaves while a latency is outside its objective")
     )

@@ -65,10 +65,14 @@ class GuardConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Counts of both roles after the guard, and what it held back and why."""
+    """Counts of both roles after the guard, and what it held back and why.
+
+    ``aimed``: those that are aimed at, once who leaves has gone; ``None`` where they are the counts.
+    """
 
     counts: Mapping[Role, int]
     held_back: tuple[str, ...]
+    aimed: Mapping[Role, int] | None = None
 
 
 def guard(
@@ -143,7 +147,7 @@ def guard(
         if (left_s := _cooldown_left_s(decision, cooldown_s, since_change_s)) > 0.0:
             return Verdict(counts=current, held_back=(f"cooldown: {left_s:.1f} s left",))
     verdict = after_leaving(stepped, current, withdrawn, ending, room)
-    return Verdict(counts=verdict.counts, held_back=(*notes, *verdict.held_back))
+    return Verdict(counts=verdict.counts, held_back=(*notes, *verdict.held_back), aimed=stepped)
 
 
 def after_leaving(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.ratio import PdRatio
-from autoscale.types import ControllerState, Latency, PoolKey, Snapshot
+from autoscale.types import ControllerState, Latency, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Role
 from tests.autoscale.virtual_serve import VirtualServe
 
@@ -746,3 +746,53 @@ def test_a_loss_is_not_in_the_future_of_a_clock_that_was_set_back(make_autoscale
     cluster.now_s -= 600.0
     cluster.tick(280.0)
     assert cluster.state.lost_s == cluster.now_s
+
+
+def test_roles_are_exchanged_when_the_budget_is_full_and_users_wait(
+    make_autoscale: MakeConfig, make_snapshot: Any
+) -> None:
+    """6P1D hold all eight GPUs, decode's take two each, and users wait for decode: three prefill replicas make room."""
+
+    def plan(budget_gpus: int | None, *, decode_more: bool = True) -> Plan:
+        counts = {"prefill": 3, "decode": 2 if decode_more else 1}
+        config = make_autoscale(
+            pd_ratio="3:2" if decode_more else "3:1",
+            policy={"kind": "static", **counts},
+            guard={"budget_gpus": budget_gpus, "step_in_replicas": 8},
+            gate={"observation_s": 60.0},
+        )
+        seen = make_snapshot(6, 1, latency=Latency(ttft_s=9.0, tpot_s=0.2), bounds=(1, 8))
+        pools = tuple(replace(p, gpus_per_replica=2 if p.key.role is Role.DECODE else 1) for p in seen.pools)
+        state = ControllerState(
+            desired={pool.key: len(pool.replicas) for pool in pools},
+            admitted=tuple(replica.replica_id for pool in pools for replica in pool.replicas),
+        )
+        return Controller(config).tick(replace(seen, pools=pools, state=state))
+
+    full = plan(8)
+    assert [full.counts[PoolKey("g0", role)] for role in Role] == [3, 1]  # decode's come once those have gone
+    assert len(full.victims) == 3 and not full.withdrawn  # at once: nobody would ever be missed less
+    assert all(name.startswith("p") for name in full.victims)
+    for other in (plan(None), plan(16), plan(8, decode_more=False)):  # room for both, or nothing to make room for
+        assert other.counts[PoolKey("g0", Role.PREFILL)] == 6
+        assert not other.victims and not other.withdrawn
+
+
+def test_while_nobody_leaves_what_the_budget_has_room_for_is_added(
+    make_autoscale: MakeConfig, make_snapshot: Any
+) -> None:
+    """2P2D hold six of eight GPUs. At 6:1, which is wanted, a decode replica would leave; two prefill fit as it is."""
+    config = make_autoscale(
+        pd_ratio="6:1",
+        policy={"kind": "static", "prefill": 6, "decode": 1},
+        guard={"budget_gpus": 8, "step_in_replicas": 8},
+    )
+    seen = make_snapshot(2, 2, latency=LATE, bounds=(1, 8))
+    pools = tuple(replace(p, gpus_per_replica=2 if p.key.role is Role.DECODE else 1) for p in seen.pools)
+    state = ControllerState(
+        desired={pool.key: len(pool.replicas) for pool in pools},
+        admitted=tuple(replica.replica_id for pool in pools for replica in pool.replicas),
+    )
+    plan = Controller(config).tick(replace(seen, pools=pools, state=state))
+    assert [plan.counts[PoolKey("g0", role)] for role in Role] == [4, 2]
+    assert not plan.victims and not plan.withdrawn
