@@ -32,4 +32,4 @@ def first_fault(error: ValidationError) -> str:
     """The first thing that pydantic refuses, as ``field: message``."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"

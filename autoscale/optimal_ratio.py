@@ -16,8 +16,8 @@ class DecodeMemoryConfig(BaseModel):
     gpu_bytes: float = Field(gt=0.0, description="Memory of one GPU (M_gpu).")
     other_bytes: float = Field(
         ge=0.0,
-        description="Of one GPU for what is neither weights nor KV, such as activations (M'): the tenth that vLLM "
-        "leaves by default gives DOPD's ratios.",
+        description="Of one GPU for what is neither weights nor KV, such as activations (M'); vLLM leaves a "
+        "tenth by default.",
     )
     model_bytes: float = Field(gt=0.0, description="Weights of the model (M_model).")
     gpus: int = Field(1, ge=1, description="GPUs that share them (TP).")

@@ -40,7 +40,7 @@ class RequestTimer:
         if not self._tokens:
             self._first_s = self._last_s
             self._stats.leave(self)
-            self._stats.ttft.observe(self._share * max(0.0, self._first_s - self._arrived_s))
+            self._observe_first()
             self._stats.streaming.add(self)
             self._mark = (self._first_s, count)
         self._tokens += count
@@ -49,7 +49,13 @@ class RequestTimer:
         """All output tokens, of a request that is answered in one piece, with the times of the first and the last."""
         if tokens:
             self._first_s, self._last_s, self._tokens = first_s, last_s, tokens
-            self._stats.ttft.observe(self._share * max(0.0, first_s - self._arrived_s))
+            self._observe_first()
+
+    def _observe_first(self) -> None:
+        waited_s = max(0.0, self._first_s - self._arrived_s)
+        self._stats.ttft.observe(self._share * waited_s)
+        self._stats.first_tokens += 1
+        self._stats.first_tokens_s += waited_s
 
     def end(self) -> None:
         """No more will come."""
@@ -83,6 +89,8 @@ class RequestStats:
         self._ttft_share = ttft_share
         self.ttft = Histogram(TTFT_EDGES_S)
         self.tpot = Histogram(TPOT_EDGES_S)
+        self.first_tokens = 0
+        self.first_tokens_s = 0.0  # what all of them took, in seconds whatever their objective
         self.ended = 0
         self.output_tokens = 0
         self._begun = 0
@@ -124,6 +132,8 @@ class RequestStats:
         return {
             "requests": float(self._begun),
             "requests_ended": float(self.ended),
+            "first_tokens": float(self.first_tokens),
+            "first_tokens_s": self.first_tokens_s,
             "input_tokens": float(self._input_tokens),
             "input_tokens_squared": float(self._input_tokens_squared),
             "output_tokens": float(self.output_tokens),

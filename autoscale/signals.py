@@ -208,7 +208,12 @@ class Signals:
         that have ended and, at their present pace, those that have not.
         """
         windows = list(self._decode())
+        first_tokens, first_tokens_s = (
+            math.fsum(window.gained(name, unreported=0.0) or 0.0 for window in windows)
+            for name in ("first_tokens", "first_tokens_s")
+        )
         return Latency(
+            ttft_mean_s=first_tokens_s / first_tokens if first_tokens else None,
             ttft_s=quantile(TTFT_EDGES_S, _ended_and_not(windows, _TTFT, _LATE), quantile_frac),
             tpot_s=quantile(TPOT_EDGES_S, _ended_and_not(windows, _TPOT, _PACE), quantile_frac),
         )

@@ -96,11 +96,13 @@ class Latency:
     """A quantile of what users waited in the last window, seconds; ``None`` where nobody waited.
 
     A request that still waits for its first token counts towards TTFT with the time it has waited so far, so that a
-    stalled service is not taken for an idle one.
+    stalled service is not taken for an idle one. Long prompts count with the share of their own objective that they
+    took (``SloConfig.ttft_share``); ``ttft_mean_s`` is the mean of those that got their first token, in plain seconds.
     """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    ttft_mean_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

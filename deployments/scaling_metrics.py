@@ -81,7 +81,8 @@ def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
         ratio.add_metric(["serving"], serving[Role.PREFILL] / serving[Role.DECODE])
     quantile = GaugeMetricFamily(
         "tandem_autoscale_latency_seconds",
-        "The quantile of TTFT and TPOT that the autoscaler acts on, and its objective",
+        "The quantile of TTFT (of long prompts by their own objective) and TPOT that the autoscaler acts on, and its "
+        "objective",
         labels=["latency", "of"],
     )
     for name in ("ttft", "tpot"):

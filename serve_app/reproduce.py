@@ -51,10 +51,12 @@ def show(claims: Sequence[Claim], console: Console) -> None:
 
 def main(
     paper: Annotated[list[str] | None, typer.Option(help=f"Only this one: {', '.join(PAPERS)}.")] = None,
-    out: Annotated[Path, typer.Option(help="Write the rows here.")] = Path("reports/reproduce.json"),
+    out: Annotated[
+        Path | None, typer.Option(help="Write the rows here; of all papers, reports/reproduce.json.")
+    ] = None,
 ) -> None:
     """Run every experiment, print the table and write it."""
-    names = paper or list(PAPERS)
+    names = list(dict.fromkeys(paper or PAPERS))
     if unknown := [name for name in names if name not in PAPERS]:
         raise typer.BadParameter(f"{unknown[0]}: choose among {', '.join(PAPERS)}")
     done: dict[str, list[Claim]] = {}
@@ -71,7 +73,12 @@ def main(
     claims = [claim for name in names for claim in done[name]]
     show(claims, Console())
     reproduced = sum(claim.is_reproduced for claim in claims)
-    Console().print(f"{reproduced} of {len(claims)} claims reproduced; written to {out}", highlight=False)
+    if out is None and len(names) == len(PAPERS):
+        out = Path("reports/reproduce.json")
+    where = f"; written to {out}" if out else ""
+    Console().print(f"{reproduced} of {len(claims)} claims reproduced{where}", highlight=False)
+    if out is None:
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([asdict(claim) for claim in claims], indent=1) + "\n")
 

@@ -82,7 +82,8 @@ def served_profile(base: EngineProfile, calibration: Calibration) -> EngineProfi
     Raises:
         ValueError: a request of the calibration failed.
     """
-    failed = [r.error for each in (calibration.alone, calibration.short) for rs in each.values() for r in rs if r.error]
+    asked = (calibration.alone, calibration.short, calibration.long)
+    failed = [r.error for each in asked for records in each.values() for r in records if r.error]
     if failed:
         raise ValueError(f"{len(failed)} requests of the calibration failed, the first with {failed[0]!r}: see the log")
     ttft = {tokens: _median([r.ttft_s for r in records]) for tokens, records in calibration.alone.items()}
@@ -143,7 +144,8 @@ def _request(input_tokens: int, output_tokens: int) -> TraceRequest:
 class Fit:
     """What load adds to a served profile.
 
-    ``contention_frac``: see ``VirtualCluster``. ``wake_s``: of each prompt, since processes that have slept take time.
+    ``contention_frac``: see ``VirtualCluster``. ``wake_s``: of a step with
+    prompts that nobody decodes beside, since processes that have slept take time.
     ``single_frac`` and ``batch_frac``: steps of one request and of several, as shares of the profile's.
     ``handoff_s``: more of each handoff.
     """
@@ -176,11 +178,11 @@ class Fit:
 
 
 _GRID = {
-    "contention_frac": np.arange(0.0, 2.01, 0.125),
-    "wake_s": np.arange(0.0, 0.0201, 0.001),
+    "contention_frac": np.arange(0.0, 3.01, 0.125),
+    "wake_s": np.arange(0.0, 0.0301, 0.001),
     "single_frac": np.arange(0.6, 1.41, 0.05),
     "batch_frac": np.arange(0.6, 1.41, 0.05),
-    "handoff_s": np.arange(-0.012, 0.0121, 0.002),
+    "handoff_s": np.arange(-0.03, 0.0301, 0.002),
 }
 
 
@@ -212,6 +214,16 @@ def fitted(
         if best == before:
             break
     return best
+
+
+def at_the_edge(fit: Fit) -> list[str]:
+    """What might lie beyond the values that were tried; contention and waking end at 0 because there is no less."""
+    found = {name: getattr(fit, name) for name in _GRID}
+    return [
+        name
+        for name, values in _GRID.items()
+        if found[name] >= values[-1] - 1e-9 or (values[0] and found[name] <= values[0] + 1e-9)
+    ]
 
 
 def _quantiles(records: Records) -> NDArray[np.float64]:

@@ -7,14 +7,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from autoscale.capacity import decode_batch, decode_tokens_per_s, handoff_engines
+from autoscale.capacity import decode_batch, decode_tokens_per_s, handoff_engines, prefill_engines
 from autoscale.headcount import desired_replicas
 from autoscale.policies.latency_net import has_shown_what_it_did
 from autoscale.policies.profiled import ProfiledConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, Snapshot, Traffic
-from kvtransfer.topology import Role
+from autoscale.types import Decision, Snapshot
+from kvtransfer.cost import CROSS_SWITCH_FRAC
+from kvtransfer.topology import LinkTier, Role
 
 # Fewer points make no line.
 _LEAST_POINTS = 4
@@ -74,8 +75,10 @@ class Default:
             return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
         if rate > 0.0 and (inputs is None or outputs is None):
             return Decision(wanted=None, reason="no request has ended yet: nobody knows how long answers are")
-        batch, busy, spread = self._busy(traffic)
+        batch, busy, spread = self._busy(snapshot)
         memory = snapshot.state.memory
+        if len({len(memory.get(name, ())) for name in _SERIES}) != 1:  # of another version
+            memory = dict.fromkeys(_SERIES, ())
         # A clock that was set back leaves points ahead of us.
         kept = [at for at, seen_s in enumerate(memory.get("at_s", ())) if now_s - config.history_s <= seen_s < now_s]
         series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES if name in memory}
@@ -88,7 +91,7 @@ class Default:
                 spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
                 needed[role] = max(needed[role], ahead / config.decode_busy_frac, ahead + spare)
             else:
-                spare = config.prefill_spare * math.sqrt(spread * ahead)
+                spare = config.prefill_spare * math.sqrt(spread[name] * ahead)
                 needed[role] = max(needed[role], ahead / config.prefill_busy_frac, ahead + spare)
         is_bursty = (
             _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL)) > config.burst_frac
@@ -112,31 +115,34 @@ class Default:
             reason=reason,
         )
 
-    def _busy(self, traffic: Traffic) -> tuple[int, Mapping[str, float], float]:
+    def _busy(self, snapshot: Snapshot) -> tuple[int, Mapping[str, float], Mapping[str, float]]:
         """What keeps replicas busy, and how unevenly.
 
         Long prompts cost more than their share of the tokens, so a token costs what it does in the prompt that tokens
         are in on average, not in the average prompt.
 
         Returns:
-            Requests in a decode replica's batch, busy replicas by each load, and how many times as long a prompt takes,
-            weighted by the work that it is, as the average prompt: what chance adds grows with its root.
+            Requests in a decode replica's batch, busy replicas by each load, and by each load how many times the work
+            of the average prompt the prompt is that work belongs to on average: what chance adds grows with its root.
         """
-        config = self._config
+        config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = (
             value or 0.0 for value in (traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean)
         )
         context_tokens = inputs + outputs / 2
         batch = decode_batch(config.decode, context_tokens, self._slo.tpot_s)
         weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
-        prompt_s = config.prefill.prefill.chunk_s(0.0, inputs)
-        weighted_s = config.prefill.prefill.chunk_s(0.0, weighted)
+        unevenness = weighted / inputs if inputs else 1.0
+        is_far = any(pool.link_tier is LinkTier.S2 for pool in snapshot.pools)
         busy = {
-            "prefill": rate * inputs * weighted_s / max(1.0, weighted),
+            "prefill": prefill_engines(config.prefill, rate / unevenness, weighted),
             "decode": rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s),
-            "handoff": handoff_engines(config.decode, rate, inputs),
+            "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
         }
-        return batch, busy, max(1.0, weighted_s / max(1e-9, prompt_s))
+        prompt_s, weighted_s = (config.prefill.prefill.chunk_s(0.0, tokens) for tokens in (inputs, weighted))
+        # Where a curve begins flat, a short prompt seems to cost nothing; attention's work grows with the square.
+        spread = min(weighted_s / max(1e-9, prompt_s), unevenness**2)
+        return batch, busy, {"prefill": max(1.0, spread), "handoff": unevenness}
 
     def _late(self, snapshot: Snapshot) -> tuple[Role, str] | None:
         """The safety net: the role that keeps users waiting, once who was asked for before has shown what it did."""

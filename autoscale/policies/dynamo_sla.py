@@ -132,10 +132,10 @@ def _engines(snapshot: Snapshot) -> dict[str, float | None]:
     pairs = [(r, r.running_requests, r.decode_tokens_per_s) for r in decode]
     both = [(r, running, rate) for r, running, rate in pairs if running is not None and rate is not None]
     if not both:
-        return dict.fromkeys(_SUMS) | {"ttft_s": snapshot.latency.ttft_s}
+        return dict.fromkeys(_SUMS) | {"ttft_s": snapshot.latency.ttft_mean_s}
     taken = math.fsum(n + (r.waiting_requests or 0.0) + (r.deferred_requests or 0.0) for r, n, _ in both)
     return {
-        "ttft_s": snapshot.latency.ttft_s,
+        "ttft_s": snapshot.latency.ttft_mean_s,
         "running_requests": math.fsum(running for _, running, _ in both),
         "tokens_per_s": math.fsum(rate for *_, rate in both),
         "requests_per_replica": taken / len(both),

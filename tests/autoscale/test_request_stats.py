@@ -67,6 +67,7 @@ def test_a_long_prompt_is_counted_by_its_own_objective() -> None:
             timer.add_all(1, 106.0, 106.0)
         timer.end()
         assert latency(stats, clock, before)[0] == pytest.approx(0.6, abs=0.1)
+        assert (stats.report()["first_tokens"], stats.report()["first_tokens_s"]) == (1.0, 6.0)
     assert slo.ttft_share(500) == 1.0
     assert SloConfig().ttft_share(10**9) == 1.0
 

@@ -162,6 +162,13 @@ def test_the_weighted_mean_is_the_prompt_that_a_token_is_in() -> None:
     assert feed.signals.traffic().input_tokens_weighted_mean == 2000.0
 
 
+def test_the_mean_ttft_is_of_those_who_got_their_first_token() -> None:
+    feed = Feed()
+    for _ in range(3):
+        feed.step({(D, "d0"): {"first_tokens": 2.0, "first_tokens_s": 1.0}, (D, "d1"): {"first_tokens_s": 3.0}})
+    assert feed.signals.latency(0.95).ttft_mean_s == 2.0
+
+
 def test_who_has_never_reported_was_last_heard_of_when_it_became_known() -> None:
     signals = Signals(10.0)
     for now_s in (100.0, 102.0):

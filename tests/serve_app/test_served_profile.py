@@ -1,6 +1,7 @@
 """Laws of profiles that are read off a running application, and of what load adds to them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,11 @@ def test_times_are_read_off_the_endpoint() -> None:
 
 def test_a_failed_request_is_refused() -> None:
     whole = calibration()
-    failed = Calibration(alone={**whole.alone, 16: records(0.1, 0.1, error="HTTP 500")}, short=whole.short, long={})
-    with pytest.raises(ValueError, match="2 requests of the calibration failed, the first with 'HTTP 500'"):
-        served_profile(BASE, failed)
+    failed = records(0.1, 0.1, error="HTTP 500")
+    for change in ("alone", "short", "long"):
+        some = {**getattr(whole, change), 2: failed}
+        with pytest.raises(ValueError, match="2 requests of the calibration failed, the first with 'HTTP 500'"):
+            served_profile(BASE, replace(whole, **{change: some}))
 
 
 def test_what_load_adds_is_found_again_and_foretells_other_requests() -> None:

@@ -115,7 +115,7 @@ class Steady:
 
 
 # Requests in flight rise for the first 30 s; who was sent in the window has 30 s more to end.
-_RAMP_S, _FROM_S, _WINDOW_S, _END_S = 30.0, 60.0, 120.0, 210.0
+_RAMP_S, _FROM_S, _WINDOW_S, _END_S = 30.0, 60.0, 120.0, 320.0
 # How soon a request that has ended is followed by the next.
 _LOOK_S = 0.01
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
 from autoscale.policies.default import Default, DefaultConfig
+from autoscale.profile import PrefillCurve
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, Latency, PoolKey, PoolStats, ReplicaStats, Snapshot, Traffic
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json"
 CONFIG = DefaultConfig.model_validate({"prefill": str(PROFILE), "decode": str(PROFILE), "prefill_start_s": 30.0})
@@ -74,6 +75,83 @@ def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
     cards = 139.0 * 2000.0 * 327_680 / 50e9
     assert cards == pytest.approx(1.82, abs=0.01)
     assert wanted[Role.DECODE] == pytest.approx(cards + math.sqrt(cards))
+
+
+def test_a_link_across_switches_carries_less() -> None:
+    (near, far) = (
+        policy().decide(
+            Snapshot(
+                now_s=0.0,
+                pools=tuple(
+                    PoolStats(
+                        key=PoolKey("g0", role),
+                        replicas=(),
+                        target_replicas=1,
+                        lowest_replicas=1,
+                        highest_replicas=9,
+                        link_tier=tier,
+                    )
+                    for role in Role
+                ),
+                traffic=arrivals(139.0, 2000.0, 5.0),
+            )
+        )
+        for tier in (LinkTier.S1, LinkTier.S2)
+    )
+    cards = 139.0 * 2000.0 * 327_680 / 50e9
+    for decision, busy in ((near, cards), (far, cards / 0.8)):
+        assert decision.wanted is not None
+        assert decision.wanted[Role.DECODE] == pytest.approx(busy + math.sqrt(busy))
+
+
+def test_uneven_prompts_come_unevenly_over_the_link_by_their_tokens() -> None:
+    wanted = (
+        policy()
+        .decide(Snapshot(now_s=0.0, pools=(), traffic=arrivals(139.0, 2000.0, 5.0, input_tokens_weighted_mean=8000.0)))
+        .wanted
+    )
+    cards = 139.0 * 2000.0 * 327_680 / 50e9
+    assert wanted is not None
+    assert wanted[Role.DECODE] == pytest.approx(cards + math.sqrt(4.0 * cards))
+
+
+def test_a_curve_that_begins_flat_explodes_nothing() -> None:
+    curve = PrefillCurve(tokens=(64, 256, 1024, 4096), seconds=(0.03, 0.03, 0.08, 0.3))
+    flat = CONFIG.model_copy(update={"prefill": CONFIG.prefill.model_copy(update={"prefill": curve})})
+    traffic = arrivals(10.0, 200.0, 20.0, input_tokens_weighted_mean=600.0)
+    wanted = (
+        Default(flat, ratio=PdRatio(1, 1), slo=SloConfig())
+        .decide(Snapshot(now_s=0.0, pools=(), traffic=traffic))
+        .wanted
+    )
+    assert wanted is not None
+    assert all(count < 2.0 for count in wanted.values())
+
+
+def test_memory_of_another_version_is_not_used() -> None:
+    (decision,) = ticks(policy(), [50.0])
+    older = {name: each for name, each in (decision.memory or {}).items() if name != "handoff"}
+    state = ControllerState(memory=older)
+    for now_s in (1005.0, 1010.0):
+        again = policy().decide(Snapshot(now_s=now_s, pools=(), traffic=arrivals(50.0), state=state))
+        assert again.wanted == decision.wanted
+        state = replace(state, memory=again.memory or {})
+
+
+@pytest.mark.parametrize(
+    ("rise_s", "peak_frac", "is_burst"),
+    # Three starts are 90 s: what comes in 75 s is a burst if it is most of the peak, what takes 300 s is none.
+    [(75.0, 0.75, True), (75.0, 0.6, False), (300.0, 0.75, False)],
+)
+def test_a_burst_is_most_of_the_peak_within_three_starts(rise_s: float, peak_frac: float, is_burst: bool) -> None:
+    base = 100.0 * (1.0 - peak_frac)
+    steps = round(rise_s / 5.0)
+    rates = [base] * 30 + [base + (100.0 - base) * n / steps for n in range(1, steps + 1)] + [100.0] * 6 + [base] * 40
+    wanted = ticks(policy(), rates)[-1].wanted
+    level = ticks(policy(), [base] * 30)[-1].wanted
+    assert wanted is not None and level is not None
+    for role in Role:
+        assert (wanted[role] > 1.3 * level[role]) is is_burst
 
 
 def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:

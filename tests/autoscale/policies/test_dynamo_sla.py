@@ -111,7 +111,7 @@ def run(
 
 @pytest.fixture(name="busy")
 def _busy() -> dict[str, Any]:
-    return {"traffic": TRAFFIC, "stats": ENGINES, "latency": Latency(ttft_s=0.2)}
+    return {"traffic": TRAFFIC, "stats": ENGINES, "latency": Latency(ttft_mean_s=0.2)}
 
 
 def test_it_adjusts_once_an_interval_and_then_stands(
@@ -130,7 +130,10 @@ def test_what_engines_take_longer_for_is_corrected(
 ) -> None:
     slow = {**busy, "stats": {D: {"running_requests": 2.0, "decode_tokens_per_s": 1.0 / 0.022}}}
     profile = make_profile(kv_tokens=10_000)
-    assert run(make_snapshot, profile, [{**slow, "latency": Latency(ttft_s=0.1)}] * 5)[-1].wanted == {P: 1.0, D: 3.0}
+    assert run(make_snapshot, profile, [{**slow, "latency": Latency(ttft_mean_s=0.1)}] * 5)[-1].wanted == {
+        P: 1.0,
+        D: 3.0,
+    }
     assert run(make_snapshot, profile, [slow] * 5, is_corrected=False)[-1].wanted == {P: 2.0, D: 2.0}
 
 
