@@ -16,6 +16,7 @@ from serve_app.served_profile import (
     Calibration,
     Fit,
     Records,
+    at_the_edge,
     fitted,
     served_profile,
 )
@@ -90,6 +91,19 @@ def test_what_load_adds_is_found_again_and_foretells_other_requests() -> None:
     assert fit.contention_frac == pytest.approx(truth.contention_frac, abs=0.25)
     found, expected = figures(fit.simulated(BASE, other, router)), figures(truth.simulated(BASE, other, router))
     assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_every_load_and_every_replay_of_it_counts() -> None:
+    """Of three replays the median is fitted to; of two loads, both."""
+    router = RouterConfig()
+    trace = trace_slice(0.0, 30.0)
+    slow, quick = (Fit(wake_s=wake_s).simulated(BASE, trace, router) for wake_s in (0.02, 0.004))
+    assert fitted(BASE, [(trace, [slow, quick, quick])], router).wake_s == pytest.approx(0.004, abs=0.002)
+    both = fitted(BASE, [(trace, [quick]), (trace, [slow])], router)
+    only = [fitted(BASE, [(trace, [each])], router) for each in (quick, slow)]
+    assert both not in only
+    assert at_the_edge(Fit(wake_s=0.03)) == ["wake_s"]
+    assert at_the_edge(Fit(contention_frac=0.0, wake_s=0.0)) == []
 
 
 def test_engines_on_the_same_cores_slow_each_other_only_while_both_compute() -> None:

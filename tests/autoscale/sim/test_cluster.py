@@ -1,6 +1,7 @@
 """A virtual cluster by hand and at random."""
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscale.profile import EngineProfile
+from autoscale.signals import TTFT_EDGES_S
 from autoscale.sim.cluster import Saturation, VirtualCluster, VirtualReplica
 from autoscale.sim.static import replay
+from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
@@ -49,6 +52,23 @@ def test_requests_go_to_the_replica_with_the_least_to_do(make_profile: MakeProfi
     assert second.ttft_s is not None
     assert first.ttft_s is not None
     assert second.ttft_s > first.ttft_s + 4 * 0.021
+
+
+@pytest.mark.parametrize(("pace", "expected_s"), [(0.0, 0.44), (2e-3, 0.11)])
+def test_replicas_count_a_long_prompt_by_its_own_objective(
+    make_profile: MakeProfile, pace: float, expected_s: float
+) -> None:
+    """200 tokens at 2 ms have 0.4 s instead of 0.1 s, so what they take is a fourth of it."""
+    keys = {role: PoolKey("g0", role) for role in Role}
+    slo = SloConfig(ttft_s=0.1, ttft_s_per_input_token=pace)
+    cluster = VirtualCluster(dict.fromkeys(keys.values(), make_profile()), RouterConfig(), random.Random(0), slo=slo)
+    replicas = {role: cluster.add(key, str(role)) for role, key in keys.items()}
+    for role, key in keys.items():
+        cluster.route(key, [str(role)])
+    cluster.submit([request(0.0, 200, 1)])
+    cluster.run()
+    seen = [name for name in cluster.report(replicas[D]) if name.startswith("ttft_")]
+    assert seen == [f"ttft_{bisect_left(TTFT_EDGES_S, expected_s)}"]
 
 
 def test_groups_get_requests_by_their_decode_replicas_and_none_without(make_profile: MakeProfile) -> None:
