@@ -77,15 +77,15 @@ class Default:
             return Decision(wanted=None, reason="no request has ended yet: nobody knows how long answers are")
         batch, busy, spread = self._busy(snapshot)
         memory = snapshot.state.memory
-        if len({len(memory.get(name, ())) for name in _SERIES}) != 1:  # of another version
-            memory = dict.fromkeys(_SERIES, ())
+        is_ours = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # and not of another version
+        past = memory.get("at_s", ()) if is_ours else ()
         # A clock that was set back leaves points ahead of us.
-        kept = [at for at, seen_s in enumerate(memory.get("at_s", ())) if now_s - config.history_s <= seen_s < now_s]
-        series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES if name in memory}
-        series["at_s"] = times = (*series.get("at_s", ()), now_s)
+        kept = [at for at, seen_s in enumerate(past) if now_s - config.history_s <= seen_s < now_s]
+        series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES}
+        series["at_s"] = times = (*series["at_s"], now_s)
         needed = dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
-            series[name] = (*series.get(name, ()), busy[name])
+            series[name] = (*series[name], busy[name])
             ahead = _ahead(times, series[name], config.start_s(role), config)
             if name == "decode":
                 spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
@@ -100,7 +100,7 @@ class Default:
         wanted = {}
         for role in Role:
             name = f"wanted_{role}"
-            series[name] = (*series.get(name, ()), needed[role])
+            series[name] = (*series[name], needed[role])
             wanted[role] = max(n for at, n in zip(times, series[name], strict=True) if at >= stays_s)
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:

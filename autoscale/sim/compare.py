@@ -26,8 +26,8 @@ _NEAR_FRAC, _ABOVE_FRAC = 0.7, 1.1
 Say = Callable[[str], None]
 
 
-def _silent(line: str) -> None:
-    pass
+def silent(line: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def find_oracle(
     *,
     rate_scale: float | None,
     seed: int = 0,
-    say: Say = _silent,
+    say: Say = silent,
 ) -> OracleResult:
     """The oracle's plan, and the scenario that it is for.
 
@@ -209,7 +209,7 @@ def find_oracle(
     raise ValueError(f"no rate was found at which the oracle's peak is {PEAK_REPLICAS} replicas: give --rate-scale")
 
 
-def find_causal(config: SimConfig, oracle: OracleResult, say: Say = _silent) -> BoundResult:
+def find_causal(config: SimConfig, oracle: OracleResult, say: Say = silent) -> BoundResult:
     """The causal bound of a scenario; never above the smallest fixed counts, which need no look ahead either."""
     scenario = oracle.scenario
     slo = config.slo

@@ -15,6 +15,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.optimal_ratio import optimal_ratio
 from autoscale.profile import EngineProfile
 from autoscale.report import Slo
+from autoscale.sim.compare import Say, silent
 from autoscale.sim.config import needs_profiles
 from autoscale.sim.fleet import VirtualPool
 from autoscale.sim.papers.claim import Claim
@@ -36,8 +37,6 @@ from autoscale.trace import TraceRequest, load_trace
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-Say = Callable[[str], None]
-
 _P, _D = Role.PREFILL, Role.DECODE
 _CONFIGS = Path(__file__).parents[3] / "configs"
 _AZURE = _CONFIGS / "traces" / "azure_conv_600s.csv.gz"
@@ -58,11 +57,7 @@ _TABLE = "Table I's engines"
 _OBJECTIVE = f"no objective is named: our defaults, TTFT {SLO.ttft_s:g} s and TPOT {SLO.tpot_s:g} s"
 
 
-def _silent(line: str) -> None:
-    pass
-
-
-def claims(say: Say = _silent) -> Iterator[Claim]:
+def claims(say: Say = silent) -> Iterator[Claim]:
     """The rows, a minute and a half on one core; ``say`` is told what happens meanwhile."""
     cases = ((1000, 150, 4.58), (3000, 300, 3.18))
     for inputs, outputs, claimed in cases:
@@ -100,7 +95,7 @@ def best(
     aggregated: EngineProfile | None = None,
     slo: Slo | None = None,
     levels: Sequence[int] = _LEVELS,
-    say: Say = _silent,
+    say: Say = silent,
 ) -> Steady:
     """The level at which a deployment serves most, or most inside an objective."""
 

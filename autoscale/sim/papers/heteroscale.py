@@ -14,6 +14,7 @@ import numpy as np
 from autoscale.engine_model import EngineModel
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.profile import EngineProfile
+from autoscale.sim.compare import Say, silent
 from autoscale.sim.outcome import utilization_frac
 from autoscale.sim.papers.claim import Claim
 from autoscale.sim.papers.heteroscale_setting import (
@@ -38,8 +39,6 @@ from autoscale.sim.static import StaticSearch
 from autoscale.trace import TraceRequest, cut
 from kvtransfer.topology import Role
 
-Say = Callable[[str], None]
-
 # A schedule's periods; its counts are for the busiest minute of each on the day before.
 PERIOD_HOURS = 4
 _BUSIEST_S = 60.0
@@ -52,11 +51,7 @@ _FEW_POINTS = 0.05
 _RELATIVE = 0.25
 
 
-def _silent(line: str) -> None:
-    pass
-
-
-def claims(say: Say = _silent) -> Iterator[Claim]:
+def claims(say: Say = silent) -> Iterator[Claim]:
     """The rows, about two minutes on one core; ``say`` is told what happens meanwhile."""
     profile = EngineProfile.load(PROFILE)
     test = pressure(SERVICE_A, profile)
@@ -114,7 +109,7 @@ class Day:
     periodic: Run
 
 
-def run_day(dialogue: Dialogue, say: Say = _silent) -> Day:
+def run_day(dialogue: Dialogue, say: Say = silent) -> Day:
     """All three from the counts that midnight needs, but the fixed ones."""
     day = dialogue.day(seed=0)
     counts = fixed_counts(dialogue, day, say)
@@ -132,7 +127,7 @@ def run_day(dialogue: Dialogue, say: Say = _silent) -> Day:
     return runs
 
 
-def fixed_counts(dialogue: Dialogue, day: Sequence[TraceRequest], say: Say = _silent) -> dict[Role, int]:
+def fixed_counts(dialogue: Dialogue, day: Sequence[TraceRequest], say: Say = silent) -> dict[Role, int]:
     """An operator's: the fewest that keep the objective around the peak, with the headroom of the thresholds."""
     scenario = dialogue.scenario(cut(day, (PEAK_HOUR - _PEAK_HOURS / 2) * HOUR_S, _PEAK_HOURS * HOUR_S))
     profiles = {key.role: profile for key, profile in scenario.profiles.items()}

@@ -6,11 +6,12 @@ that the HPA takes replicas that still start for idle ones. That shows while the
 and not once the counts have caught up. The paper does not print how long a rate lasts: both readings are rows here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import fmean
 
+from autoscale.sim.compare import Say, silent
 from autoscale.sim.papers.claim import Claim
 from autoscale.sim.papers.wva_setting import (
     ADMISSION,
@@ -53,14 +54,8 @@ _PHYSICAL = (
 )
 _LONGER = "600 s at each rate, as 'tests are run for 600 seconds' can be read too; else as before"
 
-Say = Callable[[str], None]
 
-
-def _silent(line: str) -> None:
-    pass
-
-
-def claims(say: Say = _silent, seeds: Sequence[int] = SEEDS) -> Iterator[Claim]:
+def claims(say: Say = silent, seeds: Sequence[int] = SEEDS) -> Iterator[Claim]:
     """The rows, half a minute on one core; ``say`` is told what begins."""
     say("Experiment 1")
     yield from _reactivity(seeds)
