@@ -1,7 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce demo-autoscale clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce quality demo-autoscale clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
+TRACES ?= traces
 VENV := .venv/bin
 
 help: ## Show this list
@@ -42,6 +43,9 @@ sim-vs-real: model ## How near the simulator comes to real engines on this machi
 
 reproduce: setup ## The papers' claims beside what our code gives (about 4 minutes)
 	@$(VENV)/python -m serve_app.reproduce
+
+quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about 80 minutes)
+	@$(VENV)/python -m serve_app.quality $(TRACES)
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale

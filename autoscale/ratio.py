@@ -48,7 +48,7 @@ class PdRatio:
             raise ValueError(
                 f"{value!r} is no P/D ratio: give prefill and decode replicas as '1:3', or prefill per decode as 0.5"
             ) from None
-        if not _LOWEST <= ratio <= _HIGHEST:
+        if not cls(ratio.numerator, ratio.denominator).is_supported:
             raise ValueError(
                 f"a P/D ratio of {value} is impossible: between 1:5 and 9:1 are supported; give prefill replicas first"
                 + (", and in quotes: YAML reads 1:3 as 63" if isinstance(value, int) else "")
@@ -61,6 +61,11 @@ class PdRatio:
         ratio = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
         near = ratio.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)
         return cls(near.numerator, near.denominator)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether a configuration may have it."""
+        return _LOWEST <= Fraction(self.prefill, self.decode) <= _HIGHEST
 
     @property
     def leader(self) -> Role:

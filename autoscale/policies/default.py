@@ -50,8 +50,11 @@ class DefaultConfig(ProfiledConfig):
     burst_frac: float = Field(
         0.7,
         ge=0.0,
-        description="Where more than this share of the peak has come within three starts of prefill, the most that was "
-        "wanted in all of history_s counts.",
+        description="Where more than this share of the peak has come within three starts of prefill, replicas stay "
+        "for what came in all of history_s.",
+    )
+    burst_work_frac: float = Field(
+        0.9, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
     )
 
 
@@ -83,25 +86,27 @@ class Default:
         kept = [at for at, seen_s in enumerate(past) if now_s - config.history_s <= seen_s < now_s]
         series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES}
         series["at_s"] = times = (*series["at_s"], now_s)
-        needed = dict.fromkeys(Role, 0.0)
-        for name, role in _LOADS.items():
+        for name in _LOADS:
             series[name] = (*series[name], busy[name])
+        needed, peaks = dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0.0)
+        for name, role in _LOADS.items():
+            full_frac = config.decode_busy_frac if name == "decode" else config.prefill_busy_frac
             ahead = _ahead(times, series[name], config.start_s(role), config)
             if name == "decode":
                 spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
-                needed[role] = max(needed[role], ahead / config.decode_busy_frac, ahead + spare)
             else:
                 spare = config.prefill_spare * math.sqrt(spread[name] * ahead)
-                needed[role] = max(needed[role], ahead / config.prefill_busy_frac, ahead + spare)
-        is_bursty = (
-            _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL)) > config.burst_frac
-        )
-        stays_s = now_s - (config.history_s if is_bursty else config.stay_s)
+            needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
+            # What chance adds is in the peaks already.
+            peaks[role] = max(peaks[role], _carrying(series[name], config.burst_work_frac) / full_frac)
+        burst = _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL))
         wanted = {}
         for role in Role:
             name = f"wanted_{role}"
             series[name] = (*series[name], needed[role])
-            wanted[role] = max(n for at, n in zip(times, series[name], strict=True) if at >= stays_s)
+            stays = (n for at, n in zip(times, series[name], strict=True) if at >= now_s - config.stay_s)
+            # A burst is over before who is asked for is there, so nothing is foretold of it.
+            wanted[role] = peaks[role] if burst > config.burst_frac else max(stays)
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:
             role, why = late
@@ -174,6 +179,13 @@ def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, co
     slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
     slope = max(0.0, slope)
     return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
+
+
+def _carrying(values: Sequence[float], work_frac: float) -> float:
+    """The least that would have carried a share of all work, where what is above it at any time is late as a whole."""
+    ordered = np.sort(np.array(values))
+    carried = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(carried, work_frac * carried[-1])]) if carried[-1] else 0.0
 
 
 def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:

@@ -7,7 +7,7 @@ objectives, the role that is to blame for most misses first; then down again, ro
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from kvtransfer.topology import Role
 # Where the walk begins, engines per engine kept busy; how far its steps go, and when they are small enough.
 _FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
 _FIRST_STEP, _LAST_STEP = 0.16, 0.015
+# Near sizes that were found on the same trace with another seed: smaller steps, and fewer.
+_NEAR_STEP, _NEAR_RUNS = 0.04, 8
 # The causal planner looks at what arrived over one of these times, and keeps what it has for one of these, seconds.
 _LOOKS_S = ((15.0, 30.0), (30.0, 120.0), (60.0, 600.0))
 _GRID_S = 5.0
@@ -29,11 +31,15 @@ Sizes = Mapping[Role, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The cheapest run of a family that attains what it must, and its sizes; without one, the best of those tried."""
+    """The cheapest run of a family that attains what it must, and its sizes; without one, the best of those tried.
+
+    ``looks_s``: how far back the causal planner looks, and how long it keeps what it has.
+    """
 
     run: Run
     sizes: Sizes
     is_attained: bool
+    looks_s: tuple[float, float] | None = None
 
 
 def smallest_static(
@@ -41,13 +47,17 @@ def smallest_static(
     attainment_frac: float,
     *,
     tpot_s: float,
+    near: Sizes | None = None,
     most_runs: int = 24,
     on_run: Callable[[str], None] = lambda line: None,
 ) -> Bound:
-    """The fixed counts with the fewest GPU-hours that attain a share; ``sizes`` are the counts."""
+    """The fixed counts with the fewest GPU-hours that attain a share; ``sizes`` are the counts.
+
+    ``near``: those of the same trace with another seed, to begin with.
+    """
     keys = {key.role: key for key in scenario.pools}
     work = demands(scenario, keys, 60.0, tpot_s)
-    first = {role: max(1.0, float(work[role].max()) * _FIRST_SIZE[role]) for role in Role}
+    first = near or {role: max(1.0, float(work[role].max()) * _FIRST_SIZE[role]) for role in Role}
 
     known: dict[tuple[int, ...], Run] = {}
 
@@ -59,7 +69,7 @@ def smallest_static(
             on_run(f"{known[pair].attainment_frac:.4f} attained by {pair[0]}P{pair[1]}D")
         return known[pair]
 
-    bound = _walk(run, first, attainment_frac, most_runs)
+    bound = _walk(run, first, attainment_frac, most_runs, is_near=near is not None)
     counts = {role: float(_within(scenario, keys[role], bound.sizes[role])) for role in Role}
     return Bound(run=bound.run, sizes=counts, is_attained=bound.is_attained)
 
@@ -69,6 +79,7 @@ def causal_bound(
     attainment_frac: float,
     *,
     tpot_s: float,
+    near: tuple[Sizes, tuple[float, float]] | None = None,
     most_runs: int = 24,
     on_run: Callable[[str], None] = lambda line: None,
 ) -> Bound:
@@ -77,12 +88,13 @@ def causal_bound(
     At every instant it knows all that has arrived, outputs included, and what each engine can do; a replica that it
     asks for is there one start later, and what arrives meanwhile it cannot know. How much more than that work it
     provides for, how far it looks back and how long it keeps what it has are the best in hindsight. ``sizes`` are
-    engines per engine kept busy.
+    engines per engine kept busy. ``near``: those of the same trace with another seed, and their ``looks_s``.
     """
     keys = {key.role: key for key in scenario.pools}
     work = demands(scenario, keys, _GRID_S, tpot_s)
     best: Bound | None = None
-    for look_s, stay_s in _LOOKS_S:
+    looks = _LOOKS_S if near is None else (near[1],)
+    for look_s, stay_s in looks:
 
         def run(sizes: Sizes, look_s: float = look_s, stay_s: float = stay_s) -> Run:
             steps = {
@@ -92,9 +104,10 @@ def causal_bound(
             on_run(f"{tried.attainment_frac:.4f} attained with {tried.gpu_hours:.4g} GPU-hours")
             return tried
 
-        found = _walk(run, best.sizes if best else _FIRST_SIZE, attainment_frac, most_runs // len(_LOOKS_S))
+        first = best.sizes if best else _FIRST_SIZE if near is None else near[0]
+        found = _walk(run, first, attainment_frac, most_runs // len(looks), is_near=near is not None)
         if best is None or _rank(found) < _rank(best):
-            best = found
+            best = replace(found, looks_s=(look_s, stay_s))
     assert best is not None
     return best
 
@@ -103,11 +116,12 @@ def _rank(bound: Bound) -> tuple[bool, float]:
     return not bound.is_attained, bound.run.gpu_hours if bound.is_attained else -bound.run.attainment_frac
 
 
-def _walk(run: Callable[[Sizes], Run], first: Sizes, attainment_frac: float, most_runs: int) -> Bound:
-    sizes, step = dict(first), dict.fromkeys(Role, _FIRST_STEP)
+def _walk(run: Callable[[Sizes], Run], first: Sizes, attainment_frac: float, most_runs: int, *, is_near: bool) -> Bound:
+    first_step = _NEAR_STEP if is_near else _FIRST_STEP
+    sizes, step = dict(first), dict.fromkeys(Role, first_step)
     best: Bound | None = None
     shrunk: Role | None = None
-    for _ in range(most_runs):
+    for _ in range(min(most_runs, _NEAR_RUNS) if is_near else most_runs):
         tried = run(sizes)
         bound = Bound(run=tried, sizes=dict(sizes), is_attained=tried.attainment_frac >= attainment_frac)
         is_better = best is None or _rank(bound) < _rank(best)
@@ -116,7 +130,7 @@ def _walk(run: Callable[[Sizes], Run], first: Sizes, attainment_frac: float, mos
         if not best.is_attained:
             missed = (1.0 - tried.attainment_frac) / (1.0 - attainment_frac)
             far = 1 + min(2.0, math.log10(max(1.0, missed)))
-            sizes[max(Role, key=blamed.__getitem__)] *= 1 + _FIRST_STEP / 2 * far
+            sizes[max(Role, key=blamed.__getitem__)] *= 1 + first_step / 2 * far
             continue
         if shrunk is not None and not is_better:
             step[shrunk] /= 2

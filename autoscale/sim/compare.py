@@ -20,6 +20,8 @@ from kvtransfer.topology import Role
 # With ``auto``, rates are scaled until the oracle's peak is so many replicas.
 PEAK_REPLICAS = 40
 _MOST_SCALINGS = 8
+# Plans that are simulated at least, however long the trace; beside a plan for another seed, this part of the work.
+_LEAST_RUNS, _NEAR_SHARE = 30, 3
 # The first plans are rough, until the peak is this near; what is aimed at, since the last ones have fewer replicas.
 _NEAR_FRAC, _ABOVE_FRAC = 0.7, 1.1
 
@@ -40,11 +42,12 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundResult:
-    """A bound, with the sizes that it was found at."""
+    """A bound, with the sizes that it was found at, and ``looks_s`` as in ``Bound``."""
 
     result: Result
     sizes: Mapping[Role, float]
     is_attained: bool
+    looks_s: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +159,7 @@ def find_oracle(
     *,
     rate_scale: float | None,
     seed: int = 0,
+    near: OracleResult | None = None,
     say: Say = silent,
 ) -> OracleResult:
     """The oracle's plan, and the scenario that it is for.
@@ -165,6 +169,7 @@ def find_oracle(
         trace: in order of time.
         rate_scale: how many times as many requests; ``None``: until the oracle's peak is 40 replicas.
         seed: see ``scenario_of``.
+        near: what was found on the same trace at that rate with another seed, to begin with: a third of the work.
         say: told what happens.
 
     Raises:
@@ -179,7 +184,8 @@ def find_oracle(
             attainment_frac=slo.attainment_frac,
             bin_s=config.bin_s,
             tpot_s=slo.tpot_s,
-            simulated_requests=config.oracle_simulated_requests,
+            simulated_requests=config.oracle_simulated_requests // (1 if near is None else _NEAR_SHARE),
+            least_runs=_LEAST_RUNS // (1 if near is None else _NEAR_SHARE),
             on_run=lambda line: say(f"oracle: {line}"),
         )
 
@@ -191,10 +197,14 @@ def find_oracle(
             plan, _run = planner(scenario).plan(is_rough=True)
         else:
             static = smallest_static(
-                scenario, slo.attainment_frac, tpot_s=slo.tpot_s, on_run=lambda line: say(f"fixed counts: {line}")
+                scenario,
+                slo.attainment_frac,
+                tpot_s=slo.tpot_s,
+                near=None if near is None or not near.static.is_attained else near.static.sizes,
+                on_run=lambda line: say(f"fixed counts: {line}"),
             )
             fixed = {role: int(size) for role, size in static.sizes.items()} if static.is_attained else None
-            plan, run = planner(scenario).plan(fixed)
+            plan, run = planner(scenario).plan(fixed, near=None if near is None else near.plan)
             if rate_scale is not None or plan.peak_replicas >= PEAK_REPLICAS:
                 return OracleResult(
                     scenario=scenario,
@@ -209,12 +219,21 @@ def find_oracle(
     raise ValueError(f"no rate was found at which the oracle's peak is {PEAK_REPLICAS} replicas: give --rate-scale")
 
 
-def find_causal(config: SimConfig, oracle: OracleResult, say: Say = silent) -> BoundResult:
-    """The causal bound of a scenario; never above the smallest fixed counts, which need no look ahead either."""
+def find_causal(
+    config: SimConfig, oracle: OracleResult, near: BoundResult | None = None, say: Say = silent
+) -> BoundResult:
+    """The causal bound of a scenario; never above the smallest fixed counts, which need no look ahead either.
+
+    ``near``: that of the same trace with another seed, to begin with.
+    """
     scenario = oracle.scenario
     slo = config.slo
     bound = causal_bound(
-        scenario, slo.attainment_frac, tpot_s=slo.tpot_s, on_run=lambda line: say(f"causal bound: {line}")
+        scenario,
+        slo.attainment_frac,
+        tpot_s=slo.tpot_s,
+        near=None if near is None or near.looks_s is None else (near.sizes, near.looks_s),
+        on_run=lambda line: say(f"causal bound: {line}"),
     )
     found, static = _bound_result(config, bound), oracle.static
     is_static_better = static.result.outcome.gpu_hours < found.result.outcome.gpu_hours or not found.is_attained
@@ -222,7 +241,12 @@ def find_causal(config: SimConfig, oracle: OracleResult, say: Say = silent) -> B
 
 
 def _bound_result(config: SimConfig, bound: Bound) -> BoundResult:
-    return BoundResult(result=result_of(config, bound.run), sizes=bound.sizes, is_attained=bound.is_attained)
+    return BoundResult(
+        result=result_of(config, bound.run),
+        sizes=bound.sizes,
+        is_attained=bound.is_attained,
+        looks_s=bound.looks_s,
+    )
 
 
 def run_aggregated(config: SimConfig, oracle: OracleResult) -> Result:

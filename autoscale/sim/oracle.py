@@ -22,8 +22,6 @@ Counts = dict[Role, NDArray[np.int64]]
 # How busy engines are in the first plan.
 _FULL_FRAC = {Role.PREFILL: 0.85, Role.DECODE: 0.95}
 _MOST_MENDINGS, _MOST_FAILURES = 30, 5
-# Plans that are simulated at least, however long the trace.
-_LEAST_RUNS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +57,7 @@ class Oracle:
         bin_s: float = 15.0,
         tpot_s: float = 0.05,
         simulated_requests: int = 1_000_000,
+        least_runs: int = 30,
         on_run: Callable[[str], None] = lambda line: None,
     ) -> None:
         """What to plan for.
@@ -69,10 +68,11 @@ class Oracle:
             bin_s: how long counts stay as they are, at least.
             tpot_s: what a decode replica's batch is limited by in the first plan.
             simulated_requests: how many requests all plans that are tried may have together.
+            least_runs: but so many plans may be tried, however long the trace.
             on_run: told what each simulation has come to.
         """
         self._scenario = scenario
-        self._most_runs = max(_LEAST_RUNS, simulated_requests // len(scenario.trace))
+        self._most_runs = max(least_runs, simulated_requests // len(scenario.trace))
         self._least = attainment_frac
         self._bin_s = bin_s
         self._keys = {key.role: key for key in scenario.pools}
@@ -81,17 +81,24 @@ class Oracle:
         self._known: dict[bytes, _Tried] = {}
         self._work = demands(scenario, self._keys, bin_s, tpot_s)
 
-    def plan(self, fixed: Mapping[Role, int] | None = None, *, is_rough: bool = False) -> tuple[ClairvoyantPlan, Run]:
+    def plan(
+        self,
+        fixed: Mapping[Role, int] | None = None,
+        *,
+        near: ClairvoyantPlan | None = None,
+        is_rough: bool = False,
+    ) -> tuple[ClairvoyantPlan, Run]:
         """The cheapest plan found, and its run.
 
         Args:
             fixed: counts that attain what must be, to begin with too.
+            near: that of the same trace with another seed, to begin with.
             is_rough: take the first plan that attains it.
 
         Raises:
             ValueError: none attains what it must.
         """
-        best = self._mended_until_attained(self._first())
+        best = self._mended_until_attained(self._first() if near is None else self._like(near))
         if not is_rough:
             if fixed is not None:
                 even = self._try({role: np.full(self._bins, fixed[role]) for role in Role})
@@ -163,6 +170,11 @@ class Oracle:
 
     def _first(self) -> Counts:
         return {role: np.ceil(self._work[role] / _FULL_FRAC[role] - 1e-9).astype(np.int64) for role in Role}
+
+    def _like(self, near: ClairvoyantPlan) -> Counts:
+        """The counts of a plan whose trace may end some bins sooner or later."""
+        at = np.minimum(np.arange(self._bins), len(near.counts[Role.DECODE]) - 1)
+        return {role: np.array(near.counts[role])[at] for role in Role}
 
     def _legal(self, counts: Counts) -> Counts:
         legal = {}

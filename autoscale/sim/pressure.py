@@ -96,7 +96,10 @@ def pressure_test(
     most = (gpus - each[Role.DECODE]) // each[Role.PREFILL]
     if most < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {sum(each.values())}")
-    splits = {prefill: (gpus - prefill * each[Role.PREFILL]) // each[Role.DECODE] for prefill in range(1, most + 1)}
+    counts = {prefill: (gpus - prefill * each[Role.PREFILL]) // each[Role.DECODE] for prefill in range(1, most + 1)}
+    splits = {prefill: decode for prefill, decode in counts.items() if PdRatio(prefill, decode).is_supported}
+    if not splits:
+        raise ValueError(f"{gpus} GPUs make no split at a supported P/D ratio: give more")
     test = PressureTest(config, trace, seed)
     known: dict[int, PressurePoint] = {}
 
@@ -107,14 +110,14 @@ def pressure_test(
             on_point(known[prefill])
         return known[prefill]
 
-    low, high = 1, most
+    low, high = min(splits), max(splits)
     while high - low > 2:  # one peak: with few prefill replicas they are short, with many decode
         left, right = low + (high - low) // 3, high - (high - low) // 3
         if point(left).requests_per_s < point(right).requests_per_s:
             low = left + 1
         else:
             high = right - 1 if right > left + 1 else right
-    for prefill in range(max(1, low - 1), min(most, high + 1) + 1):
+    for prefill in range(max(min(splits), low - 1), min(max(splits), high + 1) + 1):
         point(prefill)
     aggregated = test.highest(0, gpus // each[Role.DECODE], None)
     on_point(aggregated)

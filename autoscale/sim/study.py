@@ -182,11 +182,13 @@ def run_study(
             if name != "static" or name in config.policies:
                 parts[pool.submit(run_named, config, name, scenario, counts)] = (seed, name)
 
-    def begin_with(oracle: OracleResult, seed: int) -> None:
+    def begin_with(oracle: OracleResult, seed: int, near: BoundResult | None = None) -> Future[BoundResult]:
         oracles[seed] = oracle
-        parts[pool.submit(find_causal, config, oracle)] = (seed, "causal bound")
+        causal = pool.submit(find_causal, config, oracle, near)
+        parts[causal] = (seed, "causal bound")
         parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
         begin(seed, oracle.scenario, oracle.first_counts)
+        return causal
 
     if len(config.groups) > 1:
         if rate_scale is None:
@@ -200,10 +202,12 @@ def run_study(
     else:
         leading = pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
         scale = leading.rate_scale
-        pending = {pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed): seed for seed in others}
-        begin_with(leading, first)
+        causal = begin_with(leading, first)
+        pending = {
+            pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in others
+        }
         for future in as_completed(pending):
-            begin_with(future.result(), pending[future])
+            begin_with(future.result(), pending[future], causal.result())
     found: dict[tuple[int, str], Any] = {}
     for done, future in enumerate(as_completed(parts), start=1):
         found[parts[future]] = future.result()

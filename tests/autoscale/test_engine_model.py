@@ -196,6 +196,11 @@ def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
     assert engine.counters.output_tokens == sum(wanted.values())
 
 
+def test_sms_are_active_for_the_arithmetic_of_a_prompt(make_profile: MakeProfile) -> None:
+    _, engine = timeline(make_profile(), [(0.0, 250, 1, False)], most_steps=1)
+    assert engine.counters.sm_active_s == pytest.approx(250 * 1.0 / 1000.0)
+
+
 def timeline(
     profile: EngineProfile, arrivals: list[tuple[float, int, int, bool]], *, most_steps: int
 ) -> tuple[dict[str, tuple[float, float]], EngineModel]:

@@ -163,6 +163,15 @@ def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
     assert burst[Role.PREFILL] > 2.5 * ramp[Role.PREFILL]
 
 
+@pytest.mark.parametrize(("work_frac", "rate"), [(0.9, 80.0), (1.0, 300.0)])
+def test_of_bursts_so_much_of_their_work_is_provided_for_and_nothing_is_foretold(work_frac: float, rate: float) -> None:
+    """One tick of 300 requests/s is 7 % of all work, and the last one of all."""
+    rates = ([5.0] * 3 + [80.0] * 9) * 5 + [300.0]
+    wanted = ticks(policy(burst_work_frac=work_frac), rates)[-1].wanted
+    assert wanted is not None
+    assert wanted[Role.PREFILL] == pytest.approx(prefill_engines(CONFIG.prefill, rate, 1200.0) / 0.85)
+
+
 def test_many_replicas_need_a_smaller_share_to_spare() -> None:
     few, many = (ticks(policy(), [rate])[0].wanted for rate in (10.0, 1000.0))
     assert few is not None and many is not None

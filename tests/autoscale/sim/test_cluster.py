@@ -97,6 +97,27 @@ def test_a_request_is_refused_only_where_every_decode_replica_is_full(make_profi
     assert cluster.is_done
 
 
+def test_a_queue_of_requests_makes_a_decode_replica_full(make_profile: MakeProfile) -> None:
+    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=1.1, waiting_requests=2)
+    cluster = VirtualCluster({key: make_profile(max_running=1)}, RouterConfig(), random.Random(0), refuse_at=limit)
+    cluster.add(key, "a")
+    cluster.route(key, ["a"])
+    cluster.submit([request(at_s, 100, 50) for at_s in (0.0, 0.2, 0.3, 0.4)])  # one runs, two wait
+    cluster.run()
+    assert [record.error for record in cluster.records()] == [None, None, None, "refused"]
+
+
+def test_kv_is_that_of_now_where_a_request_is_refused(make_profile: MakeProfile) -> None:
+    """The first one's decode steps are simulated all at once, and nothing happens until the second comes."""
+    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=0.5, waiting_requests=9)
+    cluster = VirtualCluster({key: make_profile()}, RouterConfig(), random.Random(0), refuse_at=limit)
+    cluster.add(key, "a")
+    cluster.route(key, ["a"])
+    cluster.submit([request(0.0, 100, 600), request(10.0, 100, 5)])  # 100 + 470 of 1000 tokens by then
+    cluster.run()
+    assert [record.error for record in cluster.records()] == [None, "refused"]
+
+
 def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: MakeProfile) -> None:
     profiles = dict.fromkeys(Role, make_profile())
     # Pairs of prompts at one time; the decode replica of the second knows nothing of the first.

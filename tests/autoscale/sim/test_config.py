@@ -6,7 +6,10 @@ import pytest
 import yaml
 
 from autoscale.policies.default import DefaultConfig
+from autoscale.sim.compare import scenario_of
 from autoscale.sim.config import SimConfig
+from autoscale.sim.scenario import Failure
+from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
@@ -76,6 +79,19 @@ def test_each_group_keeps_its_own_engines_starts_and_costs(tmp_path: Path) -> No
     assert [(each.start_s, each.cost) for each in config.pools().values()] == [(45, 2), (9, 2), (7, 4), (7, 4)]
     # Policies that size by profiles take the first group's.
     assert config.autoscale_config("default").policy.decode.name == "h100_llama70b_fp8_tp2"  # type: ignore[union-attr]
+
+
+def test_failures_strike_the_group_that_they_name_else_the_first(tmp_path: Path) -> None:
+    document = {
+        "groups": [{**GROUP, "name": "a"}, {**GROUP, "name": "b"}],
+        "failures": [{"at_s": 1, "role": "decode", "group": "b"}, {"at_s": 2, "role": "prefill", "replicas": 3}],
+    }
+    trace = [TraceRequest(at_s=100.0, input_tokens=9, output_tokens=9)]
+    scenario = scenario_of(SimConfig.load(write(tmp_path, document)), trace)
+    assert scenario.failures == [
+        Failure(at_s=1.0, key=PoolKey("b", Role.DECODE)),
+        Failure(at_s=2.0, key=PoolKey("a", Role.PREFILL), replicas=3),
+    ]
 
 
 @pytest.mark.parametrize(

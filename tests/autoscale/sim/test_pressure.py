@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscale.policies.heteroscale import Signal
+from autoscale.ratio import PdRatio
 from autoscale.sim.config import SimConfig
 from autoscale.sim.pressure import PressurePoint, PressureResult, pressure_test
 from autoscale.trace import TraceRequest
@@ -40,6 +41,12 @@ def test_long_prompts_want_more_prefill_than_long_answers() -> None:
 def test_prompts_that_decode_computes_itself_are_not_worth_a_prefill_pool() -> None:
     result = pressure_test(CONFIG, lengths((20, 100), (200, 400)), gpus=6)
     assert not result.is_worth_disaggregating
+
+
+def test_the_ratio_can_be_configured_however_few_tokens_are_answered() -> None:
+    found = pressure_test(CONFIG, lengths((4000, 6000), (2, 4)), gpus=24)
+    assert found.pd_ratio == PdRatio.parse(str(found.pd_ratio))
+    assert found.pd_ratio.per_decode() >= 3.0
 
 
 def test_too_few_gpus_are_refused() -> None:

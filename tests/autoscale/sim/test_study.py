@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscale.profile import EngineProfile
-from autoscale.sim.compare import check_lengths, find_oracle, scenario_of
+from autoscale.sim.compare import check_lengths, find_causal, find_oracle, scenario_of
 from autoscale.sim.config import SimConfig
 from autoscale.sim.pressure import pressure_test
 from autoscale.sim.study import run_study
@@ -82,3 +82,22 @@ def test_a_request_must_fit_the_engines_of_every_group(tmp_path: Path) -> None:
     check_lengths(config(DEAR, CHEAP), long, tmp_path)
     with pytest.raises(ValueError, match="does not fit the KV of an engine, 8000 tokens"):
         check_lengths(config(DEAR, small), long, tmp_path)
+
+
+def test_bounds_of_another_seed_are_found_near_the_first_ones_with_less_work() -> None:
+    settings = config(group("g0", SLOW, 1.0, 40), oracle_simulated_requests=1)
+    trace = TRACE[:400]
+    first = find_oracle(settings, trace, rate_scale=2.0)
+    alone, near = list[str](), list[str]()
+    anew = find_oracle(settings, trace, rate_scale=2.0, seed=1, say=alone.append)
+    found = find_oracle(settings, trace, rate_scale=2.0, seed=1, near=first, say=near.append)
+    assert len(near) < len(alone)
+    for each in (anew, found):
+        assert each.static.is_attained
+        assert each.result.outcome.slo_attainment_frac >= settings.slo.attainment_frac
+    assert found.result.outcome.gpu_hours <= 1.1 * anew.result.outcome.gpu_hours
+    assert found.static.result.outcome.gpu_hours <= 1.1 * anew.static.result.outcome.gpu_hours
+    causal = find_causal(settings, first)
+    again = find_causal(settings, found, causal)
+    assert again.is_attained
+    assert again.result.outcome.gpu_hours <= found.static.result.outcome.gpu_hours

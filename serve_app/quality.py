@@ -1,0 +1,275 @@
+"""Which policy is best on real traces: tuned on one slice of each, reported on another: ``make quality``."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from autoscale.sim.compare import PEAK_REPLICAS, OracleResult, check_trace, find_oracle
+from autoscale.sim.config import SimConfig
+from autoscale.sim.curate import SPACES, Candidate, curate
+from autoscale.sim.pressure import pressure_test
+from autoscale.sim.study import Study, mean_row, run_study
+from autoscale.trace import TraceRequest, cut, load_trace
+from serve_app.curate_report import candidates_table
+from serve_app.sim_report import document, summary_table
+
+_CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
+# GPUs of the pressure test, which names the targets that some policies take.
+_PRESSURE_GPUS = 24
+# What our policy must reach: on steady traffic as a multiple of the bounds, on bursts of the smallest fixed counts.
+_STEADY_OVER_ORACLE, _STEADY_OVER_CAUSAL, _BURSTY_OVER_STATIC = 1.35, 1.10, 0.85
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A public trace; slices are (begin, seconds) of it.
+
+    ``rate_scale``: how many times its requests, so that the oracle's peak in the reported slice is 40 replicas.
+    """
+
+    name: str
+    file: str
+    tuning: tuple[float, float]
+    reporting: tuple[float, float]
+    rate_scale: float
+    is_bursty: bool
+
+
+WORKLOADS = (
+    Workload(
+        name="Azure code 2023",
+        file="azure_code_2023.csv.gz",
+        tuning=(0.0, 853.0),
+        reporting=(853.0, 853.0),
+        rate_scale=11.5,
+        is_bursty=True,
+    ),
+    Workload(
+        name="Mooncake conversation",
+        file="mooncake_conversation.csv.gz",
+        tuning=(0.0, 1350.0),
+        reporting=(1350.0, 1350.0),
+        rate_scale=1.1,
+        is_bursty=True,
+    ),
+    Workload(
+        name="ServeGen M-large",
+        file="servegen_mlarge_3day.csv.gz",
+        tuning=(28800.0, 240.0),
+        reporting=(115200.0, 400.0),
+        rate_scale=195.0,
+        is_bursty=False,
+    ),
+    Workload(
+        name="Azure conversation 2023",
+        file="azure_conv_2023.csv.gz",
+        tuning=(300.0, 240.0),
+        reporting=(875.0, 400.0),
+        rate_scale=28.0,
+        is_bursty=False,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A workload's comparison, and what each policy was given for it."""
+
+    workload: Workload
+    tuned_on: OracleResult
+    candidates: Mapping[str, Sequence[Candidate]]
+    study: Study
+
+    def better(self, name: str = "default") -> list[str]:
+        """Policies that attain at least as much with at most as many GPU-hours, and one of both really."""
+        rows = {each: mean_row(self.study.rows(each)) for each in self.study.names}
+        attained, hours = _point(rows[name])
+        return [
+            other
+            for other, row in rows.items()
+            if other != name
+            and _point(row) != (attained, hours)
+            and row["slo_attainment_frac"] >= attained
+            and row["gpu_hours"] <= hours
+        ]
+
+    def verdicts(self) -> dict[str, tuple[str, bool]]:
+        """What our policy must reach: the figure, and whether it did."""
+        row = mean_row(self.study.rows("default"))
+        static = mean_row(self.study.bound_rows()["smallest_static"])
+        over_static = row["gpu_hours"] / static["gpu_hours"]
+        better, peak = self.better(), min(each.oracle.plan.peak_replicas for each in self.study.bounds)
+        found = {
+            f"oracle's peak >= {PEAK_REPLICAS} replicas": (str(peak), peak >= PEAK_REPLICAS),
+            "nobody is better on both": (", ".join(better) or "nobody", not better),
+        }
+        if self.workload.is_bursty:
+            return {
+                f"GPU-hours <= {_BURSTY_OVER_STATIC} x smallest static": (
+                    f"{over_static:.2f} x",
+                    over_static <= _BURSTY_OVER_STATIC,
+                ),
+                **found,
+            }
+        attained, least = row["slo_attainment_frac"], self.study.config.slo.attainment_frac
+        over_oracle, over_causal = row["gpu_hours_over_oracle"], row["gpu_hours_over_causal_bound"]
+        return {
+            f"SLO met >= {least:.1%}": (f"{attained:.2%}", attained >= least),
+            f"<= {_STEADY_OVER_ORACLE} x the oracle": (f"{over_oracle:.2f} x", over_oracle <= _STEADY_OVER_ORACLE),
+            f"<= {_STEADY_OVER_CAUSAL} x the causal bound": (
+                f"{over_causal:.2f} x",
+                over_causal <= _STEADY_OVER_CAUSAL,
+            ),
+            **found,
+        }
+
+
+def report(
+    config: SimConfig,
+    workload: Workload,
+    trace: Sequence[TraceRequest],
+    *,
+    tries: int,
+    seeds: int,
+    pool: Executor,
+    say: Callable[[str], None],
+) -> Report:
+    """Tune every other policy on one slice, and compare all on the other.
+
+    Our policy is run as the configuration has it, with the same parameters for every workload; each other one with
+    those of its tries that were best on this workload's tuning slice.
+    """
+    tuning, reporting = cut(trace, *workload.tuning), cut(trace, *workload.reporting)
+    say("pressure test, and the oracle of the tuning slice")
+    pressed = pool.submit(pressure_test, config, tuning, gpus=_PRESSURE_GPUS)
+    oracle: OracleResult = pool.submit(find_oracle, config, tuning, rate_scale=workload.rate_scale).result()
+    kinds = sorted(set(SPACES) - {"default"})
+    done = 0
+
+    def on_done(candidate: Candidate) -> None:
+        nonlocal done
+        done += 1
+        say(f"tuning: {done} of {tries * len(kinds)} tries")
+
+    found = curate(config, oracle, pressed.result(), kinds, tries=tries, seed=0, pool=pool, on_done=on_done)
+    chosen = {kind: each[0].changes for kind, each in found.items()}
+    named = config.model_copy(update={"policies": {"default": config.policies.get("default", {}), **chosen}})
+    say("oracles of the reporting slice")
+    study = run_study(
+        named,
+        reporting,
+        ["default", *kinds],
+        rate_scale=workload.rate_scale,
+        seeds=range(seeds),
+        pool=pool,
+        on_step=lambda line, done, total: say(f"reporting: {line}, {done} of {total}"),
+    )
+    return Report(workload=workload, tuned_on=oracle, candidates=found, study=study)
+
+
+def main(
+    traces: Annotated[Path, typer.Argument(help="The folder with the traces.")],
+    config: Annotated[Path, typer.Option(help="Cluster, objectives and policies.")] = _CONFIG,
+    only: Annotated[list[str] | None, typer.Option(help="Only the workloads whose name begins so.")] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Parameters tried of each policy but ours.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the reported runs.")] = 3,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores.")] = None,
+    out: Annotated[Path, typer.Option(help="Write everything here.")] = Path("reports/quality.json"),
+) -> None:
+    """Compare all policies on every workload, print the tables and write them."""
+    settings, console = SimConfig.load(config), Console()
+    workloads = [each for each in WORKLOADS if not only or any(each.name.startswith(name) for name in only)]
+    if missing := [each.file for each in workloads if not (traces / each.file).is_file()]:
+        raise typer.BadParameter(f"{traces / missing[0]}: not there; configs/traces/README.md says what it is and where it comes from")
+    documents = {}
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    workers = ProcessPoolExecutor(max_workers=jobs or os.cpu_count(), mp_context=get_context("spawn"))
+    with (
+        workers as pool,
+        ThreadPoolExecutor(len(workloads)) as threads,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+
+        def compare(workload: Workload) -> Report:
+            task = progress.add_task(workload.name, total=1)
+            trace = load_trace(traces / workload.file)
+            for slice_s in (workload.tuning, workload.reporting):
+                check_trace(settings, cut(trace, *slice_s), traces / workload.file)
+
+            def say(line: str) -> None:
+                progress.update(task, description=f"{workload.name}: {line}")
+
+            found = report(settings, workload, trace, tries=tries, seeds=seeds, pool=pool, say=say)
+            progress.update(task, completed=1, description=f"{workload.name}: done")
+            return found
+
+        # A thread each, so that the oracle of one, which is one process, does not keep the other cores idle.
+        for found in threads.map(compare, workloads):
+            _show(found, console, settings)
+            documents[found.workload.name] = _document(found, traces / found.workload.file, config)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(documents, indent=1) + "\n")
+    console.print(f"written to {out}", highlight=False)
+
+
+def _point(row: Mapping[str, Any]) -> tuple[float, float]:
+    return row["slo_attainment_frac"], row["gpu_hours"]
+
+
+def _slice(begin_s: float, duration_s: float) -> str:
+    return f"{begin_s:g} to {begin_s + duration_s:g} s"
+
+
+def _show(found: Report, console: Console, config: SimConfig) -> None:
+    workload = found.workload
+    console.print(f"[bold]{workload.name}[/], tuned on {_slice(*workload.tuning)}:", highlight=False)
+    console.print(candidates_table(config, found.tuned_on, found.candidates))
+    console.print(f"[bold]{workload.name}[/], reported on {_slice(*workload.reporting)}:", highlight=False)
+    console.print(summary_table(found.study))
+    for line in found.study.flags:
+        console.print(f"[yellow]note:[/] {line}", highlight=False)
+    for what, (figure, is_reached) in found.verdicts().items():
+        mark = "[green]reached[/]" if is_reached else "[yellow]missed[/]"
+        console.print(f"  default: {what}: {figure}, {mark}", highlight=False)
+    console.print()
+
+
+def _document(found: Report, trace: Path, config: Path) -> dict[str, Any]:
+    workload = found.workload
+    begin_s, duration_s = workload.reporting
+    return {
+        **document(found.study, trace=trace, config=config, start_s=begin_s, duration_s=duration_s, time_scale=1.0),
+        "tuning": {
+            "start_s": workload.tuning[0],
+            "duration_s": workload.tuning[1],
+            "oracle_gpu_hours": found.tuned_on.result.outcome.gpu_hours,
+            "tries": {
+                kind: [
+                    {
+                        "changes": one.changes,
+                        "slo_attainment_frac": one.result.outcome.slo_attainment_frac,
+                        "gpu_hours": one.result.outcome.gpu_hours,
+                    }
+                    for one in each
+                ]
+                for kind, each in found.candidates.items()
+            },
+        },
+        "default_must": {
+            what: {"figure": figure, "is_reached": is_reached}
+            for what, (figure, is_reached) in found.verdicts().items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,32 @@
+"""What the deployment graph binds into its deployments."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm]
+
+_GRAPH = """
+import json
+from serve_app.app import build
+ingress = build(json.loads({args!r}))._bound_deployment
+decode = ingress.init_kwargs["groups"]["g0"]._bound_deployment
+print(json.dumps(decode.init_kwargs["slo"].model_dump(mode="json")))
+"""
+
+
+def test_replicas_count_latencies_by_the_objectives_that_the_autoscaler_is_given(
+    run_python: Callable[..., Any], tiny_model: Any, make_app_args: Callable[..., dict[str, Any]]
+) -> None:
+    slo = {"ttft_s": 0.25, "ttft_s_per_input_token": 0.002, "tpot_s": 0.04, "quantile_frac": 0.9}
+    pool = {"max_replicas": 2}
+    args = make_app_args(
+        model={"id": "tiny", "source": str(tiny_model)},
+        groups=[{"name": "g0", "prefill": pool, "decode": pool}],
+        autoscale={"policy": {"kind": "heteroscale", "target": 500}, "slo": slo},
+    )
+    quiet = {"VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    assert run_python(_GRAPH.format(args=json.dumps(args)), env={**os.environ, **quiet}) == slo
