@@ -189,7 +189,7 @@ def main(
     settings, console = SimConfig.load(config), Console()
     workloads = [each for each in WORKLOADS if not only or any(each.name.startswith(name) for name in only)]
     if missing := [each.file for each in workloads if not (traces / each.file).is_file()]:
-        raise typer.BadParameter(f"{traces / missing[0]}: not there; configs/traces/README.md says what it is and where it comes from")
+        raise typer.BadParameter(f"{traces / missing[0]}: not there; see configs/traces/README.md")
     documents = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     workers = ProcessPoolExecutor(max_workers=jobs or os.cpu_count(), mp_context=get_context("spawn"))
