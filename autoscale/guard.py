@@ -107,15 +107,16 @@ def guard(
         return Verdict(counts=current, held_back=())
     now, notes = current[leader], list[str]()
     is_sound = _is_sound(current, ratio, room, config)
+    is_short = _is_follower_short(decision, ratio, current, config)
     if not decision.is_step and not _is_beyond_hysteresis(asked, now, config):
-        if is_sound:
+        if is_sound and not is_short:
             return Verdict(counts=current, held_back=())
         asked = now
     if asked < now and (objection := _why_stay(decision, asked, config, since_change_s, is_loss_fresh, missed)):
-        if is_sound:
+        if is_sound and not is_short:
             return Verdict(counts=current, held_back=(objection,))
         notes.append(objection)
-        asked = now  # back to the ratio with as many leaders
+        asked = now  # to the ratio with as many leaders
     free = config.joint_counts(asked, ratio, BOUNDLESS)
     if is_sound and free == current:
         return Verdict(counts=current, held_back=())
@@ -206,6 +207,17 @@ def _cooldown_left_s(decision: Decision, cooldown_s: float, since_change_s: floa
 
 def _is_beyond_hysteresis(asked: float, now: int, config: GuardConfig) -> bool:
     return not now * (1 - config.hysteresis_in_frac) <= asked <= now * (1 + config.hysteresis_out_frac)
+
+
+def _is_follower_short(decision: Decision, ratio: PdRatio, current: Mapping[Role, int], config: GuardConfig) -> bool:
+    """Whether the smaller role has fewer than a policy wants that sizes it by itself, and not by a ratio that it keeps.
+
+    Less than a whole replica is what rounding leaves beside a given ratio; of two or three replicas it is a third.
+    """
+    follower = ratio.follower
+    if decision.ratio is None or decision.wanted is None:
+        return False
+    return math.ceil(decision.wanted[follower] - _EPSILON) > current[follower] * (1 + config.hysteresis_out_frac)
 
 
 def _damped(asked: float, now: int, config: GuardConfig) -> float:

@@ -188,8 +188,22 @@ def main(
     """Compare all policies on every workload, print the tables and write them."""
     settings, console = SimConfig.load(config), Console()
     workloads = [each for each in WORKLOADS if not only or any(each.name.startswith(name) for name in only)]
+    if not workloads:
+        raise typer.BadParameter(f"--only: begin one of {', '.join(each.name for each in WORKLOADS)}")
     if missing := [each.file for each in workloads if not (traces / each.file).is_file()]:
         raise typer.BadParameter(f"{traces / missing[0]}: not there; see configs/traces/README.md")
+    loaded = {}
+    try:
+        for workload in workloads:
+            loaded[workload.name] = trace = load_trace(traces / workload.file)
+            for slice_s in (workload.tuning, workload.reporting):
+                if not (part := cut(trace, *slice_s)):
+                    raise ValueError(
+                        f"{traces / workload.file}: no request from {_slice(*slice_s)}: give the whole trace"
+                    )
+                check_trace(settings, part, traces / workload.file)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     documents = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     workers = ProcessPoolExecutor(max_workers=jobs or os.cpu_count(), mp_context=get_context("spawn"))
@@ -201,13 +215,11 @@ def main(
 
         def compare(workload: Workload) -> Report:
             task = progress.add_task(workload.name, total=1)
-            trace = load_trace(traces / workload.file)
-            for slice_s in (workload.tuning, workload.reporting):
-                check_trace(settings, cut(trace, *slice_s), traces / workload.file)
 
             def say(line: str) -> None:
                 progress.update(task, description=f"{workload.name}: {line}")
 
+            trace = loaded[workload.name]
             found = report(settings, workload, trace, tries=tries, seeds=seeds, pool=pool, say=say)
             progress.update(task, completed=1, description=f"{workload.name}: done")
             return found

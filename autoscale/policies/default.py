@@ -37,21 +37,23 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        0.75, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
-        2.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
+        4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
     )
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
-    ahead_frac: float = Field(0.5, ge=0.0, le=2.0, description="How much of a start a rise is followed ahead.")
+    ahead_frac: float = Field(
+        0.5, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
+    )
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
-    stay_s: float = Field(60.0, ge=0.0, description="The most that was wanted in so long counts.")
+    stay_s: float = Field(30.0, ge=0.0, description="The most that was wanted in so long counts.")
     burst_frac: float = Field(
         0.7,
         ge=0.0,
-        description="Where more than this share of the peak has come within three starts of prefill, replicas stay "
-        "for what came in all of history_s.",
+        description="Where more than this share of the peak has come or gone within three starts of prefill, replicas "
+        "stay for what came in all of history_s.",
     )
     burst_work_frac: float = Field(
         0.9, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
@@ -91,7 +93,10 @@ class Default:
         needed, peaks = dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
             full_frac = config.decode_busy_frac if name == "decode" else config.prefill_busy_frac
-            ahead = _ahead(times, series[name], config.start_s(role), config)
+            # Requests stay on decode for their answer's time, so its load comes later than they do; and while they
+            # gather, those that have ended were short, which looks like a rise.
+            horizon_s = 0.0 if name == "decode" else config.start_s(role)
+            ahead = _ahead(times, series[name], horizon_s, config)
             if name == "decode":
                 spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
             else:
@@ -105,8 +110,8 @@ class Default:
             name = f"wanted_{role}"
             series[name] = (*series[name], needed[role])
             stays = (n for at, n in zip(times, series[name], strict=True) if at >= now_s - config.stay_s)
-            # A burst is over before who is asked for is there, so nothing is foretold of it.
-            wanted[role] = peaks[role] if burst > config.burst_frac else max(stays)
+            # A burst is over before who is asked for is there: what it took stays by its work, not by the last minute.
+            wanted[role] = max(needed[role], peaks[role]) if burst > config.burst_frac else max(stays)
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:
             role, why = late
@@ -189,10 +194,11 @@ def _carrying(values: Sequence[float], work_frac: float) -> float:
 
 
 def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:
-    """The largest rise within a time, as a share of the peak."""
-    rise, first = 0.0, 0
+    """The largest rise or fall within a time, as a share of the peak: of a burst perhaps only the end was seen."""
+    most, first = 0.0, 0
     for at, now_s in enumerate(times):
         while times[first] < now_s - within_s:
             first += 1
-        rise = max(rise, values[at] - min(values[first : at + 1]))
-    return rise / max(1e-9, *values)
+        around = values[first : at + 1]
+        most = max(most, values[at] - min(around), max(around) - values[at])
+    return most / max(1e-9, *values)

@@ -21,13 +21,14 @@ class VirtualServe:
         *,
         held_s: float = 0.0,
     ) -> None:
-        """``held_s``: until then it only looks."""
+        """``held_s``: until then it only looks, and all that it begins with serve, whatever the ratio."""
         self.cluster = cluster
         self.fleet = Fleet(cluster, pools, self._decide)  # as the live policy does whenever another replica runs
         self.plans: list[tuple[float, Plan]] = []
         self._held_s = held_s
         self._deciding = controller
-        self._controller = Controller(controller.config.model_copy(update={"is_paused": True}))
+        gate = controller.config.gate.model_copy(update={"is_enabled": False})
+        self._controller = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
         self._targets = {key: pool.lowest_replicas for key, pool in pools.items()}
         self._state = ControllerState()
         self._signals = Signals(controller.config.window_s)

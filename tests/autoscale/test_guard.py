@@ -270,3 +270,39 @@ def test_a_return_to_the_ratio_waits_only_where_it_takes_away_whom_users_missed(
     cooldowns = {"cooldown_out_s": 15.0, "hysteresis_in_frac": 0.1}
     verdict = judge(decode, current, ratio=ratio, since_change_s=since_change_s, missed=(8.0, 3), **cooldowns)
     assert counts(verdict) == expected
+
+
+def judge_both(wanted: tuple[float, float], *, is_own: bool = True, **config: Any) -> Verdict:
+    """The guard's word on counts of both roles, six prefill and two decode replicas being there."""
+    counts = {P: wanted[0], D: wanted[1]}
+    return guard(
+        Decision(wanted=counts, ratio=PdRatio.of(counts) if is_own else None, reason="test"),
+        {P: 6, D: 2},
+        ratio=PdRatio.of(counts),
+        room=Room(lowest={P: 1, D: 1}, highest={P: 64, D: 64}, gpus_per_replica={P: 1, D: 1}),
+        config=GuardConfig.model_validate({**FREE, **config}),
+        since_change_s=10.0,
+        is_loss_fresh=False,
+        missed=None,
+        withdrawn={P: 0, D: 0},
+        ending={P: 0, D: 0},
+    )
+
+
+def test_the_smaller_role_grows_alone_where_the_policy_sizes_it_by_itself() -> None:
+    assert judge_both((6.0, 2.4)).counts == {P: 6, D: 3}
+    # Beside a ratio that is given, less than a whole replica is rounding.
+    assert judge_both((6.0, 2.4), is_own=False).counts == {P: 6, D: 2}
+    assert judge_both((6.0, 2.0)).counts == {P: 6, D: 2}
+
+
+def test_the_smaller_role_grows_though_the_larger_would_shrink_and_may_not_yet() -> None:
+    assert judge_both((5.8, 2.4), hysteresis_in_frac=0.1).counts == {P: 6, D: 3}
+    verdict = judge_both((4.0, 2.4), cooldown_in_s=60.0)
+    assert verdict.counts[P] == 6
+    assert verdict.counts[D] > 2
+    assert "cooldown: 50.0 s left" in verdict.held_back
+
+
+def test_the_smaller_role_has_its_hysteresis_too() -> None:
+    assert judge_both((6.0, 2.4), hysteresis_out_frac=0.5).counts == {P: 6, D: 2}

@@ -1,16 +1,18 @@
 """Tuned on one slice, reported on another: what is compared, and who counts as better."""
 
+import gzip
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES
 from autoscale.trace import TraceRequest
-from serve_app.quality import Report, Workload, report
+from serve_app.quality import Report, Workload, main, report
 
 CONFIG = SimConfig.load(Path(__file__).parents[2] / "configs" / "sim" / "h100_llama70b.yaml")
 WORKLOAD = Workload(name="small", file="none", tuning=(0, 60), reporting=(60, 60), rate_scale=1.0, is_bursty=False)
@@ -65,3 +67,24 @@ def test_steady_traffic_is_held_against_the_bounds_and_bursts_against_fixed_coun
     assert steady["oracle's peak >= 40 replicas"] == (str(found.study.bounds[0].oracle.plan.peak_replicas), False)
     outcome = found.study.seeds[0].policies["default"].outcome
     assert steady["SLO met >= 99.4%"][1] == (outcome.slo_attainment_frac >= 0.994)
+
+
+@pytest.mark.parametrize(
+    ("only", "rows", "says"),
+    [
+        (["nothing"], None, "--only: begin one of Azure code 2023"),
+        (None, None, "azure_code_2023.csv.gz: not there; see configs/traces/README.md"),
+        (["Azure code"], "5,3,4\n", "no request arrives after the warm-up"),
+        (["Azure code"], "5,3,4\n80,3,4\n", "no request from 853 to 1706 s: give the whole trace"),
+        (["Azure code"], "80,3,4\n5,3,4\n", "azure_code_2023.csv.gz: line 3"),
+    ],
+)
+def test_wrong_traces_are_refused_before_anything_runs(
+    tmp_path: Path, only: list[str] | None, rows: str | None, says: str
+) -> None:
+    if rows is not None:
+        text = f"timestamp_s,input_tokens,output_tokens\n{rows}"
+        (tmp_path / "azure_code_2023.csv.gz").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(typer.BadParameter) as raised:
+        main(tmp_path, only=only)
+    assert says in str(raised.value)

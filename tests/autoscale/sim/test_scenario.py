@@ -50,6 +50,12 @@ def test_policies_keep_the_first_counts_while_the_trace_warms_up() -> None:
     assert min(asked) >= 20.0
 
 
+def test_all_of_the_first_counts_serve_while_the_trace_warms_up_whatever_the_ratio() -> None:
+    scenario = make_scenario(STEADY, warm_up_s=20.0)
+    run = run_policy(scenario, controlled(pd_ratio="1:1"), {KEYS[Role.PREFILL]: 1, KEYS[Role.DECODE]: 4})
+    assert {len(plan.admitted) for at_s, plan in run.plans if at_s < 20.0} == {5}
+
+
 def test_runs_of_one_seed_are_the_same() -> None:
     scenario = make_scenario(STEADY)
     first, again = (run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)) for _ in range(2))
