@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 _GRAPH = """
-import json
+import json, ray
 from serve_app.app import build
-ingress = build(json.loads({args!r}))._bound_deployment
+from serve_app.cluster import LocalCluster, NodeSpec
+with LocalCluster([NodeSpec(cpus=1)]) as cluster, ray.init(address=cluster.address, log_to_driver=False):
+    ingress = build(json.loads({args!r}))._bound_deployment  # Ray's builder asks for the runtime environment
 decode = ingress.init_kwargs["groups"]["g0"]._bound_deployment
 print(json.dumps(decode.init_kwargs["slo"].model_dump(mode="json")))
 """
