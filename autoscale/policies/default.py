@@ -37,7 +37,7 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        0.75, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
@@ -45,10 +45,10 @@ class DefaultConfig(ProfiledConfig):
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(
-        0.5, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
+        1.0, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
     )
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
-    stay_s: float = Field(30.0, ge=0.0, description="The most that was wanted in so long counts.")
+    stay_s: float = Field(60.0, ge=0.0, description="The most that was wanted in so long counts.")
     burst_frac: float = Field(
         0.7,
         ge=0.0,
