@@ -19,7 +19,7 @@ from autoscale.placement import place
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
 from autoscale.reconciliation import is_after_a_gap, reconciled
-from autoscale.types import ControllerState, Decision, Plan, PoolKey, PoolStats, Snapshot
+from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
 
@@ -43,7 +43,7 @@ class Controller:
         # Nobody leaves while users wait too long, unless people have set counts or limits.
         may_leave = (
             self.config.override is not None
-            or self.config.slo.is_met(snapshot.latency)
+            or self.config.slo.is_met(self._latency_now(snapshot))
             or self._is_beyond_limits(snapshot)
         )
         are_missed = bool(snapshot.state.withdrawn) and not may_leave
@@ -176,6 +176,16 @@ class Controller:
             reason = f"the policy wants {dict(decision.wanted)}, which are no counts"
             return replace(decision, wanted=None, reason=reason)
         return decision
+
+    def _latency_now(self, snapshot: Snapshot) -> Latency:
+        """Without a TTFT of requests that were sent before the last replica entered: it says nothing of who serves now.
+
+        After an overload they may wait for minutes in queues of the replicas that were there then.
+        """
+        settled_s, waited_s = snapshot.state.settled_s, snapshot.latency.ttft_s
+        if settled_s is None or waited_s is None or waited_s <= snapshot.now_s - (settled_s - self.config.window_s):
+            return snapshot.latency
+        return replace(snapshot.latency, ttft_s=None)
 
     def _verdict(
         self,

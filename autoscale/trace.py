@@ -10,7 +10,8 @@ from pathlib import Path
 
 _COLUMNS = ("timestamp_s", "input_tokens", "output_tokens")
 _HASHES = "hash_ids"
-# A copy has the lengths of one of so many requests before or after.
+# A copy comes at most so long before or after its original, with the lengths of one of so many requests around it.
+_SPREAD_S = 30.0
 _NEARBY = 64
 
 
@@ -118,15 +119,15 @@ def scale_trace(
     return tuple(scaled)
 
 
-def scale_rate(
-    requests: Sequence[TraceRequest], factor: float, rng: random.Random, *, spread_s: float = 30.0
-) -> tuple[TraceRequest, ...]:
+def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Random) -> tuple[TraceRequest, ...]:
     """The same load curve, ``factor`` times as high.
 
-    Each request becomes ``factor`` requests, on average: itself, and others at most ``spread_s`` earlier or later with
+    Each request becomes ``factor`` requests, on average: itself, and others at most half a minute earlier or later with
     the lengths of a request nearby, as of more users who do the same. So the curve over minutes stays, while chance
-    within seconds does not grow with the factor as it would if whole requests were repeated. Where prefixes are known,
-    a copy keeps its original's lengths, and the blocks of one copy of the trace are its own.
+    within seconds does not grow with the factor as it would if whole requests were repeated. Beyond a factor of 60 they
+    are spread further: no second draws on fewer requests of the trace than it holds itself, or one heavy user would
+    become hundreds at once. Where prefixes are known, a copy keeps its original's lengths, and the blocks of one copy
+    of the trace are its own.
 
     Raises:
         ValueError: the factor is not above 0.
@@ -134,6 +135,7 @@ def scale_rate(
     if not 0.0 < factor < math.inf:
         raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
     last_s = requests[-1].at_s
+    spread_s = max(_SPREAD_S, factor / 2)
     ids = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
     scaled: list[TraceRequest] = []
     for index, request in enumerate(requests):

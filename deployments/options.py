@@ -11,6 +11,8 @@ from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
+_NEVER_S = 1e9
+
 
 def llm_config(
     role: Role,
@@ -56,7 +58,7 @@ def llm_config(
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
-            "request_router_config": router_options(router, is_gated=report_s is not None, routers=routers),
+            "request_router_config": router_options(role, router, is_gated=report_s is not None, routers=routers),
         },
     )
 
@@ -101,10 +103,19 @@ def serve_options(pool: RoleConfig) -> dict[str, Any]:
     return options
 
 
-def router_options(router: RouterConfig, *, is_gated: bool, routers: int) -> dict[str, Any]:
+def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers: int) -> dict[str, Any]:
     """Serve's request-router options; attached from the start, since changing them restarts the application."""
-    kwargs = {"policy": router.policy, "is_gated": is_gated, "asked_replicas": router.asked(routers)}
-    return {"request_router_class": "router.ray_router:TandemRouter", "request_router_kwargs": kwargs}
+    return {
+        "request_router_class": "router.ray_router:TandemRouter",
+        "request_router_kwargs": {
+            "policy": router.policy,
+            "is_gated": is_gated,
+            "asked_replicas": router.asked(routers),
+            "asks_tokens": role is Role.PREFILL,
+        },
+        # Routers ask for them; what Serve's controller gathers it would send to every handle whenever it has changed.
+        "request_routing_stats_period_s": _NEVER_S,
+    }
 
 
 def _bundles(pool: RoleConfig) -> list[dict[str, float]]:

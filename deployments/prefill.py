@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from typing import Any
 
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDPrefillServer
@@ -16,6 +17,7 @@ from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import prefill_request_params
+from router.ray_router import QUEUED_TOKENS
 
 _UNREAD_POLL_S = 0.1
 # The lease ends what nobody pulls; an extension by a heartbeat adds two thirds of it.
@@ -56,6 +58,10 @@ class PrefillServer(EngineHost, PDPrefillServer):
             "queued_prefill_tokens": queued,
             **({} if unread is None else {"unread_kv_requests": float(unread)}),
         }
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the routers of decode replicas ask before they choose."""
+        return {QUEUED_TOKENS: engine_client(self).get_num_queued_tokens()}
 
     async def _unread_kv_requests(self) -> int | None:
         """``None`` when the engine does not answer in time: it has died, or computes a long step."""

@@ -66,7 +66,7 @@ class RouterConfig(BaseModel):
         ge=0,
         le=64,
         description="Where several routers send to one pool, each asks so many replicas for their queue before it "
-        "chooses (DECISIONS 44); 0 trusts its own count alone.",
+        "chooses (DECISIONS 44 and 87); 0 trusts its own count alone.",
     )
     length: LengthConfig = LengthConfig()
     prefill_timeout_s: float = Field(

@@ -12,7 +12,7 @@ class PoolRouter:
     """Counts the tokens that it has itself in flight to each replica, and orders those that it may route to.
 
     Of what other routers send it knows nothing, so it asks the best few for their queue: ``ask`` names them, and
-    ``informed`` takes what they answered.
+    ``informed`` takes what they answered, in the unit that its own requests are counted in.
     """
 
     def __init__(self, policy: str, asked_replicas: int, rng: random.Random) -> None:
@@ -36,7 +36,7 @@ class PoolRouter:
         return self._order(list(self._views.values()), self._turn, self._rng)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
-        """Whom to ask for the number of their requests before one is chosen; nobody where there is no choice."""
+        """Whom to ask for their queue before one is chosen; nobody where there is no choice."""
         return [view.replica_id for view in ordered[: self._asked_replicas]] if len(ordered) > 1 else []
 
     def informed(self, ordered: Sequence[ReplicaView], answers: Mapping[str, int | None]) -> list[ReplicaView]:

@@ -14,6 +14,8 @@ from router.ray_coordinator import MembershipFeed
 
 logger = logging.getLogger(__name__)
 
+# In what a prefill replica answers: prompt tokens that wait there or are being computed.
+QUEUED_TOKENS = "queued_tokens"
 # The coordinator speaks every few seconds even when nothing has changed.
 _SILENCE_S = 15.0
 # Serve's own wait for a queue length (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
@@ -28,9 +30,19 @@ class TandemRouter(RequestRouter):
     """
 
     def initialize_state(
-        self, policy: str = "least_tokens", is_gated: bool = False, asked_replicas: int = 0, **_: Any
+        self,
+        policy: str = "least_tokens",
+        is_gated: bool = False,
+        asked_replicas: int = 0,
+        asks_tokens: bool = False,
+        **_: Any,
     ) -> None:
-        """Called once by Serve with the deployment's ``request_router_kwargs``; on the router's event loop."""
+        """Called once by Serve with the deployment's ``request_router_kwargs``; on the router's event loop.
+
+        ``asks_tokens``: replicas say in ``record_routing_stats`` how many tokens wait there, as ``QUEUED_TOKENS``.
+        Others are asked for the number of their requests, where a request is worth 1.
+        """
+        self._asks_tokens = asks_tokens
         self._pool = PoolRouter(policy, asked_replicas, random.Random())
         self._seen: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}
@@ -49,17 +61,21 @@ class TandemRouter(RequestRouter):
         self._refresh(candidate_replicas)
         ordered = self._pool.order()
         if asked := self._pool.ask(ordered):
-            answers = await asyncio.gather(*map(self._ongoing_requests, asked))
+            answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
-    async def _ongoing_requests(self, replica_id: str) -> int | None:
+    async def _queue(self, replica_id: str) -> int | None:
         try:
+            replica = self._by_id[replica_id]
             async with asyncio.timeout(_ANSWER_S):
-                return int(await self._by_id[replica_id].get_queue_len(deadline_s=_ANSWER_S))
+                if not self._asks_tokens:
+                    return int(await replica.get_queue_len(deadline_s=_ANSWER_S))
+                # As get_queue_len does it; Serve has no other way to ask a replica something of one's own.
+                return int((await replica._actor_handle.record_routing_stats.remote())[QUEUED_TOKENS])
         except Exception as error:  # it may be dying, which Serve notices by itself
-            logger.debug("%s did not say how many requests it has: %s", replica_id, error)
+            logger.debug("%s did not say how long its queue is: %s", replica_id, error)
             return None
 
     def _refresh(self, candidates: list[RunningReplica]) -> None:

@@ -11,6 +11,7 @@ from autoscale.capacity import decode_batch, decode_tokens_per_s, handoff_engine
 from autoscale.headcount import desired_replicas
 from autoscale.policies.latency_net import has_shown_what_it_did
 from autoscale.policies.profiled import ProfiledConfig
+from autoscale.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, Snapshot
@@ -37,18 +38,22 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        0.75, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
-        4.0, ge=0.0, description="Standard deviations of the number of requests that a batch must hold beyond the mean."
+        4.0, ge=0.0, description="Standard deviations of the requests, or of their KV, that must fit beyond the mean."
     )
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered.")
     memory_s: float = Field(60.0, gt=0.0, description="In which what was seen loses two thirds of its weight.")
     ahead_frac: float = Field(
-        1.0, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
+        0.75, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
     )
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
-    stay_s: float = Field(60.0, ge=0.0, description="The most that was wanted in so long counts.")
+    stay_s: float = Field(
+        150.0,
+        ge=0.0,
+        description="The most that was wanted in so long counts; until it has looked so long, nobody leaves.",
+    )
     burst_frac: float = Field(
         0.7,
         ge=0.0,
@@ -56,7 +61,7 @@ class DefaultConfig(ProfiledConfig):
         "stay for what came in all of history_s.",
     )
     burst_work_frac: float = Field(
-        0.9, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
+        0.85, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
     )
 
 
@@ -80,7 +85,7 @@ class Default:
             return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
         if rate > 0.0 and (inputs is None or outputs is None):
             return Decision(wanted=None, reason="no request has ended yet: nobody knows how long answers are")
-        batch, busy, spread = self._busy(snapshot)
+        busy, spread = self._busy(snapshot)
         memory = snapshot.state.memory
         is_ours = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # and not of another version
         past = memory.get("at_s", ()) if is_ours else ()
@@ -97,26 +102,28 @@ class Default:
             # gather, those that have ended were short, which looks like a rise.
             horizon_s = 0.0 if name == "decode" else config.start_s(role)
             ahead = _ahead(times, series[name], horizon_s, config)
-            if name == "decode":
-                spare = config.decode_spare * math.sqrt(2.0 * ahead / batch)
-            else:
-                spare = config.prefill_spare * math.sqrt(spread[name] * ahead)
+            weight = config.decode_spare if name == "decode" else config.prefill_spare
+            spare = weight * math.sqrt(spread[name] * ahead)
             needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
-            # What chance adds is in the peaks already.
-            peaks[role] = max(peaks[role], _carrying(series[name], config.burst_work_frac) / full_frac)
+            # What chance adds is in them already.
+            most = max(series[name][-1], _carrying(times, series[name], config))
+            peaks[role] = max(peaks[role], most / full_frac)
         burst = _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL))
+        now = desired_replicas(snapshot.state.desired)
+        is_new = times[0] > now_s - config.stay_s
         wanted = {}
         for role in Role:
             name = f"wanted_{role}"
             series[name] = (*series[name], needed[role])
             stays = (n for at, n in zip(times, series[name], strict=True) if at >= now_s - config.stay_s)
-            # A burst is over before who is asked for is there: what it took stays by its work, not by the last minute.
-            wanted[role] = max(needed[role], peaks[role]) if burst > config.burst_frac else max(stays)
+            # A burst is over before who is asked for ahead of it is there: keep what the last ones took.
+            wanted[role] = peaks[role] if burst > config.burst_frac else max(stays)
+            if is_new:  # what came before it began to look is unknown, as for Kubernetes' stabilisation window
+                wanted[role] = max(wanted[role], now[role])
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:
             role, why = late
-            now = desired_replicas(snapshot.state.desired)[role]
-            wanted[role] = max(wanted[role], now + max(1.0, config.net_frac * now))
+            wanted[role] = max(wanted[role], now[role] + max(1.0, config.net_frac * now[role]))
             reason += f"; {why}: {role} gets more"
         return Decision(
             wanted=wanted,
@@ -125,15 +132,16 @@ class Default:
             reason=reason,
         )
 
-    def _busy(self, snapshot: Snapshot) -> tuple[int, Mapping[str, float], Mapping[str, float]]:
+    def _busy(self, snapshot: Snapshot) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """What keeps replicas busy, and how unevenly.
 
         Long prompts cost more than their share of the tokens, so a token costs what it does in the prompt that tokens
         are in on average, not in the average prompt.
 
         Returns:
-            Requests in a decode replica's batch, busy replicas by each load, and by each load how many times the work
-            of the average prompt the prompt is that work belongs to on average: what chance adds grows with its root.
+            Busy replicas by each load, and by each load how uneven it is: what chance adds grows with the root of both.
+            Of prompts it is how many times the work of the average one that is which work belongs to on average; on
+            decode, twice the share of a replica that a request takes, as lengths vary as much as their mean.
         """
         config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = (
@@ -144,15 +152,18 @@ class Default:
         weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
         unevenness = weighted / inputs if inputs else 1.0
         is_far = any(pool.link_tier is LinkTier.S2 for pool in snapshot.pools)
+        arriving = rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s)
         busy = {
             "prefill": prefill_engines(config.prefill, rate / unevenness, weighted),
-            "decode": rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s),
+            "decode": max(arriving, _held(snapshot, config.decode, context_tokens, self._slo.tpot_s)),
             "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
         }
         prompt_s, weighted_s = (config.prefill.prefill.chunk_s(0.0, tokens) for tokens in (inputs, weighted))
         # Where a curve begins flat, a short prompt seems to cost nothing; attention's work grows with the square.
         spread = min(weighted_s / max(1e-9, prompt_s), unevenness**2)
-        return batch, busy, {"prefill": max(1.0, spread), "handoff": unevenness}
+        # The larger share of a replica that one request takes, of its batch or, by its own length, of its KV.
+        share = max(1.0 / batch, (weighted + outputs / 2) / config.decode.kv_tokens)
+        return busy, {"prefill": max(1.0, spread), "decode": 2.0 * share, "handoff": unevenness}
 
     def _late(self, snapshot: Snapshot) -> tuple[Role, str] | None:
         """The safety net: the role that keeps users waiting, once who was asked for before has shown what it did."""
@@ -165,6 +176,27 @@ class Default:
         # Prompts that wait beside full KV wait for decode, whoever computes them.
         full = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
         return Role.DECODE if 2 * full > len(decode) else Role.PREFILL, f"TTFT is {latency.ttft_s:.3g} s"
+
+
+def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float) -> float:
+    """Decode replicas that the requests there would fill.
+
+    How long answers are is learnt from those that have ended, and the long ones end last: who is there has a longer
+    context than who arrives, and a batch of them is smaller.
+
+    Args:
+        snapshot: with the decode replicas.
+        profile: of one of them.
+        context_tokens: of those who arrive; it counts where replicas do not say how much KV they hold.
+        tpot_s: the objective.
+    """
+    decode = [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
+    kv_frac = math.fsum(each.kv_usage_frac or 0.0 for each in decode)
+    with_kv = math.fsum((each.running_requests or 0.0) + (each.deferred_requests or 0.0) for each in decode)
+    requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
+    if with_kv >= 1.0 and kv_frac:
+        context_tokens = max(context_tokens, kv_frac * profile.kv_tokens / with_kv)
+    return max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
 
 
 def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, config: DefaultConfig) -> float:
@@ -186,11 +218,16 @@ def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, co
     return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
 
 
-def _carrying(values: Sequence[float], work_frac: float) -> float:
-    """The least that would have carried a share of all work, where what is above it at any time is late as a whole."""
-    ordered = np.sort(np.array(values))
-    carried = np.cumsum(ordered)
-    return float(ordered[np.searchsorted(carried, work_frac * carried[-1])]) if carried[-1] else 0.0
+def _carrying(times: Sequence[float], values: Sequence[float], config: DefaultConfig) -> float:
+    """The least that would have carried a share of the work remembered, if what is above it at any time is late.
+
+    Work of half the history ago counts a third: where bursts get smaller, the large one fades.
+    """
+    v = np.array(values)
+    work = v * np.exp((np.array(times) - times[-1]) / (config.history_s / 2))
+    order = np.argsort(v)
+    carried = np.cumsum(work[order])
+    return float(v[order][np.searchsorted(carried, config.burst_work_frac * carried[-1])]) if carried[-1] else 0.0
 
 
 def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:

@@ -10,7 +10,9 @@ def has_shown_what_it_did(snapshot: Snapshot) -> bool:
     # Who takes a lost one's place was not asked for because of a latency.
     if not is_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
         return False
-    is_settled = state.settled_s is None or snapshot.now_s >= state.settled_s
+    # Who gets a first token now was sent so long ago, perhaps to a queue that was there before them.
+    sent_s = snapshot.now_s - (snapshot.latency.ttft_s or 0.0)
+    is_settled = state.settled_s is None or sent_s >= state.settled_s
     return bool(state.withdrawn) or (is_settled and not _are_entering(snapshot))
 
 

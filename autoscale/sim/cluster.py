@@ -376,7 +376,9 @@ class VirtualCluster:
         router.set_replicas(group.prefill)
         ordered = router.order()
         if asked := router.ask(ordered):
-            ordered = router.informed(ordered, {name: group.replicas[name].ongoing_requests for name in asked})
+            ordered = router.informed(
+                ordered, {name: group.replicas[name].engine.queued_prefill_tokens for name in asked}
+            )
         prefill = group.replicas[ordered[0].replica_id]
         prefill.ongoing_requests += 1
         tokens = journey.request.input_tokens

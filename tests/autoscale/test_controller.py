@@ -702,6 +702,22 @@ def test_paused_the_gate_keeps_the_ratio_of_the_period(make_autoscale: MakeConfi
     assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
 
 
+def test_who_was_sent_before_the_last_replica_entered_keeps_nobody(make_autoscale: MakeConfig) -> None:
+    policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
+    config = make_autoscale(policy=policy, guard={"step_in_replicas": 2})
+    cluster = serve(config)
+    run(cluster, 10, None, latency=WELL)
+    cluster.controller = changed(config, policy={"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 4}]})
+    entered_s = (cluster.state.settled_s or 0.0) - config.window_s
+    serving_s = cluster.now_s - entered_s
+    plan = cluster.tick(None, latency=Latency(ttft_s=serving_s - 0.5))
+    assert plan.held_back[-1] == "nobody leaves while a latency is outside its objective"
+    plan = cluster.tick(None, latency=Latency(ttft_s=2 * serving_s + 60.0))
+    assert min(plan.state.desired.values()) == 6
+    plan = cluster.tick(None, latency=Latency(ttft_s=2 * serving_s + 60.0, tpot_s=9.0))
+    assert min(plan.state.desired.values()) > 4
+
+
 def test_a_scale_in_waits_until_users_do_not_and_is_observed_from_then_on(make_autoscale: MakeConfig) -> None:
     policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
     config = make_autoscale(policy=policy, guard={"step_in_replicas": 2}, gate={"observation_s": 20.0})

@@ -110,6 +110,21 @@ def test_scaling_the_rate_keeps_the_curve_over_minutes() -> None:
     assert sum(r.at_s >= 100.0 for r in scaled) == pytest.approx(10 * sum(r.at_s >= 100.0 for r in idle), rel=0.15)
 
 
+def test_one_heavy_request_is_spread_until_its_copies_come_once_a_second() -> None:
+    trace = [
+        TraceRequest(at_s=float(n), input_tokens=9000 if n == 300 else 10, output_tokens=1, hash_ids=(n,))
+        for n in range(600)
+    ]
+
+    def copies_s(factor: float) -> list[float]:
+        return sorted(r.at_s for r in scale_rate(trace, factor, random.Random(0)) if r.input_tokens == 9000)
+
+    few, many = copies_s(40.0), copies_s(240.0)
+    assert (len(few), len(many)) == (40, 240)
+    assert few[0] >= 270.0 and few[-1] <= 330.0
+    assert 180.0 <= many[0] < 190.0 and 410.0 < many[-1] <= 420.0
+
+
 def test_copies_share_prefixes_among_each_other_alone() -> None:
     trace = [TraceRequest(at_s=float(n), input_tokens=1024, output_tokens=1, hash_ids=(0, n + 1)) for n in range(20)]
     scaled = scale_rate(trace, 2.0, random.Random(0))

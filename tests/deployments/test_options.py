@@ -84,8 +84,10 @@ def test_replicas_are_asked_for_their_queue_where_several_routers_send_to_them_b
     from deployments.options import router_options
 
     router = RouterConfig(policy=policy, asked_replicas=5)
-    options = router_options(router, is_gated=False, routers=routers)
-    assert options["request_router_kwargs"]["asked_replicas"] == asked
+    for role in Role:
+        kwargs = router_options(role, router, is_gated=False, routers=routers)["request_router_kwargs"]
+        assert kwargs["asked_replicas"] == asked
+        assert kwargs["asks_tokens"] is (role is Role.PREFILL)
 
 
 def test_an_emulated_pool_uses_rays_own_door_for_an_engine_class() -> None:

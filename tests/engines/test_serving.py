@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -105,6 +106,32 @@ def test_kv_really_moves_over_nixl(app: Any) -> None:
     app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=9), max_tokens=2)
     # 4 layers x K and V x 2 heads x 64 x 4 bytes = 4096 bytes a token, whole blocks.
     assert scrape(app.url)["nixl_bytes",] - before >= 480 * 4096
+
+
+def test_prefill_tells_routers_how_many_tokens_wait(app: Any) -> None:
+    import ray
+
+    (name,) = [
+        actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True) if "#prefill:g0#" in actor["name"]
+    ]
+    replica = ray.get_actor(name, namespace="serve")
+
+    def queued() -> int:
+        return int(ray.get(replica.record_routing_stats.remote())["queued_tokens"])
+
+    with ThreadPoolExecutor() as pool:
+        answers = [
+            pool.submit(
+                app.client().completions.create, model="tiny", prompt=prompt_ids(2500, seed=20 + n), max_tokens=1
+            )
+            for n in range(6)
+        ]
+        most = 0
+        while not all(answer.done() for answer in answers):
+            most = max(most, queued())
+    assert [answer.result().usage.prompt_tokens for answer in answers] == [2500] * 6
+    assert most >= 5000
+    assert queued() == 0
 
 
 @pytest.mark.parametrize("extra", [{"n": 2, "temperature": 1.0}, {"extra_body": {"prompt_logprobs": 1}}])

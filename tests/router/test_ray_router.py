@@ -28,17 +28,21 @@ def pending(request_id: str, work_tokens: int | None = None, *, is_streaming: bo
     return PendingRequest(args=[first], kwargs={}, metadata=metadata)
 
 
-def replica(name: str, ongoing_requests: int | None = 0) -> Any:
-    """A candidate that says how many requests it has; with ``None`` it never answers."""
+def replica(name: str, queue: int | None = 0) -> Any:
+    """A candidate that says how many requests it has, and ten times as many tokens; with ``None`` it never answers."""
     from ray.serve._private.common import DeploymentID
     from ray.serve.request_router import ReplicaID
 
     async def get_queue_len(*, deadline_s: float) -> int:
-        await asyncio.sleep(60.0 if ongoing_requests is None else 0.0)
-        return ongoing_requests or 0
+        await asyncio.sleep(60.0 if queue is None else 0.0)
+        return queue or 0
+
+    async def record_routing_stats() -> dict[str, int]:
+        return {"queued_tokens": 10 * await get_queue_len(deadline_s=0.0)}
 
     replica_id = ReplicaID(unique_id=name, deployment_id=DeploymentID(name="decode:g0"))
-    return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len)
+    actor = SimpleNamespace(record_routing_stats=SimpleNamespace(remote=record_routing_stats))
+    return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len, _actor_handle=actor)
 
 
 async def first_choice(router: Any, *replicas: Any) -> str:
@@ -107,12 +111,26 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
 
 async def test_what_other_routers_send_counts_where_replicas_are_asked(router: Any) -> None:
     router.initialize_state(asked_replicas=3)
-    a, b, c = replica("a", 2), replica("b", 1), replica("c", 3)
+    a, b, c = replica("a", 3), replica("b", 2), replica("c", 4)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}
-    router.on_request_routed(pending("1", 100), b.replica_id, None)
-    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}  # the one that it has is this router's own
-    router.on_request_routed(pending("2", 150), b.replica_id, None)
-    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # 2 of about 100 tokens are fewer than 250
+    for number in range(2):
+        router.on_request_routed(pending(str(number)), b.replica_id, None)
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {
+        "b"
+    }  # the two that it has are this router's own
+    for number in range(2, 4):
+        router.on_request_routed(pending(str(number)), b.replica_id, None)
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # they have not arrived yet
+
+
+async def test_prefill_is_asked_for_its_tokens(router: Any) -> None:
+    router.initialize_state(asked_replicas=2, asks_tokens=True)
+    a, b = replica("a", 3), replica("b", 2)
+    assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
+    router.on_request_routed(pending("1", 29), b.replica_id, None)
+    assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}  # 29 of its own are fewer than a's 30
+    router.on_request_routed(pending("2", 2), b.replica_id, None)
+    assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
 async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:

@@ -232,7 +232,9 @@ def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
 
 
 @pytest.mark.parametrize(
-    ("settled_s", "withdrawn", "decode"), [(1001.0, {}, 6.0), (999.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)]
+    ("settled_s", "withdrawn", "decode"),
+    # Who waited for 5 s was sent at 995.
+    [(1001.0, {}, 6.0), (996.0, {}, 6.0), (995.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)],
 )
 def test_latency_asks_for_no_more_before_it_shows_what_has_entered_but_for_who_can_come_back(
     make_snapshot: MakeSnapshot, settled_s: float, withdrawn: dict[str, float], decode: float
