@@ -147,7 +147,7 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
             like = request
             if not request.hash_ids:
                 like = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
-            at_s = rng.uniform(max(0.0, request.at_s - spread_s), min(last_s, request.at_s + spread_s))
+            at_s = _inside(rng.uniform(request.at_s - spread_s, request.at_s + spread_s), last_s)
             scaled.append(
                 TraceRequest(
                     at_s=at_s,
@@ -157,6 +157,14 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
                 )
             )
     return tuple(sorted(scaled, key=lambda request: request.at_s))
+
+
+def _inside(at_s: float, last_s: float) -> float:
+    """A time beyond an end of the trace comes back as far inside: so the load stays level up to the ends."""
+    if last_s <= 0.0:
+        return 0.0
+    folded = at_s % (2 * last_s)
+    return min(folded, 2 * last_s - folded)
 
 
 def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:

@@ -125,6 +125,14 @@ def test_one_heavy_request_is_spread_until_its_copies_come_once_a_second() -> No
     assert 180.0 <= many[0] < 190.0 and 410.0 < many[-1] <= 420.0
 
 
+@pytest.mark.parametrize("factor", [60.0, 400.0])
+def test_a_level_load_stays_level_up_to_the_ends(factor: float) -> None:
+    scaled = scale_rate(made(600), factor, random.Random(0))
+    for begin_s in range(0, 590, 30):
+        within = sum(begin_s <= r.at_s < begin_s + 30.0 for r in scaled)
+        assert within == pytest.approx(30.0 * factor, rel=5 / (30.0 * factor) ** 0.5)
+
+
 def test_copies_share_prefixes_among_each_other_alone() -> None:
     trace = [TraceRequest(at_s=float(n), input_tokens=1024, output_tokens=1, hash_ids=(0, n + 1)) for n in range(20)]
     scaled = scale_rate(trace, 2.0, random.Random(0))
