@@ -61,7 +61,7 @@ class DefaultConfig(ProfiledConfig):
         "stay for what came in all of history_s.",
     )
     burst_work_frac: float = Field(
-        0.85, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
+        0.8, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
     )
 
 

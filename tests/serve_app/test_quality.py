@@ -15,7 +15,9 @@ from autoscale.trace import TraceRequest
 from serve_app.quality import Report, Workload, main, report
 
 CONFIG = SimConfig.load(Path(__file__).parents[2] / "configs" / "sim" / "h100_llama70b.yaml")
-WORKLOAD = Workload(name="small", file="none", tuning=(0, 60), reporting=(60, 60), rate_scale=1.0, is_bursty=False)
+WORKLOAD = Workload(
+    name="small", file="none", tuning=(0, 60), reporting=(60, 60), rate_scale=1.0, is_bursty=False, warm_up_s=20.0
+)
 
 
 @pytest.fixture(scope="module", name="found")
@@ -36,6 +38,8 @@ def test_every_policy_is_tuned_but_ours_and_all_are_reported(found: Report) -> N
     for kind, (candidate,) in found.candidates.items():
         assert found.study.config.policies[kind] == candidate.changes
     assert found.study.config.policies["default"] == CONFIG.policies["default"]
+    assert found.study.config.warm_up_s == found.study.seeds[0].scenario.warm_up_s == 20.0
+    assert found.tuned_on.scenario.warm_up_s == 10.0
     first_s = min(request.at_s for request in found.study.seeds[0].scenario.trace)
     assert first_s < 60.0  # times begin with the slice
     assert found.study.requests + found.tuned_on.scenario.trace.__len__() == pytest.approx(480, abs=80)
@@ -75,7 +79,7 @@ def test_steady_traffic_is_held_against_the_bounds_and_bursts_against_fixed_coun
         (["nothing"], None, "--only: begin one of Azure code 2023"),
         (None, None, "azure_code_2023.csv.gz: not there; see configs/traces/README.md"),
         (["Azure code"], "5,3,4\n", "no request arrives after the warm-up"),
-        (["Azure code"], "5,3,4\n80,3,4\n", "no request from 853 to 1706 s: give the whole trace"),
+        (["Azure code"], "5,3,4\n80,3,4\n", "no request from 253 to 1706 s: give the whole trace"),
         (["Azure code"], "80,3,4\n5,3,4\n", "azure_code_2023.csv.gz: line 3"),
     ],
 )
