@@ -38,7 +38,7 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        0.75, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the requests, or of their KV, that must fit beyond the mean."
@@ -50,7 +50,7 @@ class DefaultConfig(ProfiledConfig):
     )
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
     stay_s: float = Field(
-        150.0,
+        200.0,
         ge=0.0,
         description="The most that was wanted in so long counts; until it has looked so long, nobody leaves.",
     )
@@ -140,8 +140,8 @@ class Default:
 
         Returns:
             Busy replicas by each load, and by each load how uneven it is: what chance adds grows with the root of both.
-            Of prompts it is how many times the work of the average one that is which work belongs to on average; on
-            decode, twice the share of a replica that a request takes, as lengths vary as much as their mean.
+            Of KV on its way it is how many times the average prompt that is which KV belongs to on average; on decode,
+            twice the share of a replica that a request takes, as lengths vary as much as their mean.
         """
         config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = (
@@ -158,12 +158,10 @@ class Default:
             "decode": max(arriving, _held(snapshot, config.decode, context_tokens, self._slo.tpot_s)),
             "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
         }
-        prompt_s, weighted_s = (config.prefill.prefill.chunk_s(0.0, tokens) for tokens in (inputs, weighted))
-        # Where a curve begins flat, a short prompt seems to cost nothing; attention's work grows with the square.
-        spread = min(weighted_s / max(1e-9, prompt_s), unevenness**2)
         # The larger share of a replica that one request takes, of its batch or, by its own length, of its KV.
         share = max(1.0 / batch, (weighted + outputs / 2) / config.decode.kv_tokens)
-        return busy, {"prefill": max(1.0, spread), "decode": 2.0 * share, "handoff": unevenness}
+        # Routers see how many tokens wait, so that uneven prompts share all prefill replicas.
+        return busy, {"prefill": 1.0, "decode": 2.0 * share, "handoff": unevenness}
 
     def _late(self, snapshot: Snapshot) -> tuple[Role, str] | None:
         """The safety net: the role that keeps users waiting, once who was asked for before has shown what it did."""
