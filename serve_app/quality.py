@@ -53,7 +53,7 @@ WORKLOADS = (
         file="azure_code_2023.csv.gz",
         tuning=(0.0, 853.0),
         reporting=(253.0, 1453.0),
-        rate_scale=11.5,
+        rate_scale=12.7,
         is_bursty=True,
         warm_up_s=600.0,
     ),
@@ -71,7 +71,7 @@ WORKLOADS = (
         file="servegen_mlarge_3day.csv.gz",
         tuning=(28800.0, 240.0),
         reporting=(115200.0, 400.0),
-        rate_scale=215.0,
+        rate_scale=250.0,
         is_bursty=False,
     ),
     Workload(
