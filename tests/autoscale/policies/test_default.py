@@ -103,6 +103,32 @@ def test_long_answers_are_counted_before_they_end(load: dict[str, float], busy: 
     )
 
 
+def test_a_batch_of_those_who_have_long_contexts_is_smaller() -> None:
+    slo = SloConfig(tpot_s=0.03)  # where steps, and not KV, are what is short
+    load = decoding(running_requests=60.0, kv_usage_frac=0.6)
+    traffic = arrivals(10.0, 1200.0, 20.0)
+    decision = Default(CONFIG, ratio=PdRatio(1, 1), slo=slo).decide(Snapshot(now_s=0.0, pools=(load,), traffic=traffic))
+    assert decision.wanted is not None
+    held = 600.0 / decode_batch(CONFIG.decode, 0.6 * CONFIG.decode.kv_tokens / 60.0, 0.03)
+    assert held > 1.2 * 600.0 / decode_batch(CONFIG.decode, 1210.0, 0.03)
+    assert decision.wanted[Role.DECODE] > held
+
+
+def test_few_long_contexts_fill_decode_less_evenly_than_many_short_ones() -> None:
+    traffic = arrivals(50.0, input_tokens_weighted_mean=20_000.0)
+    wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
+    assert wanted is not None
+    decode = 50.0 * 220.0 / decode_tokens_per_s(CONFIG.decode, 1310.0, 0.05)
+    share = 20_110.0 / CONFIG.decode.kv_tokens
+    assert wanted[Role.DECODE] == pytest.approx(decode + CONFIG.decode_spare * math.sqrt(2 * share * decode))
+
+
+def test_on_a_bursts_way_up_nothing_is_followed_ahead() -> None:
+    wanted = ticks(policy(), [5.0] * 3 + [20.0, 35.0, 50.0, 65.0, 80.0])[-1].wanted
+    assert wanted is not None
+    assert wanted[Role.PREFILL] == pytest.approx(prefill_engines(CONFIG.prefill, 80.0, 1200.0) / 0.85)
+
+
 def test_a_link_across_switches_carries_less() -> None:
     (near, far) = (
         policy().decide(

@@ -131,6 +131,16 @@ def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: Ma
     assert waits(0) > 5
 
 
+def test_short_prompts_do_not_wait_behind_a_long_one_that_another_has_sent(make_profile: MakeProfile) -> None:
+    profiles = dict.fromkeys(Role, make_profile(kv_tokens=10_000))
+    # A long prompt takes 2.2 s, three short ones 0.22 s each; every one comes by another decode replica.
+    trace = [
+        request(10.0 * turn + 0.001 * number, 200 if number else 2000, 2) for turn in range(20) for number in range(4)
+    ]
+    records = replay(trace, {P: 2, D: 4}, profiles, RouterConfig())
+    assert [r.ttft_s for r in records if r.input_tokens == 200 and (r.ttft_s or 9.0) > 1.5] == []
+
+
 def test_kv_that_does_not_fit_waits_on_the_decode_side(make_profile: MakeProfile) -> None:
     small = make_profile(kv_tokens=250)
     trace = [request(0.0, 200, 20), request(0.0, 200, 20)]
