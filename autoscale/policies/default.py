@@ -14,7 +14,7 @@ from autoscale.policies.profiled import ProfiledConfig
 from autoscale.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, Snapshot
+from autoscale.types import Decision, ReplicaStats, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
 
@@ -170,10 +170,14 @@ class Default:
             return None
         if latency.tpot_s is not None and latency.tpot_s > slo.tpot_s:
             return Role.DECODE, f"TPOT is {latency.tpot_s:.3g} s"
-        decode = [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
+        decode = _decode_replicas(snapshot)
         # Prompts that wait beside full KV wait for decode, whoever computes them.
         full = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
         return Role.DECODE if 2 * full > len(decode) else Role.PREFILL, f"TTFT is {latency.ttft_s:.3g} s"
+
+
+def _decode_replicas(snapshot: Snapshot) -> list[ReplicaStats]:
+    return [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
 
 
 def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float) -> float:
@@ -188,7 +192,7 @@ def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpo
         context_tokens: of those who arrive; it counts where replicas do not say how much KV they hold.
         tpot_s: the objective.
     """
-    decode = [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
+    decode = _decode_replicas(snapshot)
     kv_frac = math.fsum(each.kv_usage_frac or 0.0 for each in decode)
     with_kv = math.fsum((each.running_requests or 0.0) + (each.deferred_requests or 0.0) for each in decode)
     requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
