@@ -11,6 +11,8 @@ from autoscale.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
 # A stream's pace is taken over so long: engines hand out tokens in chunks.
 _PACE_S = 2.0
+# Of each answer in their mean length, which so stands for about the last 64.
+_ANSWER_WEIGHT = 1 / 64
 
 
 class RequestTimer:
@@ -61,8 +63,7 @@ class RequestTimer:
         """No more will come."""
         self._stats.leave(self)
         if self._tokens:
-            self._stats.ended += 1
-            self._stats.output_tokens += self._tokens
+            self._stats.answer(self._tokens)
         if self._tokens > 1:
             self._stats.tpot.observe((self._last_s - self._first_s) / (self._tokens - 1))
 
@@ -93,6 +94,7 @@ class RequestStats:
         self.first_tokens_s = 0.0  # what all of them took, in seconds whatever their objective
         self.ended = 0
         self.output_tokens = 0
+        self.output_tokens_mean: float | None = None  # of about the last 64 answers
         self._begun = 0
         self._input_tokens = 0
         self._input_tokens_squared = 0
@@ -114,6 +116,13 @@ class RequestStats:
         if is_streamed:
             self._waiting.add(timer)
         return timer
+
+    def answer(self, output_tokens: int) -> None:
+        """A request has ended that got so many tokens."""
+        self.ended += 1
+        self.output_tokens += output_tokens
+        mean = output_tokens if self.output_tokens_mean is None else self.output_tokens_mean
+        self.output_tokens_mean = mean + (output_tokens - mean) * _ANSWER_WEIGHT
 
     def leave(self, timer: RequestTimer) -> None:
         """A request waits for its first token no more, or for any."""

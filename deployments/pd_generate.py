@@ -204,6 +204,7 @@ class PDGenerate:
             max_running_requests=self._stats.max_running_requests,
             kv_usage_frac=load.kv_usage_frac,
             local_prefill_tokens=self._local_prefill_tokens,
+            output_tokens_mean=self._requests.output_tokens_mean,
         )
 
     async def _remote_prefill(

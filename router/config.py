@@ -17,16 +17,22 @@ class LengthConfig(BaseModel):
         "local_cap_tokens of 0 send all to prefill.",
     )
     local_cap_tokens: int = Field(
-        512,
+        2048,
         ge=0,
         description="The bound never rises above this, however long the prefill queue: it limits how long "
         "one local prefill can stall the streams that decode beside it.",
+    )
+    local_tokens_per_output_token: float = Field(
+        8.0,
+        ge=0.0,
+        description="Nor does it rise above so many tokens for each output token of an average answer: a stall counts "
+        "the less in a stream's time per token the longer the stream.",
     )
     backlog_share_frac: float = Field(
         0.5, ge=0.0, le=1.0, description="How much the bound rises per token that waits on prefill and not on decode."
     )
     decode_room_frac: float = Field(
-        0.5,
+        0.3,
         gt=0.0,
         le=1.0,
         description="The bound rises only while decode has at least this share of slots and KV free.",

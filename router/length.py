@@ -17,7 +17,8 @@ def prefill_path(
     A prefill shorter than its transfer gains nothing from another engine (DOPD section 4.3: 36 ms of prefill at 100
     tokens against 15-80 ms of transfer). What counts is the *effective* length, input minus the prefix cached on
     this decode replica. The bound it is held against rises with the tokens that wait on prefill, while decode has
-    room, and falls to zero as decode runs out of slots or KV.
+    room, and falls to zero as decode runs out of slots or KV. It may rise the higher the longer answers are: a prompt
+    that is computed here stalls the streams beside it, and in one of few tokens nothing makes up for that.
 
     Args:
         input_tokens: prompt length, tokens.
@@ -54,5 +55,7 @@ def _bound_tokens(backlog_tokens: int | None, decode: DecodeLoad, config: Length
     if backlog_tokens is not None and headroom >= config.decode_room_frac:
         # Prompts already queued on decode count against it, or a burst would pile up there at once.
         excess = max(0, backlog_tokens - decode.local_prefill_tokens)
-        bound = min(float(config.local_cap_tokens), bound + config.backlog_share_frac * excess)
+        shared = config.local_tokens_per_output_token * (decode.output_tokens_mean or 0.0)
+        cap = max(bound, min(float(config.local_cap_tokens), shared))
+        bound = min(cap, bound + config.backlog_share_frac * excess)
     return bound

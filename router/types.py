@@ -25,12 +25,16 @@ class PathReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLoad:
-    """What a decode replica knows of its own engine; ``None`` means not observed yet."""
+    """What a decode replica knows of its own engine; ``None`` means not observed yet.
+
+    ``output_tokens_mean``: of the answers that ended here of late.
+    """
 
     running_requests: int | None = None
     max_running_requests: int | None = None
     kv_usage_frac: float | None = None
     local_prefill_tokens: int = 0
+    output_tokens_mean: float | None = None
 
     def headroom_frac(self) -> float | None:
         """Free share, 0..1, of the scarcer of batch slots and KV blocks; ``None`` when neither was observed."""

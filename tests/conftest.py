@@ -78,6 +78,7 @@ def make_length_config() -> Callable[..., LengthConfig]:
         exact = {
             "local_max_tokens": 128,
             "local_cap_tokens": 512,
+            "local_tokens_per_output_token": 8.0,
             "backlog_share_frac": 0.5,
             "decode_room_frac": 0.5,
             "decode_busy_frac": 0.25,
@@ -89,10 +90,11 @@ def make_length_config() -> Callable[..., LengthConfig]:
 
 @pytest.fixture(scope="session")
 def make_decode_load() -> Callable[..., DecodeLoad]:
-    """An idle decode engine with 32 slots."""
+    """An idle decode engine with 32 slots, after long answers."""
 
     def make(**changes: Any) -> DecodeLoad:
-        return DecodeLoad(**{"running_requests": 0, "max_running_requests": 32, "kv_usage_frac": 0.0, **changes})
+        idle = {"running_requests": 0, "max_running_requests": 32, "kv_usage_frac": 0.0, "output_tokens_mean": 1000.0}
+        return DecodeLoad(**{**idle, **changes})
 
     return make
 

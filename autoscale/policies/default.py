@@ -1,6 +1,7 @@
 """Tandem's own: what will arrive one start ahead, sized for both roles from the profile; latency as a safety net."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -24,7 +25,16 @@ _LEAST_POINTS = 4
 _FULL_KV_FRAC = 0.9
 # What keeps replicas busy, and whose: prompts, output tokens, and the KV that decode pulls.
 _LOADS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "handoff": Role.DECODE}
-_SERIES = ("at_s", *_LOADS, "wanted_prefill", "wanted_decode")
+_SERIES = (
+    "at_s",
+    *_LOADS,
+    *(f"{what}_{name}" for what in ("ahead", "surprise") for name in _LOADS),
+    *(f"wanted_{role}" for role in Role),
+)
+# Forecasts are not judged before they have seen so much: a service that fills from nothing surprises by all of it.
+_FIRST_S = 60.0
+# What is seen at a tick came over the window before it.
+_SEEN_S = 10.0
 # A load that comes at once is looked for over so many starts: until it is seen, asked for, and there.
 _BURST_STARTS = 3.0
 
@@ -34,11 +44,11 @@ class DefaultConfig(ProfiledConfig):
 
     kind: Literal["default"] = "default"
     prefill_busy_frac: float = Field(
-        0.85, gt=0.0, le=1.0, description="The most of their time that they may compute, or pull KV."
+        0.9, gt=0.0, le=1.0, description="The most of their time that they may compute, or pull KV."
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        1.0, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        0.6, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the requests, or of their KV, that must fit beyond the mean."
@@ -61,7 +71,7 @@ class DefaultConfig(ProfiledConfig):
         "stay for what came in all of history_s.",
     )
     burst_work_frac: float = Field(
-        0.8, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
+        0.88, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
     )
 
 
@@ -104,7 +114,12 @@ class Default:
             ahead = _ahead(times, series[name], horizon_s, config)
             weight = config.decode_spare if name == "decode" else config.prefill_spare
             spare = weight * math.sqrt(spread[name] * ahead)
-            needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
+            # By how much the load, smoothed, exceeds what was expected when there was still time to start replicas.
+            expected = _before(times, series[f"ahead_{name}"], config.start_s(role) + _SEEN_S)
+            level = _ahead(times, series[name], 0.0, config)
+            surprises = (*series[f"surprise_{name}"], 0.0 if expected is None else level - expected)
+            series[f"ahead_{name}"], series[f"surprise_{name}"] = (*series[f"ahead_{name}"], ahead), surprises
+            needed[role] = max(needed[role], (ahead + max(0.0, *surprises)) / full_frac, ahead + spare)
             # What chance adds is in them already.
             most = max(series[name][-1], _carrying(times, series[name], config))
             peaks[role] = max(peaks[role], most / full_frac)
@@ -218,6 +233,18 @@ def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, co
     slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
     slope = max(0.0, slope)
     return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
+
+
+def _before(times: Sequence[float], aheads: Sequence[float], since_s: float) -> float | None:
+    """What was expected so long ago, or a tick later; ``None`` where that is too early to be judged.
+
+    Args:
+        times: of the points, seconds, the last of which is now.
+        aheads: what was expected at each but the last.
+        since_s: how long ago.
+    """
+    before = bisect_left(times, times[-1] - since_s)
+    return aheads[before] if before < len(aheads) and times[before] >= times[0] + _FIRST_S else None
 
 
 def _carrying(times: Sequence[float], values: Sequence[float], config: DefaultConfig) -> float:

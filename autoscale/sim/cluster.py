@@ -334,6 +334,7 @@ class VirtualCluster:
                     max_running_requests=engine.profile.max_running,
                     kv_usage_frac=engine.kv_usage_frac,
                     local_prefill_tokens=decode.local_prefill_tokens,
+                    output_tokens_mean=decode.requests.output_tokens_mean,
                 ),
                 config=self._config.length,
             ).path

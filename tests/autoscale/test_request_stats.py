@@ -155,3 +155,23 @@ def test_an_answer_in_one_piece_has_no_pace() -> None:
     clock.now_s = 110.0
     assert not any(name.startswith("pace") for name in stats.report())
     timer.end()
+
+
+def test_the_mean_length_of_answers_is_that_of_late() -> None:
+    stats = RequestStats(Clock())
+    assert stats.output_tokens_mean is None
+
+    def answer(tokens: int) -> None:
+        timer = stats.begin(0.0, 7, is_streamed=True)
+        timer.add_tokens(tokens, 1.0)
+        timer.end()
+
+    answer(320)
+    assert stats.output_tokens_mean == 320.0
+    answer(0)  # refused, or gone before its first token: no answer
+    assert stats.output_tokens_mean == 320.0
+    answer(64)
+    assert stats.output_tokens_mean == 320.0 - 256 / 64
+    for _ in range(640):
+        answer(32)
+    assert stats.output_tokens_mean == pytest.approx(32.0, rel=1e-3)  # (63 / 64)^640 of 284 are left

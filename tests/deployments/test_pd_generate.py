@@ -52,7 +52,7 @@ def _client() -> Client:
     return Client()
 
 
-def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000) -> Any:
+def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, answer_tokens: int = 0) -> Any:
     from autoscale.request_stats import RequestStats
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
@@ -62,6 +62,10 @@ def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000) ->
         block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
     )
     requests = RequestStats(time.monotonic)
+    if answer_tokens:
+        timer = requests.begin(time.monotonic(), 7, is_streamed=True)
+        timer.add_tokens(answer_tokens)
+        timer.end()
     return PDGenerate(client=client, prefill=prefill, stats=stats, requests=requests, config=RouterConfig())
 
 
@@ -153,11 +157,11 @@ async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client:
 
 
 async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client: Client, prefill: Prefill) -> None:
-    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 512 that a queue makes stay
-    for backlog_tokens, stays in ((0, False), (5000, True)):
+    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 400 that answers of 50 tokens share
+    for backlog_tokens, answer_tokens, stays in ((0, 50, False), (5000, 50, True), (5000, 30, False)):
         prefill.calls.clear()
         client.asked.clear()
-        generate = decode(client, prefill)
+        generate = decode(client, prefill, answer_tokens=answer_tokens)
         first = asyncio.create_task(run(generate, LONG))
         await sent(prefill, 1)
         prefill.calls[0].set_result(answered(backlog_tokens))

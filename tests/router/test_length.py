@@ -22,6 +22,7 @@ def configs(draw: st.DrawFn) -> LengthConfig:
     return LengthConfig(
         local_max_tokens=local_max,
         local_cap_tokens=cap,
+        local_tokens_per_output_token=draw(st.floats(0.0, 32.0)),
         backlog_share_frac=draw(FRACS),
         decode_room_frac=room,
         decode_busy_frac=busy,
@@ -35,6 +36,7 @@ def loads(draw: st.DrawFn) -> DecodeLoad:
         max_running_requests=draw(st.none() | st.integers(1, 64)),
         kv_usage_frac=draw(st.none() | FRACS),
         local_prefill_tokens=draw(TOKENS),
+        output_tokens_mean=draw(st.none() | st.floats(1.0, 4096.0)),
     )
 
 
@@ -47,6 +49,8 @@ def growing_loads(draw: st.DrawFn) -> tuple[DecodeLoad, DecodeLoad]:
         heavier = replace(heavier, running_requests=lighter.running_requests + draw(st.integers(0, 40)))
     if lighter.kv_usage_frac is not None:
         heavier = replace(heavier, kv_usage_frac=draw(st.floats(lighter.kv_usage_frac, 1.0)))
+    if lighter.output_tokens_mean is not None:
+        heavier = replace(heavier, output_tokens_mean=draw(st.floats(1.0, lighter.output_tokens_mean)))
     return lighter, heavier
 
 
@@ -76,6 +80,11 @@ def decide(
         # 128 + 0.5 * 10000, cut at the cap.
         (512, 0, 10_000, {}, 512.0, PrefillPath.LOCAL, PathReason.PREFILL_BACKLOG),
         (513, 0, 10_000, {}, 512.0, PrefillPath.REMOTE, PathReason.LONG),
+        # Answers of 32 tokens share a stall of at most 8 * 32; those of 4 share none that backlog would bring.
+        (256, 0, 10_000, {"output_tokens_mean": 32.0}, 256.0, PrefillPath.LOCAL, PathReason.PREFILL_BACKLOG),
+        (257, 0, 10_000, {"output_tokens_mean": 32.0}, 256.0, PrefillPath.REMOTE, PathReason.LONG),
+        (129, 0, 10_000, {"output_tokens_mean": 4.0}, 128.0, PrefillPath.REMOTE, PathReason.LONG),
+        (129, 0, 10_000, {"output_tokens_mean": None}, 128.0, PrefillPath.REMOTE, PathReason.LONG),
         # Backlog not observed.
         (129, 0, None, {}, 128.0, PrefillPath.REMOTE, PathReason.LONG),
         # Free 0.375: neither room (0.5) nor busy (0.25), so no backlog moves the bound.

@@ -290,8 +290,12 @@ def test_a_path_is_chosen_by_kv_as_it_is_and_not_as_when_the_batch_began(
     assert late_ttft_s(is_watched=False) == pytest.approx(late_ttft_s(is_watched=True))
 
 
-def test_a_long_queue_on_prefill_keeps_prompts_on_decode(make_cluster: Callable[..., VirtualCluster]) -> None:
+@pytest.mark.parametrize(("answer_tokens", "handoffs"), [(50, 1), (30, 2)])
+def test_a_long_queue_on_prefill_keeps_prompts_on_decode_where_answers_are_long(
+    answer_tokens: int, handoffs: int, make_cluster: Callable[..., VirtualCluster]
+) -> None:
+    """8 tokens for each of an answer's 50 are 400, so that the last one does not wait for the prefill before it."""
     cluster = make_cluster(1, 1, length={"local_cap_tokens": 400, "local_max_tokens": 128})
-    cluster.submit([request(0.0, 900, 2), request(0.1, 300, 2)])
+    cluster.submit([request(0.0, 100, answer_tokens), request(30.0, 900, 2), request(30.1, 300, 2)])
     cluster.run()
-    assert replicas(cluster)["decode-0"].handoffs == 1  # the second did not wait for the first one's prefill
+    assert replicas(cluster)["decode-0"].handoffs == handoffs
