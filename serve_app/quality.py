@@ -44,7 +44,7 @@ class Workload:
     reporting: tuple[float, float]
     rate_scale: float
     is_bursty: bool
-    warm_up_s: float = 60.0
+    warm_up_s: float
 
 
 WORKLOADS = (
@@ -70,17 +70,19 @@ WORKLOADS = (
         name="ServeGen M-large",
         file="servegen_mlarge_3day.csv.gz",
         tuning=(28800.0, 240.0),
-        reporting=(115200.0, 400.0),
-        rate_scale=250.0,
+        reporting=(114900.0, 600.0),
+        rate_scale=225.0,
         is_bursty=False,
+        warm_up_s=240.0,
     ),
     Workload(
         name="Azure conversation 2023",
         file="azure_conv_2023.csv.gz",
         tuning=(300.0, 240.0),
-        reporting=(875.0, 400.0),
-        rate_scale=31.0,
+        reporting=(875.0, 1200.0),
+        rate_scale=21.0,
         is_bursty=False,
+        warm_up_s=300.0,
     ),
 )
 

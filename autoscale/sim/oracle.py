@@ -157,14 +157,16 @@ class Oracle:
         return best
 
     def _stretches(self, best: _Tried) -> list[tuple[Role, int, int]]:
-        """Bins of equal counts, and their halves and ends, those with least work per replica first."""
+        """Bins of equal counts, their halves, their ends and the one with least work; least work per replica first."""
         found: list[tuple[float, Role, int, int]] = []
         for role in Role:
             counts = best.counts[role]
             edges = [0, *(at for at in range(1, self._bins) if counts[at] != counts[at - 1]), self._bins]
             spans = {(a, b) for a, b in pairwise(edges)}
             for a, b in list(spans):
-                spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b)} if b - a > 1 else set()
+                if b - a > 1:
+                    least = a + int(self._work[role][a:b].argmin())
+                    spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b), (least, least + 1)}
             found += [(float((self._work[role][a:b] / counts[a:b]).max()), role, a, b) for a, b in spans]
         return [(role, a, b) for _, role, a, b in sorted(found)]
 

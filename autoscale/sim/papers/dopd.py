@@ -24,6 +24,7 @@ from autoscale.sim.papers.dopd_testbed import (
     KEYS,
     LAX_SLO,
     MEMORY_TP2,
+    ROUTER,
     SLO,
     START_S,
     Steady,
@@ -35,7 +36,6 @@ from autoscale.sim.papers.dopd_testbed import (
 from autoscale.sim.scenario import Run, Scenario, run_policy
 from autoscale.trace import TraceRequest, load_trace
 from kvtransfer.topology import Role
-from router.config import RouterConfig
 
 _P, _D = Role.PREFILL, Role.DECODE
 _CONFIGS = Path(__file__).parents[3] / "configs"
@@ -226,7 +226,7 @@ def scaled(kind: str, trace: Sequence[TraceRequest]) -> Run:
             )
             for role in Role
         },
-        router=RouterConfig(),
+        router=ROUTER,
         warm_up_s=0.0,
     )
     policy = {"kind": kind} | ({str(role): engine(role) for role in Role} if needs_profiles(kind) else {})

@@ -24,7 +24,7 @@ from autoscale.workload import (
     synthesize,
 )
 from kvtransfer.topology import Role
-from router.config import RouterConfig
+from router.config import LengthConfig, RouterConfig
 
 KEYS = {role: PoolKey("g0", role) for role in Role}
 # The paper names no objective: these are our defaults, 1 s and 0.05 s.
@@ -39,6 +39,10 @@ MEMORY_TP2 = DecodeMemoryConfig(
 # Section VII: "<= 30s for a P-instance (and about 1.5x longer for a D-instance)".
 START_S = {Role.PREFILL: 30.0, Role.DECODE: 45.0}
 GPUS = {Role.PREFILL: 1, Role.DECODE: 2}
+# Section 4.3: only short prompts are computed on decode, whatever the answers; how short is not said for bursts.
+ROUTER = RouterConfig(
+    length=LengthConfig(local_cap_tokens=512, local_tokens_per_output_token=512.0, decode_room_frac=0.5)
+)
 
 _LENGTHS = (100, 200, 700, 1200, 1700)
 # bf16: 80 layers x 2 x 8 heads x 128 x 2 bytes.
@@ -134,7 +138,7 @@ def closed_loop(
         lengths: input and output tokens, again and again.
         concurrency: requests in flight.
     """
-    cluster = VirtualCluster({KEYS[role]: profiles[role] for role in counts}, RouterConfig(), random.Random(0))
+    cluster = VirtualCluster({KEYS[role]: profiles[role] for role in counts}, ROUTER, random.Random(0))
     replicas: dict[Role, list[VirtualReplica]] = {role: [] for role in Role}
     for role, count in counts.items():
         replicas[role] = [cluster.add(KEYS[role], f"{role}-{index}") for index in range(count)]
