@@ -99,7 +99,7 @@ def scale_trace(
     max_total_tokens: int | None = None,
     limit: int | None = None,
 ) -> tuple[TraceRequest, ...]:
-    """The first ``limit`` requests, slowed down and shortened.
+    """The first ``limit`` requests, slowed down and shortened; a prompt that is shortened shares no blocks.
 
     Args:
         requests: a trace.
@@ -115,7 +115,11 @@ def scale_trace(
         if max_total_tokens is not None:
             output = min(output, max_total_tokens - 1)
             prompt = min(prompt, max_total_tokens - output)
-        scaled.append(TraceRequest(at_s=request.at_s * time_factor, input_tokens=prompt, output_tokens=output))
+        # Of a prompt that is another one, it is not known which blocks it shares.
+        hash_ids = request.hash_ids if prompt == request.input_tokens else ()
+        scaled.append(
+            TraceRequest(at_s=request.at_s * time_factor, input_tokens=prompt, output_tokens=output, hash_ids=hash_ids)
+        )
     return tuple(scaled)
 
 

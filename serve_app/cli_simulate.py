@@ -173,11 +173,11 @@ def curate(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     console.print(pressure_verdict(pressed), highlight=False)
-    console.print(candidates_table(settings, oracle, found))
-    best = max((each[0] for each in found.values()), key=lambda one: one.score(settings.slo.attainment_frac))
-    if not best.score(settings.slo.attainment_frac)[0]:
+    console.print(candidates_table(oracle, found))
+    best = max((each[0] for each in found.values()), key=lambda one: one.score(oracle.least_frac))
+    if not best.score(oracle.least_frac)[0]:
         errors.print(
-            f"note: no candidate attained {settings.slo.attainment_frac:.1%}; the one that came nearest is written",
+            f"note: no candidate attained {oracle.least_frac:.2%}; the one that came nearest is written",
             style="yellow",
         )
     text = curated_yaml(settings, best, config_path=config, serve=document, trace=trace)

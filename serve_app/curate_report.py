@@ -45,7 +45,7 @@ def pressure_table(result: PressureResult) -> Table:
             _text(shown[Signal.DECODE_TPS], ".0f"),
             _text(shown[Signal.PREFILL_GPU_UTILIZATION], ".0%"),
             _text(shown[Signal.TTFT], ".2f"),
-            _text(shown[Signal.TPOT], ".3f"),
+            _text(shown[Signal.TPOT], ".1f", 1e3),
             style="bold" if is_best else None,
         )
     return table
@@ -83,14 +83,14 @@ def _point(point: PressurePoint) -> dict[str, Any]:
     return {**asdict(point), "signals": {str(name): value for name, value in point.signals.items()}}
 
 
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
+def _text(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:{form}}"
 
 
-def candidates_table(config: SimConfig, oracle: OracleResult, found: Mapping[str, Sequence[Candidate]]) -> Table:
+def candidates_table(oracle: OracleResult, found: Mapping[str, Sequence[Candidate]]) -> Table:
     """The best of each policy, the best policy first."""
-    least, hours = config.slo.attainment_frac, oracle.result.outcome.gpu_hours
-    table = _titled(f"best of each policy; {least:.1%} must be within the objectives, then the fewest GPU-hours")
+    least, hours = oracle.least_frac, oracle.result.outcome.gpu_hours
+    table = _titled(f"best of each policy; {least:.2%} must be within the objectives, then the fewest GPU-hours")
     table.add_column("policy", no_wrap=True)
     for name in ("SLO met", "GPU\nhours", "/oracle", "tried"):
         table.add_column(name, justify="right")

@@ -22,6 +22,8 @@ _FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
 _FIRST_STEP, _LAST_STEP = 0.16, 0.015
 # Near sizes that were found on the same trace with another seed: smaller steps, and fewer.
 _NEAR_STEP, _NEAR_RUNS = 0.04, 8
+# Where the walk of fixed counts ends, these are tried: prefill, decode.
+_NEIGHBOURS = ((-1, 0), (0, -1), (-1, 1), (1, -1), (-2, 1), (1, -2))
 # The causal planner looks at what arrived over one of these times, and keeps what it has for one of these, seconds.
 _LOOKS_S = ((15.0, 30.0), (30.0, 120.0), (60.0, 600.0))
 _GRID_S = 5.0
@@ -71,7 +73,35 @@ def smallest_static(
 
     bound = _walk(run, first, attainment_frac, most_runs, is_near=near is not None)
     counts = {role: float(_within(scenario, keys[role], bound.sizes[role])) for role in Role}
-    return Bound(run=bound.run, sizes=counts, is_attained=bound.is_attained)
+    best = Bound(run=bound.run, sizes=counts, is_attained=bound.is_attained)
+    while best.is_attained and (fewer := _fewer(run, best, attainment_frac, scenario, keys)) is not None:
+        best = fewer
+    return best
+
+
+def _fewer(
+    run: Callable[[Sizes], Run],
+    best: Bound,
+    attainment_frac: float,
+    scenario: Scenario,
+    keys: Mapping[Role, PoolKey],
+) -> Bound | None:
+    """A neighbour on fewer GPUs that attains as much, the one on the fewest first."""
+    gpus = {role: scenario.pools[keys[role]].gpus_per_replica for role in Role}
+    allowed = {role: scenario.pools[keys[role]] for role in Role}
+    found = []
+    for ways in _NEIGHBOURS:
+        change = dict(zip(Role, ways, strict=True))
+        sizes = {role: best.sizes[role] + change[role] for role in Role}
+        is_allowed = all(allowed[r].lowest_replicas <= sizes[r] <= allowed[r].highest_replicas for r in Role)
+        spared = -sum(gpus[role] * change[role] for role in Role)
+        if is_allowed and spared > 0:
+            found.append((-spared, ways, sizes))
+    for _, _, sizes in sorted(found, key=lambda each: each[:2]):
+        tried = run(sizes)
+        if tried.attainment_frac >= attainment_frac:
+            return Bound(run=tried, sizes=sizes, is_attained=True)
+    return None
 
 
 def causal_bound(

@@ -1,7 +1,7 @@
 """Policies side by side on one scenario, with the oracle, the causal bound and fixed counts beside them (pure)."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from autoscale.sim.bounds import Bound, causal_bound, smallest_static
 from autoscale.sim.config import SimConfig
 from autoscale.sim.oracle import ClairvoyantPlan, Oracle
 from autoscale.sim.outcome import Outcome, outcome
+from autoscale.sim.profiled_range import ProfiledRange
 from autoscale.sim.scenario import Failure, Run, Scenario, run_policy, run_schedule
 from autoscale.sim.static import unloaded_ttft_s
 from autoscale.trace import TraceRequest, scale_rate
@@ -49,19 +50,30 @@ class BoundResult:
     is_attained: bool
     looks_s: tuple[float, float] | None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of fixed counts, how many of each role."""
+        return {str(role): int(size) for role, size in self.sizes.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class OracleResult:
     """The oracle's plan of a scenario, and the smallest fixed counts.
 
-    ``rate_scale``: how many times the trace's requests it has.
+    ``rate_scale``: how many times the trace's requests it has. ``least_frac``: see the function.
     """
 
     scenario: Scenario
+    least_frac: float
     rate_scale: float
     plan: ClairvoyantPlan
     result: Result
     static: BoundResult
+
+    @property
+    def is_attained(self) -> bool:
+        """Whether any counts meet the objective."""
+        return self.result.outcome.slo_attainment_frac >= self.least_frac
 
     @property
     def first_counts(self) -> dict[PoolKey, int]:
@@ -115,11 +127,10 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
     Raises:
         ValueError: names the file, and the first such request by its place.
     """
-    prefills, decodes = ([group.pool(role).profile for group in config.groups] for role in Role)
-    most = min(profile.kv_tokens for profile in (*prefills, *decodes))
-    block = max(profile.block_tokens for profile in decodes)
-    low, high = max(p.prefill.tokens[0] for p in prefills), min(p.prefill.tokens[-1] for p in prefills)
-    longest = min(profile.decode.context_tokens[-1] for profile in decodes)
+    profiles = config.profiles()
+    most = min(profile.kv_tokens for profile in profiles.values())
+    block = max(profile.block_tokens for key, profile in profiles.items() if key.role is Role.DECODE)
+    known = ProfiledRange.of(profiles)
     beyond = []
     for number, request in enumerate(trace, start=1):
         total = request.input_tokens + request.output_tokens
@@ -128,14 +139,14 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
                 f"{path}: request {number} ({request.input_tokens} + {request.output_tokens} tokens) does not fit the "
                 f"KV of an engine, {most} tokens: choose another profile, or leave it out"
             )
-        if not (low <= request.input_tokens <= high and total <= longest):
+        if not known.covers(request.input_tokens, request.output_tokens):
             beyond.append((number, request))
     if is_strict and beyond:
         number, request = beyond[0]
         raise ValueError(
             f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first is request {number} "
-            f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {low} to {high} tokens "
-            f"and contexts up to {longest}; profile more, or leave --strict out"
+            f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {known.low_tokens} to "
+            f"{known.high_tokens} tokens and contexts up to {known.longest_tokens}; profile more, or leave --strict out"
         )
 
 
@@ -151,6 +162,53 @@ def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *,
             f"{path}: no request arrives after the warm-up of {config.warm_up_s:g} s: give a longer trace or a shorter "
             "warm_up_s"
         )
+
+
+def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
+    """How many requests miss their TPOT objective even alone on an engine, whichever group's."""
+    engines = [group.pool(Role.DECODE).profile.decode for group in config.groups]
+    return sum(
+        request.output_tokens > 1
+        and all(e.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s for e in engines)
+        for request in trace
+    )
+
+
+def least_frac(config: SimConfig, scenario: Scenario) -> float:
+    """The share of a scenario's measured requests that must meet their objectives: what is asked, of those that can.
+
+    Raises:
+        ValueError: no measured request can.
+    """
+    measured = scenario.measured_trace
+    impossible = impossible_requests(config, measured)
+    if impossible == len(measured):
+        raise ValueError(
+            f"slo.tpot_s is {config.slo.tpot_s:g}: none of the {len(measured)} measured requests can meet it, even "
+            "alone on an engine: give a longer one, or other engines"
+        )
+    return config.slo.attainment_frac * (1.0 - impossible / len(measured))
+
+
+def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
+    """What a reader must know about these requests before believing figures about them."""
+    profiles = config.profiles()
+    known = ProfiledRange.of(profiles)
+    lines = []
+    if beyond := sum(not known.covers(request.input_tokens, request.output_tokens) for request in trace):
+        lines.append(
+            f"{beyond:,} of {len(trace):,} requests are longer or shorter than what was profiled; their times are "
+            "extrapolated, and --strict refuses them"
+        )
+    prefills = [profile.prefill for key, profile in profiles.items() if key.role is Role.PREFILL]
+    if derived := sum(any(each.is_derived(request.input_tokens) for each in prefills) for request in trace):
+        lines.append(f"{derived:,} of {len(trace):,} requests have prompts whose times were derived, not measured")
+    if impossible := impossible_requests(config, trace):
+        lines.append(
+            f"{impossible:,} of {len(trace):,} requests cannot meet their TPOT objective even alone on an engine: the "
+            "share that is asked for is of the others"
+        )
+    return lines
 
 
 def find_oracle(
@@ -173,15 +231,15 @@ def find_oracle(
         say: told what happens.
 
     Raises:
-        ValueError: several groups, no counts attain the objective, or none of this trace take so many replicas.
+        ValueError: several groups, no request can meet its objective, or no rate makes the plan take so many replicas.
     """
     config.check_one_group("the oracle")
     slo = config.slo
 
-    def planner(scenario: Scenario) -> Oracle:
+    def planner(scenario: Scenario, least: float) -> Oracle:
         return Oracle(
             scenario,
-            attainment_frac=slo.attainment_frac,
+            attainment_frac=least,
             bin_s=config.bin_s,
             tpot_s=slo.tpot_s,
             simulated_requests=config.oracle_simulated_requests // (1 if near is None else _NEAR_SHARE),
@@ -193,21 +251,23 @@ def find_oracle(
     is_rough = rate_scale is None
     for _ in range(_MOST_SCALINGS):
         scenario = scenario_of(config, trace, rate_scale=scale, seed=seed)
+        least = least_frac(config, scenario)
         if is_rough:
-            plan, _run = planner(scenario).plan(is_rough=True)
+            plan, _run = planner(scenario, least).plan(is_rough=True)
         else:
             static = smallest_static(
                 scenario,
-                slo.attainment_frac,
+                least,
                 tpot_s=slo.tpot_s,
                 near=None if near is None or not near.static.is_attained else near.static.sizes,
                 on_run=lambda line: say(f"fixed counts: {line}"),
             )
-            fixed = {role: int(size) for role, size in static.sizes.items()} if static.is_attained else None
-            plan, run = planner(scenario).plan(fixed, near=None if near is None else near.plan)
+            fixed = {role: int(size) for role, size in static.sizes.items()}
+            plan, run = planner(scenario, least).plan(fixed, near=None if near is None else near.plan)
             if rate_scale is not None or plan.peak_replicas >= PEAK_REPLICAS:
                 return OracleResult(
                     scenario=scenario,
+                    least_frac=least,
                     rate_scale=scale,
                     plan=plan,
                     result=result_of(config, run),
@@ -227,17 +287,25 @@ def find_causal(
     ``near``: that of the same trace with another seed, to begin with.
     """
     scenario = oracle.scenario
-    slo = config.slo
     bound = causal_bound(
         scenario,
-        slo.attainment_frac,
-        tpot_s=slo.tpot_s,
+        oracle.least_frac,
+        tpot_s=config.slo.tpot_s,
         near=None if near is None or near.looks_s is None else (near.sizes, near.looks_s),
         on_run=lambda line: say(f"causal bound: {line}"),
     )
     found, static = _bound_result(config, bound), oracle.static
     is_static_better = static.result.outcome.gpu_hours < found.result.outcome.gpu_hours or not found.is_attained
     return static if static.is_attained and is_static_better else found
+
+
+def no_dearer(oracle: OracleResult, causal: BoundResult) -> OracleResult:
+    """The oracle with the causal bound's run where that is cheaper: whoever knows more needs no more.
+
+    The oracle's search is of counts that stay for a bin, and ends when its runs are spent; so that can happen.
+    """
+    is_cheaper = causal.result.outcome.gpu_hours < oracle.result.outcome.gpu_hours or not oracle.is_attained
+    return replace(oracle, result=causal.result) if causal.is_attained and is_cheaper else oracle
 
 
 def _bound_result(config: SimConfig, bound: Bound) -> BoundResult:

@@ -179,7 +179,7 @@ def curate(
         candidate = Candidate(kind=kind, changes=changes, result=job.result())
         found[kind].append(candidate)
         on_done(candidate)
-    least = config.slo.attainment_frac
+    least = oracle.least_frac
     return {kind: sorted(each, key=lambda one: one.score(least), reverse=True) for kind, each in found.items()}
 
 

@@ -88,45 +88,44 @@ class Oracle:
         near: ClairvoyantPlan | None = None,
         is_rough: bool = False,
     ) -> tuple[ClairvoyantPlan, Run]:
-        """The cheapest plan found, and its run.
+        """The cheapest plan found, and its run; where none attains what it must, the one that came nearest.
 
         Args:
-            fixed: counts that attain what must be, to begin with too.
+            fixed: the best fixed counts, to begin with too.
             near: that of the same trace with another seed, to begin with.
             is_rough: take the first plan that attains it.
-
-        Raises:
-            ValueError: none attains what it must.
         """
         best = self._mended_until_attained(self._first() if near is None else self._like(near))
         if not is_rough:
             if fixed is not None:
                 even = self._try({role: np.full(self._bins, fixed[role]) for role in Role})
                 ways = [self._thinned_while_better(each) for each in (best, even)]
-                best = min(ways, key=lambda each: (not self._is_attained(each), each.gpu_hours))
-            best = self._polished(best)
-        if not self._is_attained(best):
-            raise ValueError(
-                f"no counts attain {self._least:.2%} of the requests (the best found, {best.attainment_frac:.2%}): the "
-                "objectives, the engines or highest_replicas are too small for this trace"
-            )
+                best = min(ways, key=self._rank)
+            if self._is_attained(best):
+                best = self._polished(best)
         lists = {role: [int(n) for n in best.counts[role]] for role in Role}
         return ClairvoyantPlan(bin_s=self._bin_s, counts=lists), best.run
 
     def _is_attained(self, tried: _Tried) -> bool:
         return tried.attainment_frac >= self._least
 
+    def _rank(self, tried: _Tried) -> tuple[bool, float]:
+        """Better is less."""
+        is_attained = self._is_attained(tried)
+        return not is_attained, tried.gpu_hours if is_attained else -tried.attainment_frac
+
     @property
     def _is_spent(self) -> bool:
         return len(self._known) >= self._most_runs
 
     def _mended_until_attained(self, counts: Counts) -> _Tried:
-        tried = self._try(counts)
+        best = tried = self._try(counts)
         for _ in range(_MOST_MENDINGS):
-            if self._is_attained(tried):
+            if self._is_attained(best):
                 break
             tried = self._try(self._mended(tried))
-        return tried
+            best = max(best, tried, key=lambda each: each.attainment_frac)
+        return best
 
     def _thinned_while_better(self, best: _Tried) -> _Tried:
         """Fewer replicas in many bins at once, mended again where that was too many."""
@@ -157,16 +156,24 @@ class Oracle:
         return best
 
     def _stretches(self, best: _Tried) -> list[tuple[Role, int, int]]:
-        """Bins of equal counts, their halves, their ends and the one with least work; least work per replica first."""
+        """Bins of equal counts, their halves, their ends and the least busy windows in them; least work first.
+
+        Inside, nothing shorter than a start can be spared; see ``filled``.
+        """
         found: list[tuple[float, Role, int, int]] = []
         for role in Role:
             counts = best.counts[role]
+            shortest = int(self._scenario.pools[self._keys[role]].start_s / self._bin_s) + 1
             edges = [0, *(at for at in range(1, self._bins) if counts[at] != counts[at - 1]), self._bins]
             spans = {(a, b) for a, b in pairwise(edges)}
             for a, b in list(spans):
                 if b - a > 1:
-                    least = a + int(self._work[role][a:b].argmin())
-                    spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b), (least, least + 1)}
+                    spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b)}
+                for bins in (shortest, 2 * shortest, 4 * shortest):
+                    if bins < b - a:
+                        sums = np.convolve(self._work[role][a:b], np.ones(bins), mode="valid")
+                        least = a + int(sums.argmin())
+                        spans.add((least, least + bins))
             found += [(float((self._work[role][a:b] / counts[a:b]).max()), role, a, b) for a, b in spans]
         return [(role, a, b) for _, role, a, b in sorted(found)]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from autoscale.engine_model import EngineModel
 from autoscale.profile import EngineProfile
+from autoscale.sim.profiled_range import ProfiledRange
 from autoscale.sim.scenario import Run
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
@@ -33,8 +34,8 @@ class Outcome:
     arrival. ``ratio_within_band_frac``: the share of ticks at which the replicas that served were within one replica of
     the smaller role of the plan's P/D ratio, ``None`` without plans; ``ratio_deviation_mean_replicas`` is the mean
     distance. Quantiles are ``None`` where no request ended.
-    ``extrapolated_requests`` have prompts beyond the profile, ``derived_requests`` of lengths for which it has derived
-    times, not measured ones.
+    ``extrapolated_requests`` are of lengths beyond the profile, ``derived_requests`` have prompts of lengths for which
+    it has derived times, not measured ones.
     """
 
     slo_attainment_frac: float
@@ -94,6 +95,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
     used = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
     prompts = scenario.profiles[min(scenario.profiles, key=lambda key: key.role is not Role.PREFILL)].prefill
+    known, asked = ProfiledRange.of(scenario.profiles), scenario.measured_trace
     return Outcome(
         slo_attainment_frac=run.attainment_frac,
         ttft_attainment_frac=sum(r.ttft_s is not None and r.ttft_s <= slo.ttft_s for r, slo in pairs) / len(pairs),
@@ -101,8 +103,8 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         goodput_requests_per_s=sum(run.is_met) / max(1e-9, scenario.end_s - scenario.warm_up_s),
         requests=len(measured),
         failed_requests=len(measured) - len(ok),
-        extrapolated_requests=sum(not prompts.covers(record.input_tokens) for record in measured),
-        derived_requests=sum(prompts.is_derived(record.input_tokens) for record in measured),
+        extrapolated_requests=sum(not known.covers(r.input_tokens, r.output_tokens) for r in asked),
+        derived_requests=sum(prompts.is_derived(request.input_tokens) for request in asked),
         preemptions=sum(life.replica.engine.counters.preemptions for life in run.fleet.lives if life.replica),
         **_quantiles("ttft", [r.ttft_s for r in ok]),
         **_quantiles("tpot", [r.tpot_s for r in ok]),

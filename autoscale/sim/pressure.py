@@ -3,13 +3,14 @@
 Source: HeteroScale Algorithm 1, PRESSURETEST.
 """
 
+import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoscale.policies.heteroscale import Signal
 from autoscale.ratio import PdRatio
-from autoscale.sim.compare import scenario_of
+from autoscale.sim.compare import least_frac, scenario_of
 from autoscale.sim.config import SimConfig
 from autoscale.sim.outcome import outcome
 from autoscale.sim.scenario import Run, Scenario, run_schedule
@@ -140,12 +141,12 @@ class PressureTest:
         """The highest rate at which a split keeps the objectives, to about a hundredth; begins at the likely one."""
         low, high = 0.0, likely or 1.0
         best: Run | None = None
-        while (run := self.run(prefill, decode, high)).attainment_frac >= self._config.slo.attainment_frac:
+        while self._is_kept(run := self.run(prefill, decode, high)):
             low, high, best = high, high * (1.25 if likely else 2.0), run
         for _ in range(_RATE_STEPS):
             rate = (low + high) / 2
             run = self.run(prefill, decode, rate)
-            if run.attainment_frac >= self._config.slo.attainment_frac:
+            if self._is_kept(run):
                 low, best = rate, run
             else:
                 high = rate
@@ -157,18 +158,37 @@ class PressureTest:
             prefill=prefill, decode=decode, requests_per_s=low, attainment_frac=attained, signals=signals
         )
 
+    def _is_kept(self, run: Run) -> bool:
+        return run.attainment_frac >= least_frac(self._config, run.scenario)
+
     def run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
         """A split at one rate; no prefill replicas: aggregated engines."""
         rng = random.Random(self._seed)
         trace: list[TraceRequest] = []
-        at_s = 0.0
+        at_s, drawn = 0.0, _drawn(self._trace, rng)
         while at_s < _RUN_S or len(trace) < _LEAST_REQUESTS:
             at_s += rng.expovariate(requests_per_s)
-            trace.append(replace(rng.choice(self._trace), at_s=at_s))
+            trace.append(replace(next(drawn), at_s=at_s))
         scenario = scenario_of(self._config, trace, seed=self._seed)
         counts = {Role.PREFILL: prefill, Role.DECODE: decode}
         used = {role: self._keys[role] for role in Role if counts[role]}
         return run_schedule(_limited(scenario, used.values()), {used[r]: [(0.0, counts[r])] for r in used})
+
+
+def _drawn(trace: Sequence[TraceRequest], rng: random.Random) -> Iterator[TraceRequest]:
+    """Requests of a trace without end, by chance; where prefixes are known in its order, from anywhere.
+
+    A prompt shares blocks with those around it. The trace's second round, and each later one, has blocks of its own.
+    """
+    if not any(request.hash_ids for request in trace):
+        while True:
+            yield rng.choice(trace)
+    ids = 1 + max(max(request.hash_ids, default=0) for request in trace)
+    begin = rng.randrange(len(trace))
+    for number in itertools.count(begin):
+        turn, index = divmod(number, len(trace))
+        request = trace[index]
+        yield replace(request, hash_ids=tuple([block + turn * ids for block in request.hash_ids]))
 
 
 def _limited(scenario: Scenario, keys: Iterable[PoolKey]) -> Scenario:

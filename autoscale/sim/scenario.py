@@ -60,6 +60,11 @@ class Scenario:
         """Until when GPUs are counted: the last arrival."""
         return self.trace[-1].at_s
 
+    @property
+    def measured_trace(self) -> Sequence[TraceRequest]:
+        """The requests that arrive after the warm-up."""
+        return self.trace[bisect_left(self.trace, self.warm_up_s, key=attrgetter("at_s")) :]
+
     def cluster(self, slo: SloConfig | None = None) -> VirtualCluster:
         """A cluster without replicas, to which the trace is on its way."""
         cluster = VirtualCluster(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
@@ -13,6 +14,10 @@ from autoscale.sim.compare import (
     Result,
     find_causal,
     find_oracle,
+    impossible_requests,
+    least_frac,
+    no_dearer,
+    notes,
     run_aggregated,
     run_named,
     scenario_of,
@@ -21,7 +26,6 @@ from autoscale.sim.config import SimConfig
 from autoscale.sim.scenario import Scenario
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
-from kvtransfer.topology import Role
 
 _CONFIDENCE = 0.95
 # Less than this below the oracle's GPU-hours is rounding.
@@ -71,13 +75,12 @@ class Study:
     @property
     def beat_the_oracle(self) -> list[str]:
         """Policies that attained what the oracle had to with fewer GPU-hours, which says that it is none."""
-        least = self.config.slo.attainment_frac
         return [
             name
             for name in self.names
             for seed in self.seeds
             if seed.bounds is not None
-            and seed.policies[name].outcome.slo_attainment_frac >= least
+            and seed.policies[name].outcome.slo_attainment_frac >= seed.bounds.oracle.least_frac
             and seed.policies[name].outcome.gpu_hours < seed.bounds.oracle.result.outcome.gpu_hours * (1 - _ROUNDING)
         ]
 
@@ -87,21 +90,20 @@ class Study:
         lines = []
         if not self.bounds:
             lines.append("the oracle and the bounds plan one group, so there are none, nor multiples of them")
-        beyond = max(result.outcome.extrapolated_requests for seed in self.seeds for result in seed.policies.values())
-        if beyond:
-            lines.append(f"{beyond:,} requests are longer or shorter than what was profiled; --strict refuses them")
-        if self.impossible_requests:
-            lines.append(
-                f"{self.impossible_requests:,} requests of the trace cannot meet their objective on idle engines: the "
-                "share that is asked for is of the others"
-            )
-        for what, bounds in (
-            ("causal bound", [each.causal for each in self.bounds]),
-            ("static", [each.oracle.static for each in self.bounds]),
+        lines += notes(self.config, self.seeds[0].scenario.measured_trace)
+        for what, are_attained in (
+            ("oracle", [each.oracle.is_attained for each in self.bounds]),
+            ("causal bound", [each.causal.is_attained for each in self.bounds]),
+            ("smallest static", [each.oracle.static.is_attained for each in self.bounds]),
         ):
-            if not all(bound.is_attained for bound in bounds):
-                lines.append(f"{what}: no sizes were found that attain {self.config.slo.attainment_frac:.1%}")
+            if not all(are_attained):
+                lines.append(f"{what}: no counts were found that attain {self.least_frac:.2%}; the nearest are shown")
         return lines
+
+    @cached_property
+    def least_frac(self) -> float:
+        """The share of the measured requests that must meet their objectives, with the first seed."""
+        return least_frac(self.config, self.seeds[0].scenario)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A policy's figures with each seed, with GPU-hours as multiples of the oracle's and the causal bound's."""
@@ -165,29 +167,31 @@ def run_study(
         on_step: told what was done last, how many simulations are done, and of how many.
 
     Raises:
-        ValueError: a name is unknown, no counts attain the objective, or several groups are asked for what takes one.
+        ValueError: a name is unknown, no request can meet its objective, or several groups are asked for what takes
+            one.
     """
     first, *others = seeds = list(seeds)
-    impossible = impossible_requests(config, trace)
-    possible_frac = 1.0 - impossible / len(trace)
-    slo = config.slo.model_copy(update={"attainment_frac": config.slo.attainment_frac * possible_frac})
-    config = config.model_copy(update={"slo": slo})
     parts: dict[Future[Any], tuple[int, str]] = {}
     scenarios: dict[int, Scenario] = {}
     oracles: dict[int, OracleResult] = {}
 
-    def begin(seed: int, scenario: Scenario, counts: Mapping[PoolKey, int]) -> None:
+    def begin(seed: int, scenario: Scenario, counts: Mapping[PoolKey, int], static: BoundResult | None) -> None:
         scenarios[seed] = scenario
         for name in names:
-            if name != "static" or name in config.policies:
-                parts[pool.submit(run_named, config, name, scenario, counts)] = (seed, name)
+            its, first_counts = config, counts
+            if static is not None and name == "static" and name not in config.policies:
+                if not config.failures:  # that run is there already
+                    continue
+                its = config.model_copy(update={"policies": {"static": {"policy": static.counts}}})
+                first_counts = {key: static.counts[str(key.role)] for key in counts}
+            parts[pool.submit(run_named, its, name, scenario, first_counts)] = (seed, name)
 
     def begin_with(oracle: OracleResult, seed: int, near: BoundResult | None = None) -> Future[BoundResult]:
         oracles[seed] = oracle
         causal = pool.submit(find_causal, config, oracle, near)
         parts[causal] = (seed, "causal bound")
         parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
-        begin(seed, oracle.scenario, oracle.first_counts)
+        begin(seed, oracle.scenario, oracle.first_counts, oracle.static)
         return causal
 
     if len(config.groups) > 1:
@@ -198,16 +202,16 @@ def run_study(
         scale = rate_scale or 1.0
         fewest = {key: virtual.lowest_replicas for key, virtual in config.pools().items()}
         for seed in seeds:
-            begin(seed, scenario_of(config, trace, rate_scale=scale, seed=seed), fewest)
+            begin(seed, scenario_of(config, trace, rate_scale=scale, seed=seed), fewest, None)
     else:
         leading = pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
         scale = leading.rate_scale
-        causal = begin_with(leading, first)
+        beside_first = begin_with(leading, first)
         pending = {
             pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in others
         }
         for future in as_completed(pending):
-            begin_with(future.result(), pending[future], causal.result())
+            begin_with(future.result(), pending[future], beside_first.result())
     found: dict[tuple[int, str], Any] = {}
     for done, future in enumerate(as_completed(parts), start=1):
         found[parts[future]] = future.result()
@@ -216,8 +220,9 @@ def run_study(
     for seed, scenario in sorted(scenarios.items()):
         bounds = None
         if seed in oracles:
+            causal = found[seed, "causal bound"]
             bounds = Bounds(
-                oracle=oracles[seed], causal=found[seed, "causal bound"], aggregated=found[seed, "aggregated"]
+                oracle=no_dearer(oracles[seed], causal), causal=causal, aggregated=found[seed, "aggregated"]
             )
             found.setdefault((seed, "static"), oracles[seed].static.result)
         policies = {name: found[seed, name] for name in names}
@@ -227,18 +232,8 @@ def run_study(
         names=names,
         seeds=results,
         requests=len(trace),
-        impossible_requests=impossible,
+        impossible_requests=impossible_requests(config, trace),
         rate_scale=scale,
-    )
-
-
-def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
-    """How many requests miss their TPOT objective even alone on an engine, whichever group's."""
-    engines = [group.pool(Role.DECODE).profile.decode for group in config.groups]
-    return sum(
-        request.output_tokens > 1
-        and all(e.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s for e in engines)
-        for request in trace
     )
 
 
