@@ -4,8 +4,9 @@ import csv
 import gzip
 import math
 import random
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _COLUMNS = ("timestamp_s", "input_tokens", "output_tokens")
@@ -20,12 +21,14 @@ class TraceRequest:
     """One arrival: seconds from the start of the trace, prompt length, output length.
 
     ``hash_ids``: one for each block of the prompt, equal where the block and all before it are; empty where unknown.
+    ``line``: of its file, for messages.
     """
 
     at_s: float
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
+    line: int | None = field(default=None, compare=False, repr=False)
 
 
 def load_trace(path: Path) -> tuple[TraceRequest, ...]:
@@ -38,22 +41,29 @@ def load_trace(path: Path) -> tuple[TraceRequest, ...]:
         ValueError: the file cannot be read, a column is missing, or a value is none; says which line and field.
     """
     try:
-        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
-            rows = csv.reader(lines)
-            requests = _requests(rows, path)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        # What spreadsheets save begins with a byte order mark.
+        with (
+            gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else path.open(newline="", encoding="utf-8-sig")
+        ) as lines:
+            requests = _requests(csv.reader(lines), path)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
     if not requests:
-        raise ValueError(f"{path}: no requests")
+        raise ValueError(f"{path}: no requests after its first line")
     return tuple(requests)
 
 
 def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
     rows = iter(rows)
     header = [name.strip() for name in next(rows, [])]
+    expected = f"expected {', '.join(_COLUMNS)}, and may be {_HASHES}"
+    if not header:
+        raise ValueError(f"{path}: it is empty: {expected} in its first line")
     for name in _COLUMNS:
         if name not in header:
-            raise ValueError(f"{path}: line 1: no column {name}: expected {', '.join(_COLUMNS)}, and may be {_HASHES}")
+            raise ValueError(f"{path}: line 1: no column {name} in {','.join(header)!r:.80}: {expected}")
     at, prompt, output = (header.index(name) for name in _COLUMNS)
     hashes = header.index(_HASHES) if _HASHES in header else None
     requests: list[TraceRequest] = []
@@ -70,13 +80,15 @@ def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
             raise ValueError(f"{path}: line {number}: {_not_a_number(row, header)}") from None
         if not last_s <= at_s < math.inf:
             why = "time runs backwards" if requests and at_s < last_s else "expected seconds from the start, 0 or more"
-            raise ValueError(f"{path}: line {number}: timestamp_s is {row[at]}: {why}")
+            raise ValueError(f"{path}: line {number}: timestamp_s is {row[at]:.80}: {why}")
         if input_tokens < 1 or output_tokens < 1:
             name, value = ("input_tokens", input_tokens) if input_tokens < 1 else ("output_tokens", output_tokens)
-            raise ValueError(f"{path}: line {number}: {name} is {value}: expected at least 1")
+            raise ValueError(f"{path}: line {number}: {name} is {value!s:.80}: expected at least 1")
         last_s = at_s
         requests.append(
-            TraceRequest(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens, hash_ids=hash_ids)
+            TraceRequest(
+                at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens, hash_ids=hash_ids, line=number
+            )
         )
     return requests
 
@@ -87,8 +99,8 @@ def _not_a_number(row: Sequence[str], header: Sequence[str]) -> str:
         try:
             kind(value)
         except ValueError:
-            return f"{name} is {value!r}: expected a {'number' if kind is float else 'whole number'}"
-    return f"{_HASHES} is {row[header.index(_HASHES)]!r}: expected whole numbers with spaces between"
+            return f"{name} is {value!r:.80}: expected a {'number' if kind is float else 'whole number'}"
+    return f"{_HASHES} is {row[header.index(_HASHES)]!r:.80}: expected whole numbers with spaces between"
 
 
 def scale_trace(
@@ -118,7 +130,13 @@ def scale_trace(
         # Of a prompt that is another one, it is not known which blocks it shares.
         hash_ids = request.hash_ids if prompt == request.input_tokens else ()
         scaled.append(
-            TraceRequest(at_s=request.at_s * time_factor, input_tokens=prompt, output_tokens=output, hash_ids=hash_ids)
+            replace(
+                request,
+                at_s=request.at_s * time_factor,
+                input_tokens=prompt,
+                output_tokens=output,
+                hash_ids=hash_ids,
+            )
         )
     return tuple(scaled)
 

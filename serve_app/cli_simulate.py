@@ -1,9 +1,10 @@
 """The commands that try policies on a virtual cluster before any GPU is spent."""
 
+import importlib.util
 import json
+import math
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from autoscale.sim import curate as search
 from autoscale.sim import pressure
-from autoscale.sim.compare import check_lengths, check_trace, find_oracle
+from autoscale.sim.compare import check_lengths, check_trace, find_oracle, notes
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES
-from autoscale.sim.study import Study, run_study
+from autoscale.sim.study import run_study
 from autoscale.trace import TraceRequest, cut, load_trace, scale_trace
 from serve_app.curate_report import (
+    autoscaled,
     candidates_document,
     candidates_table,
     curated_yaml,
@@ -26,8 +28,9 @@ from serve_app.curate_report import (
     pressure_table,
     pressure_verdict,
 )
-from serve_app.sim_report import document, save_html, summary_table
+from serve_app.sim_report import document, save_html, sources, summary_table
 from serve_app.validate import ConfigError, load_serve_yaml
+from serve_app.workers import worker_pool
 
 console = Console()
 errors = Console(stderr=True)
@@ -45,6 +48,7 @@ Start = Annotated[float, typer.Option(min=0.0, help="Begin here, seconds of the 
 Duration = Annotated[float | None, typer.Option(min=1.0, help="Take so many seconds of it.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; as many as cores.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", help="Write everything here.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse requests beyond the profiles.")]
 ConfigFile = Annotated[Path, typer.Option("--config", help="Cluster, objectives and policies (configs/sim/).")]
 
 
@@ -60,18 +64,19 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Repeat with so many seeds, and give intervals.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     jobs: Jobs = None,
-    is_strict: Annotated[bool, typer.Option("--strict", help="Refuse requests beyond the profiles.")] = False,
+    is_strict: Strict = False,
     json_out: JsonOut = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures here.")] = None,
 ) -> None:
     """Replay a trace on a virtual cluster under each policy, beside the oracle and the causal bound."""
     try:
+        _check_outputs({"--json": json_out, "--html": html_out}, {"--trace": trace, "--config": config})
         settings = SimConfig.load(config)
         names = _names(policy, settings)
         requests = _load(trace, time_scale, start, duration)
         check_trace(settings, requests, trace, is_strict=is_strict)
         scale = _rate_scale(rate_scale)
-        with _pool(jobs) as pool, _progress() as progress:
+        with worker_pool(jobs) as pool, _progress() as progress:
             task = progress.add_task("oracle", total=None)
 
             def on_step(line: str, done: int, total: int | None) -> None:
@@ -83,13 +88,12 @@ def simulate(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     console.print(summary_table(study))
-    for line in study.flags:
-        console.print(f"[yellow]note:[/] {line}", highlight=False)
+    _print_notes(study.flags)
     report = document(study, trace=trace, config=config, start_s=start, duration_s=duration, time_scale=time_scale)
     _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
     if html_out is not None:
         _write(html_out, save_html(study, report), "--html")
-    _refuse_winners(study)
+    _refuse_winners(study.beat_the_oracle)
 
 
 Gpus = Annotated[int, typer.Option(min=2, help="The GPUs that are split between the roles.")]
@@ -103,13 +107,15 @@ def pressure_test(
     start: Start = 0.0,
     duration: Duration = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and ties.")] = 0,
+    is_strict: Strict = False,
     json_out: JsonOut = None,
 ) -> None:
     """Find the P/D ratio that serves most of a workload, or that it is better not disaggregated, and its signals."""
     try:
+        _check_outputs({"--json": json_out}, {"--trace": trace, "--config": config})
         settings = SimConfig.load(config)
         requests = _load(trace, 1.0, start, duration)
-        check_lengths(settings, requests, trace)
+        check_lengths(settings, requests, trace, is_strict=is_strict)
         with _progress() as progress:
             task = progress.add_task("pressure test", total=None)
             result = pressure.pressure_test(
@@ -123,7 +129,10 @@ def pressure_test(
         raise ConfigError(str(error)) from None
     console.print(pressure_table(result))
     console.print(pressure_verdict(result), highlight=False)
-    _write(json_out, json.dumps(pressure_document(result), indent=1) + "\n", "--json")
+    flags = notes(settings, requests)
+    _print_notes(flags)
+    report = {**sources(settings, trace, config), "flags": flags, **pressure_document(result)}
+    _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
 
 
 @commands.command()
@@ -142,19 +151,25 @@ def curate(
     duration: Duration = None,
     seed: Annotated[int, typer.Option(min=0, help="Of parameters, copies and ties.")] = 0,
     jobs: Jobs = None,
+    is_strict: Strict = False,
     json_out: JsonOut = None,
 ) -> None:
     """Pressure test, then policies x parameters, then the best: enough within the objectives, on the fewest GPUs."""
     try:
+        inputs = {"--trace": trace, "--config": config} | ({} if serve is None else {"--serve": serve})
+        _check_outputs({"--json": json_out, "--out": out}, inputs)
         settings = SimConfig.load(config)
         kinds = sorted(SPACES) if policy == "all" else _names(policy, settings)
         if unknown := [kind for kind in kinds if kind not in SPACES]:
             raise ValueError(f"--policy {unknown[0]}: cannot be searched; choose among {', '.join(sorted(SPACES))}")
         document = None if serve is None else load_serve_yaml(serve)
         requests = _load(trace, 1.0, start, duration)
-        check_trace(settings, requests, trace)
+        check_trace(settings, requests, trace, is_strict=is_strict)
+        flags = notes(settings, requests)
+        if serve is not None and document is not None:
+            flags += autoscaled(document, serve, settings)
         scale = _rate_scale(rate_scale)
-        with _pool(jobs) as pool, _progress() as progress:
+        with worker_pool(jobs) as pool, _progress() as progress:
             task = progress.add_task("pressure test", total=None)
             pressed = pool.submit(pressure.pressure_test, settings, requests, gpus=gpus, seed=seed).result()
             progress.update(task, description="oracle")
@@ -174,6 +189,9 @@ def curate(
         raise ConfigError(str(error)) from None
     console.print(pressure_verdict(pressed), highlight=False)
     console.print(candidates_table(oracle, found))
+    if not pressed.is_worth_disaggregating:
+        flags.append("the policies size a prefill pool all the same, which the pressure test advises against")
+    _print_notes(flags)
     best = max((each[0] for each in found.values()), key=lambda one: one.score(oracle.least_frac))
     if not best.score(oracle.least_frac)[0]:
         errors.print(
@@ -183,8 +201,9 @@ def curate(
     text = curated_yaml(settings, best, config_path=config, serve=document, trace=trace)
     _write(out, text, "--out")
     console.print(f"{out}: {best.kind}", highlight=False)
-    if json_out is not None:
-        _write(json_out, json.dumps(candidates_document(pressed, oracle, found), indent=1) + "\n", "--json")
+    report = {**sources(settings, trace, config), "flags": flags, **candidates_document(pressed, oracle, found)}
+    _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
+    _refuse_winners([kind for kind, each in found.items() if oracle.is_beaten_by(each[0].result)])
 
 
 def _names(policy: str, settings: SimConfig) -> list[str]:
@@ -198,10 +217,19 @@ def _names(policy: str, settings: SimConfig) -> list[str]:
 
 
 def _load(path: Path, time_scale: float, start_s: float, duration_s: float | None) -> tuple[TraceRequest, ...]:
+    for option, value in (("--time-scale", time_scale), ("--start", start_s), ("--duration", duration_s or 0.0)):
+        if not math.isfinite(value):
+            raise ValueError(f"{option} {value:g}: give a number")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is no file: it is read twice, the second time for its hash; save it first")
     whole = load_trace(path)
     requests = cut(whole, start_s) if duration_s is None else cut(whole, start_s, duration_s)
     if not requests:
-        raise ValueError(f"{path}: no request between --start {start_s:g} and its end: it ends at {whole[-1].at_s:g} s")
+        end_s = whole[-1].at_s if duration_s is None else start_s + duration_s
+        raise ValueError(
+            f"{path}: no request from --start {start_s:g} to {end_s:g} s: the first is at {whole[0].at_s:g} s, "
+            f"the last at {whole[-1].at_s:g} s"
+        )
     return requests if time_scale == 1.0 else scale_trace(requests, time_factor=time_scale)
 
 
@@ -217,10 +245,6 @@ def _rate_scale(text: str) -> float | None:
     return scale
 
 
-def _pool(jobs: int | None) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=jobs or os.cpu_count(), mp_context=get_context("spawn"))
-
-
 def _progress() -> Progress:
     columns = (
         SpinnerColumn(),
@@ -230,6 +254,34 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
     )
     return Progress(*columns, console=errors, transient=True)
+
+
+def _check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]) -> None:
+    """Before minutes of work, that what they come to can be written; by option.
+
+    Raises:
+        ValueError: names the option and the file.
+    """
+    taken = {path.resolve(): option for option, path in inputs.items()}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if option == "--html" and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--html needs matplotlib: pip install 'tandem-serve[demo]'")
+        if other := taken.get(path.resolve()):
+            raise ValueError(f"{option} {path}: is the file of {other} too: give another one")
+        taken[path.resolve()] = option
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        is_file_expected = there == path
+        if (is_file_expected and there.is_dir()) or (not is_file_expected and not there.is_dir()):
+            raise ValueError(f"{option} {path}: {there} is {'a' if there.is_dir() else 'no'} folder: give a file")
+        if not os.access(there, os.W_OK):
+            raise ValueError(f"{option} {path}: {there} cannot be written: give a file that can be")
+
+
+def _print_notes(flags: list[str]) -> None:
+    for line in flags:
+        console.print(f"[yellow]note:[/] {line}", highlight=False)
 
 
 def _write(path: Path | None, text: str, option: str) -> None:
@@ -242,9 +294,9 @@ def _write(path: Path | None, text: str, option: str) -> None:
         raise ConfigError(f"{option} {path}: {error.strerror}: give a file that can be written") from None
 
 
-def _refuse_winners(study: Study) -> None:
-    if study.beat_the_oracle:
+def _refuse_winners(names: list[str]) -> None:
+    if names:
         raise ConfigError(
-            f"{', '.join(study.beat_the_oracle)} attained as much with fewer GPU-hours than the oracle, which is then "
+            f"{', '.join(dict.fromkeys(names))} attained as much with fewer GPU-hours than the oracle, which is then "
             "none: please report it with the trace and the configuration"
         )

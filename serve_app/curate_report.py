@@ -16,6 +16,7 @@ from autoscale.sim.curate import Candidate
 from autoscale.sim.pressure import PressurePoint, PressureResult
 from autoscale.tuning import merged
 from kvtransfer.topology import Role
+from serve_app.validate import ConfigError, parse_app_config, sole_application
 
 
 def _titled(title: str) -> Table:
@@ -134,6 +135,32 @@ def candidates_document(
     }
 
 
+def autoscaled(serve: Mapping[str, Any], path: Path, settings: SimConfig) -> list[str]:
+    """What a reader must know who puts parameters into this Serve YAML that were found for those engines.
+
+    Raises:
+        ConfigError: its application is none, or none that is autoscaled.
+    """
+    application = sole_application(serve)
+    app = parse_app_config(application.get("args"))
+    if app.autoscale is None:
+        raise ConfigError(
+            f"{path}: its application is not autoscaled: add autoscale to args, and max_replicas to every role"
+        )
+    simulated = {(key.role, pool.gpus_per_replica) for key, pool in settings.pools().items()}
+    served = {(key.role, limits.gpus_per_replica) for key, limits in app.pools().root.items()}
+    names = {(key.role, profile.name) for key, profile in settings.profiles().items()}
+    emulated = {
+        (key.role, pool.emulator.profile.stem)
+        for group in app.groups
+        for key, pool in group.pools().items()
+        if pool.emulator is not None
+    }
+    if served <= simulated and emulated <= names:
+        return []
+    return [f"{path.name} serves other engines than were simulated; parameters such as targets may not fit them"]
+
+
 def curated_yaml(
     config: SimConfig, best: Candidate, *, config_path: Path, serve: dict[str, Any] | None, trace: Path
 ) -> str:
@@ -161,7 +188,7 @@ def curated_yaml(
         return head + yaml.safe_dump(document, sort_keys=False)
     named = config.model_copy(update={"policies": {best.kind: best.changes}})
     tuned = named.autoscale_config(best.kind).model_dump(mode="json", exclude_unset=True)
-    (application,) = serve["applications"]
+    application = sole_application(serve)
     application["args"]["autoscale"] = merged(application["args"].get("autoscale", {}), tuned)
     application["args"]["autoscale"]["policy"] = tuned["policy"]
     application.setdefault("autoscaling_policy", {"policy_function": "autoscale.ray_policy:JointPolicy"})

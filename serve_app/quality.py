@@ -1,11 +1,9 @@
 """Which policy is best on real traces: tuned on one slice of each, reported on another: ``make quality``."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +19,7 @@ from autoscale.sim.study import Study, mean_row, run_study
 from autoscale.trace import TraceRequest, cut, load_trace
 from serve_app.curate_report import candidates_table
 from serve_app.sim_report import document, summary_table
+from serve_app.workers import worker_pool
 
 _CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
 # GPUs of the pressure test, which names the targets that some policies take.
@@ -215,9 +214,8 @@ def main(
         raise typer.BadParameter(str(error)) from None
     documents = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    workers = ProcessPoolExecutor(max_workers=jobs or os.cpu_count(), mp_context=get_context("spawn"))
     with (
-        workers as pool,
+        worker_pool(jobs) as pool,
         ThreadPoolExecutor(len(workloads)) as threads,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):

@@ -12,7 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from autoscale.sim.config import needs_profiles
+from autoscale.sim.config import SimConfig, needs_profiles
 from autoscale.sim.study import Bounds, Seed, Study, interval_row, mean_row
 from kvtransfer.topology import Role
 
@@ -122,16 +122,28 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def sources(settings: SimConfig, trace: Path, config: Path) -> dict[str, Any]:
+    """What figures were made from, with hashes."""
+    return {
+        "tandem_version": version("tandem-serve"),
+        "trace": {"file": trace.name, "sha256": hashlib.sha256(trace.read_bytes()).hexdigest()},
+        "config": {"file": config.name, "sha256": hashlib.sha256(config.read_bytes()).hexdigest()},
+        "profiles": {
+            str(pool): {"name": profile.name, "sha256": hashlib.sha256(profile.model_dump_json().encode()).hexdigest()}
+            for pool, profile in settings.profiles().items()
+        },
+    }
+
+
 def document(
     study: Study, *, trace: Path, config: Path, start_s: float, duration_s: float | None, time_scale: float
 ) -> dict[str, Any]:
     """Everything as plain values, with hashes of what it was made from."""
-    profiles = {str(key): profile for key, profile in study.config.profiles().items()}
+    made_from = sources(study.config, trace, config)
     return {
-        "tandem_version": version("tandem-serve"),
+        **made_from,
         "trace": {
-            "file": trace.name,
-            "sha256": hashlib.sha256(trace.read_bytes()).hexdigest(),
+            **made_from["trace"],
             "requests": study.requests,
             "simulated_requests": len(study.seeds[0].scenario.trace),
             "impossible_requests": study.impossible_requests,
@@ -139,11 +151,6 @@ def document(
             "duration_s": duration_s,
             "time_scale": time_scale,
             "rate_scale": study.rate_scale,
-        },
-        "config": {"file": config.name, "sha256": hashlib.sha256(config.read_bytes()).hexdigest()},
-        "profiles": {
-            pool: {"name": profile.name, "sha256": hashlib.sha256(profile.model_dump_json().encode()).hexdigest()}
-            for pool, profile in profiles.items()
         },
         "slo": {**study.config.slo.model_dump(), "least_frac": study.least_frac},
         "seeds": [seed.seed for seed in study.seeds],
@@ -187,7 +194,7 @@ def save_html(study: Study, report: Mapping[str, Any]) -> str:
     """One page that needs nothing else.
 
     Raises:
-        ValueError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
     """
     pictures = "".join(f'<figure><img alt="{alt}" src="{source}"></figure>' for alt, source in _pictures(study))
     trace = report["trace"]
@@ -224,10 +231,8 @@ def _yaml(value: Any) -> str:
 
 
 def _pictures(study: Study) -> list[tuple[str, str]]:
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("--html needs matplotlib: pip install 'tandem-serve[demo]'") from None
+    import matplotlib  # an extra, which no other report needs
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -21,10 +21,15 @@ from kvtransfer.topology import Role
 # With ``auto``, rates are scaled until the oracle's peak is so many replicas.
 PEAK_REPLICAS = 40
 _MOST_SCALINGS = 8
+# What still fits into memory: requests after scaling, and bins of the oracle's counts, four months of 15 s.
+_MOST_REQUESTS, _MOST_BINS = 20_000_000, 700_000
 # Plans that are simulated at least, however long the trace; beside a plan for another seed, this part of the work.
 _LEAST_RUNS, _NEAR_SHARE = 30, 3
 # The first plans are rough, until the peak is this near; what is aimed at, since the last ones have fewer replicas.
 _NEAR_FRAC, _ABOVE_FRAC = 0.7, 1.1
+
+# Less than this below the oracle's GPU-hours is rounding.
+_ROUNDING = 1e-6
 
 Say = Callable[[str], None]
 
@@ -75,6 +80,11 @@ class OracleResult:
         """Whether any counts meet the objective."""
         return self.result.outcome.slo_attainment_frac >= self.least_frac
 
+    def is_beaten_by(self, result: Result) -> bool:
+        """Whether a run attained as much with fewer GPU-hours, which says that this is no oracle's."""
+        spent, its = result.outcome.gpu_hours, self.result.outcome.gpu_hours
+        return result.outcome.slo_attainment_frac >= self.least_frac and spent < its * (1 - _ROUNDING)
+
     @property
     def first_counts(self) -> dict[PoolKey, int]:
         """What every policy begins with: the oracle's first counts."""
@@ -93,8 +103,18 @@ def scenario_of(
         trace: in order of time.
         rate_scale: how many times as many requests.
         seed: of the copies of requests and of the routers' ties.
+
+    Raises:
+        ValueError: that many requests are none, or too many.
     """
+    if (most := len(trace) * rate_scale) > _MOST_REQUESTS:
+        raise ValueError(
+            f"{len(trace):,} requests x {rate_scale:g} are {most:,.0f}, more than {_MOST_REQUESTS:,}: give a smaller "
+            "rate scale, or a shorter part of the trace"
+        )
     scaled = trace if rate_scale == 1.0 else scale_rate(trace, rate_scale, random.Random(seed))
+    if not scaled:
+        raise ValueError(f"{len(trace):,} requests x {rate_scale:g} leave none: give a larger rate scale")
     engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
 
     @cache
@@ -125,38 +145,43 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
     """Refuse requests that an engine of a group cannot hold and, if strict, those beyond what was profiled.
 
     Raises:
-        ValueError: names the file, and the first such request by its place.
+        ValueError: names the file, and the line of the first such request.
     """
     profiles = config.profiles()
     most = min(profile.kv_tokens for profile in profiles.values())
     block = max(profile.block_tokens for key, profile in profiles.items() if key.role is Role.DECODE)
     known = ProfiledRange.of(profiles)
     beyond = []
-    for number, request in enumerate(trace, start=1):
+    for request in trace:
         total = request.input_tokens + request.output_tokens
         if total + block > most:
             raise ValueError(
-                f"{path}: request {number} ({request.input_tokens} + {request.output_tokens} tokens) does not fit the "
+                f"{path}: line {request.line}: {request.input_tokens} + {request.output_tokens} tokens do not fit the "
                 f"KV of an engine, {most} tokens: choose another profile, or leave it out"
             )
         if not known.covers(request.input_tokens, request.output_tokens):
-            beyond.append((number, request))
+            beyond.append(request)
     if is_strict and beyond:
-        number, request = beyond[0]
+        first = beyond[0]
         raise ValueError(
-            f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first is request {number} "
-            f"({request.input_tokens} + {request.output_tokens} tokens): it covers prompts of {known.low_tokens} to "
+            f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first in line {first.line}: "
+            f"{first.input_tokens} + {first.output_tokens} tokens: it covers prompts of {known.low_tokens} to "
             f"{known.high_tokens} tokens and contexts up to {known.longest_tokens}; profile more, or leave --strict out"
         )
 
 
 def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """The same, and refuse a trace that ends with the warm-up.
+    """The same, and refuse a trace that ends with the warm-up, or that lasts too long.
 
     Raises:
         ValueError: names the file.
     """
     check_lengths(config, trace, path, is_strict=is_strict)
+    if trace[-1].at_s > _MOST_BINS * config.bin_s:
+        raise ValueError(
+            f"{path}: line {trace[-1].line}: the trace lasts {trace[-1].at_s:.6g} s, more than {_MOST_BINS:,} bins of "
+            f"{config.bin_s:g} s: are its timestamps seconds? Else give a part of it with --start and --duration"
+        )
     if trace[-1].at_s <= config.warm_up_s:
         raise ValueError(
             f"{path}: no request arrives after the warm-up of {config.warm_up_s:g} s: give a longer trace or a shorter "
@@ -178,9 +203,14 @@ def least_frac(config: SimConfig, scenario: Scenario) -> float:
     """The share of a scenario's measured requests that must meet their objectives: what is asked, of those that can.
 
     Raises:
-        ValueError: no measured request can.
+        ValueError: no measured request can, or none is measured.
     """
     measured = scenario.measured_trace
+    if not measured:
+        raise ValueError(
+            f"none of {len(scenario.trace):,} requests arrives after the warm-up of {scenario.warm_up_s:g} s: give a "
+            "longer trace, a larger rate scale or a shorter warm_up_s"
+        )
     impossible = impossible_requests(config, measured)
     if impossible == len(measured):
         raise ValueError(

@@ -28,8 +28,6 @@ from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 
 _CONFIDENCE = 0.95
-# Less than this below the oracle's GPU-hours is rounding.
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +77,7 @@ class Study:
             name
             for name in self.names
             for seed in self.seeds
-            if seed.bounds is not None
-            and seed.policies[name].outcome.slo_attainment_frac >= seed.bounds.oracle.least_frac
-            and seed.policies[name].outcome.gpu_hours < seed.bounds.oracle.result.outcome.gpu_hours * (1 - _ROUNDING)
+            if seed.bounds is not None and seed.bounds.oracle.is_beaten_by(seed.policies[name])
         ]
 
     @property

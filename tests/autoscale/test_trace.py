@@ -28,9 +28,14 @@ def test_committed_sample_loads_and_starts_at_zero() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("time,input_tokens,output_tokens\n0,1,1\n", "line 1: no column timestamp_s"),
-        ("", "line 1: no column timestamp_s"),
-        (HEADER, "no requests"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n0,1,1\n",
+            "line 1: no column timestamp_s in 'TIMESTAMP,ContextTokens,GeneratedTokens': expected timestamp_s",
+        ),
+        ("", "it is empty: expected timestamp_s, input_tokens, output_tokens"),
+        (HEADER, "no requests after its first line"),
+        (HEADER + "0," + "x" * 5000 + ",1\n", "line 2: input_tokens is 'xxxx"),
+        (HEADER + "0," + "9" * 6000 + ",1\n", "line 2: input_tokens is '9999"),
         (HEADER + "0,x,1\n", "line 2: input_tokens is 'x': expected a whole number"),
         (HEADER + "0,1,1.5\n", "line 2: output_tokens is '1.5': expected a whole number"),
         (HEADER + "x,1,1\n", "line 2: timestamp_s is 'x': expected a number"),
@@ -60,11 +65,32 @@ def test_gzip_and_prefixes_are_read_and_other_columns_are_not(tmp_path: Path) ->
     )
 
 
-def test_a_file_that_is_no_gzip_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_gzip_or_a_broken_one_says_so(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
-    path.write_text(HEADER + "0,1,1\n")
-    with pytest.raises(ValueError, match="cannot be read"):
+    whole = gzip.compress((HEADER + "0,1,1\n" * 1000).encode())
+    for content in (HEADER.encode(), whole[:-9], whole[:20] + b"x" * 20 + whole[40:]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{path}: cannot be read"):
+            load_trace(path)
+
+
+def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + "0,1,1\n", encoding="utf-8-sig")
+    assert load_trace(path) == (TraceRequest(at_s=0.0, input_tokens=1, output_tokens=1),)
+
+
+def test_a_long_value_is_cut_in_the_message(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER + "0," + "x" * 5000 + ",1\n")
+    with pytest.raises(ValueError) as told:
         load_trace(path)
+    assert len(str(told.value)) < len(str(path)) + 200
+
+
+def test_prefixes_stay_as_long_as_the_prompt_does() -> None:
+    trace = [TraceRequest(at_s=1.0, input_tokens=1000, output_tokens=2, hash_ids=(7, 8))]
+    assert scale_trace(trace, time_factor=2.0)[0].hash_ids == (7, 8)
+    assert scale_trace(trace, max_total_tokens=500)[0].hash_ids == ()
 
 
 def test_a_missing_file_is_a_value_error(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Laws of ``tandem simulate``."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,13 @@ def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tup
         (["--policy", ","], "--policy: give at least one name"),
         (["--rate-scale", "much"], "--rate-scale much: give a number above 0, or auto"),
         (["--rate-scale", "-1"], "--rate-scale -1"),
-        (["--start", "500"], "no request between --start 500 and its end"),
+        (["--start", "500"], "no request from --start 500 to 120"),
+        (["--time-scale", "inf"], "--time-scale inf: give a number"),
+        (["--rate-scale", "999999"], "requests x 999999 are"),
+        (["--rate-scale", "0.0000001"], "requests x 1e-07 leave none"),
         (["--duration", "5"], "no request arrives after the warm-up"),
-        (["--json", "/proc/none/report.json", "--duration", "40"], "--json /proc/none/report.json"),
+        (["--json", "/dev/null/report.json"], "--json /dev/null/report.json: /dev/null is no folder: give a file"),
+        (["--html", "."], "--html .: . is a folder: give a file"),
     ],
 )
 def test_what_a_user_can_mend_is_said_in_one_line(files: tuple[str, str], arguments: list[str], says: str) -> None:
@@ -112,18 +117,55 @@ def test_what_a_user_can_mend_is_said_in_one_line(files: tuple[str, str], argume
     assert says in str(ran.exception)
 
 
-def test_strict_refuses_requests_beyond_the_profile(files: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["simulate"], ["pressure-test"], ["curate", "--out", "best.yaml"]])
+def test_strict_refuses_requests_beyond_the_profile(files: tuple[str, str], tmp_path: Path, command: list[str]) -> None:
     path = tmp_path / "long.csv"
-    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,140000,5\n")
-    ran = simulate("--trace", str(path), "--config", files[1], "--strict")
-    assert "1 of 2 requests are beyond the profile, the first is request 2 (140000 + 5 tokens)" in str(ran.exception)
+    path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n\n1,140000,5\n2,131000,500\n")
+    arguments = ["--trace", str(path), "--config", files[1], "--strict"]
+    ran = CliRunner().invoke(cli, [*command, *arguments])
+    assert "2 of 3 requests are beyond the profile, the first in line 4: 140000 + 5 tokens" in str(ran.exception)
+
+
+def test_nothing_is_written_over_what_is_read_or_twice(files: tuple[str, str], tmp_path: Path) -> None:
+    base = ("--trace", files[0], "--config", files[1])
+    ran = simulate(*base, "--json", files[0])
+    assert f"--json {files[0]}: is the file of --trace too" in str(ran.exception)
+    both = str(tmp_path / "both")
+    ran = simulate(*base, "--json", both, "--html", both)
+    assert f"--html {both}: is the file of --json too" in str(ran.exception)
+
+
+def test_a_pipe_is_refused_since_its_hash_could_not_be_taken(files: tuple[str, str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    ran = simulate("--trace", str(tmp_path / "pipe.csv"), "--config", files[1])
+    assert "pipe.csv: is no file" in str(ran.exception)
+
+
+def test_an_objective_that_no_counts_meet_is_flagged_in_the_report(files: tuple[str, str], tmp_path: Path) -> None:
+    document = yaml.safe_load(Path(files[1]).read_text())
+    for role in ("prefill", "decode"):
+        document["groups"][0][role]["highest_replicas"] = 1
+    document["oracle_simulated_requests"] = 1
+    config, out = tmp_path / "few.yaml", tmp_path / "few.json"
+    config.write_text(yaml.safe_dump(document))
+    ran = simulate("--trace", files[0], "--config", str(config), "--json", str(out), "--rate-scale", "3")
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    (flag, *_) = (line for line in json.loads(out.read_text())["flags"] if line.startswith("oracle"))
+    assert flag == "oracle: no counts were found that attain 99.40%; the nearest are shown"
+
+
+def test_an_objective_that_no_request_can_meet_is_refused(files: tuple[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "tight.yaml"
+    config.write_text(Path(files[1]).read_text().replace("tpot_s: 0.05\n", "tpot_s: 0.0001\n"))
+    ran = simulate("--trace", files[0], "--config", str(config))
+    assert "slo.tpot_s is 0.0001: none of the" in str(ran.exception)
 
 
 def test_a_request_that_no_engine_holds_is_named(files: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "huge.csv"
     path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,300000,5\n")
     ran = simulate("--trace", str(path), "--config", files[1])
-    assert "request 2 (300000 + 5 tokens) does not fit the KV of an engine, 224128 tokens" in str(ran.exception)
+    assert "line 3: 300000 + 5 tokens do not fit the KV of an engine, 224128 tokens" in str(ran.exception)
 
 
 def test_a_pressure_test_names_the_ratio(files: tuple[str, str], tmp_path: Path) -> None:
@@ -135,6 +177,7 @@ def test_a_pressure_test_names_the_ratio(files: tuple[str, str], tmp_path: Path)
     report = json.loads(out.read_text())
     assert f"pd_ratio {report['pd_ratio']}" in ran.stdout.replace("\n", " ")
     assert report["best"]["requests_per_s"] > report["aggregated"]["requests_per_s"]
+    assert len(report["trace"]["sha256"]) == 64 and report["flags"] == []
 
 
 def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tmp_path: Path) -> None:
@@ -151,7 +194,18 @@ def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tm
     assert ran.exit_code == 0, ran.output + str(ran.exception)
     args = yaml.safe_load(served.read_text())["applications"][0]["args"]
     assert args["autoscale"]["policy"]["kind"] == "heteroscale"
+    assert "emulated.yaml serves other engines than were simulated" in ran.stdout.replace("\n", " ")
     assert single_app_config(load_serve_yaml(served)).autoscale is not None
+
+
+def test_only_an_autoscaled_application_can_be_curated(files: tuple[str, str], tmp_path: Path) -> None:
+    fixed = str(ROOT / "configs" / "h100_llama70b_fp8.yaml")
+    base = ["curate", "--trace", files[0], "--config", files[1], "--out", str(tmp_path / "x.yaml"), "--serve"]
+    ran = CliRunner().invoke(cli, [*base, fixed])
+    assert f"{fixed}: its application is not autoscaled: add autoscale" in str(ran.exception)
+    (tmp_path / "none.yaml").write_text("applications: []\n")
+    ran = CliRunner().invoke(cli, [*base, str(tmp_path / "none.yaml")])
+    assert isinstance(ran.exception, ConfigError) and "exactly one application" in str(ran.exception)
 
 
 def test_an_unknown_kind_cannot_be_curated(files: tuple[str, str], tmp_path: Path) -> None:

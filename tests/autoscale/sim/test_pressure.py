@@ -1,14 +1,18 @@
 """Laws of the pressure test."""
 
 import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from autoscale.policies.heteroscale import Signal
 from autoscale.ratio import PdRatio
+from autoscale.sim.compare import impossible_requests
 from autoscale.sim.config import SimConfig
-from autoscale.sim.pressure import PressurePoint, PressureResult, pressure_test
+from autoscale.sim.pressure import PressurePoint, PressureResult, PressureTest, pressure_test
 from autoscale.trace import TraceRequest
 
 CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
@@ -41,6 +45,28 @@ def test_long_prompts_want_more_prefill_than_long_answers() -> None:
 def test_prompts_that_decode_computes_itself_are_not_worth_a_prefill_pool() -> None:
     result = pressure_test(CONFIG, lengths((20, 100), (200, 400)), gpus=6)
     assert not result.is_worth_disaggregating
+
+
+def test_prompts_that_share_blocks_are_drawn_with_their_neighbours() -> None:
+    """A conversation's turns follow each other, so what is cached of one serves the next."""
+    plain = lengths((3000, 3001), (50, 60))
+    shared = [replace(request, hash_ids=(100 + n // 10, 200 + n)) for n, request in enumerate(plain)]
+    test = PressureTest(CONFIG, shared, 0)
+    trace = test.run(2, 1, 10.0).scenario.trace
+    same = sum(a.hash_ids[0] == b.hash_ids[0] for a, b in pairwise(trace))
+    assert same >= 0.85 * (len(trace) - 1)
+    assert max(Counter(request.hash_ids for request in trace).values()) == 1
+
+
+def test_objectives_that_no_engine_can_meet_are_asked_of_nobody() -> None:
+    """One in fifty is so long that its answer takes too long alone."""
+    config = CONFIG.model_copy(update={"slo": CONFIG.slo.model_copy(update={"tpot_s": 0.0182})})
+    short = lengths((500, 600), (20, 30))
+    long = [replace(request, input_tokens=100_000) for request in short[:4]]
+    assert impossible_requests(config, short) == 0
+    assert impossible_requests(config, long) == 4
+    found = pressure_test(config, [*short, *long], gpus=8)
+    assert 0.9 < found.best.attainment_frac < 0.994
 
 
 def test_the_ratio_can_be_configured_however_few_tokens_are_answered() -> None:

@@ -2,17 +2,27 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoscale.profile import EngineProfile
-from autoscale.sim.compare import check_lengths, find_causal, find_oracle, scenario_of
-from autoscale.sim.config import SimConfig
+from autoscale.sim.compare import (
+    check_lengths,
+    find_causal,
+    find_oracle,
+    least_frac,
+    no_dearer,
+    notes,
+    scenario_of,
+)
+from autoscale.sim.config import SimConfig, SimFailureConfig
 from autoscale.sim.pressure import pressure_test
 from autoscale.sim.study import run_study
 from autoscale.trace import TraceRequest
+from kvtransfer.topology import Role
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
@@ -56,6 +66,41 @@ def test_several_groups_are_compared_without_bounds_and_the_cheap_one_is_full_fi
     assert row["failed_requests"] == 0
 
 
+def test_fixed_counts_lose_replicas_like_every_policy() -> None:
+    failing = config(CHEAP | {"prefill": {**CHEAP["prefill"], "highest_replicas": 9}}, oracle_simulated_requests=1)
+    dying = failing.model_copy(update={"failures": (SimFailureConfig(at_s=30.0, role=Role.DECODE, replicas=2),)})
+    fared = []
+    for settings in (failing, dying):
+        with ThreadPoolExecutor(1) as pool:
+            study = run_study(settings, TRACE, ["static"], rate_scale=1.0, seeds=[0], pool=pool)
+        fared.append(study.rows("static")[0])
+        assert study.bound_rows()["smallest_static"][0]["failed_requests"] == 0
+    assert fared[0]["failed_requests"] == 0
+    assert fared[1]["failed_requests"] > 0 or fared[1]["slo_attainment_frac"] < fared[0]["slo_attainment_frac"]
+
+
+def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> None:
+    settings = config(group("g0", SLOW, 1.0, 8), slo={"tpot_s": 0.0182}, oracle_simulated_requests=1)
+    hopeless = [replace(request, input_tokens=100_000) for request in TRACE[::20]]
+    late = sum(request.at_s >= 10.0 for request in hopeless)
+    mixed = sorted([*TRACE, *hopeless], key=lambda request: request.at_s)
+    measured = sum(request.at_s >= 10.0 for request in mixed)
+    scenario = scenario_of(settings, mixed)
+    assert least_frac(settings, scenario) == pytest.approx(0.994 * (1 - late / measured))
+    assert notes(settings, mixed)[-1].startswith(f"{len(hopeless)} of {len(mixed)} requests cannot meet their TPOT")
+
+
+def test_the_oracle_is_never_dearer_than_the_causal_bound() -> None:
+    settings = config(group("g0", SLOW, 1.0, 8), oracle_simulated_requests=1)
+    oracle = find_oracle(settings, TRACE, rate_scale=1.0)
+    dear = replace(oracle.result.outcome, gpu_hours=oracle.result.outcome.gpu_hours * 2)
+    causal = find_causal(settings, oracle)
+    better = no_dearer(replace(oracle, result=replace(oracle.result, outcome=dear)), causal)
+    assert better.result is causal.result
+    assert better.is_beaten_by(oracle.result) == (oracle.result.outcome.gpu_hours < causal.result.outcome.gpu_hours)
+    assert no_dearer(oracle, replace(causal, is_attained=False)) is oracle
+
+
 def test_the_oracle_and_what_needs_it_refuse_several_groups() -> None:
     settings = config(DEAR, CHEAP)
     with pytest.raises(ValueError, match="the oracle: needs a configuration with one group, got 2: leave one of them"):
@@ -80,7 +125,7 @@ def test_a_request_must_fit_the_engines_of_every_group(tmp_path: Path) -> None:
     small = group("small", EngineProfile.load(Path(SLOW)).model_copy(update={"kv_tokens": 8000}), 1.0, 2)
     long = [TraceRequest(at_s=0.0, input_tokens=8000, output_tokens=1)]
     check_lengths(config(DEAR, CHEAP), long, tmp_path)
-    with pytest.raises(ValueError, match="does not fit the KV of an engine, 8000 tokens"):
+    with pytest.raises(ValueError, match="do not fit the KV of an engine, 8000 tokens"):
         check_lengths(config(DEAR, small), long, tmp_path)
 
 
