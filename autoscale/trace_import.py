@@ -331,7 +331,7 @@ def _left_out(record: Mapping[str, Any]) -> str | None:
 
 def _whole(values: Mapping[str, Any], name: str, where: str, place: Place = ()) -> int:
     value = values.get(name)
-    if isinstance(value, str) and value.isdecimal():  # as OpenTelemetry writes what may exceed a double
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # so OpenTelemetry writes 64 bits
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{where}: {'.'.join((*place, name))} is {value!r:.80}: expected a whole number, 0 or more")

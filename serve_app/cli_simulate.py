@@ -28,7 +28,7 @@ from serve_app.curate_report import (
     pressure_table,
     pressure_verdict,
 )
-from serve_app.sim_report import document, save_html, sources, summary_table
+from serve_app.sim_report import document, print_whole, save_html, sources, summary_table
 from serve_app.validate import ConfigError, load_serve_yaml
 from serve_app.workers import worker_pool
 
@@ -36,7 +36,7 @@ console = Console()
 errors = Console(stderr=True)
 commands = typer.Typer()
 
-_DEFAULT_CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
+_DEFAULT_CONFIG = Path("configs/sim/h100_llama70b.yaml")
 
 TracePath = Annotated[
     Path, typer.Option("--trace", help="CSV or .gz: timestamp_s, input_tokens, output_tokens and perhaps hash_ids.")
@@ -87,7 +87,7 @@ def simulate(
             )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    console.print(summary_table(study))
+    print_whole(summary_table(study), console)
     _print_notes(study.flags)
     report = document(study, trace=trace, config=config, start_s=start, duration_s=duration, time_scale=time_scale)
     _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
@@ -210,6 +210,8 @@ def _names(policy: str, settings: SimConfig) -> list[str]:
     names = [name.strip() for name in policy.split(",") if name.strip()]
     if not names:
         raise ValueError("--policy: give at least one name")
+    if beside := {"oracle", "causal_bound", "smallest_static", "aggregated"} & set(names):
+        raise ValueError(f"--policy {sorted(beside)[0]}: stands beside every comparison; leave it out")
     for name in names:
         if name != "static" or name in settings.policies:
             settings.autoscale_config(name)

@@ -18,7 +18,7 @@ from autoscale.sim.pressure import pressure_test
 from autoscale.sim.study import Study, mean_row, run_study
 from autoscale.trace import TraceRequest, cut, load_trace
 from serve_app.curate_report import candidates_table
-from serve_app.sim_report import document, summary_table
+from serve_app.sim_report import document, print_whole, summary_table
 from serve_app.workers import worker_pool
 
 _CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
@@ -257,7 +257,7 @@ def _show(found: Report, console: Console) -> None:
         f"[bold]{workload.name}[/], reported on {_slice(*workload.reporting)}, measured from {measured_s:g} s:",
         highlight=False,
     )
-    console.print(summary_table(found.study))
+    print_whole(summary_table(found.study), console)
     for line in found.study.flags:
         console.print(f"[yellow]note:[/] {line}", highlight=False)
     for what, (figure, is_reached) in found.verdicts().items():

@@ -6,10 +6,13 @@ import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from autoscale.sim.config import SimConfig, needs_profiles
@@ -22,7 +25,9 @@ _BOUNDS = {
     "smallest_static": "smallest static",
     "aggregated": "aggregated",
 }
+# More curves than these hide each other.
 _MOST_CURVES = 4
+_BOUND_MARKERS = ("x", "+", "s", "D")
 
 Row = Mapping[str, Any]
 # Each column: its head, and its text from the mean of a policy's figures.
@@ -66,10 +71,11 @@ _MORE_COLUMNS: _Columns = (
 
 def caption(study: Study) -> str:
     """What was simulated, and what it was held to."""
-    slo = study.config.slo
+    slo, measured = study.config.slo, len(study.seeds[0].scenario.measured_trace)
     seeds = f", mean of {len(study.seeds)} seeds and 95 % interval" if len(study.seeds) > 1 else ""
     return (
-        f"{study.requests:,} requests x {study.rate_scale:.4g}{seeds}; {study.least_frac:.2%} within TTFT "
+        f"{study.requests:,} requests x {study.rate_scale:.4g}, {measured:,} after the warm-up{seeds}; "
+        f"{study.least_frac:.2%} within TTFT "
         f"max({slo.ttft_least_s:g} s, {slo.ttft_unloaded_factor:g} x unloaded) and TPOT {slo.tpot_s * 1e3:g} ms"
     )
 
@@ -95,6 +101,12 @@ def summary_table(study: Study) -> Table:
     for name, rows in study.bound_rows().items():
         table.add_row(_BOUNDS[name], *_cells(rows, spreads, columns), style="dim")
     return table
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Wider than the terminal where the names are long: lines then wrap, but no figure is cut."""
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(file=console.file, width=max(console.width, needed)).print(table)
 
 
 def _columns(study: Study, columns: _Columns) -> tuple[Sequence[_Spread], _Columns]:
@@ -196,7 +208,10 @@ def save_html(study: Study, report: Mapping[str, Any]) -> str:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    pictures = "".join(f'<figure><img alt="{alt}" src="{source}"></figure>' for alt, source in _pictures(study))
+    pictures = "".join(
+        f'<figure><img alt="{alt}" src="{source}"><figcaption class="small">{alt}</figcaption></figure>'
+        for alt, source in _pictures(study)
+    )
     trace = report["trace"]
     spreads, columns = _columns(study, (*_COLUMNS, *_MORE_COLUMNS))
     lines = [(name, study.rows(name)) for name in study.names]
@@ -234,15 +249,20 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
     import matplotlib  # an extra, which no other report needs
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tandem"  # the same study, the same bytes
     from matplotlib import pyplot
 
     seed = study.seeds[0]
-    plots = [("GPU-hours and attainment", _plot_front), ("replicas over time", _plot_replicas)]
+    which = f" of the first {_MOST_CURVES} policies" if len(study.names) > _MOST_CURVES else ""
+    plots = [
+        (f"GPU-hours and attainment, seed {seed.seed}", _plot_front),
+        (f"replicas that ran over time{which}, seed {seed.seed}", _plot_replicas),
+    ]
     drawn = []
     for alt, plot in plots:
         figure = plot(pyplot, study, seed)
         data = io.BytesIO()
-        figure.savefig(data, format="svg", bbox_inches="tight")
+        figure.savefig(data, format="svg", bbox_inches="tight", metadata={"Date": None})
         pyplot.close(figure)
         drawn.append((alt, "data:image/svg+xml;base64," + base64.b64encode(data.getvalue()).decode()))
     return drawn
@@ -251,9 +271,13 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
 def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
     bounds = {} if seed.bounds is None else {_BOUNDS[name]: of for name, of in seed.bounds.results.items()}
-    for name, result in {**bounds, **seed.policies}.items():
+    colors = _colors(pyplot, study)
+    for (name, result), marker in zip(bounds.items(), _BOUND_MARKERS, strict=False):
         point = (result.outcome.gpu_hours, 100 * result.outcome.slo_attainment_frac)
-        axes.plot(*point, "x" if name in bounds else "o", markersize=9, alpha=0.8, label=name)
+        axes.plot(*point, marker, color="black", markersize=9, alpha=0.8, linestyle="none", label=name)
+    for name, result in seed.policies.items():
+        point = (result.outcome.gpu_hours, 100 * result.outcome.slo_attainment_frac)
+        axes.plot(*point, "o", color=colors[name], markersize=9, alpha=0.8, linestyle="none", label=name)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.axhline(100 * study.least_frac, color="black", linewidth=0.8, linestyle=":")
     axes.margins(x=0.15, y=0.1)
@@ -262,10 +286,16 @@ def _plot_front(pyplot: Any, study: Study, seed: Seed) -> Any:
     return figure
 
 
+def _colors(pyplot: Any, study: Study) -> dict[str, Any]:
+    """A policy has the same in every picture."""
+    return dict(zip(study.names, cycle(pyplot.get_cmap("tab20").colors), strict=False))
+
+
 def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
     names = study.names[:_MOST_CURVES]
     figure, rows = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True)
     end_s = seed.scenario.end_s
+    colors = {**_colors(pyplot, study), "oracle": "black"}
     curves = {name: seed.policies[name].timeline for name in names}
     if seed.bounds is not None:
         curves = {"oracle": seed.bounds.oracle.result.timeline, **curves}
@@ -273,8 +303,9 @@ def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
         for name, timeline in curves.items():
             times = [point[0] for point in timeline] + [end_s]
             counts = [point[index] for point in timeline] + [timeline[-1][index]]
-            style = {"color": "black", "linewidth": 1.0} if name == "oracle" else {"linewidth": 1.5}
-            axes.step(times, counts, where="post", label=name, **style)
+            width = 1.0 if name == "oracle" else 1.5
+            axes.step(times, counts, where="post", label=name, color=colors[name], linewidth=width)
+        axes.axvspan(0, seed.scenario.warm_up_s, color="0.9", label="warm-up, not measured")
         axes.set_ylabel(f"{role} replicas")
         axes.set_xlim(0, end_s)
         axes.set_ylim(bottom=0)

@@ -168,7 +168,7 @@ def _energy_kwh(
 def _moves(run: Run) -> Iterator[tuple[float, PoolKey, int]]:
     """When replicas are asked for, +1, or told to stop, -1, after the warm-up."""
     for life in run.fleet.lives:
-        if life.asked_s >= run.scenario.warm_up_s:
+        if life.asked_s > 0.0 and life.asked_s >= run.scenario.warm_up_s:  # at 0 are those that it began with
             yield life.asked_s, life.key, 1
         if life.stopped_s is not None and life.stopped_s >= run.scenario.warm_up_s:
             yield life.stopped_s, life.key, -1

@@ -3,9 +3,15 @@
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -100,6 +106,8 @@ def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tup
     [
         (["--policy", "nope"], "there is no policy 'nope'"),
         (["--policy", ","], "--policy: give at least one name"),
+        (["--policy", "hpa,oracle"], "--policy oracle: stands beside every comparison; leave it out"),
+        (["--policy", "periodic"], "policies.periodic: policy.periodic.periods: Field required"),
         (["--rate-scale", "much"], "--rate-scale much: give a number above 0, or auto"),
         (["--rate-scale", "-1"], "--rate-scale -1"),
         (["--start", "500"], "no request from --start 500 to 120"),
@@ -124,6 +132,40 @@ def test_strict_refuses_requests_beyond_the_profile(files: tuple[str, str], tmp_
     arguments = ["--trace", str(path), "--config", files[1], "--strict"]
     ran = CliRunner().invoke(cli, [*command, *arguments])
     assert "2 of 3 requests are beyond the profile, the first in line 4: 140000 + 5 tokens" in str(ran.exception)
+
+
+def test_no_figure_is_cut_however_long_a_name_is(files: tuple[str, str], tmp_path: Path) -> None:
+    document = yaml.safe_load(Path(files[1]).read_text())
+    name = "static_with_a_name_that_leaves_hardly_any_room_for_figures"
+    document["policies"] |= {name: {"policy": {"kind": "static", "prefill": 3, "decode": 2}}}
+    config = tmp_path / "named.yaml"
+    config.write_text(yaml.safe_dump(document))
+    pages = []
+    for turn in ("one", "two"):
+        page = tmp_path / turn
+        ran = simulate("--trace", files[0], "--config", str(config), "--policy", name, "--html", str(page))
+        assert ran.exit_code == 0, ran.output + str(ran.exception)
+        assert name in ran.stdout and "…" not in ran.stdout
+        pages.append(page.read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_an_interrupt_ends_the_workers_without_a_trace_of_them(files: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "serve_app.cli", "simulate", "--trace", files[0], "--config", files[1]]
+    command += ["--rate-scale", "auto"]
+    running = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=PIPE, stderr=PIPE, text=True)
+    with running:
+        children: list[psutil.Process] = []
+        for _ in range(600):
+            children = psutil.Process(running.pid).children()
+            if len(children) > 1 and sum(child.cpu_times().user for child in children) > 3.0:
+                break
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in out + err
+    assert children and not psutil.wait_procs(children, timeout=10)[1]
 
 
 def test_nothing_is_written_over_what_is_read_or_twice(files: tuple[str, str], tmp_path: Path) -> None:
