@@ -318,7 +318,7 @@ def _plot_replicas(pyplot: Any, study: Study, seed: Seed) -> Any:
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .3rem .6rem; text-align: right }}
+table {{ border-collapse: collapse; font-size: 13px }} td, th {{ padding: .25rem .35rem; text-align: right }}
 th {{ border-bottom: 2px solid #444 }} td {{ border-bottom: 1px solid #ddd }}
 td:first-child, th:first-child {{ text-align: left }} img {{ max-width: 100% }} figure {{ margin: 1.5rem 0 }}
 pre {{ background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px }}

@@ -233,6 +233,12 @@ def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
     prefills = [profile.prefill for key, profile in profiles.items() if key.role is Role.PREFILL]
     if derived := sum(any(each.is_derived(request.input_tokens) for each in prefills) for request in trace):
         lines.append(f"{derived:,} of {len(trace):,} requests have prompts whose times were derived, not measured")
+    for profile in {each.name: each for each in profiles.values()}.values():
+        if profile.max_running > profile.decode.batch[-1]:
+            lines.append(
+                f"{profile.name}: engines run up to {profile.max_running} requests at once, of which "
+                f"{profile.decode.batch[-1]} were profiled; the times of larger batches are extrapolated"
+            )
     if impossible := impossible_requests(config, trace):
         lines.append(
             f"{impossible:,} of {len(trace):,} requests cannot meet their TPOT objective even alone on an engine: the "

@@ -90,6 +90,13 @@ def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> Non
     assert notes(settings, mixed)[-1].startswith(f"{len(hopeless)} of {len(mixed)} requests cannot meet their TPOT")
 
 
+def test_batches_beyond_the_profile_are_noted() -> None:
+    large = group("g0", EngineProfile.load(Path(SLOW)).model_copy(update={"max_running": 400}), 1.0, 2)
+    assert notes(config(CHEAP), TRACE) == []
+    (line,) = notes(config(large), TRACE)
+    assert "engines run up to 400 requests at once, of which 369 were profiled" in line
+
+
 def test_the_oracle_is_never_dearer_than_the_causal_bound() -> None:
     settings = config(group("g0", SLOW, 1.0, 8), oracle_simulated_requests=1)
     oracle = find_oracle(settings, TRACE, rate_scale=1.0)
