@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -225,6 +226,8 @@ def main(
 
             def say(line: str) -> None:
                 progress.update(task, description=f"{workload.name}: {line}")
+                if not progress.console.is_terminal:  # a log has no spinner
+                    typer.echo(f"{datetime.now():%H:%M:%S} {workload.name}: {line}", err=True)
 
             trace = loaded[workload.name]
             found = report(settings, workload, trace, tries=tries, seeds=seeds, pool=pool, say=say)
