@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -235,7 +235,8 @@ def main(
             return found
 
         # A thread each, so that the oracle of one, which is one process, does not keep the other cores idle.
-        for found in threads.map(compare, workloads):
+        for future in as_completed([threads.submit(compare, workload) for workload in workloads]):
+            found = future.result()
             _show(found, console)
             documents[found.workload.name] = _document(found, traces / found.workload.file, config)
             out.parent.mkdir(parents=True, exist_ok=True)
