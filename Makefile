@@ -44,7 +44,7 @@ sim-vs-real: model ## How near the simulator comes to real engines on this machi
 reproduce: setup ## The papers' claims beside what our code gives (about 4 minutes)
 	@$(VENV)/python -m serve_app.reproduce
 
-quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about 80 minutes)
+quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
 	@$(VENV)/python -m serve_app.quality $(TRACES)
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)

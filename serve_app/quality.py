@@ -62,7 +62,7 @@ WORKLOADS = (
         file="mooncake_conversation.csv.gz",
         tuning=(0.0, 1350.0),
         reporting=(750.0, 1950.0),
-        rate_scale=1.4,
+        rate_scale=2.05,
         is_bursty=True,
         warm_up_s=600.0,
     ),
