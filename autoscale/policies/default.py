@@ -99,9 +99,9 @@ class Default:
         memory = snapshot.state.memory
         is_ours = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # and not of another version
         past = memory.get("at_s", ()) if is_ours else ()
-        # A clock that was set back leaves points ahead of us.
-        kept = [at for at, seen_s in enumerate(past) if now_s - config.history_s <= seen_s < now_s]
-        series = {name: tuple(memory[name][at] for at in kept) for name in _SERIES}
+        # In order; a clock that was set back leaves points ahead of us.
+        kept = slice(bisect_left(past, now_s - config.history_s), bisect_left(past, now_s))
+        series = {name: memory.get(name, ())[kept] for name in _SERIES}
         series["at_s"] = times = (*series["at_s"], now_s)
         for name in _LOADS:
             series[name] = (*series[name], busy[name])
@@ -111,13 +111,13 @@ class Default:
             # Requests stay on decode for their answer's time, so its load comes later than they do; and while they
             # gather, those that have ended were short, which looks like a rise.
             horizon_s = 0.0 if name == "decode" else config.start_s(role)
-            ahead = _ahead(times, series[name], horizon_s, config)
+            level, slope = _line(times, series[name], config.memory_s)
+            ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
             weight = config.decode_spare if name == "decode" else config.prefill_spare
             spare = weight * math.sqrt(spread[name] * ahead)
             # By how much the load, smoothed, exceeds what was expected when there was still time to start replicas.
             expected = _before(times, series[f"ahead_{name}"], config.start_s(role) + _SEEN_S)
-            level = _ahead(times, series[name], 0.0, config)
-            surprises = (*series[f"surprise_{name}"], 0.0 if expected is None else level - expected)
+            surprises = (*series[f"surprise_{name}"], 0.0 if expected is None else max(0.0, level) - expected)
             series[f"ahead_{name}"], series[f"surprise_{name}"] = (*series[f"ahead_{name}"], ahead), surprises
             needed[role] = max(needed[role], (ahead + max(0.0, *surprises)) / full_frac, ahead + spare)
             # What chance adds is in them already.
@@ -216,23 +216,23 @@ def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpo
     return max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
 
 
-def _ahead(times: Sequence[float], values: Sequence[float], horizon_s: float, config: DefaultConfig) -> float:
-    """The line through what was seen, older points counting less, read ahead where it rises; its level where it falls.
+def _line(times: Sequence[float], values: Sequence[float], memory_s: float) -> tuple[float, float]:
+    """The line through what was seen, older points counting less: its level now, and its slope where it rises.
 
     Args:
         times: of the points, seconds.
         values: busy replicas at each.
-        horizon_s: one start.
-        config: how much of it, and how fast points age.
+        memory_s: how fast points age.
     """
     if len(values) < _LEAST_POINTS:
-        return max(values)
+        return max(values), 0.0
     t, v = np.array(times) - times[-1], np.array(values)
-    w = np.exp(t / config.memory_s)
-    tm, vm = np.average(t, weights=w), np.average(v, weights=w)
-    slope = np.average((t - tm) * (v - vm), weights=w) / max(1e-9, np.average((t - tm) ** 2, weights=w))
-    slope = max(0.0, slope)
-    return float(max(vm + slope * (horizon_s * config.ahead_frac - tm), 0.0))
+    w = np.exp(t / memory_s)
+    whole = w.sum()
+    tm, vm = (t * w).sum() / whole, (v * w).sum() / whole
+    t, v = t - tm, v - vm
+    slope = max(0.0, float((t * v * w).sum() / max(1e-9 * whole, (t * t * w).sum())))
+    return float(vm - slope * tm), slope
 
 
 def _before(times: Sequence[float], aheads: Sequence[float], since_s: float) -> float | None:

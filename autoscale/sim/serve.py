@@ -1,6 +1,7 @@
 """What Serve and Tandem's shells do around the controller, by a virtual clock: reports, ticks, starts, stops (pure)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autoscale.controller import Controller
 from autoscale.signals import Signals
@@ -87,7 +88,9 @@ class VirtualServe:
         )
         plan = self._controller.tick(snapshot)
         self._state = plan.state
-        self.plans.append((now_s, plan))
+        # What a policy remembers is in the next snapshot; of three days it would fill a gigabyte.
+        state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
+        self.plans.append((now_s, replace(plan, state=state, decision=decision)))
         for key in fleet.pools:
             self._targets[key] = plan.counts[key]
             fleet.scale(key, plan.counts[key], plan.victims)
