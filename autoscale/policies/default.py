@@ -261,10 +261,6 @@ def _carrying(times: Sequence[float], values: Sequence[float], config: DefaultCo
 
 def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:
     """The largest rise or fall within a time, as a share of the peak: of a burst perhaps only the end was seen."""
-    most, first = 0.0, 0
-    for at, now_s in enumerate(times):
-        while times[first] < now_s - within_s:
-            first += 1
-        around = values[first : at + 1]
-        most = max(most, values[at] - min(around), max(around) - values[at])
-    return most / max(1e-9, *values)
+    t, v = np.array(times), np.array(values)
+    moves = np.abs(v[:, None] - v)[np.abs(t[:, None] - t) <= within_s]
+    return float(moves.max() / max(1e-9, v.max()))
