@@ -28,7 +28,7 @@ from serve_app.curate_report import (
     pressure_table,
     pressure_verdict,
 )
-from serve_app.sim_report import document, print_whole, save_html, sources, summary_table
+from serve_app.sim_report import document, print_notes, print_whole, save_html, sources, summary_table
 from serve_app.validate import ConfigError, load_serve_yaml
 from serve_app.workers import worker_pool
 
@@ -88,7 +88,7 @@ def simulate(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     print_whole(summary_table(study), console)
-    _print_notes(study.flags)
+    print_notes(study.flags, console)
     report = document(study, trace=trace, config=config, start_s=start, duration_s=duration, time_scale=time_scale)
     _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
     if html_out is not None:
@@ -130,7 +130,7 @@ def pressure_test(
     console.print(pressure_table(result))
     console.print(pressure_verdict(result), highlight=False)
     flags = notes(settings, requests)
-    _print_notes(flags)
+    print_notes(flags, console)
     report = {**sources(settings, trace, config), "flags": flags, **pressure_document(result)}
     _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
 
@@ -191,7 +191,7 @@ def curate(
     console.print(candidates_table(oracle, found))
     if not pressed.is_worth_disaggregating:
         flags.append("the policies size a prefill pool all the same, which the pressure test advises against")
-    _print_notes(flags)
+    print_notes(flags, console)
     best = max((each[0] for each in found.values()), key=lambda one: one.score(oracle.least_frac))
     if not best.score(oracle.least_frac)[0]:
         errors.print(
@@ -279,11 +279,6 @@ def _check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path
             raise ValueError(f"{option} {path}: {there} is {'a' if there.is_dir() else 'no'} folder: give a file")
         if not os.access(there, os.W_OK):
             raise ValueError(f"{option} {path}: {there} cannot be written: give a file that can be")
-
-
-def _print_notes(flags: list[str]) -> None:
-    for line in flags:
-        console.print(f"[yellow]note:[/] {line}", highlight=False)
 
 
 def _write(path: Path | None, text: str, option: str) -> None:

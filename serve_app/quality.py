@@ -19,7 +19,7 @@ from autoscale.sim.pressure import pressure_test
 from autoscale.sim.study import Study, mean_row, run_study
 from autoscale.trace import TraceRequest, cut, load_trace
 from serve_app.curate_report import candidates_table
-from serve_app.sim_report import document, print_whole, summary_table
+from serve_app.sim_report import document, print_notes, print_whole, summary_table
 from serve_app.workers import worker_pool
 
 _CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
@@ -262,8 +262,7 @@ def _show(found: Report, console: Console) -> None:
         highlight=False,
     )
     print_whole(summary_table(found.study), console)
-    for line in found.study.flags:
-        console.print(f"[yellow]note:[/] {line}", highlight=False)
+    print_notes(found.study.flags, console)
     for what, (figure, is_reached) in found.verdicts().items():
         mark = "[green]reached[/]" if is_reached else "[yellow]missed[/]"
         console.print(f"  default: {what}: {figure}, {mark}", highlight=False)

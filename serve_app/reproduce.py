@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict
 from itertools import groupby
-from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from autoscale.sim.papers import chapter, dopd, heteroscale, wva
 from autoscale.sim.papers.claim import Claim
+from serve_app.workers import worker_pool
 
 PAPERS: dict[str, Callable[[], Iterator[Claim]]] = {
     "chapter": chapter.claims,
@@ -62,7 +62,7 @@ def main(
     done: dict[str, list[Claim]] = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with (
-        ProcessPoolExecutor(mp_context=get_context("spawn")) as pool,
+        worker_pool(None) as pool,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         tasks = {pool.submit(_claims, name): (name, progress.add_task(name, total=1)) for name in names}

@@ -109,6 +109,12 @@ def print_whole(table: Table, console: Console) -> None:
     Console(file=console.file, width=max(console.width, needed)).print(table)
 
 
+def print_notes(flags: Sequence[str], console: Console) -> None:
+    """Below a table, a line each."""
+    for line in flags:
+        console.print(f"[yellow]note:[/] {line}", highlight=False)
+
+
 def _columns(study: Study, columns: _Columns) -> tuple[Sequence[_Spread], _Columns]:
     """The columns of a study, those with an interval first."""
     return (_SPREADS, columns) if study.bounds else (_SPREADS[:2], (*_GROUPS_COLUMNS, *columns))
