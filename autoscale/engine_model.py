@@ -8,8 +8,9 @@ every request in the batch gains a token in each, so what they cost and hold is 
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from autoscale.profile import EngineProfile
 
@@ -48,8 +49,7 @@ class ModelRequest:
         return self.input_tokens + self.produced_tokens - self.computed_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """What the engine does next: one step with prompt chunks, or several in which everyone decodes.
 
     ``first_s``: what the first of them takes; each takes ``more_s`` more than the one before.
@@ -86,11 +86,11 @@ class Step:
 
     def until(self, steps: int) -> "Step":
         """The first so many steps of it."""
-        return replace(self, steps=steps)
+        return self._replace(steps=steps)
 
     def after(self, steps: int) -> "Step":
         """What is left of it after so many steps."""
-        return replace(self, first_s=self.first_s + self.more_s * steps, steps=self.steps - steps)
+        return self._replace(first_s=self.first_s + self.more_s * steps, steps=self.steps - steps)
 
 
 @dataclass(slots=True)
@@ -387,9 +387,12 @@ class EngineModel:
             return
         block = self.profile.block_tokens
         cycles, rest = divmod(steps, block)
-        taken = cycles * self._decoding * block
-        for index in range(rest):
-            taken += self._due_tokens(index)
+        # As _due_tokens of each step that is left: whose KV ends there, and the next ones from it downwards.
+        last = -self._step % block + 1
+        blocks = sum(self._by_phase[max(0, last - rest) : last])
+        if rest > last:
+            blocks += sum(self._by_phase[block + last - rest :])
+        taken = (cycles * self._decoding + blocks) * block
         self._used_tokens += taken
         self._context_tokens += self._decoding * steps
         self._step += steps

@@ -94,7 +94,7 @@ class DecodeSurface(_Profile):
         Returns:
             Seconds of the step, by how much each takes longer than the one before, and up to which mean context.
         """
-        axis, row = self.context_tokens, self._row(batch)
+        axis, row = self.context_tokens, self._rows.get(batch) or self._row(batch)
         least_s = self.step_s[0][0] * 0.5
         if len(axis) == 1:
             return max(least_s, row[0]), 0.0, math.inf
@@ -111,10 +111,8 @@ class DecodeSurface(_Profile):
 
     def _row(self, batch: int) -> list[float]:
         """Seconds at each context for one batch; a batch comes again and again."""
-        if batch not in self._rows:
-            columns = zip(*self.step_s, strict=True)
-            self._rows[batch] = [_at(self.batch, column, batch) for column in columns]
-        return self._rows[batch]
+        row = self._rows[batch] = [_at(self.batch, column, batch) for column in zip(*self.step_s, strict=True)]
+        return row
 
     @cached_property
     def _rows(self) -> dict[int, list[float]]:

@@ -137,17 +137,24 @@ class ReportWindow:
         seen = [value for _, values in self._reports if (value := values.get(name)) is not None]
         return math.fsum(seen) / len(seen)
 
-    def gained(self, name: str, *, unreported: float | None = None) -> float | None:
-        """By how much a counter has grown; ``None`` before the second report.
-
-        Args:
-            name: the counter.
-            unreported: its value where a report leaves it out.
-        """
+    def gained(self, name: str) -> float | None:
+        """By how much a counter has grown; ``None`` before the second report, or where one leaves it out."""
         if self.span_s <= 0.0:
             return None
-        first, last = (self._reports[at][1].get(name, unreported) for at in (0, -1))
+        first, last = (self._reports[at][1].get(name) for at in (0, -1))
         return None if first is None or last is None else max(0.0, last - first)
+
+    def gained_each(self, names: Sequence[str]) -> list[float]:
+        """By how much counters have grown that reports leave out while they are 0; before the second report 0."""
+        if self.span_s <= 0.0:
+            return [0.0] * len(names)
+        first, last = (self._reports[at][1] for at in (0, -1))
+        return [max(0.0, last.get(name, 0.0) - first.get(name, 0.0)) for name in names]
+
+    def latest_each(self, names: Sequence[str]) -> list[float]:
+        """The last values of gauges that reports leave out while they are 0."""
+        last = self._reports[-1][1] if self._reports else {}
+        return [last.get(name, 0.0) for name in names]
 
     def rate(self, name: str) -> float | None:
         """A counter's growth per second."""
@@ -208,9 +215,8 @@ class Signals:
         that have ended and, at their present pace, those that have not.
         """
         windows = list(self._decode())
-        first_tokens, first_tokens_s = (
-            math.fsum(window.gained(name, unreported=0.0) or 0.0 for window in windows)
-            for name in ("first_tokens", "first_tokens_s")
+        first_tokens, first_tokens_s = _summed(
+            [[0.0, 0.0], *(window.gained_each(("first_tokens", "first_tokens_s")) for window in windows)]
         )
         return Latency(
             ttft_mean_s=first_tokens_s / first_tokens if first_tokens else None,
@@ -249,7 +255,10 @@ class Signals:
 
 def _ended_and_not(windows: Sequence[ReportWindow], ended: Sequence[str], going_on: Sequence[str]) -> list[float]:
     """Per bucket, what a counter has gained in the window and what a gauge shows now, over all replicas."""
-    return [
-        math.fsum((w.gained(counter, unreported=0.0) or 0.0) + (w.latest(gauge) or 0.0) for w in windows)
-        for counter, gauge in zip(ended, going_on, strict=True)
-    ]
+    gained = [window.gained_each(ended) for window in windows]
+    return _summed([[0.0] * len(ended), *gained, *(window.latest_each(going_on) for window in windows)])
+
+
+def _summed(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Each column's sum."""
+    return [math.fsum(column) for column in zip(*rows, strict=True)]

@@ -105,13 +105,14 @@ class Default:
         series["at_s"] = times = (*series["at_s"], now_s)
         for name in _LOADS:
             series[name] = (*series[name], busy[name])
+        at_s, loads = np.array(times), {name: np.array(series[name]) for name in _LOADS}
         needed, peaks = dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
             full_frac = config.decode_busy_frac if name == "decode" else config.prefill_busy_frac
             # Requests stay on decode for their answer's time, so its load comes later than they do; and while they
             # gather, those that have ended were short, which looks like a rise.
             horizon_s = 0.0 if name == "decode" else config.start_s(role)
-            level, slope = _line(times, series[name], config.memory_s)
+            level, slope = _line(at_s, loads[name], config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
             weight = config.decode_spare if name == "decode" else config.prefill_spare
             spare = weight * math.sqrt(spread[name] * ahead)
@@ -121,18 +122,18 @@ class Default:
             series[f"ahead_{name}"], series[f"surprise_{name}"] = (*series[f"ahead_{name}"], ahead), surprises
             needed[role] = max(needed[role], (ahead + max(0.0, *surprises)) / full_frac, ahead + spare)
             # What chance adds is in them already.
-            most = max(series[name][-1], _carrying(times, series[name], config))
+            most = max(series[name][-1], _carrying(at_s, loads[name], config))
             peaks[role] = max(peaks[role], most / full_frac)
-        burst = _burst_frac(times, series["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL))
+        burst = _burst_frac(at_s, loads["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL))
         now = desired_replicas(snapshot.state.desired)
         is_new = times[0] > now_s - config.stay_s
+        stays = bisect_left(times, now_s - config.stay_s)
         wanted = {}
         for role in Role:
             name = f"wanted_{role}"
             series[name] = (*series[name], needed[role])
-            stays = (n for at, n in zip(times, series[name], strict=True) if at >= now_s - config.stay_s)
             # A burst is over before who is asked for ahead of it is there: keep what the last ones took.
-            wanted[role] = peaks[role] if burst > config.burst_frac else max(stays)
+            wanted[role] = peaks[role] if burst > config.burst_frac else max(series[name][stays:])
             if is_new:  # what came before it began to look is unknown, as for Kubernetes' stabilisation window
                 wanted[role] = max(wanted[role], now[role])
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
@@ -216,7 +217,7 @@ def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpo
     return max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
 
 
-def _line(times: Sequence[float], values: Sequence[float], memory_s: float) -> tuple[float, float]:
+def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float, float]:
     """The line through what was seen, older points counting less: its level now, and its slope where it rises.
 
     Args:
@@ -225,12 +226,12 @@ def _line(times: Sequence[float], values: Sequence[float], memory_s: float) -> t
         memory_s: how fast points age.
     """
     if len(values) < _LEAST_POINTS:
-        return max(values), 0.0
-    t, v = np.array(times) - times[-1], np.array(values)
+        return float(values.max()), 0.0
+    t = times - times[-1]
     w = np.exp(t / memory_s)
     whole = w.sum()
-    tm, vm = (t * w).sum() / whole, (v * w).sum() / whole
-    t, v = t - tm, v - vm
+    tm, vm = (t * w).sum() / whole, (values * w).sum() / whole
+    t, v = t - tm, values - vm
     slope = max(0.0, float((t * v * w).sum() / max(1e-9 * whole, (t * t * w).sum())))
     return float(vm - slope * tm), slope
 
@@ -247,20 +248,18 @@ def _before(times: Sequence[float], aheads: Sequence[float], since_s: float) -> 
     return aheads[before] if before < len(aheads) and times[before] >= times[0] + _FIRST_S else None
 
 
-def _carrying(times: Sequence[float], values: Sequence[float], config: DefaultConfig) -> float:
+def _carrying(times: np.ndarray, values: np.ndarray, config: DefaultConfig) -> float:
     """The least that would have carried a share of the work remembered, if what is above it at any time is late.
 
     Work of half the history ago counts a third: where bursts get smaller, the large one fades.
     """
-    v = np.array(values)
-    work = v * np.exp((np.array(times) - times[-1]) / (config.history_s / 2))
-    order = np.argsort(v)
+    work = values * np.exp((times - times[-1]) / (config.history_s / 2))
+    order = np.argsort(values)
     carried = np.cumsum(work[order])
-    return float(v[order][np.searchsorted(carried, config.burst_work_frac * carried[-1])]) if carried[-1] else 0.0
+    return float(values[order][np.searchsorted(carried, config.burst_work_frac * carried[-1])]) if carried[-1] else 0.0
 
 
-def _burst_frac(times: Sequence[float], values: Sequence[float], within_s: float) -> float:
+def _burst_frac(times: np.ndarray, values: np.ndarray, within_s: float) -> float:
     """The largest rise or fall within a time, as a share of the peak: of a burst perhaps only the end was seen."""
-    t, v = np.array(times), np.array(values)
-    moves = np.abs(v[:, None] - v)[np.abs(t[:, None] - t) <= within_s]
-    return float(moves.max() / max(1e-9, v.max()))
+    moves = np.abs(values[:, None] - values) * (np.abs(times[:, None] - times) <= within_s)
+    return float(moves.max() / max(1e-9, values.max()))

@@ -8,7 +8,7 @@ how long that takes, is ``autoscale.engine_model``'s. A group without prefill re
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from autoscale.engine_model import EngineModel, ModelRequest, Step
@@ -432,9 +432,8 @@ class VirtualCluster:
         if step is None or not self._contention_frac:
             return step
         others = (r for group in self._groups.values() for r in group.replicas.values() if r is not replica)
-        return replace(
-            step, first_s=step.first_s * (1 + self._contention_frac * sum(r.step is not None for r in others))
-        )
+        computing = sum(other.step is not None for other in others)
+        return step._replace(first_s=step.first_s * (1 + self._contention_frac * computing))
 
     def _begin(self, replica: VirtualReplica, step: Step | None) -> None:
         replica.plans += 1

@@ -153,6 +153,8 @@ def test_no_figure_is_cut_however_long_a_name_is(files: tuple[str, str], tmp_pat
 def test_an_interrupt_ends_the_workers_without_a_trace_of_them(files: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "serve_app.cli", "simulate", "--trace", files[0], "--config", files[1]]
     command += ["--rate-scale", "auto"]
+    # Whoever runs the tests in the background of a shell ignores interrupts, and so would this one.
+    command = ["env", "--default-signal=INT", *command]
     running = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=PIPE, stderr=PIPE, text=True)
     with running:
         children: list[psutil.Process] = []
