@@ -35,6 +35,8 @@ _SERIES = (
 _FIRST_S = 60.0
 # What is seen at a tick came over the window before it.
 _SEEN_S = 10.0
+# Of the history: a policy that waited for all of it would never have looked so long.
+_STAY_FRAC = 0.9
 # A load that comes at once is looked for over so many starts: until it is seen, asked for, and there.
 _BURST_STARTS = 3.0
 
@@ -59,10 +61,11 @@ class DefaultConfig(ProfiledConfig):
         0.75, ge=0.0, le=2.0, description="How much of a start a rise of prefill's load is followed ahead."
     )
     net_frac: float = Field(0.1, ge=0.0, le=1.0, description="How many more where a latency is beyond its objective.")
-    stay_s: float = Field(
-        200.0,
+    stay_starts: float = Field(
+        4.0,
         ge=0.0,
-        description="The most that was wanted in so long counts; until it has looked so long, nobody leaves.",
+        description="The most that was wanted of a role within so many of its starts, and nine tenths of history_s at "
+        "most, counts; until it has looked so long, nobody leaves.",
     )
     burst_frac: float = Field(
         0.7,
@@ -73,6 +76,10 @@ class DefaultConfig(ProfiledConfig):
     burst_work_frac: float = Field(
         0.88, gt=0.0, le=1.0, description="The share of that work for which there are enough of them."
     )
+
+    def stay_s(self, role: Role) -> float:
+        """How long what was wanted of a role counts, seconds."""
+        return min(self.stay_starts * self.start_s(role), _STAY_FRAC * self.history_s)
 
 
 class Default:
@@ -120,21 +127,23 @@ class Default:
             expected = _before(times, series[f"ahead_{name}"], config.start_s(role) + _SEEN_S)
             surprises = (*series[f"surprise_{name}"], 0.0 if expected is None else max(0.0, level) - expected)
             series[f"ahead_{name}"], series[f"surprise_{name}"] = (*series[f"ahead_{name}"], ahead), surprises
-            needed[role] = max(needed[role], (ahead + max(0.0, *surprises)) / full_frac, ahead + spare)
+            # Chance and change come by themselves, so what both may add is the root of their squares.
+            spare = math.hypot(spare, max(0.0, *surprises))
+            needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
             # What chance adds is in them already.
             most = max(series[name][-1], _carrying(at_s, loads[name], config))
             peaks[role] = max(peaks[role], most / full_frac)
         burst = _burst_frac(at_s, loads["prefill"], _BURST_STARTS * config.start_s(Role.PREFILL))
         now = desired_replicas(snapshot.state.desired)
-        is_new = times[0] > now_s - config.stay_s
-        stays = bisect_left(times, now_s - config.stay_s)
         wanted = {}
         for role in Role:
-            name = f"wanted_{role}"
+            name, since_s = f"wanted_{role}", now_s - config.stay_s(role)
             series[name] = (*series[name], needed[role])
             # A burst is over before who is asked for ahead of it is there: keep what the last ones took.
-            wanted[role] = peaks[role] if burst > config.burst_frac else max(series[name][stays:])
-            if is_new:  # what came before it began to look is unknown, as for Kubernetes' stabilisation window
+            wanted[role] = (
+                peaks[role] if burst > config.burst_frac else max(series[name][bisect_left(times, since_s) :])
+            )
+            if times[0] > since_s:  # what came before is unknown, as for Kubernetes' stabilisation window
                 wanted[role] = max(wanted[role], now[role])
         reason = f"{rate:.3g} requests/s keep {busy['prefill']:.2g}P{max(busy['decode'], busy['handoff']):.2g}D busy"
         if (late := self._late(snapshot)) is not None:

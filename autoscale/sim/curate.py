@@ -32,7 +32,7 @@ SPACES: Mapping[str, Space] = {
         "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
         "policy.decode_spare": (1.0, 2.0, 3.0, 4.0),
         "policy.memory_s": (30.0, 60.0, 120.0),
-        "policy.stay_s": (30.0, 60.0, 120.0, 300.0),
+        "policy.stay_starts": (1.0, 2.0, 4.0, 8.0),
         "policy.ahead_frac": (0.0, 0.5, 1.0),
     },
     "dopd": {

@@ -215,7 +215,7 @@ def test_a_burst_is_most_of_the_peak_within_three_starts(
         return [base + (100.0 - base) * n / steps for n in range(1, steps + 1)]
 
     rates = [base] * 30 + ramp(rise_s) + [100.0] * 6 + ramp(fall_s)[::-1] + [base] * 30
-    wanted = ticks(policy(memory_s=20.0, stay_s=60.0), rates)[-1].wanted
+    wanted = ticks(policy(memory_s=20.0, stay_starts=2.0), rates)[-1].wanted
     level = ticks(policy(), [base] * 30)[-1].wanted
     assert wanted is not None and level is not None
     for role in Role:
@@ -225,8 +225,8 @@ def test_a_burst_is_most_of_the_peak_within_three_starts(
 def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
     """The same peak, come and gone at once or over five minutes; only the burst's replicas are still there."""
     ramp = [5.0 + 1.25 * n for n in range(60)]
-    burst = ticks(policy(stay_s=60.0), [5.0] * 60 + [80.0] * 12 + [5.0] * 40)[-1].wanted
-    slow = ticks(policy(stay_s=60.0), [*ramp, *[80.0] * 12, *ramp[::-1], *[5.0] * 20])[-1].wanted
+    burst = ticks(policy(stay_starts=2.0), [5.0] * 60 + [80.0] * 12 + [5.0] * 40)[-1].wanted
+    slow = ticks(policy(stay_starts=2.0), [*ramp, *[80.0] * 12, *ramp[::-1], *[5.0] * 20])[-1].wanted
     assert burst is not None and slow is not None
     assert burst[Role.PREFILL] > 2.5 * slow[Role.PREFILL]
 
@@ -268,9 +268,9 @@ def test_many_replicas_need_a_smaller_share_to_spare() -> None:
 
 
 def test_a_rise_is_followed_ahead_and_a_fall_is_not() -> None:
-    rising = ticks(policy(stay_s=0.0), [20.0 + 2.0 * n for n in range(12)])
-    level = ticks(policy(stay_s=0.0), [42.0])[0]
-    falling = ticks(policy(stay_s=0.0), [64.0 - 2.0 * n for n in range(12)])
+    rising = ticks(policy(stay_starts=0.0), [20.0 + 2.0 * n for n in range(12)])
+    level = ticks(policy(stay_starts=0.0), [42.0])[0]
+    falling = ticks(policy(stay_starts=0.0), [64.0 - 2.0 * n for n in range(12)])
     assert rising[-1].wanted and level.wanted and falling[-1].wanted
     assert rising[-1].wanted[Role.PREFILL] > level.wanted[Role.PREFILL]
     assert rising[-1].wanted[Role.DECODE] == pytest.approx(level.wanted[Role.DECODE], rel=0.01)  # comes later anyway
@@ -281,27 +281,45 @@ def test_a_rise_is_followed_ahead_and_a_fall_is_not() -> None:
 def test_by_how_much_a_load_came_unexpectedly_is_kept_to_spare() -> None:
     """A jump by a third, 40 s before which (a start, and what a window takes) nobody had expected it."""
 
-    def wanted(rates: list[float]) -> float:
+    def wanted(rates: list[float], prefill_spare: float = 0.0) -> float:
         # So short a memory makes the last point all that is known of a load.
-        decision = ticks(policy(memory_s=0.1, stay_s=0.0, prefill_spare=0.0), rates)[-1]
+        decision = ticks(policy(memory_s=0.1, stay_starts=0.0, prefill_spare=prefill_spare), rates)[-1]
         assert decision.wanted is not None
         return decision.wanted[Role.PREFILL]
 
     low, high = (prefill_engines(CONFIG.prefill, rate, 1200.0) for rate in (120.0, 160.0))
     full_frac = CONFIG.prefill_busy_frac
     assert wanted([120.0] * 40) == pytest.approx(low / full_frac)
-    assert wanted([120.0] * 40 + [160.0] * 20) == pytest.approx((high + high - low) / full_frac)
-    assert wanted([120.0] * 40 + [160.0] * 20 + [120.0] * 20) == pytest.approx((low + high - low) / full_frac)
+    assert wanted([120.0] * 40 + [160.0] * 20) == pytest.approx(high + high - low)
+    assert wanted([120.0] * 40 + [160.0] * 20 + [120.0] * 20) == pytest.approx(low + high - low)
+    # Beside what chance may add it counts as its square does: both at once are rare.
+    both = wanted([120.0] * 40 + [160.0] * 20, prefill_spare=2.0)
+    assert both == pytest.approx(high + math.hypot(2.0 * math.sqrt(high), high - low))
     # Not where it had just begun to look, and not for longer than it remembers.
     assert wanted([120.0] * 10 + [160.0] * 20) == pytest.approx(high / full_frac)
     assert wanted([120.0] * 40 + [160.0] * 140) == pytest.approx(high / full_frac)
 
 
 def test_what_was_wanted_stays_for_a_while() -> None:
-    decisions = ticks(policy(stay_s=60.0, memory_s=5.0), [80.0] * 6 + [40.0] * 30)
+    decisions = ticks(policy(stay_starts=2.0, memory_s=5.0), [80.0] * 6 + [40.0] * 30)
     wanted = [decision.wanted[Role.PREFILL] for decision in decisions if decision.wanted]
     assert wanted[6] == wanted[5]
     assert min(wanted[6:16]) > 1.5 * wanted[-1]
+
+
+def test_what_was_wanted_stays_for_the_longer_the_longer_its_role_takes_to_start() -> None:
+    of = policy(stay_starts=4.0, prefill_start_s=10.0, decode_start_s=30.0, memory_s=1.0)
+    wanted = [decision.wanted for decision in ticks(of, [80.0] * 30 + [40.0] * 30) if decision.wanted]
+    for role, stays_s in ((Role.PREFILL, 40.0), (Role.DECODE, 120.0)):
+        counts = [each[role] for each in wanted]
+        kept = sum(count > 0.9 * counts[29] for count in counts[30:])
+        assert 5.0 * kept == pytest.approx(stays_s, abs=10.0)
+
+
+def test_somebody_leaves_however_long_a_start_takes() -> None:
+    wanted = ticks(policy(prefill_start_s=900.0, history_s=200.0), [80.0] * 50 + [20.0] * 100)[-1].wanted
+    assert wanted is not None
+    assert wanted[Role.PREFILL] < 0.6 * ticks(policy(), [80.0])[0].wanted[Role.PREFILL]  # type: ignore[index]
 
 
 def test_no_traffic_wants_nothing_and_the_bounds_say_the_rest() -> None:
@@ -369,7 +387,7 @@ def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_
         )
         state = ControllerState(desired=dict.fromkeys(keys.values(), 20))
         snapshot = Snapshot(now_s=0.0, pools=pools, traffic=arrivals(50.0), latency=seen, state=state)
-        return dict(policy(stay_s=0.0).decide(snapshot).wanted or {})
+        return dict(policy(stay_starts=0.0).decide(snapshot).wanted or {})
 
     calm, late = wanted(Latency(ttft_s=0.2, tpot_s=0.02)), wanted(latency)
     assert late[grown] == max(22.0, calm[grown])  # where its KV is full it is wanted without the net, too
