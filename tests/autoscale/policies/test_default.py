@@ -317,9 +317,12 @@ def test_what_was_wanted_stays_for_the_longer_the_longer_its_role_takes_to_start
 
 
 def test_somebody_leaves_however_long_a_start_takes() -> None:
-    wanted = ticks(policy(prefill_start_s=900.0, history_s=200.0), [80.0] * 50 + [20.0] * 100)[-1].wanted
-    assert wanted is not None
-    assert wanted[Role.PREFILL] < 0.6 * ticks(policy(), [80.0])[0].wanted[Role.PREFILL]  # type: ignore[index]
+    of = policy(prefill_start_s=900.0, history_s=200.0)
+    memory = ticks(of, [20.0] * 60)[-1].memory or {}
+    state = ControllerState(memory=memory, desired={PoolKey("g0", role): 50 for role in Role})
+    snapshot = Snapshot(now_s=1300.0, pools=(), traffic=arrivals(20.0), state=state)
+    wanted = of.decide(snapshot).wanted
+    assert wanted is not None and wanted[Role.PREFILL] < 10.0
 
 
 def test_no_traffic_wants_nothing_and_the_bounds_say_the_rest() -> None:
