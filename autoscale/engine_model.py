@@ -8,7 +8,7 @@ every request in the batch gains a token in each, so what they cost and hold is 
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class ModelRequest:
         output_tokens: what it will generate before it ends, at least 1.
         block_hashes: of the prompt's full blocks, each with all before it, for the prefix cache.
         kv_ready_s: when KV that another engine computed is here; ``None`` where this engine computes it.
+        keeps_kv: it holds its KV when it has ended, until ``EngineModel.release``: somebody else is to pull it.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class ModelRequest:
     output_tokens: int
     block_hashes: Sequence[int] = ()
     kv_ready_s: float | None = None
+    keeps_kv: bool = False
     cached_tokens: int = 0
     # Tokens whose KV is here, and output tokens. Both grow by one a step while it decodes, and are as at step 0 then.
     computed_tokens: int = 0
@@ -108,6 +110,10 @@ class ModelCounters:
     sm_active_s: float = 0.0
     steps: int = 0
 
+    def since(self, before: "ModelCounters") -> "ModelCounters":
+        """What has been done since it had done so much."""
+        return ModelCounters(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
 
 class EngineModel:
     """An engine of one profile; see the module."""
@@ -169,6 +175,11 @@ class EngineModel:
             self.queued_prefill_tokens -= request.prompt_left
         elif request in self.deferred:
             self.deferred.remove(request)
+
+    def release(self, request: ModelRequest) -> None:
+        """Give back the KV of a request that has ended in its first step."""
+        self._used_tokens -= request.reserved_tokens
+        request.reserved_tokens = 0
 
     def cached_tokens(self, block_hashes: Sequence[int]) -> int:
         """Leading tokens of a prompt that are in the prefix cache, without touching them."""
@@ -243,7 +254,8 @@ class EngineModel:
                 first.append(request)
             if request.produced_tokens == request.output_tokens:
                 del self.running[request]
-                self._used_tokens -= request.reserved_tokens
+                if not request.keeps_kv:
+                    self.release(request)
                 ended.append(request)
             else:
                 self._join(request)

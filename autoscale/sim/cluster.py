@@ -8,10 +8,10 @@ how long that takes, is ``autoscale.engine_model``'s. A group without prefill re
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from autoscale.engine_model import EngineModel, ModelRequest, Step
+from autoscale.engine_model import EngineModel, ModelCounters, ModelRequest, Step
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
 from autoscale.request_stats import RequestStats, RequestTimer
@@ -103,6 +103,7 @@ class _Journey:
     answered_s: float | None = None
     first_s: float | None = None
     source: VirtualReplica | None = None  # that keeps its KV until decode has pulled it
+    computed: ModelRequest | None = None  # what it was there
     decoding: ModelRequest | None = None
     is_lost: bool = False
 
@@ -262,6 +263,11 @@ class VirtualCluster:
         """The requests that have ended or were given up, in the order in which they arrived."""
         return [record for record in self._records if record is not None]
 
+    def work(self, replica: VirtualReplica) -> ModelCounters:
+        """What a replica's engine has done up to now."""
+        self._settle(replica)
+        return replace(replica.engine.counters)
+
     def report(self, replica: VirtualReplica) -> dict[str, float]:
         """What a replica tells the autoscaler, as live."""
         self._settle(replica)
@@ -386,8 +392,13 @@ class VirtualCluster:
         journey.decode.backlog.sent(tokens)
         router.begin(prefill.replica_id, journey.name, tokens)
         computed = ModelRequest(
-            request_id=journey.name, input_tokens=tokens, output_tokens=1, block_hashes=journey.block_hashes
+            request_id=journey.name,
+            input_tokens=tokens,
+            output_tokens=1,
+            block_hashes=journey.block_hashes,
+            keeps_kv=True,
         )
+        journey.computed = computed
         self._journeys[computed] = journey
         prefill.engine.add(computed)
         self._wake(prefill)
@@ -464,6 +475,7 @@ class VirtualCluster:
         decode, tokens = journey.decode, journey.request.input_tokens
         prefill.ongoing_requests -= 1
         if journey.is_lost:
+            self._release(journey, prefill)
             self._leave_if_empty(prefill)
             return
         prefill.unread_kv_requests += 1
@@ -485,9 +497,18 @@ class VirtualCluster:
             return  # which died meanwhile
         journey.source = None
         prefill.unread_kv_requests -= 1
+        self._release(journey, prefill)
+        if prefill.engine.waiting and prefill.step is None:  # for that room
+            self._wake(prefill)
         self._leave_if_empty(prefill)
         if not journey.decode.is_dead:
             self._wake(journey.decode)
+
+    def _release(self, journey: _Journey, prefill: VirtualReplica) -> None:
+        """Nobody needs a prompt's KV where it was computed any more."""
+        assert journey.computed is not None
+        prefill.engine.release(journey.computed)
+        journey.computed = None
 
     def _unfinished(self, journey: _Journey, error: str) -> RequestRecord:
         return RequestRecord(

@@ -116,10 +116,16 @@ def scenario_of(
     if not scaled:
         raise ValueError(f"{len(trace):,} requests x {rate_scale:g} leave none: give a larger rate scale")
     engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
+    link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s  # of every group
 
     @cache
     def slo(input_tokens: int) -> Slo:
-        alone_s = max(unloaded_ttft_s(input_tokens, profiles, config.router) for profiles in engines)
+        alone_s = max(
+            unloaded_ttft_s(
+                input_tokens, each, config.router, link_frac=link_frac, uplink_bytes_per_s=uplink_bytes_per_s
+            )
+            for each in engines
+        )
         ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * alone_s)
         return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
 
@@ -131,8 +137,8 @@ def scenario_of(
         router=config.router,
         seed=seed,
         warm_up_s=config.warm_up_s,
-        link_frac=config.groups[0].link_frac,  # that of every group
-        uplink_bytes_per_s=config.groups[0].uplink_bytes_per_s,
+        link_frac=link_frac,
+        uplink_bytes_per_s=uplink_bytes_per_s,
         prefix_block_tokens=config.prefix_block_tokens,
         failures=[
             Failure(at_s=each.at_s, key=PoolKey(each.group or config.groups[0].name, each.role), replicas=each.replicas)

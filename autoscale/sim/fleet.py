@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from autoscale.engine_model import ModelCounters
 from autoscale.sim.cluster import VirtualCluster, VirtualReplica
 from autoscale.types import PoolKey
 from kvtransfer.topology import LinkTier
@@ -34,6 +35,14 @@ class Life:
     ready_s: float | None = None
     stopped_s: float | None = None
     gone_s: float | None = None
+    before: ModelCounters | None = None  # what its engine had done when measuring began
+    until: ModelCounters | None = None  # and when it ended
+
+    @property
+    def work(self) -> ModelCounters:
+        """What its engine did while it was measured."""
+        done = self.until or (self.replica.engine.counters if self.replica else ModelCounters())
+        return done.since(self.before or ModelCounters())
 
     @property
     def is_stopping(self) -> bool:
@@ -95,6 +104,18 @@ class Fleet:
         life.stopped_s = self._cluster.now_s
         self._cluster.kill(life.replica)
         self._end(life)
+
+    def begin_measuring(self) -> None:
+        """What engines did before now does not count."""
+        for life in self.lives:
+            if life.replica is not None:
+                life.before = self._cluster.work(life.replica)
+
+    def end_measuring(self) -> None:
+        """Nor what they do from now on."""
+        for life in self.lives:
+            if life.replica is not None:
+                life.until = self._cluster.work(life.replica)
 
     def gpu_hours(self, from_s: float, until_s: float) -> dict[PoolKey, float]:
         """What each pool's replicas took between two times, from asked for to gone."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autoscale.engine_model import EngineModel
+from autoscale.engine_model import ModelCounters
 from autoscale.profile import EngineProfile
 from autoscale.sim.profiled_range import ProfiledRange
 from autoscale.sim.scenario import Run
@@ -80,7 +80,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         ValueError: nothing arrived after the warm-up.
     """
     scenario, measured = run.scenario, run.measured
-    if not measured:
+    if not measured or scenario.end_s <= scenario.warm_up_s:
         raise ValueError(
             f"no request arrives after the warm-up of {scenario.warm_up_s:g} s: "
             "give a longer trace or a shorter warm_up_s"
@@ -105,7 +105,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         failed_requests=len(measured) - len(ok),
         extrapolated_requests=sum(not known.covers(r.input_tokens, r.output_tokens) for r in asked),
         derived_requests=sum(prompts.is_derived(request.input_tokens) for request in asked),
-        preemptions=sum(life.replica.engine.counters.preemptions for life in run.fleet.lives if life.replica),
+        preemptions=sum(life.work.preemptions for life in run.fleet.lives),
         **_quantiles("ttft", [r.ttft_s for r in ok]),
         **_quantiles("tpot", [r.tpot_s for r in ok]),
         **_quantiles("e2e", [None if r.last_token_s is None else r.last_token_s - r.sent_s for r in ok]),
@@ -133,9 +133,11 @@ def _quantiles(name: str, values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def utilization_frac(
-    run: Run, roles: Collection[Role], spent_s: Callable[[EngineModel], float] = lambda engine: engine.counters.busy_s
+    run: Run, roles: Collection[Role], spent_s: Callable[[ModelCounters], float] = lambda work: work.busy_s
 ) -> float | None:
-    """The share of their time, starts and drains included, in which some roles' engines computed; of the whole run.
+    """The share of their time, starts and drains included, in which some roles' engines computed while measured.
+
+    A step counts where it ends, so one that began before may bring a full share above 1, which is not shown.
 
     Args:
         run: the run.
@@ -146,8 +148,8 @@ def utilization_frac(
     for life in run.fleet.lives:
         if life.key.role in roles and life.replica is not None:
             gone_s = run.scenario.end_s if life.gone_s is None else min(life.gone_s, run.scenario.end_s)
-            there_s += max(0.0, gone_s - max(0.0, life.asked_s))
-            used_s += spent_s(life.replica.engine)
+            there_s += max(0.0, gone_s - max(run.scenario.warm_up_s, life.asked_s))
+            used_s += spent_s(life.work)
     return min(1.0, used_s / there_s) if there_s else None
 
 
@@ -165,18 +167,22 @@ def _energy_kwh(
     return total_wh / 1000.0
 
 
-def _moves(run: Run) -> Iterator[tuple[float, PoolKey, int]]:
-    """When replicas are asked for, +1, or told to stop, -1, after the warm-up."""
-    for life in run.fleet.lives:
-        if life.asked_s > 0.0 and life.asked_s >= run.scenario.warm_up_s:  # at 0 are those that it began with
-            yield life.asked_s, life.key, 1
-        if life.stopped_s is not None and life.stopped_s >= run.scenario.warm_up_s:
-            yield life.stopped_s, life.key, -1
-
-
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """The instants at which a pool's count moved, and which way."""
-    return sorted(set(_moves(run)), key=lambda move: (move[0], str(move[1]), move[2]))
+    """The instants at which more or fewer of a pool were wanted, +1 or -1, between the warm-up and the last arrival.
+
+    Who dies and is replaced at once changes nothing.
+    """
+    moves: Counter[tuple[float, PoolKey]] = Counter()
+    for life in run.fleet.lives:
+        if life.asked_s > 0.0:  # at 0 are those that it began with
+            moves[life.asked_s, life.key] += 1
+        if life.stopped_s is not None:
+            moves[life.stopped_s, life.key] -= 1
+    first_s, last_s = run.scenario.warm_up_s, run.scenario.end_s
+    changes = [
+        (at_s, key, 1 if by > 0 else -1) for (at_s, key), by in moves.items() if by and first_s <= at_s <= last_s
+    ]
+    return sorted(changes, key=lambda change: (change[0], str(change[1])))
 
 
 def _flaps(run: Run) -> int:

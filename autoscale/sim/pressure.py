@@ -8,18 +8,21 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autoscale.engine_model import ModelCounters
 from autoscale.policies.heteroscale import Signal
 from autoscale.ratio import PdRatio
 from autoscale.sim.compare import least_frac, scenario_of
 from autoscale.sim.config import SimConfig
-from autoscale.sim.outcome import outcome
+from autoscale.sim.outcome import outcome, utilization_frac
 from autoscale.sim.scenario import Run, Scenario, run_schedule
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Each run lasts so long, of which the warm-up is a part, and has at least so many requests.
-_RUN_S, _WARM_UP_S, _LEAST_REQUESTS = 120.0, 30.0, 1500
+# Each run lasts at least so long, of which the warm-up is a part, and has so many requests.
+_RUN_S, _WARM_UP_S, _LEAST_REQUESTS, _MOST_REQUESTS = 120.0, 30.0, 1500, 200_000
+# And so many times what answers take at their objective: decode is as full as it gets only after the longest.
+_RUN_ANSWERS, _WARM_UP_ANSWERS = 4.0, 2.0
 _RATE_STEPS = 8
 # Disaggregation must serve so much more than it costs in complexity.
 _WORTH_FRAC = 1.02
@@ -98,9 +101,17 @@ def pressure_test(
     if most < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {sum(each.values())}")
     counts = {prefill: (gpus - prefill * each[Role.PREFILL]) // each[Role.DECODE] for prefill in range(1, most + 1)}
-    splits = {prefill: decode for prefill, decode in counts.items() if PdRatio(prefill, decode).is_supported}
+    highest = {role: pools[role].highest_replicas for role in Role}
+    splits = {
+        prefill: decode
+        for prefill, decode in counts.items()
+        if PdRatio(prefill, decode).is_supported and prefill <= highest[Role.PREFILL] and decode <= highest[Role.DECODE]
+    }
     if not splits:
-        raise ValueError(f"{gpus} GPUs make no split at a supported P/D ratio: give more")
+        raise ValueError(
+            f"{gpus} GPUs make no split at a supported P/D ratio that the pools' highest_replicas allow "
+            f"({highest[Role.PREFILL]} and {highest[Role.DECODE]}): give another number"
+        )
     test = PressureTest(config, trace, seed)
     known: dict[int, PressurePoint] = {}
 
@@ -120,7 +131,7 @@ def pressure_test(
             high = right - 1 if right > left + 1 else right
     for prefill in range(max(min(splits), low - 1), min(max(splits), high + 1) + 1):
         point(prefill)
-    aggregated = test.highest(0, gpus // each[Role.DECODE], None)
+    aggregated = test.highest(0, min(gpus // each[Role.DECODE], highest[Role.DECODE]), None)
     on_point(aggregated)
     result = PressureResult(points=[known[at] for at in sorted(known)], aggregated=aggregated, gpus=gpus)
     if not max(result.best.requests_per_s, aggregated.requests_per_s):
@@ -132,7 +143,12 @@ class PressureTest:
     """Splits of one configuration under requests with the lengths of a trace; see ``pressure_test``."""
 
     def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
-        self._config = config.model_copy(update={"warm_up_s": _WARM_UP_S, "failures": ()})
+        outputs = [request.output_tokens for request in trace]
+        # Of the answer that an output token is in on average, as the long ones are there for longest.
+        answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
+        self._run_s = max(_RUN_S, _RUN_ANSWERS * answer_s)
+        self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
+        self._config = config.model_copy(update={"failures": ()})
         self._trace = trace
         self._seed = seed
         self._keys = {key.role: key for key in config.pools()}
@@ -166,10 +182,11 @@ class PressureTest:
         rng = random.Random(self._seed)
         trace: list[TraceRequest] = []
         at_s, drawn = 0.0, _drawn(self._trace, rng)
-        while at_s < _RUN_S or len(trace) < _LEAST_REQUESTS:
+        while (at_s < self._run_s or len(trace) < _LEAST_REQUESTS) and len(trace) < _MOST_REQUESTS:
             at_s += rng.expovariate(requests_per_s)
             trace.append(replace(next(drawn), at_s=at_s))
-        scenario = scenario_of(self._config, trace, seed=self._seed)
+        warm_up_s = self._warm_up_frac * min(at_s, self._run_s)
+        scenario = scenario_of(self._config.model_copy(update={"warm_up_s": warm_up_s}), trace, seed=self._seed)
         counts = {Role.PREFILL: prefill, Role.DECODE: decode}
         used = {role: self._keys[role] for role in Role if counts[role]}
         return run_schedule(_limited(scenario, used.values()), {used[r]: [(0.0, counts[r])] for r in used})
@@ -203,22 +220,19 @@ def _limited(scenario: Scenario, keys: Iterable[PoolKey]) -> Scenario:
 def signals_of(run: Run) -> dict[Signal, float | None]:
     """What each signal shows in a run; see ``PressurePoint``."""
     figures = outcome(run, dict.fromkeys(run.scenario.pools, 0.0))
-    span_s = run.scenario.end_s
-    engines = {
-        role: [life.replica.engine for life in run.fleet.lives if life.replica and life.key.role is role]
-        for role in Role
-    }
+    span_s = run.scenario.end_s - run.scenario.warm_up_s
+    work = {role: [life.work for life in run.fleet.lives if life.key.role is role] for role in Role}
 
-    def rate(role: Role, value: Callable[..., float]) -> float | None:
-        return sum(value(e) for e in engines[role]) / span_s / len(engines[role]) if engines[role] else None
+    def rate(role: Role, value: Callable[[ModelCounters], float]) -> float | None:
+        return sum(map(value, work[role])) / span_s / len(work[role]) if work[role] else None
 
     return {
-        Signal.DECODE_TPS: rate(Role.DECODE, lambda engine: engine.counters.output_tokens),
-        Signal.PREFILL_TPS: rate(Role.PREFILL, lambda engine: engine.counters.prefill_tokens),
+        Signal.DECODE_TPS: rate(Role.DECODE, lambda done: done.output_tokens),
+        Signal.PREFILL_TPS: rate(Role.PREFILL, lambda done: done.prefill_tokens),
         Signal.PREFILL_GPU_UTILIZATION: figures.prefill_utilization_frac,
         Signal.DECODE_GPU_UTILIZATION: figures.decode_utilization_frac,
-        Signal.PREFILL_SM_ACTIVITY: rate(Role.PREFILL, lambda engine: engine.counters.sm_active_s),
-        Signal.DECODE_SM_ACTIVITY: rate(Role.DECODE, lambda engine: engine.counters.sm_active_s),
+        Signal.PREFILL_SM_ACTIVITY: utilization_frac(run, [Role.PREFILL], lambda done: done.sm_active_s),
+        Signal.DECODE_SM_ACTIVITY: utilization_frac(run, [Role.DECODE], lambda done: done.sm_active_s),
         Signal.TTFT: figures.ttft_p50_s,
         Signal.TPOT: figures.tpot_p50_s,
     }

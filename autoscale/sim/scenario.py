@@ -20,7 +20,7 @@ from autoscale.trace import TraceRequest
 from autoscale.types import Plan, PoolKey
 from router.config import RouterConfig
 
-# A request that has not ended so long after the last one came is given up.
+# A request that has not ended so long after the last one came, and what the longest answer may take, is given up.
 _PATIENCE_S = 600.0
 
 
@@ -59,6 +59,13 @@ class Scenario:
     def end_s(self) -> float:
         """Until when GPUs are counted: the last arrival."""
         return self.trace[-1].at_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long after the last arrival requests may still end: an answer takes as long as its objective lets it."""
+        return _PATIENCE_S + max(
+            request.output_tokens * slo.tpot_s for request, slo in zip(self.trace, self.slos, strict=True)
+        )
 
     @property
     def measured_trace(self) -> Sequence[TraceRequest]:
@@ -127,8 +134,7 @@ def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[Pool
     serve.start(counts)
     for failure in scenario.failures:
         cluster.at(failure.at_s, serve.fail, failure.key, failure.replicas)
-    cluster.run(scenario.end_s)
-    _finish(cluster, scenario.end_s)
+    _run(scenario, cluster, serve.fleet)
     return Run(
         scenario=scenario,
         records=cluster.records(),
@@ -165,15 +171,18 @@ def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[floa
         for at_s, count in later:
             cluster.at(at_s, step, key, count)
     route()
-    cluster.run(scenario.end_s)
-    _finish(cluster, scenario.end_s)
+    _run(scenario, cluster, fleet)
     return Run(scenario=scenario, records=cluster.records(), fleet=fleet)
 
 
-def _finish(cluster: VirtualCluster, end_s: float) -> None:
-    """Let those that have arrived end; slowly, since a controller ticks for ever."""
-    until_s = end_s
-    while not cluster.is_done and until_s < end_s + _PATIENCE_S:
+def _run(scenario: Scenario, cluster: VirtualCluster, fleet: Fleet) -> None:
+    """Let time pass until all requests have ended; after the last arrival slowly, since a controller ticks for ever."""
+    cluster.run(min(scenario.warm_up_s, scenario.end_s))
+    fleet.begin_measuring()
+    cluster.run(scenario.end_s)
+    fleet.end_measuring()
+    until_s, end_s = scenario.end_s, scenario.end_s + scenario.patience_s
+    while not cluster.is_done and until_s < end_s:
         until_s += 5.0
         cluster.run(until_s)
     cluster.give_up()

@@ -100,11 +100,18 @@ def replay(
     router: RouterConfig,
     seed: int = 0,
     contention_frac: float = 0.0,
+    link_frac: float = 1.0,
+    uplink_bytes_per_s: float | None = None,
 ) -> list[RequestRecord]:
     """The timeline of every request of a trace on fixed counts, in the trace's order."""
     keys = {role: PoolKey("g0", role) for role in Role}
     cluster = VirtualCluster(
-        {keys[role]: profiles[role] for role in Role}, router, random.Random(seed), contention_frac=contention_frac
+        {keys[role]: profiles[role] for role in Role},
+        router,
+        random.Random(seed),
+        contention_frac=contention_frac,
+        link_frac=link_frac,
+        uplink_bytes_per_s=uplink_bytes_per_s,
     )
     for role, number in counts.items():
         names = [f"{role}-{index}" for index in range(number)]
@@ -116,10 +123,22 @@ def replay(
     return cluster.records()
 
 
-def unloaded_ttft_s(input_tokens: int, profiles: Mapping[Role, EngineProfile], router: RouterConfig) -> float:
-    """Time to first token of a request that has one replica of each role to itself, seconds."""
+def unloaded_ttft_s(
+    input_tokens: int,
+    profiles: Mapping[Role, EngineProfile],
+    router: RouterConfig,
+    *,
+    link_frac: float = 1.0,
+    uplink_bytes_per_s: float | None = None,
+) -> float:
+    """Time to first token of a request that has one replica of each role, and the links between, to itself, seconds."""
     (record,) = replay(
-        [TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)], dict.fromkeys(Role, 1), profiles, router
+        [TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)],
+        dict.fromkeys(Role, 1),
+        profiles,
+        router,
+        link_frac=link_frac,
+        uplink_bytes_per_s=uplink_bytes_per_s,
     )
     assert record.ttft_s is not None
     return record.ttft_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscale.engine_model import EngineModel
+from autoscale.engine_model import ModelCounters
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.profile import EngineProfile
 from autoscale.sim.compare import Say, silent
@@ -226,15 +226,15 @@ def _policy_claims(day: Day) -> Iterator[Claim]:
         )
 
 
-def _busy_s(engine: EngineModel) -> float:
-    return engine.counters.busy_s
+def _busy_s(work: ModelCounters) -> float:
+    return work.busy_s
 
 
-def _active_s(engine: EngineModel) -> float:
-    return engine.counters.sm_active_s
+def _active_s(work: ModelCounters) -> float:
+    return work.sm_active_s
 
 
-def _share(run: Run, roles: Sequence[Role], spent_s: Callable[[EngineModel], float]) -> float:
+def _share(run: Run, roles: Sequence[Role], spent_s: Callable[[ModelCounters], float]) -> float:
     share = utilization_frac(run, roles, spent_s)
     assert share is not None
     return share
