@@ -64,6 +64,9 @@ def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
     for name in _COLUMNS:
         if name not in header:
             raise ValueError(f"{path}: line 1: no column {name} in {','.join(header)!r:.80}: {expected}")
+    for name in (*_COLUMNS, _HASHES):
+        if header.count(name) > 1:
+            raise ValueError(f"{path}: line 1: {header.count(name)} columns {name}: leave one of them")
     at, prompt, output = (header.index(name) for name in _COLUMNS)
     hashes = header.index(_HASHES) if _HASHES in header else None
     requests: list[TraceRequest] = []

@@ -21,6 +21,8 @@ PerSecond = Annotated[float, Field(ge=0.0)]
 
 # Two numbers are drawn for each: 160 MB.
 _MOST_REQUESTS = 10_000_000
+# No prompt is longer; numbers of 64 bits are.
+_MOST_TOKENS = 10_000_000
 # What is outside the bounds of a length is drawn again: a hundred times for each inside, at most.
 _LEAST_INSIDE_FRAC = 0.01
 # pydantic names the member of a union after each of these.
@@ -196,7 +198,7 @@ class ConstantLengthConfig(_Workload):
     """Always the same."""
 
     kind: Literal["constant"] = "constant"
-    tokens: int = Field(ge=1)
+    tokens: int = Field(ge=1, le=_MOST_TOKENS)
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """So many lengths, tokens."""
@@ -205,7 +207,7 @@ class ConstantLengthConfig(_Workload):
 
 class _Bounded(_Workload):
     lowest_tokens: int = Field(1, ge=1)
-    highest_tokens: int = Field(2**31, ge=1)
+    highest_tokens: int = Field(_MOST_TOKENS, ge=1, le=_MOST_TOKENS)
 
     @model_validator(mode="after")
     def _check_inside(self) -> Self:
@@ -264,7 +266,7 @@ class ParetoLengthConfig(_Workload):
 
     kind: Literal["pareto"] = "pareto"
     lowest_tokens: int = Field(ge=1)
-    highest_tokens: int = Field(ge=1)
+    highest_tokens: int = Field(ge=1, le=_MOST_TOKENS)
     alpha: float = Field(gt=0.0, le=100.0, description="The tail's exponent: the smaller, the heavier.")
 
     @model_validator(mode="after")

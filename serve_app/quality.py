@@ -1,6 +1,7 @@
 """Which policy is best on real traces: tuned on one slice of each, reported on another: ``make quality``."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -128,7 +129,10 @@ class Report:
                 **found,
             }
         attained, least = row["slo_attainment_frac"], self.study.least_frac
-        over_oracle, over_causal = row["gpu_hours_over_oracle"], row["gpu_hours_over_causal_bound"]
+        over_oracle, over_causal = (
+            math.inf if row[name] is None else row[name]
+            for name in ("gpu_hours_over_oracle", "gpu_hours_over_causal_bound")
+        )
         return {
             f"SLO met >= {least:.2%}": (f"{attained:.2%}", attained >= least),
             f"<= {_STEADY_OVER_ORACLE} x the oracle": (f"{over_oracle:.2f} x", over_oracle <= _STEADY_OVER_ORACLE),

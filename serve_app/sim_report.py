@@ -124,10 +124,12 @@ def _cells(rows: Sequence[Row], spreads: Sequence[_Spread], columns: _Columns) -
     mean, interval = mean_row(rows), interval_row(rows)
 
     def spread(name: str, digits: str) -> str:
+        if mean[name] is None:
+            return "-"
         low, high = interval.get(name, (0.0, 0.0))
         half = (high - low) / 2 * (100.0 if digits.endswith("%") else 1.0)
         # One digit less, or the table is wider than a terminal.
-        return f"{mean[name]:{digits}}" + (f"\n±{half:.{'2' if half < 1.0 else '1'}f}" if interval else "")
+        return f"{mean[name]:{digits}}" + (f"\n±{half:.{'2' if half < 1.0 else '1'}f}" if name in interval else "")
 
     return [*(spread(name, digits) for _, name, digits in spreads), *(text(mean) for _, text in columns)]
 

@@ -25,6 +25,8 @@ _MOST_SCALINGS = 8
 _MOST_REQUESTS, _MOST_BINS = 20_000_000, 700_000
 # Plans that are simulated at least, however long the trace; beside a plan for another seed, this part of the work.
 _LEAST_RUNS, _NEAR_SHARE = 30, 3
+# Longer without a request at the beginning is most likely a clock that did not begin at 0.
+_IDLE_S = 60.0
 # The first plans are rough, until the peak is this near; what is aimed at, since the last ones have fewer replicas.
 _NEAR_FRAC, _ABOVE_FRAC = 0.7, 1.1
 
@@ -231,6 +233,11 @@ def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
     profiles = config.profiles()
     known = ProfiledRange.of(profiles)
     lines = []
+    if (idle_s := trace[0].at_s - config.warm_up_s) > _IDLE_S:
+        lines.append(
+            f"the first request comes {idle_s:,.0f} s after the warm-up: GPU-hours of that time count too; --start "
+            "leaves it out"
+        )
     if beyond := sum(not known.covers(request.input_tokens, request.output_tokens) for request in trace):
         lines.append(
             f"{beyond:,} of {len(trace):,} requests are longer or shorter than what was profiled; their times are "

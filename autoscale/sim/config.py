@@ -10,6 +10,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.documents import first_fault, load_mapping
 from autoscale.policies import POLICIES
 from autoscale.policies.profiled import ProfiledConfig
+from autoscale.policies.static import StaticConfig
 from autoscale.profile import EngineProfile, ProfileRef
 from autoscale.sim.fleet import VirtualPool
 from autoscale.tuning import merged
@@ -17,6 +18,9 @@ from autoscale.types import PoolKey
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
 from router.config import RouterConfig
+
+# Rows of a report that are no policies.
+_BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
 
 
 class _Sim(BaseModel):
@@ -140,8 +144,22 @@ class SimConfig(_Sim):
     @model_validator(mode="after")
     def _check_policies(self) -> Self:
         for name in self.policies:
-            self.autoscale_config(name)
+            if name in _BOUNDS or "," in name or not name.strip():
+                raise ValueError(
+                    f"policies: {name!r} is no name for a policy: --policy has commas between names, and "
+                    f"{', '.join(_BOUNDS)} are what policies are held against"
+                )
+            policy = self.autoscale_config(name).policy
+            if isinstance(policy, StaticConfig):
+                self._check_counts(name, policy)
         return self
+
+    def _check_counts(self, name: str, policy: StaticConfig) -> None:
+        for role, count in ((Role.PREFILL, policy.prefill), (Role.DECODE, policy.decode)):
+            pools = [group.pool(role) for group in self.groups]
+            low, high = sum(pool.lowest_replicas for pool in pools), sum(pool.highest_replicas for pool in pools)
+            if not low <= count <= high:
+                raise ValueError(f"policies.{name}.policy.{role}: {count} is not from {low} to {high}, as groups allow")
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -19,10 +19,12 @@ from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Each run lasts at least so long, of which the warm-up is a part, and has so many requests.
-_RUN_S, _WARM_UP_S, _LEAST_REQUESTS, _MOST_REQUESTS = 120.0, 30.0, 1500, 200_000
-# And so many times what answers take at their objective: decode is as full as it gets only after the longest.
+# Each run lasts so long, of which the warm-up is a part, and has at least so many requests.
+_RUN_S, _WARM_UP_S, _LEAST_REQUESTS = 120.0, 30.0, 1500
+# And at least so many times what answers take at their objective: decode is as full as it gets only after them.
 _RUN_ANSWERS, _WARM_UP_ANSWERS = 4.0, 2.0
+# With more requests it ends as soon as it has lasted for that.
+_MANY_REQUESTS = 50_000
 _RATE_STEPS = 8
 # Disaggregation must serve so much more than it costs in complexity.
 _WORTH_FRAC = 1.02
@@ -146,7 +148,8 @@ class PressureTest:
         outputs = [request.output_tokens for request in trace]
         # Of the answer that an output token is in on average, as the long ones are there for longest.
         answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
-        self._run_s = max(_RUN_S, _RUN_ANSWERS * answer_s)
+        self._least_s = _RUN_ANSWERS * answer_s
+        self._run_s = max(_RUN_S, self._least_s)
         self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
         self._config = config.model_copy(update={"failures": ()})
         self._trace = trace
@@ -182,7 +185,7 @@ class PressureTest:
         rng = random.Random(self._seed)
         trace: list[TraceRequest] = []
         at_s, drawn = 0.0, _drawn(self._trace, rng)
-        while (at_s < self._run_s or len(trace) < _LEAST_REQUESTS) and len(trace) < _MOST_REQUESTS:
+        while len(trace) < _LEAST_REQUESTS or at_s < (self._run_s if len(trace) < _MANY_REQUESTS else self._least_s):
             at_s += rng.expovariate(requests_per_s)
             trace.append(replace(next(drawn), at_s=at_s))
         warm_up_s = self._warm_up_frac * min(at_s, self._run_s)

@@ -48,6 +48,15 @@ class Bounds:
             "aggregated": self.aggregated,
         }
 
+    @property
+    def are_attained(self) -> dict[str, bool]:
+        """Whether each attains what it must."""
+        return {
+            "oracle": self.oracle.is_attained,
+            "causal_bound": self.causal.is_attained,
+            "smallest_static": self.oracle.static.is_attained,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
@@ -87,13 +96,21 @@ class Study:
         if not self.bounds:
             lines.append("the oracle and the bounds plan one group, so there are none, nor multiples of them")
         lines += notes(self.config, self.seeds[0].scenario.measured_trace)
-        for what, are_attained in (
-            ("oracle", [each.oracle.is_attained for each in self.bounds]),
-            ("causal bound", [each.causal.is_attained for each in self.bounds]),
-            ("smallest static", [each.oracle.static.is_attained for each in self.bounds]),
-        ):
-            if not all(are_attained):
+        for name in self.bounds[0].are_attained if self.bounds else ():
+            if not all(each.are_attained[name] for each in self.bounds):
+                what = name.replace("_", " ")
                 lines.append(f"{what}: no counts were found that attain {self.least_frac:.2%}; the nearest are shown")
+        end_s = self.seeds[0].scenario.end_s
+        if late := [failure.at_s for failure in self.config.failures if failure.at_s > end_s]:
+            lines.append(f"a failure at {late[0]:g} s comes after the last request, at {end_s:g} s: it changes nothing")
+        for name in self.names:
+            if failed := sum(seed.policies[name].outcome.failed_requests for seed in self.seeds):
+                lines.append(
+                    f"{name}: {failed:,} requests failed or had not ended {self.seeds[0].scenario.patience_s:,.0f} s "
+                    "after the last one came; latencies are of the others"
+                )
+        if len(self.seeds) > 1 and self.rate_scale == 1.0:
+            lines.append("at a rate scale of 1 seeds change the routers' ties alone: intervals say nothing of arrivals")
         return lines
 
     @cached_property
@@ -236,8 +253,8 @@ def run_study(
 def _row(seed: Seed, result: Result) -> dict[str, Any]:
     row = asdict(result.outcome)
     for name in ("oracle", "causal_bound"):
-        over = None
-        if seed.bounds is not None:
+        over = None  # nor of a bound that does not attain what it must: it would say that fewer would do
+        if seed.bounds is not None and seed.bounds.are_attained[name]:
             over = result.outcome.gpu_hours / seed.bounds.results[name].outcome.gpu_hours
         row[f"gpu_hours_over_{name}"] = over
     return row

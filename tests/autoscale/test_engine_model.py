@@ -41,6 +41,20 @@ def test_a_prompt_alone_takes_what_the_curve_says(make_profile: MakeProfile) -> 
     assert engine.counters.prefill_tokens == 90
 
 
+def test_a_prompt_that_another_engine_is_to_pull_keeps_its_kv_until_it_is_released(make_profile: MakeProfile) -> None:
+    engine = EngineModel(make_profile())
+    kept = ModelRequest("a", input_tokens=90, output_tokens=1, keeps_kv=True)
+    engine.add(kept)
+    run(engine)
+    held_frac = engine.kv_usage_frac
+    assert held_frac >= 90 / engine.profile.kv_tokens
+    engine.add(ModelRequest("b", input_tokens=round(engine.profile.kv_tokens * (1 - held_frac)), output_tokens=1))
+    assert engine.plan(0.0) is None  # there is no room for it, and its next token
+    engine.release(kept)
+    assert engine.kv_usage_frac == 0.0
+    assert engine.plan(0.0) is not None
+
+
 def test_a_long_prompt_is_cut_into_chunks_that_cost_a_step_each(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile())
     engine.add(ModelRequest("a", input_tokens=250, output_tokens=1))

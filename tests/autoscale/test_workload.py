@@ -251,6 +251,10 @@ def test_a_trace_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
     [
         ({"duration_s": 0}, "duration_s: Input should be greater than 0, got 0"),
         (
+            {"lengths": {"kind": "separate", "input_tokens": {"kind": "constant", "tokens": 10**20}}},
+            "lengths.input_tokens.tokens: Input should be less than or equal to 10000000",
+        ),
+        (
             {"duration_s": 1e9},
             "1,000,000,000 requests or states, more than 10,000,000: lower duration_s or the highest",
         ),

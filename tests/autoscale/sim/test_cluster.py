@@ -43,6 +43,20 @@ def test_a_short_prompt_is_prefilled_where_it_decodes(make_profile: MakeProfile)
     assert record.ttft_s == pytest.approx(0.11)
 
 
+def test_prefill_waits_where_its_kv_is_full_of_prompts_that_the_link_has_not_moved(make_profile: MakeProfile) -> None:
+    """Each prompt takes half of prefill's KV, and a link so slow that the third is computed when the first is over."""
+    profile = make_profile()
+    tokens = profile.kv_tokens // 2 - profile.block_tokens
+    slow = tokens * profile.handoff.kv_bytes_per_token / 50.0
+    config = RouterConfig.model_validate({"length": {"local_max_tokens": 0, "local_cap_tokens": 0}})
+    first, second, third = replay(
+        [request(0.0, tokens, 1)] * 3, {P: 1, D: 3}, {P: profile, D: profile}, config, uplink_bytes_per_s=slow
+    )
+    assert first.prefilled_s is not None and second.prefilled_s is not None and third.prefilled_s is not None
+    assert second.prefilled_s < 50.0
+    assert third.prefilled_s > first.prefilled_s + 50.0
+
+
 def test_requests_go_to_the_replica_with_the_least_to_do(make_profile: MakeProfile) -> None:
     profile = make_profile(max_running=1)
     trace = [request(0.0, 100, 5), request(0.01, 100, 5)]

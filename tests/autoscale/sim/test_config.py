@@ -104,6 +104,12 @@ def test_failures_strike_the_group_that_they_name_else_the_first(tmp_path: Path)
         (smallest(policies={"mine": {}}), "policies.mine: give policy.kind, one of"),
         (smallest(policies={"mine": {"policy": {"kind": "default", "prefill_busy_frac": 3}}}), "prefill_busy_frac"),
         (smallest(slo={"attainment_frac": 1.0}), "slo.attainment_frac"),
+        (smallest(policies={"a,b": {"policy": {"kind": "default"}}}), "'a,b' is no name for a policy"),
+        (smallest(policies={"oracle": {"policy": {"kind": "default"}}}), "'oracle' is no name for a policy"),
+        (
+            smallest(policies={"st": {"policy": {"kind": "static", "prefill": 1, "decode": 999}}}),
+            "policies.st.policy.decode: 999 is not from 1 to 256, as groups allow",
+        ),
         ({"groups": [{"prefill": {"profile": "none.json"}, "decode": {"profile": PROFILE}}]}, "none.json"),
         ({"groups": [GROUP, GROUP]}, "two are named 'g0'"),
         ({"groups": [GROUP, {**GROUP, "name": "b", "link_tier": 2}]}, "link_tier 2 to all or to none"),
@@ -125,6 +131,9 @@ def test_a_wrong_configuration_names_its_file_and_field(tmp_path: Path, document
 def test_a_missing_or_broken_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         SimConfig.load(tmp_path / "none.yaml")
+    (tmp_path / "twice.yaml").write_text("slo: {tpot_s: 0.05, tpot_s: 0.5}")
+    with pytest.raises(ValueError, match="tpot_s stands there twice"):
+        SimConfig.load(tmp_path / "twice.yaml")
     (tmp_path / "broken.yaml").write_text("a: [")
     with pytest.raises(ValueError, match="no YAML"):
         SimConfig.load(tmp_path / "broken.yaml")

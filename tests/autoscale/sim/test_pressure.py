@@ -75,6 +75,30 @@ def test_the_ratio_can_be_configured_however_few_tokens_are_answered() -> None:
     assert found.pd_ratio.per_decode() >= 3.0
 
 
+def test_a_rate_that_is_kept_is_kept_for_longer_too() -> None:
+    """Answers of 150 s: decode is as full as it gets only after as long."""
+    test = PressureTest(CONFIG, lengths((500, 501), (3000, 3001)), 0)
+    found = test.highest(1, 1, None)
+    again = PressureTest(CONFIG, lengths((500, 501), (3000, 3001)), 0)
+    again._run_s *= 3
+    assert again.run(1, 1, 0.95 * found.requests_per_s).attainment_frac > 0.99
+
+
+def test_tiny_requests_end_the_search_too() -> None:
+    found = PressureTest(CONFIG, lengths((1, 1), (1, 1)), 0).highest(1, 1, None)
+    assert 100.0 < found.requests_per_s < 1e6
+
+
+def test_no_split_has_more_replicas_than_its_pools_may() -> None:
+    group = CONFIG.groups[0]
+    few = group.model_copy(update={"prefill": group.prefill.model_copy(update={"highest_replicas": 2})})
+    config = CONFIG.model_copy(update={"groups": (few,)})
+    found = pressure_test(config, lengths((4000, 6000), (2, 4)), gpus=12)
+    assert max(point.prefill for point in found.points) <= 2
+    with pytest.raises(ValueError, match=r"no split .* that the pools' highest_replicas allow \(2 and 256\)"):
+        pressure_test(config, lengths((4000, 6000), (2, 4)), gpus=10_000)
+
+
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(ValueError, match="3 GPUs are too few: a replica of each role takes 4"):
         pressure_test(CONFIG, lengths((100, 200), (10, 20)), gpus=3)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from autoscale.profile import EngineProfile
 from autoscale.sim.compare import (
@@ -23,6 +24,7 @@ from autoscale.sim.pressure import pressure_test
 from autoscale.sim.study import run_study
 from autoscale.trace import TraceRequest
 from kvtransfer.topology import Role
+from serve_app.sim_report import summary_table
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
@@ -88,6 +90,46 @@ def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> Non
     scenario = scenario_of(settings, mixed)
     assert least_frac(settings, scenario) == pytest.approx(0.994 * (1 - late / measured))
     assert notes(settings, mixed)[-1].startswith(f"{len(hopeless)} of {len(mixed)} requests cannot meet their TPOT")
+
+
+def test_what_a_reader_must_know_is_noted() -> None:
+    settings = config(CHEAP, oracle_simulated_requests=1)
+    settings = settings.model_copy(
+        update={
+            "failures": (SimFailureConfig(at_s=30.0, role=Role.DECODE), SimFailureConfig(at_s=9e4, role=Role.DECODE))
+        }
+    )
+    with ThreadPoolExecutor(1) as pool:
+        study = run_study(settings, TRACE, ["static"], rate_scale=1.0, seeds=[0, 1], pool=pool)
+    failed = sum(seed.policies["static"].outcome.failed_requests for seed in study.seeds)
+    assert failed
+    assert study.flags[-3:] == [
+        f"a failure at 90000 s comes after the last request, at {TRACE[-1].at_s:g} s: it changes nothing",
+        f"static: {failed} requests failed or had not ended 605 s after the last one came; latencies are of the others",
+        "at a rate scale of 1 seeds change the routers' ties alone: intervals say nothing of arrivals",
+    ]
+    late = [replace(request, at_s=request.at_s + 20_000.0) for request in TRACE]
+    (line,) = notes(config(CHEAP), late)
+    assert line.startswith("the first request comes 19,990 s after the warm-up: GPU-hours of that time count too")
+
+
+def test_nothing_is_a_multiple_of_a_bound_that_attains_nothing() -> None:
+    few = config(group("g0", SLOW, 1.0, 1), oracle_simulated_requests=1)
+    with ThreadPoolExecutor(1) as pool:
+        study = run_study(few, arrivals(40.0, 60.0), ["static"], rate_scale=1.0, seeds=[0], pool=pool)
+    (row,) = study.rows("static")
+    assert row["gpu_hours"] > 0.0
+    assert row["gpu_hours_over_oracle"] is None and row["gpu_hours_over_causal_bound"] is None
+    console = Console(record=True, width=100)
+    console.print(summary_table(study))
+    assert " - " in console.export_text()
+
+
+def test_the_objective_of_a_prompt_counts_the_link_that_its_kv_takes() -> None:
+    """Three times unloaded over an uplink of 1 GB/s: 2,000 tokens of 327,680 bytes are 0.66 s on it."""
+    slow = config({**CHEAP, "uplink_bytes_per_s": 1e9})
+    alone, behind = (scenario_of(each, TRACE[:1]).slos[0].ttft_s for each in (config(CHEAP), slow))
+    assert behind > 3 * 2000 * 327_680 / 1e9 > alone
 
 
 def test_batches_beyond_the_profile_are_noted() -> None:

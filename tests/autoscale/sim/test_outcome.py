@@ -1,0 +1,81 @@
+"""What a run is summed up to is of the time that is measured, and of nothing else."""
+
+from typing import Any
+
+import pytest
+
+from autoscale.config import AutoscaleConfig
+from autoscale.sim.outcome import Outcome, outcome
+from autoscale.sim.scenario import Failure, Run, run_policy, run_schedule
+from kvtransfer.topology import Role
+from tests.autoscale.sim.conftest import KEYS, make_scenario
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def schedule(*counts: int) -> dict[Any, list[tuple[float, int]]]:
+    return {KEYS[role]: [(0.0, count)] for role, count in zip(Role, counts, strict=True)}
+
+
+def summed(run: Run) -> Outcome:
+    return outcome(run, dict.fromkeys(KEYS.values(), 1.0))
+
+
+def test_engines_that_work_while_it_is_measured_and_those_that_do_not() -> None:
+    """The same requests in the warm-up, after it, or last of all with answers that end long after the last arrival."""
+    early = [(0.1 * n, 1000, 50) for n in range(40)]
+    late = [(60.0 + 0.1 * n, 1000, 50) for n in range(40)]
+    used = {
+        name: summed(run_schedule(make_scenario(arrivals, warm_up_s=50.0), schedule(1, 1))).decode_utilization_frac
+        for name, arrivals in (("early", [*early, (100.0, 1000, 1)]), ("late", [*late, (100.0, 1000, 1)]))
+    }
+    assert used["early"] == pytest.approx(0.0, abs=0.01)
+    assert used["late"] is not None and used["late"] > 0.08
+    long = make_scenario([*early, (59.0, 1000, 5000), (60.0, 1000, 1)], warm_up_s=50.0)
+    found = summed(run_schedule(long, schedule(1, 1)))
+    # One answer from 59 s on, and 10 s are measured: what comes of it afterwards is nobody's utilisation.
+    assert found.decode_utilization_frac is not None and 0.05 < found.decode_utilization_frac < 0.12
+
+
+def test_replicas_that_come_and_go_after_the_last_arrival_are_no_scale_events() -> None:
+    arrivals = [(n / 10, 2000, 200) for n in range(300)] + [(30.0, 500, 20_000)]
+    config = AutoscaleConfig.model_validate(
+        {
+            "policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 500},
+            "pd_ratio": "1:1",
+            "interval_s": 5,
+            "window_s": 10,
+            "guard": {"cooldown_in_s": 0, "cooldown_out_s": 0},
+        }
+    )
+    run = run_policy(make_scenario(arrivals), config, dict.fromkeys(KEYS.values(), 1))
+    moves = {(life.asked_s, life.key, 1) for life in run.fleet.lives if life.asked_s}
+    moves |= {(life.stopped_s, life.key, -1) for life in run.fleet.lives if life.stopped_s is not None}
+    measured = [move for move in moves if move[0] <= run.scenario.end_s]
+    assert 0 < len(measured) < len(moves)
+    assert summed(run).scale_events == len(measured)
+
+
+def test_who_dies_and_is_replaced_at_once_is_no_scale_event() -> None:
+    arrivals = [(0.5 * n, 1000, 20) for n in range(200)]
+    config = AutoscaleConfig.model_validate(
+        {"policy": {"kind": "static", "prefill": 2, "decode": 2}, "pd_ratio": "1:1"}
+    )
+    scenario = make_scenario(arrivals, failures=[Failure(at_s=40.0, key=KEYS[D])])
+    run = run_policy(scenario, config, dict.fromkeys(KEYS.values(), 2))
+    assert sum(life.stopped_s == 40.0 for life in run.fleet.lives) == 1
+    found = summed(run)
+    assert (found.scale_events, found.flaps) == (0, 0)
+
+
+def test_an_answer_may_take_as_long_as_its_objective_lets_it() -> None:
+    """30,000 tokens at 18 ms are nine minutes, and two more requests before it are behind in the same batch."""
+    run = run_schedule(make_scenario([(0.0, 500, 60_000), (1.0, 500, 10)]), schedule(1, 1))
+    assert run.records[0].last_token_s is not None and run.records[0].last_token_s > 900.0
+    assert run.attainment_frac == 1.0
+
+
+def test_a_trace_whose_last_request_comes_as_the_warm_up_ends_says_so() -> None:
+    scenario = make_scenario([(0.0, 500, 10), (30.0, 500, 10)], warm_up_s=30.0)
+    with pytest.raises(ValueError, match=r"no request arrives after the warm-up of 30 s"):
+        summed(run_schedule(scenario, schedule(1, 1)))
