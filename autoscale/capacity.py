@@ -3,15 +3,18 @@
 from autoscale.profile import EngineProfile
 
 
-def prefill_engines(profile: EngineProfile, requests_per_s: float, input_tokens: float) -> float:
+def prefill_engines(
+    profile: EngineProfile, requests_per_s: float, input_tokens: float, cached_frac: float = 0.0
+) -> float:
     """How many prefill engines such an arrival of prompts keeps busy.
 
     Args:
         profile: of one prefill replica.
         requests_per_s: prompts that arrive.
-        input_tokens: their mean length that is to be computed.
+        input_tokens: their mean length.
+        cached_frac: the leading share of them that is in prefix caches; the rest is computed behind it.
     """
-    return requests_per_s * profile.prefill.chunk_s(0.0, input_tokens)
+    return requests_per_s * profile.prefill.chunk_s(cached_frac * input_tokens, input_tokens)
 
 
 def handoff_engines(profile: EngineProfile, requests_per_s: float, input_tokens: float) -> float:

@@ -99,12 +99,13 @@ class Step(NamedTuple):
 class ModelCounters:
     """What an engine has done since it started.
 
-    ``sm_active_s``: for how long its SMs had work, by the roofline of each step: what takes longer, its arithmetic or
-    its memory.
+    ``cached_tokens``: of prompts, that were in the prefix cache and so not computed. ``sm_active_s``: for how long its
+    SMs had work, by the roofline of each step: what takes longer, its arithmetic or its memory.
     """
 
     output_tokens: int = 0
     prefill_tokens: int = 0
+    cached_tokens: int = 0
     preemptions: int = 0
     busy_s: float = 0.0
     sm_active_s: float = 0.0
@@ -300,6 +301,7 @@ class EngineModel:
                 break
             self.waiting.popleft()
             request.cached_tokens = request.computed_tokens = cached
+            self.counters.cached_tokens += cached
             self.queued_prefill_tokens -= cached
             request.reserved_tokens = needed
             self._used_tokens += needed

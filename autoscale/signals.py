@@ -225,10 +225,14 @@ class Signals:
         )
 
     def traffic(self) -> Traffic:
-        """Arrivals and lengths over all decode replicas, where every request arrives.
+        """Arrivals and lengths over all decode replicas, where every request arrives, and what caches held of prompts.
 
         Where one of them was interrupted, the others' arrivals are not all.
         """
+        everywhere = (window for windows in self._windows.values() for window in windows.values())
+        cached, computed = _summed(
+            [[0.0, 0.0], *(window.gained_each(("cached_prefill_tokens", "prefill_tokens")) for window in everywhere)]
+        )
         windows = [window for window in self._decode() if window.span_s > 0.0]
         is_whole = not any(window.is_interrupted for window in self._decode())
         if not windows:
@@ -244,6 +248,7 @@ class Signals:
             input_tokens_mean=inputs / requests if requests else None,
             input_tokens_weighted_mean=squared / inputs if inputs and squared else None,
             output_tokens_mean=outputs / ended if ended else None,
+            cached_frac=cached / (cached + computed) if cached + computed else None,
             is_whole=is_whole,
         )
 

@@ -110,13 +110,15 @@ class Traffic:
     """What arrived in the last window; ``None`` where nothing was observed, and more where it is not whole.
 
     ``input_tokens_weighted_mean``: of prompts, each counted as often as it has tokens; how long the prompt is that a
-    prompt token belongs to on average. The more lengths vary, the further it is above the mean.
+    prompt token belongs to on average. The more lengths vary, the further it is above the mean. ``cached_frac``: the
+    share of their tokens that engines found in their prefix caches, where they were to compute them.
     """
 
     requests_per_s: float | None = None
     input_tokens_mean: float | None = None
     input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
+    cached_frac: float | None = None
     is_whole: bool = True
 
 

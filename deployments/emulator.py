@@ -171,6 +171,7 @@ class EmulatedStats:
             kv_usage_frac=model.kv_usage_frac,
             output_tokens=counters.output_tokens,
             prefill_tokens=counters.prefill_tokens,
+            cached_prefill_tokens=counters.cached_tokens,
         )
 
     def gpu_report(self) -> dict[str, float]:

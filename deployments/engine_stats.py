@@ -13,7 +13,8 @@ _ENGINES: dict[int, "EngineStatsLogger"] = {}
 class EngineLoad:
     """What an engine holds now and what it has done since it started.
 
-    ``deferred_requests`` wait for KV from another engine. ``prefill_tokens`` were computed, not found in a cache.
+    ``deferred_requests`` wait for KV from another engine. ``prefill_tokens`` were computed; ``cached_prefill_tokens``
+    were found in the engine's own prefix cache, of prompts that it computed itself.
     """
 
     running_requests: int = 0
@@ -22,6 +23,7 @@ class EngineLoad:
     kv_usage_frac: float = 0.0
     output_tokens: int = 0
     prefill_tokens: int = 0
+    cached_prefill_tokens: int = 0
 
     def report(self) -> dict[str, float]:
         """Gauges and counters by the names of ``autoscale.signals``."""
@@ -32,6 +34,7 @@ class EngineLoad:
             "kv_usage_frac": self.kv_usage_frac,
             "decode_tokens": float(self.output_tokens),
             "prefill_tokens": float(self.prefill_tokens),
+            "cached_prefill_tokens": float(self.cached_prefill_tokens),
         }
 
 
@@ -69,7 +72,10 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self.load.output_tokens += iteration_stats.num_generation_tokens
-            self.load.prefill_tokens += iteration_stats.prompt_token_stats.computed
+            prompts = iteration_stats.prompt_token_stats
+            self.load.prefill_tokens += prompts.computed
+            if not prompts.external_kv_transfer:  # what another engine has computed was no work that this one saved
+                self.load.cached_prefill_tokens += prompts.local_cache_hit
 
     def log_engine_initialized(self) -> None:
         """Nothing to say; required by the base class."""

@@ -161,7 +161,7 @@ class Default:
         """What keeps replicas busy, and how unevenly.
 
         Long prompts cost more than their share of the tokens, so a token costs what it does in the prompt that tokens
-        are in on average, not in the average prompt.
+        are in on average, not in the average prompt. What engines found in their prefix caches costs nothing.
 
         Returns:
             Busy replicas by each load, and by each load how uneven it is: what chance adds grows with the root of both.
@@ -179,7 +179,7 @@ class Default:
         is_far = any(pool.link_tier is LinkTier.S2 for pool in snapshot.pools)
         arriving = rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s)
         busy = {
-            "prefill": prefill_engines(config.prefill, rate / unevenness, weighted),
+            "prefill": prefill_engines(config.prefill, rate / unevenness, weighted, traffic.cached_frac or 0.0),
             "decode": max(arriving, _held(snapshot, config.decode, context_tokens, self._slo.tpot_s)),
             "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
         }

@@ -282,6 +282,7 @@ class VirtualCluster:
             "kv_usage_frac": engine.kv_usage_frac,
             "decode_tokens": float(counters.output_tokens),
             "prefill_tokens": float(counters.prefill_tokens),
+            "cached_prefill_tokens": float(counters.cached_tokens),
             "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / passed_s),
             "sm_activity_frac": min(1.0, (counters.sm_active_s - active_s) / passed_s),
         }

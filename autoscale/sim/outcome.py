@@ -35,7 +35,8 @@ class Outcome:
     the smaller role of the plan's P/D ratio, ``None`` without plans; ``ratio_deviation_mean_replicas`` is the mean
     distance. Quantiles are ``None`` where no request ended.
     ``extrapolated_requests`` are of lengths beyond the profile, ``derived_requests`` have prompts of lengths for which
-    it has derived times, not measured ones.
+    it has derived times, not measured ones. ``cached_prompt_frac``: of the prompt tokens of engines that computed
+    prompts, those that were in their prefix caches.
     """
 
     slo_attainment_frac: float
@@ -67,6 +68,7 @@ class Outcome:
     ratio_deviation_mean_replicas: float | None
     prefill_utilization_frac: float | None
     decode_utilization_frac: float | None
+    cached_prompt_frac: float | None
 
 
 def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
@@ -95,6 +97,9 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
     used = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
     prompts = scenario.profiles[min(scenario.profiles, key=lambda key: key.role is not Role.PREFILL)].prefill
+    cached, computed = (
+        sum(getattr(life.work, f"{what}_tokens") for life in run.fleet.lives) for what in ("cached", "prefill")
+    )
     known, asked = ProfiledRange.of(scenario.profiles), scenario.measured_trace
     return Outcome(
         slo_attainment_frac=run.attainment_frac,
@@ -120,6 +125,7 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         ratio_deviation_mean_replicas=_mean(deviations),
         prefill_utilization_frac=used[Role.PREFILL],
         decode_utilization_frac=used[Role.DECODE],
+        cached_prompt_frac=cached / (cached + computed) if cached + computed else None,
     )
 
 

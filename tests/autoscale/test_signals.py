@@ -264,3 +264,19 @@ def test_a_report_that_one_tick_just_missed_is_no_jump_of_a_clock() -> None:
     # However seldom they are taken in, the newest is no older than that.
     window.add(180.0, {"decode_tokens": 1800.0}, now_s=120.0, window_s=120.0, interval_s=60.0)
     assert window.rate("decode_tokens") is None
+
+
+def test_what_was_found_cached_is_a_share_of_all_prompts_whoever_computes_them() -> None:
+    feed = Feed()
+    feed.step({(P, "p0"): {}, (P, "p1"): {}, (D, "d0"): {"requests": 1.0}})
+    assert feed.signals.traffic().cached_frac is None
+    gains = {"prefill_tokens": 100.0, "cached_prefill_tokens": 500.0}
+    for _ in range(2):
+        feed.step(
+            {
+                (P, "p0"): gains,
+                (P, "p1"): {"prefill_tokens": 200.0, "cached_prefill_tokens": 0.0},
+                (D, "d0"): {"requests": 1.0, "prefill_tokens": 50.0, "cached_prefill_tokens": 150.0},
+            }
+        )
+    assert feed.signals.traffic().cached_frac == pytest.approx(650.0 / 1000.0)

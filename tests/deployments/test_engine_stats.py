@@ -22,8 +22,9 @@ def scheduler(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**shown, **fields})
 
 
-def iteration(output: int, computed: int) -> SimpleNamespace:
-    return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=SimpleNamespace(computed=computed))
+def iteration(output: int, computed: int, cached: int = 0, pulled: int = 0) -> SimpleNamespace:
+    prompts = SimpleNamespace(computed=computed, local_cache_hit=cached, external_kv_transfer=pulled)
+    return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=prompts)
 
 
 def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_it() -> None:
@@ -39,8 +40,9 @@ def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_
 
 def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
     stats = make_logger()
-    stats.record(scheduler(num_waiting_reqs=2, num_skipped_waiting_reqs=1), iteration(5, 100))
-    stats.record(scheduler(num_waiting_reqs=1), iteration(7, 0))
+    stats.record(scheduler(num_waiting_reqs=2, num_skipped_waiting_reqs=1), iteration(5, 100, 40))
+    stats.record(scheduler(num_waiting_reqs=1), iteration(7, 0, 20))
+    stats.record(scheduler(num_waiting_reqs=1), iteration(0, 0, 500, pulled=80))
     assert stats.load.report() == {
         "running_requests": 0.0,
         "waiting_requests": 1.0,
@@ -48,6 +50,7 @@ def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
         "kv_usage_frac": 0.0,
         "decode_tokens": 12.0,
         "prefill_tokens": 100.0,
+        "cached_prefill_tokens": 60.0,
     }
 
 

@@ -72,6 +72,19 @@ def test_uneven_lengths_cost_more() -> None:
     assert prefill(40_000.0) > 1.2 * prefill(12_000.0)
 
 
+def test_what_prefill_finds_in_its_caches_costs_nothing() -> None:
+    def prefill(cached_frac: float | None) -> float:
+        traffic = arrivals(100.0, 12_000.0, 300.0, cached_frac=cached_frac)
+        wanted = policy(prefill_spare=0.0).decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
+        assert wanted is not None
+        return wanted[Role.PREFILL]
+
+    assert prefill(None) == prefill(0.0)
+    computed_s = CONFIG.prefill.prefill.chunk_s(9_000.0, 12_000.0)
+    assert prefill(0.75) == pytest.approx(100.0 * computed_s / CONFIG.prefill_busy_frac)
+    assert 0.25 * prefill(0.0) < prefill(0.75) < 0.5 * prefill(0.0)  # the rest is computed behind it
+
+
 def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
     traffic = arrivals(139.0, 2000.0, 5.0)
     wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted

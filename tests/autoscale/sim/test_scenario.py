@@ -9,7 +9,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.sim.outcome import outcome
 from autoscale.sim.scenario import Failure, Run, run_policy, run_schedule
 from kvtransfer.topology import Role
-from tests.autoscale.sim.conftest import KEYS, make_scenario
+from tests.autoscale.sim.conftest import KEYS, PROFILE, make_scenario
 
 STEADY = [(0.1 * n, 800, 60) for n in range(600)]
 COSTS = dict.fromkeys(KEYS.values(), 2.0)
@@ -122,6 +122,28 @@ def test_prefixes_that_come_again_are_not_computed_again() -> None:
     # After the first, seven blocks of eight are known.
     assert computed(warm) == 4096 + 19 * 512
     assert (outcome(warm, COSTS).ttft_p50_s or 0.0) < (outcome(cold, COSTS).ttft_p50_s or 0.0) / 2
+    assert outcome(cold, COSTS).cached_prompt_frac == 0.0
+    assert outcome(warm, COSTS).cached_prompt_frac == pytest.approx(19 * 7 / (20 * 8), abs=0.01)
+
+
+def test_our_policy_sizes_prefill_by_what_is_not_in_its_caches() -> None:
+    def prefill_hours(is_shared: bool) -> float:
+        scenario = make_scenario([(0.05 * n, 8192, 20) for n in range(4000)], highest=40, prefix_block_tokens=512)
+        ids = [(*(range(15) if is_shared else range(100 + 20 * n, 115 + 20 * n)), 90_000 + n) for n in range(4000)]
+        trace = [replace(r, hash_ids=each) for r, each in zip(scenario.trace, ids, strict=True)]
+        config = AutoscaleConfig.model_validate(
+            {
+                "policy": {"kind": "default", "prefill": PROFILE, "decode": PROFILE, "stay_starts": 1.0},
+                "pd_ratio": "1:1",
+                "window_s": 10,
+                "guard": {"cooldown_in_s": 0, "step_in_replicas": 20, "step_out_replicas": 40},
+            }
+        )
+        run = run_policy(replace(scenario, trace=trace), config, dict.fromkeys(KEYS.values(), 15))
+        assert run.attainment_frac > 0.99
+        return run.fleet.gpu_hours(100.0, scenario.end_s)[KEYS[Role.PREFILL]]
+
+    assert prefill_hours(True) < 0.4 * prefill_hours(False)
 
 
 def test_aggregated_groups_prefill_where_they_decode() -> None:
