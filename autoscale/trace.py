@@ -84,6 +84,8 @@ def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
         if not last_s <= at_s < math.inf:
             why = "time runs backwards" if requests and at_s < last_s else "expected seconds from the start, 0 or more"
             raise ValueError(f"{path}: line {number}: timestamp_s is {row[at]:.80}: {why}")
+        if min(hash_ids, default=0) < 0:
+            raise ValueError(f"{path}: line {number}: {_HASHES} has {min(hash_ids)}: expected 0 or more")
         if input_tokens < 1 or output_tokens < 1:
             name, value = ("input_tokens", input_tokens) if input_tokens < 1 else ("output_tokens", output_tokens)
             raise ValueError(f"{path}: line {number}: {name} is {value!s:.80}: expected at least 1")

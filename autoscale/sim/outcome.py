@@ -31,9 +31,9 @@ class Outcome:
     """One run of one policy.
 
     Shares and latencies are of the requests that arrived after the warm-up; GPU-hours run from there to the last
-    arrival. ``ratio_within_band_frac``: the share of ticks at which the replicas that served were within one replica of
-    the smaller role of the plan's P/D ratio, ``None`` without plans; ``ratio_deviation_mean_replicas`` is the mean
-    distance. Quantiles are ``None`` where no request ended.
+    arrival. ``ratio_within_band_frac``: the share of decisions at which the replicas that served were within one
+    replica of the smaller role of the P/D ratio that the policy kept then, ``None`` without plans;
+    ``ratio_deviation_mean_replicas`` is the mean distance. Quantiles are ``None`` where no request ended.
     ``extrapolated_requests`` are of lengths beyond the profile, ``derived_requests`` have prompts of lengths for which
     it has derived times, not measured ones. ``cached_prompt_frac``: of the prompt tokens of engines that computed
     prompts, those that were in their prefix caches.

@@ -47,6 +47,7 @@ def test_committed_sample_loads_and_starts_at_zero() -> None:
         (HEADER + "0,0,1\n", "line 2: input_tokens is 0: expected at least 1"),
         (HEADER + "0,1,-3\n", "line 2: output_tokens is -3: expected at least 1"),
         (HEADER + "0,1\n", "line 2: 2 values for 3 columns"),
+        (HEADER.strip() + ",hash_ids\n0,1,1,3 -4\n", "line 2: hash_ids has -4: expected 0 or more"),
         (HEADER.strip() + ",hash_ids\n0,1,1,1 b\n", "line 2: hash_ids is '1 b': expected whole numbers"),
     ],
 )

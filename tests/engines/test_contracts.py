@@ -48,6 +48,22 @@ child.join()
 """
 
 
+_PROMPT_STATS = """
+import json
+from types import SimpleNamespace
+from vllm.v1.metrics.stats import IterationStats, PrefillStats
+from deployments.engine_stats import EngineStatsLogger
+logger = EngineStatsLogger(SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=None))
+for local, external in ((48, 0), (0, 63), (16, 32)):
+    iteration = IterationStats()
+    prompt = PrefillStats()
+    prompt.set(num_prompt_tokens=64, num_local_cached_tokens=local, num_external_cached_tokens=external)
+    iteration.prompt_token_stats.update_from_output(prompt)
+    logger.record(None, iteration)
+print(json.dumps(logger.load.report()))
+"""
+
+
 @pytest.fixture(name="core")
 def _core() -> str:
     return str(max(os.sched_getaffinity(0)))
@@ -76,3 +92,10 @@ def test_an_engine_core_is_bound_watched_and_polls_nixl_asleep(run_python: Calla
         "poll_us": 1,
         "watched": True,
     }
+
+
+def test_prompt_tokens_are_counted_by_where_they_came_from(run_python: Callable[..., Any]) -> None:
+    """Of three prompts of 64 tokens one was in the cache but for 16, and of two the KV came from another engine."""
+    report = run_python(_PROMPT_STATS, env={**os.environ, **_QUIET})
+    assert report["prefill_tokens"] == 16 + 1 + 16
+    assert report["cached_prefill_tokens"] == 48
