@@ -34,6 +34,7 @@ SPACES: Mapping[str, Space] = {
         "policy.memory_s": (30.0, 60.0, 120.0),
         "policy.stay_starts": (1.0, 2.0, 4.0, 8.0),
         "policy.ahead_frac": (0.0, 0.5, 1.0),
+        "gate.is_enabled": (False, True),
     },
     "dopd": {
         "policy.interval_s": (30.0, 60.0, 100.0),
