@@ -15,16 +15,11 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from autoscale.sim.config import SimConfig, needs_profiles
+from autoscale.sim.config import BOUNDS, SimConfig, needs_profiles
 from autoscale.sim.study import Bounds, Seed, Study, interval_row, mean_row
 from kvtransfer.topology import Role
 
-_BOUNDS = {
-    "oracle": "oracle",
-    "causal_bound": "causal bound",
-    "smallest_static": "smallest static",
-    "aggregated": "aggregated",
-}
+_BOUNDS = {name: name.replace("_", " ") for name in BOUNDS}
 # More curves than these hide each other.
 _MOST_CURVES = 4
 _BOUND_MARKERS = ("x", "+", "s", "D")

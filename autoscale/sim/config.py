@@ -20,7 +20,7 @@ from kvtransfer.topology import LinkTier, Role
 from router.config import RouterConfig
 
 # Rows of a report that are no policies.
-_BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
+BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
 
 
 class _Sim(BaseModel):
@@ -144,10 +144,10 @@ class SimConfig(_Sim):
     @model_validator(mode="after")
     def _check_policies(self) -> Self:
         for name in self.policies:
-            if name in _BOUNDS or "," in name or not name.strip():
+            if name in BOUNDS or "," in name or not name.strip():
                 raise ValueError(
                     f"policies: {name!r} is no name for a policy: --policy has commas between names, and "
-                    f"{', '.join(_BOUNDS)} are what policies are held against"
+                    f"{', '.join(BOUNDS)} are what policies are held against"
                 )
             policy = self.autoscale_config(name).policy
             if isinstance(policy, StaticConfig):
