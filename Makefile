@@ -35,7 +35,7 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
 	@$(VENV)/python -m serve_app.bench_control
 
-bench-sim: setup ## Measure how fast the simulator is on one core (about 4 minutes)
+bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m serve_app.bench_sim
 
 sim-vs-real: model ## How near the simulator comes to real engines on this machine (about 14 minutes)
