@@ -15,6 +15,7 @@ from autoscale.engine_model import EngineModel, ModelCounters, ModelRequest, Ste
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
 from autoscale.request_stats import RequestStats, RequestTimer
+from autoscale.sim.host import Host, SharedCores
 from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
@@ -122,7 +123,7 @@ class VirtualCluster:
         prefix_block_tokens: int | None = None,
         refuse_at: Saturation | None = None,
         slo: SloConfig | None = None,
-        contention_frac: float = 0.0,
+        host: Host | None = None,
     ) -> None:
         """A cluster without replicas.
 
@@ -135,13 +136,12 @@ class VirtualCluster:
             prefix_block_tokens: tokens for which one of a request's ``hash_ids`` stands.
             refuse_at: a request is refused where every decode replica of its group is so full; ``None``: never.
             slo: by which replicas count what users wait.
-            contention_frac: how much longer a step takes for each other engine that computes when it begins, where all
-                of them share a machine's cores, as on CPU; then steps are taken one by one.
+            host: whose cores all engines share, as on CPU; then steps are taken one by one.
         """
         self._refuse_at = refuse_at
         self._slo = slo or SloConfig()
-        self._contention_frac = contention_frac
-        self._most_steps = 1 if contention_frac else _MOST_STEPS
+        self._cores = None if host is None else SharedCores(host, rng)
+        self._most_steps = _MOST_STEPS if host is None else 1
         self._link_frac = link_frac
         self._prefix_block_tokens = prefix_block_tokens
         self.now_s = 0.0
@@ -441,11 +441,12 @@ class VirtualCluster:
 
     def _slowed(self, replica: VirtualReplica, step: Step | None) -> Step | None:
         """What a step takes beside other engines on the same cores."""
-        if step is None or not self._contention_frac:
+        if step is None or self._cores is None:
             return step
         others = (r for group in self._groups.values() for r in group.replicas.values() if r is not replica)
         computing = sum(other.step is not None for other in others)
-        return step._replace(first_s=step.first_s * (1 + self._contention_frac * computing))
+        slowdown = self._cores.slowdown(replica.key.role, replica.began_s, computing)
+        return step._replace(first_s=step.first_s * slowdown)
 
     def _begin(self, replica: VirtualReplica, step: Step | None) -> None:
         replica.plans += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.host import Host
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
@@ -99,7 +100,7 @@ def replay(
     profiles: Mapping[Role, EngineProfile],
     router: RouterConfig,
     seed: int = 0,
-    contention_frac: float = 0.0,
+    host: Host | None = None,
     link_frac: float = 1.0,
     uplink_bytes_per_s: float | None = None,
 ) -> list[RequestRecord]:
@@ -109,7 +110,7 @@ def replay(
         {keys[role]: profiles[role] for role in Role},
         router,
         random.Random(seed),
-        contention_frac=contention_frac,
+        host=host,
         link_frac=link_frac,
         uplink_bytes_per_s=uplink_bytes_per_s,
     )

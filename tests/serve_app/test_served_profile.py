@@ -1,4 +1,4 @@
-"""Laws of profiles that are read off a running application, and of what load adds to them."""
+"""Laws of profiles that are read off a running application."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,19 +8,14 @@ import pytest
 
 from autoscale.profile import EngineProfile
 from autoscale.report import RequestRecord
-from router.config import RouterConfig
 from serve_app.served_profile import (
     BATCHES,
     LOCAL_TOKENS,
     REMOTE_TOKENS,
     Calibration,
-    Fit,
     Records,
-    at_the_edge,
-    fitted,
     served_profile,
 )
-from serve_app.sim_vs_real import comparison, figures, trace_slice
 
 BASE = EngineProfile.load(Path(__file__).parents[2] / "configs" / "profiles" / "cpu_tiny.json")
 STEP_S, HANDOFF_S = 0.004, 0.012
@@ -81,47 +76,3 @@ def test_a_failed_request_is_refused() -> None:
         some = {**getattr(whole, change), 2: failed}
         with pytest.raises(ValueError, match="2 requests of the calibration failed, the first with 'HTTP 500'"):
             served_profile(BASE, replace(whole, **{change: some}))
-
-
-def test_what_load_adds_is_found_again_and_foretells_other_requests() -> None:
-    truth = Fit(contention_frac=1.0, wake_s=0.008, single_frac=1.1, batch_frac=0.9, handoff_s=0.004)
-    router = RouterConfig()
-    seen, other = trace_slice(0.0, 60.0), trace_slice(300.0, 30.0)
-    fit = fitted(BASE, [(seen, [truth.simulated(BASE, seen, router)])], router)
-    assert fit.contention_frac == pytest.approx(truth.contention_frac, abs=0.25)
-    found, expected = figures(fit.simulated(BASE, other, router)), figures(truth.simulated(BASE, other, router))
-    assert found == pytest.approx(expected, rel=0.05)
-
-
-def test_every_load_and_every_replay_of_it_counts() -> None:
-    """Of three replays the median is fitted to; of two loads, both."""
-    router = RouterConfig()
-    trace = trace_slice(0.0, 30.0)
-    slow, quick = (Fit(wake_s=wake_s).simulated(BASE, trace, router) for wake_s in (0.02, 0.004))
-    assert fitted(BASE, [(trace, [slow, quick, quick])], router).wake_s == pytest.approx(0.004, abs=0.002)
-    both = fitted(BASE, [(trace, [quick]), (trace, [slow])], router)
-    only = [fitted(BASE, [(trace, [each])], router) for each in (quick, slow)]
-    assert both not in only
-    assert at_the_edge(Fit(wake_s=0.03)) == ["wake_s"]
-    assert at_the_edge(Fit(contention_frac=0.0, wake_s=0.0)) == []
-
-
-def test_engines_on_the_same_cores_slow_each_other_only_while_both_compute() -> None:
-    apart, beside = Fit(contention_frac=0.0, wake_s=0.0), Fit(contention_frac=1.0, wake_s=0.0)
-    alone = trace_slice(0.0, 1.0)[:1]
-    one, two = (figures(fit.simulated(BASE, alone, RouterConfig())) for fit in (apart, beside))
-    assert two == pytest.approx(one)
-    many = trace_slice(300.0, 20.0)
-    one, two = (figures(fit.simulated(BASE, many, RouterConfig())) for fit in (apart, beside))
-    assert all(two[name] > one[name] for name in one)
-
-
-def test_an_error_may_be_half_of_what_real_replays_differ_by() -> None:
-    found = comparison([{"ttft_p50_s": seconds} for seconds in (0.8, 1.0, 1.2)], {"ttft_p50_s": 1.19})["ttft_p50_s"]
-    assert found["real_median"] == 1.0
-    assert found["error_frac"] == pytest.approx(0.19)
-    assert found["allowed_frac"] == pytest.approx(0.2)
-    assert found["is_within"]
-    close = comparison([{"ttft_p50_s": seconds} for seconds in (0.99, 1.0, 1.01)], {"ttft_p50_s": 1.19})["ttft_p50_s"]
-    assert close["allowed_frac"] == 0.15
-    assert not close["is_within"]
