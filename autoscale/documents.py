@@ -1,5 +1,6 @@
 """How files of settings are read, and what is wrong with them said in one line (pure)."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,18 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
         ValueError: it cannot be read, is no YAML, or holds something else; names the file.
     """
     try:
-        document = yaml.load(path.read_text(), _Loader)  # noqa: S506 (a SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text file") from None
+    try:
+        document = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+    # PyYAML lets through what its constructors raise for a value such as 2024-13-45 or !!bool x, and deep nesting.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{path}: expected {expected}")
+        raise ValueError(f"{path}: expected {expected}, got {type(document).__name__}")
     return document
 
 

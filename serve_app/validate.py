@@ -1,13 +1,12 @@
 """Reads configurations and says in one line what is wrong with them."""
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from autoscale.documents import load_mapping
 from deployments.explain import explain
 from serve_app.config import AppConfig
 
@@ -37,19 +36,9 @@ def load_serve_yaml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file") from None
-    try:
-        data = yaml.safe_load(text)
-    # PyYAML lets through what its constructors raise for a value such as 2024-13-45 or !!bool x, and deep nesting.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping with 'applications', got {type(data).__name__}")
-    return data
+        return load_mapping(path, "a mapping with 'applications'")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def sole_application(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -299,7 +299,7 @@ def test_what_is_wrong_is_named_with_its_field(changes: dict[str, Any], says: st
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("a: [", "no YAML: "), ("- 1", "expected duration_s, arrivals and lengths"), (None, "cannot be read")],
+    [("a: [", "not YAML: "), ("- 1", "expected duration_s, arrivals and lengths"), (None, "cannot be read")],
 )
 def test_a_file_that_is_no_workload_is_named(tmp_path: Path, text: str | None, says: str) -> None:
     path = tmp_path / "workload.yaml"

@@ -177,6 +177,7 @@ def test_any_change_of_one_place_gives_a_config_or_one_line(
         ("a: 2024-13-45", "month must be in 1..12"),
         ("a: !!bool x", "not YAML: "),
         ("a: !!timestamp x", "not YAML: "),
+        ("applications: []\napplications: [{}]", "applications stands there twice"),
         ("a: " + "[" * 5000, "not YAML: "),
     ],
 )
@@ -194,7 +195,11 @@ def test_wrong_yaml_is_one_line_with_its_path(text: str, words: str, tmp_path: P
 def test_file_that_cannot_be_read_is_one_line_with_its_path(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00\x9f")
-    cases = [(tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory"), (binary, "not a text file")]
+    cases = [
+        (tmp_path / "none.yaml", "cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (binary, "not a text file"),
+    ]
     for path, words in cases:
         with pytest.raises(ConfigError) as caught:
             load_serve_yaml(path)

@@ -135,7 +135,7 @@ def test_a_missing_or_broken_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tpot_s stands there twice"):
         SimConfig.load(tmp_path / "twice.yaml")
     (tmp_path / "broken.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="no YAML"):
+    with pytest.raises(ValueError, match="not YAML"):
         SimConfig.load(tmp_path / "broken.yaml")
 
 
