@@ -121,7 +121,12 @@ class Candidate:
 
 
 def draw(
-    kind: str, tries: int, pressure: PressureResult, first: Mapping[Role, int], rng: random.Random
+    kind: str,
+    tries: int,
+    pressure: PressureResult,
+    first: Mapping[Role, int],
+    limits: Mapping[Role, tuple[int, int]],
+    rng: random.Random,
 ) -> list[dict[str, Any]]:
     """Parameters of a policy, each as what is put over ``autoscale``; no two the same.
 
@@ -130,6 +135,7 @@ def draw(
         tries: how many; fewer where its space has fewer points.
         pressure: what the workload's signals are expected to be.
         first: fixed counts that serve the workload, of which ``static`` takes multiples.
+        limits: the fewest and the most replicas that a role may have.
         rng: draws.
     """
     space = {**SPACES[kind], **({} if kind in _PLAIN else _COMMON)}
@@ -139,7 +145,7 @@ def draw(
         point = {name: rng.choice(values) for name, values in space.items()}
         if (key := str(point)) not in seen:
             seen.add(key)
-            drawn.append(_changes(kind, point, pressure, first))
+            drawn.append(_changes(kind, point, pressure, first, limits))
         if len(drawn) == tries:
             break
     return drawn
@@ -169,9 +175,10 @@ def curate(
         on_done: told each candidate.
     """
     fixed = {role: int(size) for role, size in oracle.static.sizes.items()}
+    limits = {key.role: (pool.lowest_replicas, pool.highest_replicas) for key, pool in oracle.scenario.pools.items()}
     jobs = {}
     for kind in kinds:
-        for changes in draw(kind, tries, pressure, fixed, random.Random(f"{seed} {kind}")):
+        for changes in draw(kind, tries, pressure, fixed, limits, random.Random(f"{seed} {kind}")):
             named = config.model_copy(update={"policies": {kind: changes}})
             jobs[pool.submit(run_named, named, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
     found: dict[str, list[Candidate]] = {kind: [] for kind in kinds}
@@ -185,7 +192,11 @@ def curate(
 
 
 def _changes(
-    kind: str, point: Mapping[str, Any], pressure: PressureResult, first: Mapping[Role, int]
+    kind: str,
+    point: Mapping[str, Any],
+    pressure: PressureResult,
+    first: Mapping[Role, int],
+    limits: Mapping[Role, tuple[int, int]],
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {"policy": {"kind": kind}}
     for name, value in point.items():
@@ -195,7 +206,10 @@ def _changes(
             expected = pressure.best.signals[Signal.DECODE_TPS] or 1.0
             changes = merged(changes, {"policy": {"signal": str(Signal.DECODE_TPS), "target": expected * value}})
         elif name == "policy.counts*":
-            counts = {str(role): max(1, round(count * value)) for role, count in first.items()}
+            counts = {
+                str(role): min(max(limits[role][0], round(count * value)), limits[role][1])
+                for role, count in first.items()
+            }
             changes = merged(changes, {"policy": counts})
         elif name.endswith("_requests_per_s*"):
             best = pressure.best

@@ -148,7 +148,10 @@ def test_validate_says_that_a_shipped_config_is_fine(run: Run, path: Path) -> No
 def test_config_that_is_not_there_is_one_line_for_every_command_that_reads_one(
     run: Run, tmp_path: Path, command: str
 ) -> None:
-    assert mistake(run, command, tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
+    assert (
+        mistake(run, command, tmp_path / "none.yaml")
+        == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
+    )
 
 
 def test_wrong_field_is_one_line_with_its_path_even_if_it_is_long_or_looks_like_markup(

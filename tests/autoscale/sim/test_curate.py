@@ -22,6 +22,7 @@ POINT = PressurePoint(
 )
 PRESSURE = PressureResult(points=[POINT], aggregated=replace(POINT, prefill=0, decode=12, requests_per_s=40.0), gpus=24)
 FIXED = {Role.PREFILL: 10, Role.DECODE: 5}
+LIMITS = dict.fromkeys(Role, (1, 256))
 
 
 def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None:
@@ -30,23 +31,32 @@ def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None
 
 @pytest.mark.parametrize("kind", sorted(SPACES))
 def test_all_that_is_drawn_is_a_valid_configuration_and_no_two_are_the_same(kind: str) -> None:
-    drawn = draw(kind, 30, PRESSURE, FIXED, random.Random(3))
-    assert drawn == draw(kind, 30, PRESSURE, FIXED, random.Random(3))
+    drawn = draw(kind, 30, PRESSURE, FIXED, LIMITS, random.Random(3))
+    assert drawn == draw(kind, 30, PRESSURE, FIXED, LIMITS, random.Random(3))
     assert len({str(each) for each in drawn}) == len(drawn)
     for changes in drawn:
         CONFIG.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
 
 
 def test_every_policy_gets_as_many_tries_where_its_space_has_them() -> None:
-    assert {len(draw(kind, 12, PRESSURE, FIXED, random.Random(0))) for kind in SPACES if kind != "static"} == {12}
+    assert {len(draw(kind, 12, PRESSURE, FIXED, LIMITS, random.Random(0))) for kind in SPACES if kind != "static"} == {
+        12
+    }
+
+
+def test_fixed_counts_that_are_tried_stay_inside_the_limits_of_pools() -> None:
+    limits = {Role.PREFILL: (1, 11), Role.DECODE: (5, 256)}
+    drawn = draw("static", 5, PRESSURE, FIXED, limits, random.Random(0))
+    counts = {(each["policy"]["prefill"], each["policy"]["decode"]) for each in drawn}
+    assert counts == {(9, 5), (10, 5), (11, 6)}
 
 
 def test_targets_are_multiples_of_what_the_pressure_test_expects() -> None:
-    (changes,) = draw("heteroscale", 1, PRESSURE, FIXED, random.Random(0))
+    (changes,) = draw("heteroscale", 1, PRESSURE, FIXED, LIMITS, random.Random(0))
     assert changes["pd_ratio"] == "2:1"
     assert changes["policy"]["signal"] == "decode_tps"
     assert changes["policy"]["target"] / 3000.0 in SPACES["heteroscale"]["policy.target*"]
-    (changes,) = draw("queue_depth", 1, PRESSURE, FIXED, random.Random(0))
+    (changes,) = draw("queue_depth", 1, PRESSURE, FIXED, LIMITS, random.Random(0))
     assert changes["policy"]["decode_requests_per_s"] / 15.0 in SPACES["queue_depth"]["policy.decode_requests_per_s*"]
 
 
