@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtransfer.topology import Role
 
 # Within which a machine's speed swings: what slows one step, a neighbour or a garbage collection, slows the next too.
-SWING_S = 2.0
+_SWING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class SharedCores:
             now_s: when the step begins; engines take turns, so it may be a little earlier than the one before.
             computing: other engines that compute then.
         """
-        kept = math.exp(-max(0.0, now_s - self._at_s) / SWING_S)
+        kept = math.exp(-max(0.0, now_s - self._at_s) / _SWING_S)
         self._swing = kept * self._swing + math.sqrt(1.0 - kept * kept) * self._rng.gauss(0.0, 1.0)
         self._at_s = max(self._at_s, now_s)
         contention = 1.0 + self._host.contention_frac[role] * computing
