@@ -39,7 +39,7 @@ class Fit:
     ``wake_s``: more of each step with prompts, since processes that have slept take time.
     ``handoff_s``: more of each handoff.
     ``step_frac``: steps as shares of the profile's, and ``stream_s``: more of a step for each request but the first.
-    ``prefill_contention_frac``, ``decode_contention_frac``, ``swing_frac``: see ``Host``.
+    ``prefill_contention_frac``, ``decode_contention_frac``, ``swing_frac``, ``swing_s``: see ``Host``.
     """
 
     prefill_contention_frac: float = 1.5
@@ -50,12 +50,13 @@ class Fit:
     handoff_s: float = 0.0
     front_s: float = 0.008
     swing_frac: float = 0.2
+    swing_s: float = 0.5
 
     @property
     def host(self) -> Host:
         """The machine that engines share."""
         contention_frac = {Role.PREFILL: self.prefill_contention_frac, Role.DECODE: self.decode_contention_frac}
-        return Host(contention_frac=contention_frac, swing_frac=self.swing_frac)
+        return Host(contention_frac=contention_frac, swing_frac=self.swing_frac, swing_s=self.swing_s)
 
     def applied_to(self, profile: EngineProfile) -> EngineProfile:
         """The profile of the engines alone, slower as they are under load; all but the host and the way to them."""
@@ -98,6 +99,7 @@ _RANGES = {
     "handoff_s": (-0.03, 0.03),
     "front_s": (0.0, 0.02),
     "swing_frac": (0.0, 0.6),
+    "swing_s": (0.02, 3.0),
 }
 
 

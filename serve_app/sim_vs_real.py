@@ -1,16 +1,18 @@
 """How near the simulator comes to the real stack on this machine: ``make sim-vs-real``.
 
 One prefill and one decode replica serve, on real engines. What they take is measured at the endpoint and fitted to two
-slices of a real trace; then another slice is replayed several times, and simulated.
+slices of a real trace; then another slice is replayed several times, and simulated. What was measured is kept beside
+the figures, so that another model of load can be fitted to it without engines.
 """
 
 import asyncio
+import gzip
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
@@ -24,7 +26,7 @@ from autoscale.trace import TraceRequest, cut, load_trace, scale_trace
 from router.config import RouterConfig
 from serve_app.bench_peers import CONFIG, Stack, settled
 from serve_app.load_fit import Fit, at_the_edge, fitted
-from serve_app.served_profile import calibrate, served_profile
+from serve_app.served_profile import Records, calibrate, served_profile
 
 _ROOT = Path(__file__).parents[1]
 _TRACE = _ROOT / "configs" / "traces" / "azure_conv_600s.csv.gz"
@@ -45,7 +47,39 @@ def trace_slice(start_s: float, duration_s: float) -> Sequence[TraceRequest]:
     return scale_trace(whole, time_factor=1.0, length_factor=_LENGTH_FACTOR, max_total_tokens=_MOST_TOKENS)
 
 
-def figures(records: Sequence[RequestRecord]) -> Figures:
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What real engines did: the profile read off them, and each replay of the slices to fit to and of the other."""
+
+    profile: EngineProfile
+    fitted: Sequence[Sequence[Records]]
+    foretold: Sequence[Records]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What ``write`` wrote."""
+        kept = json.loads(gzip.decompress(path.read_bytes()))
+
+        def replays(each: list[list[dict[str, Any]]]) -> list[Records]:
+            return [[RequestRecord(**record) for record in records] for records in each]
+
+        return cls(
+            profile=EngineProfile.model_validate(kept["profile"]),
+            fitted=[replays(each) for each in kept["fitted"]],
+            foretold=replays(kept["foretold"]),
+        )
+
+    def write(self, path: Path) -> None:
+        """Keep it, every request's times included."""
+        plain = {
+            "profile": self.profile.model_dump(mode="json"),
+            "fitted": [[[asdict(record) for record in records] for records in each] for each in self.fitted],
+            "foretold": [[asdict(record) for record in records] for records in self.foretold],
+        }
+        path.write_bytes(gzip.compress(json.dumps(plain).encode(), mtime=0))
+
+
+def figures(records: Records) -> Figures:
     """p50 and p90 of TTFT, TPOT and E2E, seconds."""
     ok = [record for record in records if record.error is None]
     values: dict[str, list[float]] = {
@@ -86,15 +120,8 @@ def comparison(real: Sequence[Figures], simulated: Figures) -> dict[str, dict[st
     return result
 
 
-def main(
-    rounds: Annotated[int, typer.Option(min=5, help="Real replays.")] = 5,
-    out: Annotated[Path, typer.Option(help="Write the figures here.")] = Path("reports/sim_vs_real.json"),
-) -> None:
-    """Measure, fit, replay, simulate, print and write."""
-    console, status = Console(), Console(stderr=True)
-    router = RouterConfig.model_validate(
-        yaml.safe_load(CONFIG.read_text())["applications"][0]["args"].get("router", {})
-    )
+def measure(rounds: int, status: Console) -> Measured:
+    """Ask one prefill and one decode engine."""
     fit_traces, trace = [trace_slice(*each) for each in FITTED_SLICES], trace_slice(*REPLAYED_SLICE)
     with status.status("starting one prefill and one decode engine") as line, Stack("tandem") as url:
         generator = settled(url, seed=11)
@@ -106,14 +133,37 @@ def main(
         calibration = calibrate(generator, line.update)
         profile = served_profile(EngineProfile.load(_PROFILE), calibration)
         real = []
-        fit_replays: list[list[Sequence[RequestRecord]]] = [[] for _ in fit_traces]
+        fit_replays: list[list[Records]] = [[] for _ in fit_traces]
         for number in range(rounds):  # in turns, since the machine is faster at one time than at another
             which = number % len(fit_traces)
             fit_replays[which].append(replayed(fit_traces[which], f"replay {number + 1} of {rounds}: to fit to"))
             real.append(replayed(trace, f"replay {number + 1} of {rounds}: to foretell"))
+    return Measured(profile=profile, fitted=fit_replays, foretold=real)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=5, help="Real replays.")] = 5,
+    out: Annotated[Path, typer.Option(help="Write the figures here.")] = Path("reports/sim_vs_real.json"),
+    again: Annotated[
+        Path | None, typer.Option(exists=True, help="Fit to what an earlier run has kept, without engines.")
+    ] = None,
+) -> None:
+    """Measure, fit, replay, simulate, print and write."""
+    console, status = Console(), Console(stderr=True)
+    router = RouterConfig.model_validate(
+        yaml.safe_load(CONFIG.read_text())["applications"][0]["args"].get("router", {})
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if again is None:
+        measured = measure(rounds, status)
+        measured.write(out.with_suffix(".requests.json.gz"))
+    else:
+        measured = Measured.load(again)
+    fit_traces, trace = [trace_slice(*each) for each in FITTED_SLICES], trace_slice(*REPLAYED_SLICE)
+    profile, real = measured.profile, measured.foretold
     with status.status("fitting"):
-        fit = fitted(profile, list(zip(fit_traces, fit_replays, strict=True)), router)
-    found = comparison([figures(each) for each in real], foretold(fit, profile, trace, router, seeds=range(rounds)))
+        fit = fitted(profile, list(zip(fit_traces, measured.fitted, strict=True)), router)
+    found = comparison([figures(each) for each in real], foretold(fit, profile, trace, router, seeds=range(len(real))))
     console.print(_table(found))
     report = {
         "requests": len(trace),
@@ -124,7 +174,6 @@ def main(
         "profile": profile.model_dump(mode="json"),
         "figures": found,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     within, by_goal = (sum(each[name] for each in found.values()) for name in ("is_within", "is_within_goal"))
     console.print(

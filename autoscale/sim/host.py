@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 from kvtransfer.topology import Role
 
-# Within which a machine's speed swings: what slows one step, a neighbour or a garbage collection, slows the next too.
-_SWING_S = 2.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """What sharing a machine costs.
 
     ``contention_frac``: by role, how much longer a step takes for each other engine that computes when it begins.
-    ``swing_frac``: the standard deviation of the logarithm of the time that the same step takes.
+    ``swing_frac``: the standard deviation of the logarithm of the time that the same step takes. ``swing_s``: within
+    which that changes: what slows one step, a neighbour or a garbage collection, slows the next too.
     """
 
     contention_frac: Mapping[Role, float]
     swing_frac: float = 0.0
+    swing_s: float = 1.0
 
 
 class SharedCores:
@@ -39,7 +38,7 @@ class SharedCores:
             now_s: when the step begins; engines take turns, so it may be a little earlier than the one before.
             computing: other engines that compute then.
         """
-        kept = math.exp(-max(0.0, now_s - self._at_s) / _SWING_S)
+        kept = math.exp(-max(0.0, now_s - self._at_s) / self._host.swing_s)
         self._swing = kept * self._swing + math.sqrt(1.0 - kept * kept) * self._rng.gauss(0.0, 1.0)
         self._at_s = max(self._at_s, now_s)
         contention = 1.0 + self._host.contention_frac[role] * computing

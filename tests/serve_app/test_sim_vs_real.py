@@ -1,8 +1,24 @@
 """Laws of the comparison with real engines."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from serve_app.sim_vs_real import comparison
+from autoscale.profile import EngineProfile
+from router.config import RouterConfig
+from serve_app.load_fit import Fit
+from serve_app.sim_vs_real import Measured, comparison, trace_slice
+
+BASE = EngineProfile.load(Path(__file__).parents[2] / "configs" / "profiles" / "cpu_tiny.json")
+
+
+def test_what_was_measured_is_kept_whole(tmp_path: Path) -> None:
+    one, two = (Fit().simulated(BASE, trace_slice(0.0, 5.0), RouterConfig(), seed) for seed in range(2))
+    failed = [replace(one[0], first_token_s=None, last_token_s=None, error="cut off"), *one[1:]]
+    measured = Measured(profile=BASE, fitted=[[one, two], [two]], foretold=[failed])
+    measured.write(tmp_path / "kept.json.gz")
+    assert Measured.load(tmp_path / "kept.json.gz") == measured
 
 
 def test_an_error_may_be_half_of_what_real_replays_differ_by() -> None:
