@@ -50,7 +50,7 @@ class DefaultConfig(ProfiledConfig):
     )
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0, description="The most of their batch that may be taken.")
     prefill_spare: float = Field(
-        0.6, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
+        0.8, ge=0.0, description="Replicas beyond the busy ones, times the root of their number (beta)."
     )
     decode_spare: float = Field(
         4.0, ge=0.0, description="Standard deviations of the requests, or of their KV, that must fit beyond the mean."
@@ -177,10 +177,13 @@ class Default:
         weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
         unevenness = weighted / inputs if inputs else 1.0
         is_far = any(pool.link_tier is LinkTier.S2 for pool in snapshot.pools)
-        arriving = rate * outputs / decode_tokens_per_s(config.decode, context_tokens, self._slo.tpot_s)
+        held, held_tokens = _held(snapshot, config.decode, context_tokens, self._slo.tpot_s)
+        # Long answers come with long prompts, which means of requests do not say: who is there does. Without this, too
+        # many replicas, on which few requests are at a time, would let too many of them go.
+        arriving = rate * outputs / decode_tokens_per_s(config.decode, held_tokens, self._slo.tpot_s)
         busy = {
             "prefill": prefill_engines(config.prefill, rate / unevenness, weighted, traffic.cached_frac or 0.0),
-            "decode": max(arriving, _held(snapshot, config.decode, context_tokens, self._slo.tpot_s)),
+            "decode": max(arriving, held),
             "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
         }
         # The larger share of a replica that one request takes, of its batch or, by its own length, of its KV.
@@ -205,8 +208,8 @@ def _decode_replicas(snapshot: Snapshot) -> list[ReplicaStats]:
     return [replica for pool in snapshot.pools if pool.key.role is Role.DECODE for replica in pool.replicas]
 
 
-def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float) -> float:
-    """Decode replicas that the requests there would fill.
+def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float) -> tuple[float, float]:
+    """Decode replicas that the requests there would fill, and their mean context.
 
     How long answers are is learnt from those that have ended, and the long ones end last: who is there has a longer
     context than who arrives, and a batch of them is smaller.
@@ -223,7 +226,8 @@ def _held(snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpo
     requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
     if with_kv >= 1.0 and kv_frac:
         context_tokens = max(context_tokens, kv_frac * profile.kv_tokens / with_kv)
-    return max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
+    held = max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
+    return held, context_tokens
 
 
 def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float, float]:

@@ -30,7 +30,8 @@ def test_what_load_adds_is_found_again_and_foretells_other_requests() -> None:
     fit = fitted(BASE, [(seen, [truth.simulated(BASE, seen, ROUTER, seed) for seed in (5, 6, 7)])], ROUTER)
     found, expected = (foretold(each, BASE, other, ROUTER, seeds=range(5)) for each in (fit, truth))
     # What is seen is a minute of requests on a machine that swings by a fifth.
-    assert found == pytest.approx(expected, rel=0.2)
+    assert found == pytest.approx(expected, rel=0.1)
+    assert fit.swing_frac == pytest.approx(truth.swing_frac, abs=0.08)
     assert figures(ALONE.simulated(BASE, other, ROUTER)) != pytest.approx(expected, rel=0.3)
 
 

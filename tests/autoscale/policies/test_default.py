@@ -132,6 +132,17 @@ def test_a_batch_of_those_who_have_long_contexts_is_smaller() -> None:
     assert decision.wanted[Role.DECODE] > held
 
 
+def test_who_arrives_has_as_long_a_context_as_who_is_there_however_many_replicas_share_them() -> None:
+    """Answers that are long come with long prompts, which means of requests do not say."""
+    context = 3000.0
+    few = decoding(running_requests=10.0, kv_usage_frac=10.0 * context / CONFIG.decode.kv_tokens)
+    wanted = policy().decide(Snapshot(now_s=0.0, pools=(few,), traffic=arrivals(100.0))).wanted
+    assert wanted is not None
+    decode = 100.0 * 220.0 / decode_tokens_per_s(CONFIG.decode, context, 0.05)
+    assert decode > 1.5 * 100.0 * 220.0 / decode_tokens_per_s(CONFIG.decode, 1310.0, 0.05)
+    assert wanted[Role.DECODE] > decode
+
+
 def test_few_long_contexts_fill_decode_less_evenly_than_many_short_ones() -> None:
     traffic = arrivals(50.0, input_tokens_weighted_mean=20_000.0)
     wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
