@@ -38,7 +38,7 @@ bench-control: setup ## Measure how long decisions take, and their cost at rest 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m serve_app.bench_sim
 
-sim-vs-real: model ## How near the simulator comes to real engines on this machine (about 14 minutes)
+sim-vs-real: model ## How near the simulator comes to real engines on this machine (about 20 minutes)
 	@$(VENV)/python -m serve_app.sim_vs_real
 
 reproduce: setup ## The papers' claims beside what our code gives (about 4 minutes)

@@ -135,14 +135,14 @@ def measure(rounds: int, status: Console) -> Measured:
         real = []
         fit_replays: list[list[Records]] = [[] for _ in fit_traces]
         for number in range(rounds):  # in turns, since the machine is faster at one time than at another
-            which = number % len(fit_traces)
-            fit_replays[which].append(replayed(fit_traces[which], f"replay {number + 1} of {rounds}: to fit to"))
+            for requests, replays in zip(fit_traces, fit_replays, strict=True):
+                replays.append(replayed(requests, f"replay {number + 1} of {rounds}: to fit to"))
             real.append(replayed(trace, f"replay {number + 1} of {rounds}: to foretell"))
     return Measured(profile=profile, fitted=fit_replays, foretold=real)
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=5, help="Real replays.")] = 5,
+    rounds: Annotated[int, typer.Option(min=5, help="Real replays of each slice.")] = 5,
     out: Annotated[Path, typer.Option(help="Write the figures here.")] = Path("reports/sim_vs_real.json"),
     again: Annotated[
         Path | None, typer.Option(exists=True, help="Fit to what an earlier run has kept, without engines.")
