@@ -54,7 +54,7 @@ WORKLOADS = (
         file="azure_code_2023.csv.gz",
         tuning=(0.0, 853.0),
         reporting=(253.0, 1453.0),
-        rate_scale=13.0,
+        rate_scale=13.4,
         is_bursty=True,
         warm_up_s=600.0,
     ),
