@@ -20,10 +20,11 @@ from autoscale.slo import SloConfig
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client
 from deployments.engine_stats import engine_stats
-from deployments.frames import Frame, failure
+from deployments.frames import DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.requests import parse_request, requested_max_tokens
+from deployments.sent import NotResumableError, SentAgain
 from router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
@@ -67,32 +68,40 @@ class DecodeServer(EngineHost, PDDecodeServer):
         async for chunk in stream:
             yield chunk
 
-    async def respond(
-        self, endpoint: str, body: dict[str, Any], request_id: str, arrived_at_s: float
-    ) -> AsyncGenerator[Frame, None]:
+    async def respond(self, asked: DecodeRequest) -> AsyncGenerator[Frame, None]:
         """Serve one OpenAI request.
 
-        Args:
-            endpoint: ``chat`` or ``completions``.
-            body: the client's JSON object.
-            request_id: the id under which the request is known everywhere.
-            arrived_at_s: when it arrived at the ingress, by the wall clock, which both nodes are taken to share.
-
         Yields:
-            Frames; the first one's status is the response's.
+            Frames; the first one's status is the response's. Of a stream that another replica began, those that its
+            client does not have.
         """
+        body = asked.body
+        again = None if asked.sent is None else SentAgain(asked.sent)
         try:
-            request = parse_request(endpoint, body, request_id)
+            request = parse_request(asked.endpoint, body, asked.request_id)
             trace = RequestTrace(
                 max_tokens=requested_max_tokens(request),
                 beam_search=bool(request.use_beam_search),
-                arrived_s=time.monotonic() - max(0.0, time.time() - arrived_at_s),
+                arrived_s=time.monotonic() - max(0.0, time.time() - asked.arrived_at_s),
+                sent=asked.sent,
             )
             CURRENT_TRACE.set(trace)
-            handler = self.engine.chat if endpoint == "chat" else self.engine.completions
+            handler = self.engine.chat if asked.endpoint == "chat" else self.engine.completions
             async with aclosing(handler(request, None)) as chunks:
                 async for chunk in chunks:
-                    yield _frame(chunk, trace, body)
+                    frame = _frame(chunk, trace, body)
+                    if again is not None and frame.error is None:
+                        text = again.passes(frame.text)
+                        if text is None:
+                            continue
+                        frame = frame._replace(text=text)
+                    yield frame
+                    if frame.error is not None:
+                        return
+            if again is not None:
+                again.check_end()
+        except NotResumableError as error:
+            yield _not_resumable(error)
         except OpenAIError as error:
             yield Frame(error.body(), status=error.status, error="invalid_request")
         except (VLLMClientError, ValueError) as error:
@@ -101,8 +110,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
         except (GracefulHTTPError, EngineDeadError) as error:
             yield _engine_failure(error)
         except Exception:
-            logger.exception("request %s failed", request_id)
-            yield failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
+            logger.exception("request %s failed", asked.request_id)
+            yield failure(500, f"internal error; request {asked.request_id} is in the decode replica's log", "internal")
 
 
 async def _warm_up(client: Any) -> None:
@@ -127,6 +136,12 @@ def _engine_failure(error: GracefulHTTPError | EngineDeadError) -> Frame:
     return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 
+def _not_resumable(error: NotResumableError) -> Frame:
+    return failure(
+        503, f"the decode replica was lost, and no other can go on with this stream: {error}", "not_resumable"
+    )
+
+
 def _refusal(status: int, message: str, param: str | None, body: dict[str, Any]) -> Frame:
     """What vLLM refuses, in OpenAI's words, whatever the place where vLLM says it."""
     code = "context_length_exceeded" if status == 400 and "context length" in message else None
@@ -140,6 +155,8 @@ def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
             # vLLM reports a failure inside a stream as an event on HTTP 200.
             if isinstance(trace.error, (GracefulHTTPError, EngineDeadError)):
                 return _engine_failure(trace.error)
+            if isinstance(trace.error, NotResumableError):
+                return _not_resumable(trace.error)
             error = json.loads(chunk[len("data: ") :])["error"]
             return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
         return Frame(chunk, trace.drain())

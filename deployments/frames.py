@@ -1,21 +1,51 @@
-"""What a decode replica sends the ingress for each piece of a response."""
+"""What the ingress and a decode replica say to each other about one request."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from deployments.openai_errors import OpenAIError
+from deployments.sent import Sent
+
+# A stream's last event.
+DONE = "data: [DONE]\n\n"
+# Failures of a replica and not of the request: another replica can go on.
+LOST = frozenset({"replica_lost", "engine_dead"})
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeRequest:
+    """One OpenAI request for a decode replica.
+
+    Attributes:
+        endpoint: ``chat`` or ``completions``.
+        body: the client's JSON object.
+        request_id: the id under which the request is known everywhere.
+        arrived_at_s: when it arrived at the ingress, by the wall clock, which both nodes are taken to share.
+        sent: of a stream that another replica began, what its client has.
+        avoid: replicas that have failed this request.
+        routed_to: the replica that Serve sent it to; the router sets it here, in the caller's own process.
+    """
+
+    endpoint: str
+    body: dict[str, Any]
+    request_id: str
+    arrived_at_s: float
+    sent: Sent | None = None
+    avoid: frozenset[str] = frozenset()
+    routed_to: str | None = None
 
 
 class Frame(NamedTuple):
     """One piece of a response, in the order in which the client gets it.
 
-    ``text`` is what goes to the client as it is: a server-sent event of a stream, or the whole JSON body. ``token_ids``
-    are the output ids that the engine produced since the frame before (a detokenizer may hold text back, so an event
-    and its ids need not line up one to one). ``status`` is the HTTP status that the first frame decides; ``error`` the
-    class of a failure, on the frame that carries it.
+    ``text`` is what goes to the client as it is: a server-sent event of a stream, or the whole JSON body. ``outputs``
+    are the output ids of each output that the engine gave since the frame before (a detokenizer may hold text back, so
+    an event and its ids need not line up one to one). ``status`` is the HTTP status that the first frame decides;
+    ``error`` the class of a failure, on the frame that carries it.
     """
 
     text: str
-    token_ids: tuple[int, ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
     status: int = 200
     error: str | None = None
 

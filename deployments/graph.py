@@ -31,6 +31,7 @@ def build_graph(
     ingress_replicas: int,
     ingress_cpus: float,
     request_timeout_s: float,
+    retries: int,
     autoscale: AutoscaleConfig | None,
     pools: Pools,
 ) -> Application:
@@ -84,6 +85,7 @@ def build_graph(
             prefills=prefills,
             decode_replicas={group.name: group.decode.replicas for group in groups},
             request_timeout_s=request_timeout_s,
+            retries=retries,
             is_autoscaled=autoscale is not None,
         )
     )

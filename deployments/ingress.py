@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -21,8 +22,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
-from deployments.frames import Frame, failure
+from deployments.frames import DONE, LOST, DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError
+from deployments.sent import SentFrames
 from router.ray_coordinator import find_coordinator
 
 logger = logging.getLogger(__name__)
@@ -59,12 +61,12 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
     async with aclosing(frames):
         frame: Frame | None = first
         while frame is not None:
-            if frame.token_ids:
+            if frame.outputs:
                 last_s = time.monotonic()
                 if not tokens:
                     first_s = last_s
                     tandem_metrics.TTFT_S.observe(first_s - arrived_s)
-                tokens += len(frame.token_ids)
+                tokens += sum(map(len, frame.outputs))
             if frame.error is not None:
                 yield f"data: {frame.text}\n\ndata: [DONE]\n\n"
                 return
@@ -161,6 +163,7 @@ class Ingress:
         prefills: dict[str, DeploymentHandle],
         decode_replicas: dict[str, int],
         request_timeout_s: float,
+        retries: int,
         is_autoscaled: bool,
     ) -> None:
         self._model_id = model_id
@@ -170,6 +173,7 @@ class Ingress:
         self._decode_replicas = decode_replicas
         self._in_flight = dict.fromkeys(groups, 0)
         self._timeout_s = request_timeout_s
+        self._retries = retries
         self._max_model_len = max_model_len
         self._rng = random.Random()
         context = serve.get_replica_context()
@@ -272,15 +276,45 @@ class Ingress:
         """Requests in flight per decode replica; equals in random order."""
         return self._in_flight[group] / self._decode_replicas[group], self._rng.random()
 
+    def _group(self, avoid: set[str]) -> str:
+        """The least loaded group, of those that have not failed the request if there are any."""
+        return min([name for name in self._groups if name not in avoid] or self._groups, key=self._load)
+
     async def _frames(
         self, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float
     ) -> AsyncGenerator[Frame, None]:
-        deadline_s = arrived_s + self._timeout_s
-        group = min(self._groups, key=self._load)
+        """The answer, from as many decode replicas as it takes: a stream goes on where the one before was lost."""
         arrived_at_s = time.time() - (time.monotonic() - arrived_s)
-        stream = self._groups[group].remote(endpoint, body, request_id, arrived_at_s)
+        asked = DecodeRequest(endpoint=endpoint, body=body, request_id=request_id, arrived_at_s=arrived_at_s)
+        sent, failed_groups = SentFrames(), set[str]()
+        lost: Frame | None = None
+        for _ in range(1 + self._retries):
+            group = self._group(failed_groups)
+            async with aclosing(self._attempt(group, asked, arrived_s + self._timeout_s)) as frames:
+                was_lost, lost = lost is not None, None
+                async for frame in frames:
+                    if frame.error in LOST:
+                        lost = frame
+                        break
+                    if was_lost and frame.error is None:
+                        was_lost = False
+                        (tandem_metrics.RETRIED if asked.sent is None else tandem_metrics.RESUMED).inc()
+                    sent.add(frame.text, frame.outputs)
+                    yield frame
+            if lost is None:
+                return
+            failed_groups.add(group)
+            avoid = asked.avoid if asked.routed_to is None else asked.avoid | {asked.routed_to}
+            asked = replace(asked, sent=sent.sent(), avoid=avoid, routed_to=None)
+        if lost is not None:
+            yield lost
+
+    async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
+        """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
+        stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
+        text = DONE
         self._in_flight[group] += 1
         try:
             while True:
@@ -289,8 +323,11 @@ class Ingress:
                         frame = await anext(iterator)
                 except StopAsyncIteration:
                     done = True
-                    return
+                    break
+                text = frame.text
                 yield frame
+            if text.startswith("data: ") and text != DONE:
+                yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
         except TimeoutError:
             yield failure(
                 408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
@@ -298,7 +335,7 @@ class Ingress:
         except BackPressureError as error:
             yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
         except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
-            logger.warning("request %s lost its decode replica: %s", request_id, error)
+            logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
             yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
         finally:
             self._in_flight[group] -= 1

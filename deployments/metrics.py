@@ -26,6 +26,8 @@ CACHED_TOKENS_ERROR = Histogram(
 PREFILL_BACKLOG = Gauge(
     "tandem_prefill_backlog_tokens", "Prompt tokens that this decode replica believes wait on prefill"
 )
+RETRIED = Counter("tandem_retried", "Requests that lost their decode replica before any output, answered by another")
+RESUMED = Counter("tandem_resumed", "Streams that lost their decode replica and went on from another")
 REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
 TTFT_S = Histogram(
     "tandem_ttft_seconds",

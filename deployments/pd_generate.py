@@ -18,6 +18,8 @@ from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
+from deployments.resume import resumed
+from deployments.sent import NotResumableError, Sent
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
@@ -38,14 +40,15 @@ class RequestTrace:
     beam_search: bool = False
     arrived_s: float | None = None  # at the endpoint, by this process's monotonic clock
     generations: int = 0
-    token_ids: list[int] = field(default_factory=list)
+    sent: Sent | None = None  # by the replica that began the stream
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
     error: Exception | None = None
 
-    def drain(self) -> tuple[int, ...]:
-        """The output ids since the last call."""
-        ids = tuple(self.token_ids)
-        self.token_ids.clear()
-        return ids
+    def drain(self) -> tuple[tuple[int, ...], ...]:
+        """The output ids of each output since the last call."""
+        outputs = tuple(self.outputs)
+        self.outputs.clear()
+        return outputs
 
 
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
@@ -96,15 +99,32 @@ class PDGenerate:
             self._check_context(len(ids), trace.max_tokens)
         timer = None
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
-        if not is_step:
+        if not is_step and trace.sent is None:
             arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
             timer = self._requests.begin(arrived_s, len(ids or ()), is_streamed=is_streamed)
+
+        def run(
+            prompt: Any, ids: list[int] | None, sampling: SamplingParams, request_id: str
+        ) -> AsyncGenerator[RequestOutput, None]:
+            return self._run(prompt, ids, sampling, request_id, trace, is_step, kwargs)
+
         try:
-            async with aclosing(self._run(prompt, ids, sampling_params, request_id, trace, is_step, kwargs)) as outputs:
+            if trace.sent is None:
+                answer = run(prompt, ids, sampling_params, request_id)
+            else:
+                if ids is None or trace.beam_search or trace.generations > 1:
+                    raise NotResumableError("it is more than one stream of tokens")
+                answer = resumed(self._client, run, prompt, sampling_params, request_id, trace.sent)
+            async with aclosing(answer) as outputs:
                 async for output in outputs:
                     if timer is not None:
                         _count(timer, output, is_streamed)
+                    if sampling_params.n == 1 and output.outputs and not trace.beam_search:
+                        trace.outputs.append(tuple(output.outputs[0].token_ids))
                     yield output
+        except Exception as error:
+            trace.error = error  # vLLM's streams only keep its message
+            raise
         finally:
             if timer is not None:
                 timer.end()
@@ -168,10 +188,8 @@ class PDGenerate:
                             self._index.add(ids, salt)
                     if sampling_params.n == 1 and output.outputs and not trace.beam_search:
                         output_ids.extend(output.outputs[0].token_ids)
-                        trace.token_ids.extend(output.outputs[0].token_ids)
                     yield output
-        except Exception as error:
-            trace.error = error  # vLLM's streams only keep its message
+        except Exception:
             if first and handed_over is not None:
                 await self._release(request_id, handed_over)
             raise

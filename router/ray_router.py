@@ -25,8 +25,9 @@ _ANSWER_S = 0.1
 class TandemRouter(RequestRouter):
     """Tries the replicas of one deployment in the order of a ``PoolRouter``.
 
-    One instance lives in every process that holds a handle. A request says how many tokens it is worth in an attribute
-    ``work_tokens`` of its first argument (1 where there is none).
+    One instance lives in every process that holds a handle. Of a request's first argument it reads ``work_tokens``, how
+    many tokens it is worth (1 where there is none), and ``avoid``, the replicas that it must not go to; and it sets
+    ``routed_to`` there, for the caller to know where it went.
     """
 
     def initialize_state(
@@ -59,7 +60,8 @@ class TandemRouter(RequestRouter):
             # Without this an empty answer is asked for again at once, in a loop that blocks the process.
             pending_request.routing_context.should_backoff = True
         self._refresh(candidate_replicas)
-        ordered = self._pool.order()
+        avoid: frozenset[str] = getattr(_asked(pending_request), "avoid", frozenset())
+        ordered = [view for view in self._pool.order() if view.replica_id not in avoid]
         if asked := self._pool.ask(ordered):
             answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
@@ -93,11 +95,18 @@ class TandemRouter(RequestRouter):
         """Count the request's tokens against the replica that got it."""
         if not pending_request.metadata.is_streaming:
             return  # Serve tells of a plain gRPC call, such as a health check, after its end (DECISIONS 12)
-        first = pending_request.args[0] if pending_request.args else None
-        tokens = int(getattr(first, "work_tokens", 1))
+        asked = _asked(pending_request)
+        if hasattr(asked, "routed_to"):
+            asked.routed_to = replica_id.unique_id
+        tokens = int(getattr(asked, "work_tokens", 1))
         self._pool.begin(replica_id.unique_id, pending_request.metadata.internal_request_id, tokens)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Give the tokens back."""
         # Serve also tells of attempts that a replica refused, which were never routed.
         self._pool.end(replica_id.unique_id, internal_request_id)
+
+
+def _asked(pending: PendingRequest | None) -> Any:
+    """What a request's caller passed first."""
+    return pending.args[0] if pending is not None and pending.args else None

@@ -30,6 +30,7 @@ def build_app(config: AppConfig) -> Application:
         ingress_replicas=config.ingress.replicas,
         ingress_cpus=config.ingress.cpus_per_replica,
         request_timeout_s=config.ingress.request_timeout_s,
+        retries=config.ingress.retries,
         autoscale=config.autoscale,
         pools=config.pools(),
     )

@@ -25,6 +25,13 @@ class IngressConfig(BaseModel):
         le=86_400.0,
         description="A request that takes longer ends with an error (Ray's own limit is 600).",
     )
+    retries: int = Field(
+        2,
+        ge=0,
+        le=10,
+        description="How often a request whose decode replica was lost goes to another one. A stream goes on where it "
+        "was; a request that ends every engine it meets ends no more than one and these.",
+    )
 
 
 class AppConfig(BaseModel):

@@ -14,7 +14,7 @@ _SEED = 20260101
 _VOCAB = 1024
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _FFN = 256, 4, 4, 2, 64, 704
 _CONTEXT = 8192
-_SPECIAL = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>")
+_SPECIAL = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -28,7 +28,11 @@ def make_document(tiny_model: Path) -> Any:
         document["http_options"]["port"] = free_ports(1)[0]
         args = document["applications"][0]["args"]
         args["model"]["source"] = str(tiny_model)
-        args["engine_kwargs"] |= {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+        args["engine_kwargs"] |= {
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": "hermes",
+            "reasoning_parser": "deepseek_v3",  # none, until a request says that its model thinks
+        }
         for role, switch in labels.items():
             args["groups"][0][role]["placement"]["node_labels"] = {"tandem.io/s1": "a", "tandem.io/s0": switch}
         return document

@@ -57,7 +57,7 @@ def test_another_process_and_folder_give_the_same_bytes(
 def test_weights_and_tokenizer_are_those_of_every_machine(model: Path) -> None:
     mine = digests(model)
     assert mine["model.safetensors"] == "413c8b463b050caa0dcf15c7096f9760abbb2faa4b7f42e6fbd2dda49d6254b3"
-    assert mine["tokenizer.json"] == "8236990d1cc7879753bf3c61e2638e74e268b0a6e343dfb282c1d3a8d9bb4a49"
+    assert mine["tokenizer.json"] == "813c09d3ed596ee498fd8bbb71cda6f204672279a9101602c8c9248b4775c7b5"
 
 
 def test_every_id_that_the_model_can_emit_is_text(model: Path, tokenizer: Tokenizer) -> None:

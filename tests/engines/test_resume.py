@@ -1,0 +1,197 @@
+"""A stream cut anywhere goes on from another engine as if nothing had been, or ends with an error that says so."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.frames import DONE, DecodeRequest, Frame
+from deployments.sent import SentFrames
+from tests.engines.endpoint import prompt_ids
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+COMPLETION: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": prompt_ids(40, seed=5),
+    "max_tokens": 24,
+    "temperature": 0.0,
+    "stream": True,
+}
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "You may obtain a copy of the License. " * 8}],
+    "max_tokens": 24,
+    "temperature": 0.0,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+SCHEMA = {"type": "object", "properties": {"unit": {"enum": ["celsius", "kelvin"]}}, "required": ["unit"]}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+THINK, THOUGHT = 4, 5  # the tiny model's tokens around its reasoning
+
+RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy completion": ("completions", COMPLETION),
+    "greedy chat with usage": ("chat", CHAT),
+    "a prompt for remote prefill": ("completions", {**COMPLETION, "prompt": prompt_ids(300, seed=6)}),
+    "logit bias": ("completions", {**COMPLETION, "logit_bias": {"500": 5.0}}),
+    "at least so many tokens": ("completions", {**COMPLETION, "min_tokens": 20, "logit_bias": {"1": 50.0}}),
+    "greedy with penalties": ("completions", {**COMPLETION, "presence_penalty": 1.5, "repetition_penalty": 1.3}),
+    "seeded": ("completions", {**COMPLETION, "temperature": 1.0, "seed": 7}),
+    "seeded with penalties": ("chat", {**CHAT, "temperature": 1.0, "seed": 7, "frequency_penalty": 1.0}),
+    "grammar": ("completions", {**COMPLETION, "structured_outputs": {"regex": "[a-f]{20}"}}),
+    "JSON schema": (
+        "chat",
+        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    ),
+    "bad words": ("completions", {**COMPLETION, "bad_words": ["the"]}),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "penalties without a seed": ("completions", {**COMPLETION, "temperature": 1.0, "presence_penalty": 1.5}, "seed"),
+    "several answers": ("completions", {**COMPLETION, "temperature": 1.0, "n": 2}, "n = 2"),
+    "logprobs": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
+    "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "more than one stream"),
+}
+
+
+@pytest.fixture(name="ask", scope="module")
+def _ask(app: Any) -> Iterator[Any]:
+    """One request to the decode pool, past the ingress; ``sent`` is what another replica's client would have."""
+    from ray import serve
+
+    loop = asyncio.new_event_loop()
+
+    async def stream(asked: DecodeRequest) -> list[Frame]:
+        handle = serve.get_deployment_handle("decode:g0", "tandem").options(method_name="respond", stream=True)
+        return [frame async for frame in handle.remote(asked)]
+
+    def ask(endpoint: str, body: dict[str, Any], sent: Any = None) -> list[Frame]:
+        asked = DecodeRequest(endpoint=endpoint, body=body, request_id="r-1", arrived_at_s=time.time(), sent=sent)
+        return loop.run_until_complete(stream(asked))
+
+    yield ask
+    loop.close()
+
+
+def whole_of(ask: Any, endpoint: str, body: dict[str, Any]) -> list[Frame]:
+    frames: list[Frame] = ask(endpoint, body)
+    assert [frame.error for frame in frames] == [None] * len(frames)
+    assert frames[-1].text == DONE
+    return frames
+
+
+def cut(frames: list[Frame], at: int) -> Any:
+    """What the ingress knows after so many frames."""
+    sent = SentFrames()
+    for frame in frames[:at]:
+        sent.add(frame.text, frame.outputs)
+    return sent.sent()
+
+
+def read(frames: list[Frame]) -> tuple[list[int], dict[str, Any]]:
+    """What a client reads, in however many pieces it came: output ids, and each field of the answer put together."""
+    fields: dict[str, Any] = {}
+    for frame in frames:
+        assert frame.error is None, frame
+        if frame.text == DONE:
+            continue
+        event = json.loads(frame.text.removeprefix("data: "))
+        fields |= {"id": event["id"], **({"usage": event["usage"]} if event.get("usage") else {})}
+        for choice in event["choices"]:
+            delta = choice.pop("delta", {})
+            for name, value in {**choice, **delta}.items():
+                if isinstance(value, str) and name in ("text", "content", "reasoning"):
+                    fields[name] = fields.get(name, "") + value
+                elif value is not None:
+                    fields[name] = value
+    return [token for frame in frames for output in frame.outputs for token in output], fields
+
+
+def assert_goes_on(ask: Any, endpoint: str, body: dict[str, Any], frames: list[Frame]) -> None:
+    for at in range(1, len(frames)):
+        rest = ask(endpoint, body, cut(frames, at))
+        assert read([*frames[:at], *rest]) == read(frames), at
+        assert (rest[-1].text == DONE) and len(rest) <= len(frames) - at + 3, at
+
+
+@pytest.mark.parametrize("feature", RESUMED)
+def test_a_stream_goes_on_from_every_cut(ask: Any, feature: str) -> None:
+    endpoint, body = RESUMED[feature]
+    assert_goes_on(ask, endpoint, body, whole_of(ask, endpoint, body))
+
+
+def test_a_cut_inside_a_character_repeats_and_loses_nothing(ask: Any) -> None:
+    frames = whole_of(ask, "completions", {**COMPLETION, "max_tokens": 64})
+    held = [at for at, frame in enumerate(frames) if frame.outputs and '"text":""' in frame.text]
+    assert held  # bytes that are no character yet
+    assert_goes_on(ask, "completions", {**COMPLETION, "max_tokens": 64}, frames)
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_a_cut_inside_a_stop_string_stops_all_the_same(ask: Any, is_included: bool) -> None:
+    _, fields = read(whole_of(ask, "completions", COMPLETION))
+    stop = fields["text"][30:38]  # over more than one token
+    body = {**COMPLETION, "stop": [stop], "include_stop_str_in_output": is_included}
+    frames = whole_of(ask, "completions", body)
+    _, stopped = read(frames)
+    assert stopped["finish_reason"] == "stop" and stopped["stop_reason"] == stop
+    assert stopped["text"] == fields["text"][: 38 if is_included else 30]
+    assert_goes_on(ask, "completions", body, frames)
+
+
+def test_a_stop_token_that_the_client_has_is_the_end(ask: Any) -> None:
+    ids, _ = read(whole_of(ask, "completions", COMPLETION))
+    body = {**COMPLETION, "stop_token_ids": [ids[10]]}
+    frames = whole_of(ask, "completions", body)
+    assert read(frames)[1]["stop_reason"] == ids[10]
+    assert_goes_on(ask, "completions", body, frames)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_cut_inside_reasoning_keeps_the_parser_where_it_was(ask: Any, is_hidden: bool) -> None:
+    body = {**CHAT, "chat_template_kwargs": {"thinking": True}, "include_reasoning": not is_hidden, "max_tokens": 32}
+    for bias in range(8, 20):  # enough for the end of reasoning to come, and not at once
+        body["logit_bias"] = {str(THOUGHT): bias / 2}
+        frames = whole_of(ask, "chat", body)
+        ids, fields = read(frames)
+        if THOUGHT in ids[4:-4]:
+            break
+    assert THOUGHT in ids[4:-4]
+    assert fields["content"] and bool(fields.get("reasoning")) is not is_hidden
+    assert_goes_on(ask, "chat", body, frames)
+
+
+def test_sampling_without_a_seed_goes_on_with_what_was_sampled(ask: Any) -> None:
+    body = {**COMPLETION, "temperature": 1.0}
+    frames = whole_of(ask, "completions", body)
+    ids, _ = read([*frames[:9], *ask("completions", body, cut(frames, 9))])
+    assert len(ids) == 24 and ids[:9] == read(frames)[0][:9]
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_what_would_not_be_exact_ends_with_an_error(ask: Any, feature: str) -> None:
+    endpoint, body, why = REFUSED[feature]
+    frames = whole_of(ask, endpoint, body)
+    (last,) = ask(endpoint, body, cut(frames, 3))
+    assert (last.error, last.status) == ("not_resumable", 503)
+    assert why in json.loads(last.text)["error"]["message"]
+
+
+def test_a_tool_call_whose_id_was_sent_ends_with_an_error(ask: Any) -> None:
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "max_tokens": 400, "temperature": 1.0, "seed": 1}
+    frames = whole_of(ask, "chat", body)
+    named = next(at for at, frame in enumerate(frames) if "tool_calls" in frame.text)
+    assert_goes_on(ask, "chat", body, frames[:named])
+    (last,) = ask("chat", body, cut(frames, named + 1))
+    assert last.error == "not_resumable" and "began otherwise" in last.text
+
+
+def test_an_answer_that_is_not_what_was_sent_is_not_gone_on_with(ask: Any) -> None:
+    frames = whole_of(ask, "completions", COMPLETION)
+    other = [frames[0]._replace(text=frames[0].text.replace('"index":0', '"index":1')), *frames[1:]]
+    (last,) = ask("completions", COMPLETION, cut(other, 5))
+    assert last.error == "not_resumable"
