@@ -106,6 +106,13 @@ class RoleConfig(_Config):
         gt=0.0,
         description="How long a stopping replica may finish what it has in flight (Serve's default is 20).",
     )
+    engine_silence_s: float = Field(
+        15.0,
+        gt=0.0,
+        le=3600.0,
+        description="An engine that answers nothing for so long hangs, and its replica ends; it answers between two "
+        "steps. Choose more than the longest step.",
+    )
     max_ongoing_requests: int = Field(
         1000, ge=1, description="Requests that Serve sends one replica at a time; the engine queues and batches them."
     )

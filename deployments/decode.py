@@ -41,6 +41,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         router: RouterConfig,
         slo: SloConfig,
         cores_per_worker: int,
+        engine_silence_s: float,
     ) -> None:
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
@@ -55,6 +56,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             requests=self._requests,
             config=router,
         )
+        self._watch_host(engine_silence_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to the joint policy."""

@@ -2,7 +2,8 @@
 
 It exists for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is the real
 thing, ``PDGenerate`` and the prefill hand-over too: its client has the surface of vLLM's ``AsyncLLM`` that they use.
-Its times come from ``autoscale.engine_model`` and an ``EngineProfile``; its words mean nothing.
+Its times come from ``autoscale.engine_model`` and an ``EngineProfile``; its words mean nothing: each token is the one
+after the token before it.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from ray.serve.llm import LLMConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.stats import RequestStateStats
 
 from autoscale.engine_model import EngineModel, ModelRequest
@@ -205,10 +207,23 @@ class EmulatedClient:
         """Let time pass."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
+    @property
+    def errored(self) -> bool:
+        """Whether the loop has ended."""
+        return self._task is not None and self._task.done()
+
+    async def is_paused(self) -> bool:
+        """Never: asked to see that the engine answers."""
+        return False
+
     def check(self) -> None:
         """Raise what ended the loop, if it has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
+
+    async def open_front(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_Front":
+        """The output side of a request whose first tokens come from another engine."""
+        return _Front(request_id, sampling_params.max_tokens or _DEFAULT_OUTPUT_TOKENS)
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
@@ -267,31 +282,14 @@ class EmulatedClient:
                     stream.fresh = fresh
                     continue
                 metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
-                text = "".join(f" {_WORDS[(produced + i) % len(_WORDS)]}" for i in range(fresh))
-                part = CompletionOutput(
-                    index=0,
-                    text=text,
-                    token_ids=[(produced + i) % len(_WORDS) for i in range(fresh)],
-                    cumulative_logprob=None,
-                    logprobs=None,
-                    finish_reason="length" if is_last else None,
-                )
+                new = [(ids[-1] + 1 + produced + i) % len(_WORDS) for i in range(fresh)]
+                output = _output(request_id, new, "length" if is_last else None)
                 produced += fresh
                 if is_last and transfer.get("do_remote_decode"):
                     self._unread_until_s.append(self._now_s() + self.profile.handoff.seconds_for(len(ids)))
-                yield RequestOutput(
-                    request_id=request_id,
-                    prompt=None,
-                    prompt_token_ids=None,
-                    prompt_logprobs=None,
-                    outputs=[part],
-                    finished=is_last,
-                    metrics=metrics,
-                    num_cached_tokens=request.cached_tokens,
-                    kv_transfer_params={"do_remote_prefill": True, "request_id": request_id}
-                    if is_last and transfer.get("do_remote_decode")
-                    else None,
-                )
+                    output.kv_transfer_params = {"do_remote_prefill": True, "request_id": request_id}
+                output.metrics, output.num_cached_tokens = metrics, request.cached_tokens
+                yield output
         finally:
             del self._streams[request]
             self._model.abort(request)
@@ -342,6 +340,25 @@ class EmulatedClient:
             pass
 
 
+class _Front:
+    """The emulated engine's output side of a request that goes on here (``deployments.resume``)."""
+
+    def __init__(self, request_id: str, max_tokens: int) -> None:
+        self._request_id = request_id
+        self._max_tokens = max_tokens
+
+    def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, None] | None:
+        """Why the engine would have ended after these tokens, if it would."""
+        return (FinishReason.LENGTH, None) if len(output_ids) >= self._max_tokens else None
+
+    def feed(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: Any) -> RequestOutput:
+        """What the output side makes of more tokens."""
+        return _output(self._request_id, token_ids, "length" if reason else None)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
 class _Json:
     """A whole answer, as the real engine's response objects show it."""
 
@@ -354,8 +371,31 @@ class _Json:
         return json.dumps(self._answer)
 
 
+def _output(request_id: str, token_ids: Sequence[int], finish_reason: str | None) -> RequestOutput:
+    part = CompletionOutput(
+        index=0,
+        text=_text(token_ids),
+        token_ids=token_ids,
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=None,
+        prompt_logprobs=None,
+        outputs=[part],
+        finished=finish_reason is not None,
+    )
+
+
 def _event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _text(token_ids: Sequence[int]) -> str:
+    return "".join(f" {_WORDS[token]}" for token in token_ids)
 
 
 def _tokens(text: str) -> list[int]:

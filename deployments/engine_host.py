@@ -14,6 +14,7 @@ from ray.serve.llm import LLMConfig
 from autoscale.types import PoolKey
 from deployments.config import EMULATOR_KEY
 from deployments.cores import CoreClaim
+from deployments.engine_watch import end_with_engine
 from deployments.locks import CLAIMS
 from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
@@ -45,6 +46,16 @@ class EngineHost:
             workers = llm_config.get_engine_config().num_devices
             self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=decode)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._core_claim.cores, workers)
+
+    def _watch_host(self, silence_s: float) -> None:
+        """Once the engine is up: this process ends with it."""
+        self._watch = asyncio.create_task(end_with_engine(engine_client(self), silence_s))
+
+    async def __del__(self) -> None:
+        """Serve's last call: now the engine may end."""
+        if (watch := getattr(self, "_watch", None)) is not None:
+            watch.cancel()
+        await super().__del__()  # type: ignore[misc]
 
     async def gpu_report(self) -> dict[str, float]:
         """Utilisation and SM activity since the last call, means over the engine's workers; empty on CPU."""

@@ -22,7 +22,7 @@ class DecodeRequest:
         request_id: the id under which the request is known everywhere.
         arrived_at_s: when it arrived at the ingress, by the wall clock, which both nodes are taken to share.
         sent: of a stream that another replica began, what its client has.
-        avoid: replicas that have failed this request.
+        exclude: replicas that have failed this request; it waits rather than go there again.
         routed_to: the replica that Serve sent it to; the router sets it here, in the caller's own process.
     """
 
@@ -31,7 +31,7 @@ class DecodeRequest:
     request_id: str
     arrived_at_s: float
     sent: Sent | None = None
-    avoid: frozenset[str] = frozenset()
+    exclude: frozenset[str] = frozenset()
     routed_to: str | None = None
 
 

@@ -45,7 +45,10 @@ def build_graph(
     for group in groups:
         for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             pool = group.role(role)
-            bind: dict[str, Any] = {"cores_per_worker": pool.cores_per_worker}
+            bind: dict[str, Any] = {
+                "cores_per_worker": pool.cores_per_worker,
+                "engine_silence_s": pool.engine_silence_s,
+            }
             most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
             routers = ingress_replicas if role is Role.DECODE else most_decode
             if role is Role.DECODE:

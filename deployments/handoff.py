@@ -4,14 +4,20 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PrefillRequest:
-    """A rendered prompt for a prefill replica; the ids are those that decode tokenised, once."""
+    """A rendered prompt for a prefill replica; the ids are those that decode tokenised, once.
+
+    ``avoid``: replicas that come last, since they have failed. ``routed_to``: the replica that Serve sent it to; the
+    router sets it here, in the caller's own process.
+    """
 
     request_id: str
     token_ids: list[int]
     cache_salt: str | None = None
     priority: int = 0
+    avoid: frozenset[str] = frozenset()
+    routed_to: str | None = None
 
     @property
     def work_tokens(self) -> int:

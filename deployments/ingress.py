@@ -304,8 +304,8 @@ class Ingress:
             if lost is None:
                 return
             failed_groups.add(group)
-            avoid = asked.avoid if asked.routed_to is None else asked.avoid | {asked.routed_to}
-            asked = replace(asked, sent=sent.sent(), avoid=avoid, routed_to=None)
+            exclude = asked.exclude if asked.routed_to is None else asked.exclude | {asked.routed_to}
+            asked = replace(asked, sent=sent.sent(), exclude=exclude, routed_to=None)
         if lost is not None:
             yield lost
 

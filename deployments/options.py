@@ -12,6 +12,8 @@ from kvtransfer.topology import Role
 from router.config import RouterConfig
 
 _NEVER_S = 1e9
+# How late Serve sees that a replica has ended, and starts another (its default is 10).
+_HEALTH_CHECK_S = 2.0
 
 
 def llm_config(
@@ -58,6 +60,7 @@ def llm_config(
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
+            "health_check_period_s": _HEALTH_CHECK_S,
             "request_router_config": router_options(role, router, is_gated=report_s is not None, routers=routers),
         },
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -24,6 +24,7 @@ from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
 from router.prefix_index import PrefixIndex
+from router.retry_budget import RetryBudget
 from router.types import DecodeLoad, PathReason, PrefillPath
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class PDGenerate:
         PREFILL_BACKLOG.set_function(lambda: self._backlog.tokens(time.monotonic()))
         self._local_prefill_tokens = 0
         self._prefill_failures = 0  # since the last success
+        self._retries = RetryBudget()
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
@@ -231,15 +233,26 @@ class PDGenerate:
         """The prefill pool's answer, or ``None`` when it failed and decode has to prefill itself."""
         if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE and self._backlog.in_flight_tokens:
             return None  # one prompt at a time waits to see whether prefill is back
+        self._retries.request()
+        deadline_s = time.monotonic() + self._config.prefill_timeout_s
         request = PrefillRequest(
             request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
         )
+        result = await self._ask_prefill(request, deadline_s)
+        may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
+        if result is None and may_retry and self._retries.take():
+            failed = frozenset() if request.routed_to is None else frozenset({request.routed_to})
+            result = await self._ask_prefill(replace(request, avoid=failed, routed_to=None), deadline_s)
+        return result
+
+    async def _ask_prefill(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:
+        request_id, ids = request.request_id, request.token_ids
         self._backlog.sent(len(ids))
         started_s = time.monotonic()
         result: PrefillResult | None = None
         call = self._prefill.remote(request)
         try:
-            async with asyncio.timeout(self._config.prefill_timeout_s):
+            async with asyncio.timeout(deadline_s - started_s):
                 async for answer in call:
                     result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)

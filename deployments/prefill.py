@@ -39,13 +39,16 @@ def prefill_sampling() -> SamplingParams:
 class PrefillServer(EngineHost, PDPrefillServer):
     """Ray Serve LLM's prefill server with a door for rendered prompts."""
 
-    async def __init__(self, llm_config: LLMConfig, *, cores_per_worker: int) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, llm_config: LLMConfig, *, cores_per_worker: int, engine_silence_s: float
+    ) -> None:
         self._lease_s = float(
             llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"]
         )
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
+        self._watch_host(engine_silence_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve passes on to the joint policy."""

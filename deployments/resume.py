@@ -8,6 +8,7 @@ it had them before. So it says again what it said, to the byte, and then goes on
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -86,7 +87,9 @@ async def resumed(
     how = resumption(sampling)
     ids: list[int] = prompt["prompt_token_ids"]
     before = [token for output in sent.outputs for token in output]
-    front = await _Front.open(client, prompt, sampling, request_id)
+    # The emulated engine has an output side of its own.
+    open_front = getattr(client, "open_front", partial(_Front.open, client))
+    front = await open_front(prompt, sampling, request_id)
     try:
         for at, output in enumerate(sent.outputs):
             reason = front.ends_with(before, len(ids)) if at == len(sent.outputs) - 1 else None

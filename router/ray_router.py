@@ -26,8 +26,8 @@ class TandemRouter(RequestRouter):
     """Tries the replicas of one deployment in the order of a ``PoolRouter``.
 
     One instance lives in every process that holds a handle. Of a request's first argument it reads ``work_tokens``, how
-    many tokens it is worth (1 where there is none), and ``avoid``, the replicas that it must not go to; and it sets
-    ``routed_to`` there, for the caller to know where it went.
+    many tokens it is worth (1 where there is none), ``exclude``, replicas that it must not go to, and ``avoid``, those
+    that come last; and it sets ``routed_to`` there, for the caller to know where it went.
     """
 
     def initialize_state(
@@ -60,11 +60,15 @@ class TandemRouter(RequestRouter):
             # Without this an empty answer is asked for again at once, in a loop that blocks the process.
             pending_request.routing_context.should_backoff = True
         self._refresh(candidate_replicas)
-        avoid: frozenset[str] = getattr(_asked(pending_request), "avoid", frozenset())
-        ordered = [view for view in self._pool.order() if view.replica_id not in avoid]
+        asked_for = _asked(pending_request)
+        exclude: frozenset[str] = getattr(asked_for, "exclude", frozenset())
+        avoid: frozenset[str] = getattr(asked_for, "avoid", frozenset())
+        ordered = [view for view in self._pool.order() if view.replica_id not in exclude]
         if asked := self._pool.ask(ordered):
             answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
+        if avoid:
+            ordered.sort(key=lambda view: view.replica_id in avoid)
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 

@@ -18,10 +18,13 @@ class Prefill:
 
     def __init__(self) -> None:
         self.calls: list[asyncio.Future[Any]] = []
+        self.requests: list[Any] = []
 
     def remote(self, request: Any) -> AsyncIterator[Any]:
         answer = asyncio.get_running_loop().create_future()
         self.calls.append(answer)
+        self.requests.append(request)
+        request.routed_to = f"p{len(self.calls)}"
 
         async def stream() -> AsyncIterator[Any]:
             yield await answer
@@ -100,28 +103,56 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
 
 
 async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
-    """Prompts whose prefill fails, one after the other."""
-    for _ in range(times):
-        calls = len(prefill.calls)
-        task = asyncio.create_task(run(generate, [calls, *LONG], "failed"))
-        await sent(prefill, calls + 1)
-        prefill.calls[-1].set_exception(RuntimeError("gone"))
+    """So many calls to prefill that fail, each prompt's second try included, one after the other."""
+    while len(prefill.calls) < times:
+        task = asyncio.create_task(run(generate, [len(prefill.calls), *LONG], "failed"))
+        while not task.done():
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_exception(RuntimeError("gone"))
+            await asyncio.sleep(0)
         await task
 
 
-@pytest.mark.parametrize(("failures", "is_outage"), [(2, False), (3, True)])
+async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: Client, prefill: Prefill) -> None:
+    task = asyncio.create_task(run(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    prefill.calls[0].set_exception(RuntimeError("gone"))
+    await sent(prefill, 2)
+    assert prefill.requests[1].avoid == {"p1"} and prefill.requests[1].token_ids == LONG
+    prefill.calls[1].set_result(answered())
+    await task
+    assert client.asked == [("r", {"from": "p"})]
+
+
+async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    for number in range(100):  # each other one succeeds, so that there is no outage
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await asyncio.sleep(0)
+        while not task.done():
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_exception(RuntimeError("gone")) if number % 2 else call.set_result(answered())
+            await asyncio.sleep(0)
+    # 50 failed: as many go again as the ten that the budget began with and a fifth of the hundred, but of the full
+    # bucket's first drops.
+    assert 100 + 10 + 18 <= len(prefill.calls) <= 100 + 10 + 20
+
+
+@pytest.mark.parametrize(("failures", "prompts", "is_outage"), [(2, 1, False), (3, 2, True)])
 async def test_in_an_outage_of_prefill_one_prompt_at_a_time_tries_it(
-    client: Client, prefill: Prefill, failures: int, is_outage: bool
+    client: Client, prefill: Prefill, failures: int, prompts: int, is_outage: bool
 ) -> None:
     generate = decode(client, prefill)
     await fails(generate, prefill, times=failures)
-    assert client.asked == [("failed", None)] * failures
+    assert client.asked == [("failed", None)] * prompts
     tasks = [asyncio.create_task(run(generate, [100 + n, *LONG], f"r{n}")) for n in range(3)]
     await sent(prefill, failures + 1)
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(prefill.calls) == failures + (1 if is_outage else 3)
-    assert client.asked[failures:] == ([("r1", None), ("r2", None)] if is_outage else [])
+    assert client.asked[prompts:] == ([("r1", None), ("r2", None)] if is_outage else [])
     for call in prefill.calls[failures:]:
         call.set_result(answered())
     await asyncio.gather(*tasks)

@@ -45,6 +45,20 @@ def replica(name: str, queue: int | None = 0) -> Any:
     return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len, _actor_handle=actor)
 
 
+async def test_a_request_says_where_it_must_not_go_and_where_last(router: Any) -> None:
+    names = [replica(name) for name in "abc"]
+    asked = pending("1", 5)
+    asked.args[0] = SimpleNamespace(exclude=frozenset("ab"), avoid=frozenset(), routed_to=None)
+    ranks = await router.choose_replicas(names, asked)
+    assert [rank[0].replica_id.unique_id for rank in ranks] == ["c"]
+    asked.args[0] = SimpleNamespace(exclude=frozenset("c"), avoid=frozenset("a"), routed_to=None)
+    for _ in range(20):
+        ranks = await router.choose_replicas(names, asked)
+        assert [rank[0].replica_id.unique_id for rank in ranks] == ["b", "a"]
+    router.on_request_routed(asked, names[1].replica_id, None)
+    assert asked.args[0].routed_to == "b"
+
+
 async def first_choice(router: Any, *replicas: Any) -> str:
     ranks = await router.choose_replicas(list(replicas))
     return str(ranks[0][0].replica_id.unique_id)
