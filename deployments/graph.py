@@ -30,6 +30,7 @@ def build_graph(
     router: RouterConfig,
     ingress_replicas: int,
     ingress_cpus: float,
+    ingress_labels: dict[str, str],
     request_timeout_s: float,
     retries: int,
     autoscale: AutoscaleConfig | None,
@@ -78,7 +79,10 @@ def build_graph(
             name="ingress",
             num_replicas=ingress_replicas,
             max_ongoing_requests=10_000,
-            ray_actor_options={"num_cpus": ingress_cpus},
+            ray_actor_options={
+                "num_cpus": ingress_cpus,
+                **({"label_selector": ingress_labels} if ingress_labels else {}),
+            },
             deployment_actors=[] if autoscale is None else [coordinator_actor(autoscale, pools)],
         )
         .bind(

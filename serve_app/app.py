@@ -29,6 +29,7 @@ def build_app(config: AppConfig) -> Application:
         router=config.router,
         ingress_replicas=config.ingress.replicas,
         ingress_cpus=config.ingress.cpus_per_replica,
+        ingress_labels=config.ingress.node_labels,
         request_timeout_s=config.ingress.request_timeout_s,
         retries=config.ingress.retries,
         autoscale=config.autoscale,

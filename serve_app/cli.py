@@ -14,7 +14,7 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
-from serve_app import cli_simulate, cli_trace
+from serve_app import cli_drill, cli_simulate, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
 from serve_app.validate import ConfigError, load_serve_yaml
@@ -23,6 +23,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 cli.add_typer(commands)
 cli.add_typer(cli_simulate.commands)
 cli.add_typer(cli_trace.commands)
+cli.add_typer(cli_drill.commands)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")]

@@ -143,6 +143,10 @@ class LocalCluster:
             _DOOR.touch(mode=0o600)
             _DOOR.write_text(json.dumps(door))
 
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the cluster, the guardian's own descendants."""
+        return psutil.Process(self._guardian.pid).children(recursive=True)
+
     @property
     def is_alive(self) -> bool:
         """Whether the guardian still runs."""

@@ -19,6 +19,9 @@ class IngressConfig(BaseModel):
 
     replicas: int = Field(1, ge=1, le=256)
     cpus_per_replica: float = Field(1.0, ge=0.0)
+    node_labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray label selector of the nodes that they run on, as of the roles."
+    )
     request_timeout_s: float = Field(
         300.0,
         gt=0.0,

@@ -25,6 +25,7 @@ from serve_app.validate import ConfigError, load_serve_yaml
 from serve_app.worker_groups import is_plain_label
 
 if TYPE_CHECKING:
+    import psutil
     from openai import OpenAI
 
     from serve_app.ray_control import Control
@@ -251,6 +252,10 @@ class App:
     def is_alive(self) -> bool:
         """Whether the cluster that ``deploy`` started still runs; true on one that it did not start."""
         return self._cluster is None or self._cluster.is_alive
+
+    def processes(self) -> list["psutil.Process"]:
+        """Every process of the cluster that ``deploy`` started; none of one that it did not start."""
+        return [] if self._cluster is None else self._cluster.processes()
 
     @property
     def control(self) -> "Control":

@@ -1,0 +1,99 @@
+"""What all callers of an application know of replicas that fail, in one place: no traffic for them from anybody.
+
+One actor per application, started, watched and ended by Serve with the ingress deployment. It keeps nothing: what it
+knew is seen again after its death by three more failures, which callers send elsewhere anyway.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.experimental import internal_kv
+from ray.serve.config import DeploymentActorConfig
+
+from router.outliers import OutlierConfig, Outliers
+from router.ray_health import board_key
+
+_WATCH_S = 5.0
+# While somebody is ejected, callers ask whether they may probe.
+_PROBE_WATCH_S = 0.5
+_ANNOUNCE_S = 5.0
+
+
+class HealthBoard:
+    """See the module; every method is called by other processes."""
+
+    def __init__(self, *, config: Mapping[str, Any]) -> None:
+        self._outliers = Outliers(OutlierConfig.model_validate(config))
+        self._said: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._version = 0
+        self._changed = asyncio.Event()
+        self._key = board_key(serve.get_deployment_actor_context().app_name)
+        self._name = (ray.get_runtime_context().get_actor_name() or "").encode()
+        self._announcing = asyncio.get_running_loop().create_task(self._keep_announced())
+
+    async def _keep_announced(self) -> None:
+        """The last one to be started is the one to ask, and so is the one that is left of two."""
+        internal_kv._internal_kv_put(self._key, self._name, overwrite=True)
+        while True:
+            await asyncio.sleep(_ANNOUNCE_S)
+            if not await asyncio.to_thread(_exists, self._key):
+                internal_kv._internal_kv_put(self._key, self._name, overwrite=True)
+
+    async def tell(self, caller: str, failed: Sequence[str], answered: Sequence[str]) -> None:
+        """What a caller has seen: the ids of replicas, once for each request."""
+        now_s = time.monotonic()
+        for replica_id in failed:
+            self._outliers.failed(replica_id, caller, now_s)
+        for replica_id in answered:
+            self._outliers.answered(replica_id, caller, now_s)
+        self._note(now_s)
+
+    async def watch(
+        self, caller: str, version: int, names: Sequence[str]
+    ) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
+        """Who is ejected, who is suspected and whom the caller may probe, as soon as that is news.
+
+        Args:
+            caller: who asks.
+            version: what it was told last.
+            names: the replicas that it sends to.
+        """
+        if version == self._version:
+            try:
+                async with asyncio.timeout(_PROBE_WATCH_S if self._said[0] else _WATCH_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        now_s = time.monotonic()
+        self._note(now_s)
+        return self._version, *self._said, self._outliers.probes(caller, names, now_s)
+
+    def _note(self, now_s: float) -> None:
+        said = (self._outliers.ejected(now_s), self._outliers.suspects())
+        if said != self._said:
+            self._said = said
+            self._version += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+def _exists(key: bytes) -> bool:
+    name = internal_kv._internal_kv_get(key)
+    try:
+        return name is not None and ray.get_actor(name.decode(), namespace="serve") is not None
+    except ValueError:
+        return False
+
+
+def health_board_actor(config: OutlierConfig) -> DeploymentActorConfig:
+    """The actor as Serve starts it with the ingress deployment."""
+    return DeploymentActorConfig(
+        name="health_board",
+        actor_class=ray.remote(HealthBoard),
+        init_kwargs={"config": config.model_dump(mode="json")},
+        actor_options={"num_cpus": 0, "max_concurrency": 1000},
+    )

@@ -1,0 +1,127 @@
+"""What ``tandem drill`` breaks: processes of a local cluster, found by the titles that Ray and vLLM give them."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+import psutil
+
+# Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
+PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
+_ENGINE = "VLLM::EngineCore"
+
+Processes = Sequence[psutil.Process]
+
+
+class DrillError(RuntimeError):
+    """The fault cannot be injected; the message says why."""
+
+
+def kill_prefill(processes: Processes) -> str:
+    """End a prefill replica."""
+    return _kill(_replica(processes, "prefill"))
+
+
+def kill_decode(processes: Processes) -> str:
+    """End a decode replica."""
+    return _kill(_replica(processes, "decode"))
+
+
+def kill_prefill_engine(processes: Processes) -> str:
+    """End the engine of a prefill replica, which itself lives on."""
+    return _kill(_engine(processes, "prefill"))
+
+
+def kill_decode_engine(processes: Processes) -> str:
+    """End the engine of a decode replica, which itself lives on."""
+    return _kill(_engine(processes, "decode"))
+
+
+def hang_prefill_engine(processes: Processes) -> str:
+    """Stop the engine of a prefill replica without ending it."""
+    return _signal(_engine(processes, "prefill"), signal.SIGSTOP)
+
+
+def hang_decode_engine(processes: Processes) -> str:
+    """Stop the engine of a decode replica without ending it."""
+    return _signal(_engine(processes, "decode"), signal.SIGSTOP)
+
+
+def kill_controller(processes: Processes) -> str:
+    """End Serve's controller."""
+    return _kill(_one(processes, "ServeController"))
+
+
+def kill_coordinator(processes: Processes) -> str:
+    """End the coordinator of the autoscaler."""
+    return _kill(_one(processes, "Coordinator"))
+
+
+def kill_ingress(processes: Processes) -> str:
+    """End a replica of the endpoint."""
+    return _kill(_one(processes, "ServeReplica", ":ingress"))
+
+
+def lose_node(processes: Processes) -> str:
+    """End every process of a node that decodes."""
+    raylets = [one for one in processes if "raylet" in _title(one).split(" ")[0] and NODE_LABEL in _title(one)]
+    for raylet in raylets:
+        below = [raylet, *raylet.children(recursive=True)]
+        if any(":decode:" in _title(one) for one in below):
+            for one in below:
+                _kill(one)
+            return f"a node of {len(below)} processes"
+    raise DrillError("no node but the head runs a decode replica")
+
+
+FAULTS: dict[str, Callable[[Processes], str]] = {
+    "kill-prefill": kill_prefill,
+    "kill-decode": kill_decode,
+    "kill-engine-worker": kill_prefill_engine,
+    "kill-decode-engine": kill_decode_engine,
+    "hang-engine": hang_decode_engine,
+    "hang-prefill-engine": hang_prefill_engine,
+    "kill-controller": kill_controller,
+    "kill-coordinator": kill_coordinator,
+    "kill-ingress": kill_ingress,
+    "node-loss": lose_node,
+}
+# After these, streams whose front has died end as transport errors.
+FRONT_FAULTS = ("kill-ingress",)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return ""
+
+
+def _one(processes: Processes, *words: str) -> psutil.Process:
+    found = [one for one in processes if all(word in _title(one) for word in words)]
+    if not found:
+        raise DrillError(f"no process here is called {' '.join(words)}")
+    return min(found, key=lambda one: one.pid)
+
+
+def _replica(processes: Processes, role: str) -> psutil.Process:
+    return _one(processes, "ServeReplica", f":{role}:")
+
+
+def _engine(processes: Processes, role: str) -> psutil.Process:
+    for process in processes:
+        if "ServeReplica" in _title(process) and f":{role}:" in _title(process):
+            for child in process.children(recursive=True):
+                if _ENGINE in _title(child):
+                    return child
+    raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")
+
+
+def _kill(process: psutil.Process) -> str:
+    return _signal(process, signal.SIGKILL)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> str:
+    title = _title(process)
+    os.kill(process.pid, number)
+    return f"{number.name} to {title.split(' ')[0]} ({process.pid})"

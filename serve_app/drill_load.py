@@ -1,0 +1,152 @@
+"""Requests whose every output token is known: the load of ``tandem drill``."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+_TIMEOUT_S = 300.0
+_RETRIES = 5
+_RETRY_S = 0.3
+# Every other prompt is above the default bound of local prefill.
+_INPUT_TOKENS = (40, 400)
+_OUTPUT_TOKENS = 300
+_TOKEN_RANGE = (300, 1000)
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What a client saw of one request.
+
+    Attributes:
+        token_ids: of its output.
+        is_ended: by ``[DONE]`` and without an error.
+        is_cut: the connection broke after the response's headers.
+        error: what the endpoint or the connection said.
+        retries: sent again, since the connection broke before there were headers.
+        ttft_s: from first sent to the first token.
+        gap_s: the longest time between two events.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    is_ended: bool = False
+    is_cut: bool = False
+    error: str | None = None
+    retries: int = 0
+    ttft_s: float | None = None
+    gap_s: float = 0.0
+
+
+async def run_load(
+    url: str,
+    model: str,
+    *,
+    rate: float,
+    seconds: float,
+    seed: int,
+    salt: str,
+    at_s: float | None = None,
+    fault: Callable[[], None] | None = None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Send greedy streams at a steady rate; equal seeds give equal prompts.
+
+    Args:
+        url: of the endpoint, without ``/v1``.
+        model: the model's name there.
+        rate: requests/s.
+        seconds: for how long.
+        seed: of the prompts.
+        salt: what prefix caches keep apart.
+        at_s: when ``fault`` is called, after the start.
+        fault: breaks something.
+        on_answer: called after each answer.
+
+    Returns:
+        One answer per request, in the order in which they were sent.
+    """
+    rng = random.Random(seed)
+    count = max(1, round(rate * seconds))
+    bodies = [
+        {
+            "model": model,
+            "prompt": [rng.randrange(*_TOKEN_RANGE) for _ in range(_INPUT_TOKENS[number % len(_INPUT_TOKENS)])],
+            "max_tokens": _OUTPUT_TOKENS,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+            "cache_salt": salt,
+        }
+        for number in range(count)
+    ]
+    timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        started_s = time.monotonic()
+
+        async def one(number: int) -> Answer:
+            await asyncio.sleep(max(0.0, started_s + number / rate - time.monotonic()))
+            answer = await _ask(session, f"{url}/v1/completions", bodies[number])
+            on_answer()
+            return answer
+
+        async def break_it() -> None:
+            if fault is not None and at_s is not None:
+                await asyncio.sleep(at_s)
+                await asyncio.to_thread(fault)
+
+        broken = asyncio.create_task(break_it())
+        answers = await asyncio.gather(*(one(number) for number in range(count)))
+        await broken
+    return answers
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+    answer = Answer()
+    sent_s = time.monotonic()
+    while True:
+        has_headers = False
+        try:
+            async with session.post(url, json=body) as response:
+                has_headers = True
+                if response.status != 200:
+                    answer.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                    return answer
+                await _read(response, answer, sent_s)
+                return answer
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+            if has_headers or isinstance(error, TimeoutError) or answer.retries == _RETRIES:
+                answer.is_cut = has_headers
+                return answer
+            answer.retries += 1
+            answer.error = None
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, sent_s: float) -> None:
+    last_s = None
+    async for line in response.content:
+        text = line.strip()
+        if text == b"data: [DONE]":
+            answer.is_ended = answer.error is None
+            continue
+        if not text.startswith(b"data: "):
+            continue
+        event = json.loads(text.removeprefix(b"data: "))
+        if "error" in event:
+            answer.error = str(event["error"].get("message", event["error"]))[:300]
+            continue
+        now_s = time.monotonic()
+        new = [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+        if new and answer.ttft_s is None:
+            answer.ttft_s = now_s - sent_s
+        if last_s is not None:
+            answer.gap_s = max(answer.gap_s, now_s - last_s)
+        last_s = now_s
+        answer.token_ids += new
