@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDDecodeServer
@@ -26,6 +27,7 @@ from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.requests import parse_request, requested_max_tokens
 from deployments.sent import NotResumableError, SentAgain
 from router.config import RouterConfig
+from router.ray_health import HealthFeed
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
+        health = HealthFeed(serve.get_replica_context().app_name, router.outlier)
+        health.start()
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
@@ -55,6 +59,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             stats=engine_stats(),
             requests=self._requests,
             config=router,
+            health=health,
         )
         self._watch_host(engine_silence_s)
 

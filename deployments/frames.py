@@ -10,6 +10,8 @@ from deployments.sent import Sent
 DONE = "data: [DONE]\n\n"
 # Failures of a replica and not of the request: another replica can go on.
 LOST = frozenset({"replica_lost", "engine_dead"})
+# What speaks against a replica.
+FAILED = LOST | {"internal", "engine"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class DecodeRequest:
         arrived_at_s: when it arrived at the ingress, by the wall clock, which both nodes are taken to share.
         sent: of a stream that another replica began, what its client has.
         exclude: replicas that have failed this request; it waits rather than go there again.
+        avoid: replicas that fail, which it goes to only where most of the pool do.
+        probe: one of which it shows whether it still does.
         routed_to: the replica that Serve sent it to; the router sets it here, in the caller's own process.
     """
 
@@ -32,6 +36,8 @@ class DecodeRequest:
     arrived_at_s: float
     sent: Sent | None = None
     exclude: frozenset[str] = frozenset()
+    avoid: frozenset[str] = frozenset()
+    probe: str | None = None
     routed_to: str | None = None
 
 

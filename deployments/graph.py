@@ -13,6 +13,7 @@ from autoscale.types import PoolKey
 from deployments.config import GroupConfig, ModelConfig
 from deployments.coordinator import coordinator_actor
 from deployments.decode import DecodeServer
+from deployments.health_board import health_board_actor
 from deployments.ingress import Ingress
 from deployments.options import llm_config, serve_options
 from deployments.prefill import PrefillServer
@@ -83,7 +84,10 @@ def build_graph(
                 "num_cpus": ingress_cpus,
                 **({"label_selector": ingress_labels} if ingress_labels else {}),
             },
-            deployment_actors=[] if autoscale is None else [coordinator_actor(autoscale, pools)],
+            deployment_actors=[
+                health_board_actor(router.outlier),
+                *([] if autoscale is None else [coordinator_actor(autoscale, pools)]),
+            ],
         )
         .bind(
             model_id=model.id,
@@ -93,6 +97,7 @@ def build_graph(
             decode_replicas={group.name: group.decode.replicas for group in groups},
             request_timeout_s=request_timeout_s,
             retries=retries,
+            outlier=router.outlier,
             is_autoscaled=autoscale is not None,
         )
     )

@@ -8,8 +8,9 @@ from typing import Any
 class PrefillRequest:
     """A rendered prompt for a prefill replica; the ids are those that decode tokenised, once.
 
-    ``avoid``: replicas that come last, since they have failed. ``routed_to``: the replica that Serve sent it to; the
-    router sets it here, in the caller's own process.
+    ``avoid``: replicas that fail, which it goes to only where most of the pool do. ``probe``: one of which it shows
+    whether it still does. ``routed_to``: the replica that it was sent to; the router sets it here, in the caller's own
+    process.
     """
 
     request_id: str
@@ -17,6 +18,7 @@ class PrefillRequest:
     cache_salt: str | None = None
     priority: int = 0
     avoid: frozenset[str] = frozenset()
+    probe: str | None = None
     routed_to: str | None = None
 
     @property

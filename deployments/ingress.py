@@ -22,10 +22,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
-from deployments.frames import DONE, LOST, DecodeRequest, Frame, failure
+from deployments.frames import DONE, FAILED, LOST, DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError
 from deployments.sent import SentFrames
+from router.outliers import OutlierConfig
 from router.ray_coordinator import find_coordinator
+from router.ray_health import HealthFeed
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +156,7 @@ async def _coordinators_page(app_name: str | None) -> list[Any]:
 class Ingress:
     """One replica of the endpoint; any number may run."""
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]
         self,
         *,
         model_id: str,
@@ -164,6 +166,7 @@ class Ingress:
         decode_replicas: dict[str, int],
         request_timeout_s: float,
         retries: int,
+        outlier: OutlierConfig,
         is_autoscaled: bool,
     ) -> None:
         self._model_id = model_id
@@ -180,6 +183,9 @@ class Ingress:
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._replica = context.replica_id.unique_id
         self._app_name, self._is_autoscaled = context.app_name, is_autoscaled
+        self._health = {name: HealthFeed(context.app_name, outlier) for name in groups}
+        for feed in self._health.values():
+            feed.start()
 
     @app.get("/health")
     async def health(self) -> Response:
@@ -290,6 +296,7 @@ class Ingress:
         lost: Frame | None = None
         for _ in range(1 + self._retries):
             group = self._group(failed_groups)
+            asked.avoid, asked.probe = self._health[group].guide()
             async with aclosing(self._attempt(group, asked, arrived_s + self._timeout_s)) as frames:
                 was_lost, lost = lost is not None, None
                 async for frame in frames:
@@ -311,6 +318,7 @@ class Ingress:
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
+        started_s, first_s, has_failed = time.monotonic(), None, False
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
@@ -325,8 +333,11 @@ class Ingress:
                     done = True
                     break
                 text = frame.text
+                first_s = first_s or time.monotonic() - started_s
+                has_failed = frame.error in FAILED
                 yield frame
             if text.startswith("data: ") and text != DONE:
+                has_failed = True
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
         except TimeoutError:
             yield failure(
@@ -336,8 +347,11 @@ class Ingress:
             yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
         except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
             logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
+            has_failed = True
             yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
         finally:
             self._in_flight[group] -= 1
+            if has_failed or first_s is not None:  # else the client has gone before
+                self._health[group].observe(asked.routed_to, None if has_failed else first_s)
             if not done:
                 stream.cancel()

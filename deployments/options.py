@@ -115,6 +115,7 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
             "is_gated": is_gated,
             "asked_replicas": router.asked(routers),
             "asks_tokens": role is Role.PREFILL,
+            "most_ejected_frac": router.outlier.most_frac,
         },
         # Routers ask for them; what Serve's controller gathers it would send to every handle whenever it has changed.
         "request_routing_stats_period_s": _NEVER_S,

@@ -24,6 +24,7 @@ from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
 from router.prefix_index import PrefixIndex
+from router.ray_health import HealthFeed
 from router.retry_budget import RetryBudget
 from router.types import DecodeLoad, PathReason, PrefillPath
 
@@ -71,6 +72,7 @@ class PDGenerate:
         stats: EngineStatsLogger,
         requests: RequestStats,
         config: RouterConfig,
+        health: HealthFeed,
     ) -> None:
         self._client = client
         self._engine_generate = client.generate
@@ -80,6 +82,7 @@ class PDGenerate:
         self._handoff_s = 0.0
         self._handoffs = 0
         self._config = config
+        self._health = health
         self._max_model_len = client.model_config.max_model_len
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
         self._backlog = PrefillBacklog()
@@ -235,14 +238,20 @@ class PDGenerate:
             return None  # one prompt at a time waits to see whether prefill is back
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
+        avoid, probe = self._health.guide()
         request = PrefillRequest(
-            request_id=request_id, token_ids=ids, cache_salt=prompt.get("cache_salt"), priority=priority
+            request_id=request_id,
+            token_ids=ids,
+            cache_salt=prompt.get("cache_salt"),
+            priority=priority,
+            avoid=avoid,
+            probe=probe,
         )
         result = await self._ask_prefill(request, deadline_s)
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
-            failed = frozenset() if request.routed_to is None else frozenset({request.routed_to})
-            result = await self._ask_prefill(replace(request, avoid=failed, routed_to=None), deadline_s)
+            failed = request.avoid if request.routed_to is None else request.avoid | {request.routed_to}
+            result = await self._ask_prefill(replace(request, avoid=failed, probe=None, routed_to=None), deadline_s)
         return result
 
     async def _ask_prefill(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:
@@ -256,6 +265,7 @@ class PDGenerate:
                 async for answer in call:
                     result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
+            self._health.observe(request.routed_to, time.monotonic() - started_s)
             if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
             self._prefill_failures = 0
@@ -267,9 +277,9 @@ class PDGenerate:
             raise
         except TimeoutError:
             call.cancel()
-            self._report_failure(request_id, f"no replica answered in {self._config.prefill_timeout_s:g} s")
+            self._report_failure(request, f"no replica answered in {self._config.prefill_timeout_s:g} s")
         except Exception as error:
-            self._report_failure(request_id, error)
+            self._report_failure(request, error)
         finally:
             if result is None:
                 self._backlog.failed(len(ids))
@@ -277,10 +287,11 @@ class PDGenerate:
                 self._backlog.answered(len(ids), result.replica_id, result.backlog_tokens, time.monotonic())
         return result
 
-    def _report_failure(self, request_id: str, cause: Exception | str) -> None:
+    def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
+        self._health.observe(request.routed_to, None)
         self._prefill_failures += 1
         level = logging.WARNING if self._prefill_failures == _FAILURES_OF_AN_OUTAGE else logging.DEBUG
-        logger.log(level, "prefill of request %s failed, so decode prefills: %s", request_id, cause)
+        logger.log(level, "prefill of request %s failed: %s", request.request_id, cause)
 
     async def _release(self, request_id: str, unread: PrefillResult) -> None:
         """Free KV on prefill that the decode engine will not pull."""

@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from router.outliers import OutlierConfig
+
 
 class LengthConfig(BaseModel):
     """Bounds of the length-aware rule (``router.length``)."""
@@ -75,6 +77,7 @@ class RouterConfig(BaseModel):
         "chooses (DECISIONS 44 and 87); 0 trusts its own count alone.",
     )
     length: LengthConfig = LengthConfig()
+    outlier: OutlierConfig = OutlierConfig()
     prefill_timeout_s: float = Field(
         30.0,
         gt=0.0,

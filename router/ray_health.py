@@ -42,11 +42,12 @@ class HealthFeed:
         """Begin to listen and to tell, on the running event loop."""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell())]
 
-    def avoid(self) -> frozenset[str]:
-        """Whom the next request must not go to; it is a probe of one of them where that is this caller's turn."""
+    def guide(self) -> tuple[frozenset[str], str | None]:
+        """Whom the next request must not go to, and whom it probes, where that is this caller's turn."""
         if not self._probes:
-            return self._ejected
-        return self._ejected - {self._probes.pop()}
+            return self._ejected, None
+        probe = self._probes.pop()
+        return self._ejected - {probe}, probe
 
     def observe(self, replica_id: str | None, seconds: float | None) -> None:
         """What became of a request.

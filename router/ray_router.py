@@ -9,6 +9,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from router.membership import obeyed, routable
+from router.outliers import usable
 from router.pool_router import PoolRouter
 from router.ray_coordinator import MembershipFeed
 
@@ -27,7 +28,8 @@ class TandemRouter(RequestRouter):
 
     One instance lives in every process that holds a handle. Of a request's first argument it reads ``work_tokens``, how
     many tokens it is worth (1 where there is none), ``exclude``, replicas that it must not go to, and ``avoid``, those
-    that come last; and it sets ``routed_to`` there, for the caller to know where it went.
+    that it goes to only where most of the pool are such, and ``probe``, one that it tries first. It sets ``routed_to``
+    there, for the caller to know.
     """
 
     def initialize_state(
@@ -36,14 +38,17 @@ class TandemRouter(RequestRouter):
         is_gated: bool = False,
         asked_replicas: int = 0,
         asks_tokens: bool = False,
+        most_ejected_frac: float = 0.5,
         **_: Any,
     ) -> None:
         """Called once by Serve with the deployment's ``request_router_kwargs``; on the router's event loop.
 
         ``asks_tokens``: replicas say in ``record_routing_stats`` how many tokens wait there, as ``QUEUED_TOKENS``.
-        Others are asked for the number of their requests, where a request is worth 1.
+        Others are asked for the number of their requests, where a request is worth 1. ``most_ejected_frac``: where a
+        request would rather avoid a larger share of the pool, it avoids nobody.
         """
         self._asks_tokens = asks_tokens
+        self._most_ejected_frac = most_ejected_frac
         self._pool = PoolRouter(policy, asked_replicas, random.Random())
         self._seen: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}
@@ -64,11 +69,15 @@ class TandemRouter(RequestRouter):
         exclude: frozenset[str] = getattr(asked_for, "exclude", frozenset())
         avoid: frozenset[str] = getattr(asked_for, "avoid", frozenset())
         ordered = [view for view in self._pool.order() if view.replica_id not in exclude]
+        if avoid:
+            left = usable([view.replica_id for view in ordered], avoid, self._most_ejected_frac)
+            ordered = [view for view in ordered if view.replica_id in left]
         if asked := self._pool.ask(ordered):
             answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
-        if avoid:
-            ordered.sort(key=lambda view: view.replica_id in avoid)
+        probe = getattr(asked_for, "probe", None)
+        if probe is not None:
+            ordered.sort(key=lambda view: view.replica_id != probe)
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 

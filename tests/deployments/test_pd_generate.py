@@ -60,16 +60,21 @@ def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, an
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
     from router.config import RouterConfig
+    from router.outliers import OutlierConfig
+    from router.ray_health import HealthFeed
 
     stats = SimpleNamespace(
         block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
     )
     requests = RequestStats(time.monotonic)
+    health = HealthFeed("nobody", OutlierConfig())
     if answer_tokens:
         timer = requests.begin(time.monotonic(), 7, is_streamed=True)
         timer.add_tokens(answer_tokens)
         timer.end()
-    return PDGenerate(client=client, prefill=prefill, stats=stats, requests=requests, config=RouterConfig())
+    return PDGenerate(
+        client=client, prefill=prefill, stats=stats, requests=requests, config=RouterConfig(), health=health
+    )
 
 
 async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:

@@ -45,7 +45,7 @@ def replica(name: str, queue: int | None = 0) -> Any:
     return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len, _actor_handle=actor)
 
 
-async def test_a_request_says_where_it_must_not_go_and_where_last(router: Any) -> None:
+async def test_a_request_says_where_it_must_not_go_and_what_it_avoids(router: Any) -> None:
     names = [replica(name) for name in "abc"]
     asked = pending("1", 5)
     asked.args[0] = SimpleNamespace(exclude=frozenset("ab"), avoid=frozenset(), routed_to=None)
@@ -54,7 +54,14 @@ async def test_a_request_says_where_it_must_not_go_and_where_last(router: Any) -
     asked.args[0] = SimpleNamespace(exclude=frozenset("c"), avoid=frozenset("a"), routed_to=None)
     for _ in range(20):
         ranks = await router.choose_replicas(names, asked)
-        assert [rank[0].replica_id.unique_id for rank in ranks] == ["b", "a"]
+        assert [rank[0].replica_id.unique_id for rank in ranks] == ["b"]
+    asked.args[0].avoid = frozenset("ab")  # most of the pool: then nobody is avoided
+    ranks = await router.choose_replicas(names, asked)
+    assert sorted(rank[0].replica_id.unique_id for rank in ranks) == ["a", "b"]
+    asked.args[0].avoid, asked.args[0].probe = frozenset("a"), "b"
+    for _ in range(20):
+        ranks = await router.choose_replicas(names[1:], asked)
+        assert ranks[0][0].replica_id.unique_id == "b"
     router.on_request_routed(asked, names[1].replica_id, None)
     assert asked.args[0].routed_to == "b"
 

@@ -1,0 +1,40 @@
+"""Parts die under load on real engines, and no token of any answer is lost, repeated or another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+ROOT = Path(__file__).parents[2]
+# The rest is run by `tandem drill --fault all`.
+FAULTS = ["kill-decode-engine", "kill-engine-worker", "hang-engine", "kill-ingress"]
+
+
+@pytest.fixture(name="rows", scope="module")
+def _rows(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    from serve_app.drill import drill
+
+    document = yaml.safe_load((ROOT / "configs" / "drill_tiny.yaml").read_text())
+    document["applications"][0]["args"]["model"]["source"] = str(tiny_model)
+    config = tmp_path_factory.mktemp("drill") / "drill.yaml"
+    config.write_text(yaml.safe_dump(document))
+    rows = drill(config, FAULTS, rate=2.0, seconds=15.0, say=print)
+    return {row["fault"]: row for row in rows}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_is_lost(rows: dict[str, dict[str, Any]], fault: str) -> None:
+    row = rows[fault]
+    verdicts = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
+    assert {name: row[name] for name in verdicts} == dict.fromkeys(verdicts, 0), row
+    assert row["requests"] == 30
+    assert row["recovered_s"] is not None
+    if fault != "kill-ingress":
+        assert row["cut_at_front"] == 0
+
+
+def test_streams_of_a_decode_engine_that_died_went_on_from_another(rows: dict[str, dict[str, Any]]) -> None:
+    assert rows["kill-decode-engine"]["resumed"] + rows["kill-decode-engine"]["retried"] > 0
