@@ -18,6 +18,7 @@ from deployments.engine_watch import end_with_engine
 from deployments.locks import CLAIMS
 from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
+from deployments.replica_log import restore_replica_log
 from deployments.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
 
@@ -49,6 +50,7 @@ class EngineHost:
 
     def _watch_host(self, silence_s: float) -> None:
         """Once the engine is up: this process ends with it."""
+        restore_replica_log()
         self._watch = asyncio.create_task(end_with_engine(engine_client(self), silence_s))
 
     async def __del__(self) -> None:

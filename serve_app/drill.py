@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ports import free_ports
 from serve_app.cluster import NodeSpec
-from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL
+from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL, replica_pids
 from serve_app.drill_load import Answer, run_load
 from serve_app.sdk import App, deploy
 from serve_app.validate import load_serve_yaml
@@ -61,7 +61,7 @@ def drill(
             load: dict[str, Any] = {"rate": rate, "seconds": seconds, "seed": 0, "on_answer": on_answer}
             say(f"{fault}: undisturbed run")
             before = asyncio.run(run_load(app.url, model, salt=f"{fault}-before", **load))
-            counted = _counters(app)
+            counted, replicas = _counters(app), replica_pids(app.processes())
 
             def inject(fault: str = fault) -> None:
                 say(f"{fault}: {FAULTS[fault](app.processes())}")
@@ -73,6 +73,7 @@ def drill(
             for name, value in _counters(app).items():  # a replica of the ingress that has ended counts no more
                 row[name] = row.get(name, 0) + max(0, value - counted.get(name, 0))
             row["recovered_s"] = _recovered(app)
+            row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
             rows.append(row)
     return rows
 

@@ -90,6 +90,11 @@ FAULTS: dict[str, Callable[[Processes], str]] = {
 FRONT_FAULTS = ("kill-ingress",)
 
 
+def replica_pids(processes: Processes) -> set[int]:
+    """The processes of all replicas that run."""
+    return {one.pid for one in processes if "ServeReplica" in _title(one)}
+
+
 def _title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()) or process.name()

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[2]
 # The rest is run by `tandem drill --fault all`.
-FAULTS = ["kill-decode-engine", "kill-engine-worker", "hang-engine", "kill-ingress"]
+FAULTS = ["kill-controller", "kill-decode-engine", "kill-engine-worker", "hang-engine", "kill-ingress"]
 
 
 @pytest.fixture(name="rows", scope="module")
@@ -38,3 +38,7 @@ def test_nothing_is_lost(rows: dict[str, dict[str, Any]], fault: str) -> None:
 
 def test_streams_of_a_decode_engine_that_died_went_on_from_another(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["kill-decode-engine"]["resumed"] + rows["kill-decode-engine"]["retried"] > 0
+
+
+def test_a_serve_controller_that_died_finds_its_replicas_and_replaces_none(rows: dict[str, dict[str, Any]]) -> None:
+    assert rows["kill-controller"]["replicas_ended"] == 0
