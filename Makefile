@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce quality demo-autoscale clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce quality drill demo-autoscale clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -46,6 +46,9 @@ reproduce: setup ## The papers' claims beside what our code gives (about 4 minut
 
 quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
 	@$(VENV)/python -m serve_app.quality $(TRACES)
+
+drill: model ## Break every part under load on real engines and check every token (about 15 minutes)
+	@$(VENV)/tandem drill --fault all --json reports/drills.json
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale

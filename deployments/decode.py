@@ -19,7 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from autoscale.request_stats import RequestStats
 from autoscale.slo import SloConfig
 from deployments.engine_failure import named_cause
-from deployments.engine_host import EngineHost, engine_client
+from deployments.engine_host import EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
 from deployments.frames import DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
@@ -60,6 +60,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             requests=self._requests,
             config=router,
             health=health,
+            lease_s=lease_s(llm_config),
         )
         self._watch_host(engine_silence_s)
 

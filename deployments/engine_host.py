@@ -86,6 +86,11 @@ def _spec(cores: list[int], workers: int) -> str:
     return "|".join(",".join(map(str, part)) for part in parts)
 
 
+def lease_s(llm_config: LLMConfig) -> float:
+    """How long prefill keeps KV that decode does not ask for."""
+    return float(llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"])
+
+
 def engine_client(server: Any) -> Any:
     """The vLLM AsyncLLM behind a Ray Serve LLM server (private in Ray 2.60)."""
     return server.engine._engine_client

@@ -29,8 +29,12 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
-    """Where the KV lies, for the decode engine's connector, and how much still waits behind this prompt."""
+    """Where the KV lies, for the decode engine's connector, and how much still waits behind this prompt.
+
+    ``answered_at_s``: by the wall clock, which both nodes are taken to share; its lease has begun by then.
+    """
 
     kv_transfer_params: dict[str, Any]
+    answered_at_s: float
     backlog_tokens: int
     replica_id: str

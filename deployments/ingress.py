@@ -120,6 +120,11 @@ def _request_id(request: Request) -> str:
     return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
 
 
+def _is_whole(last: str | None) -> bool:
+    """Whether nothing can follow this text of a response: a stream's end, a whole body, or no text at all."""
+    return last is None or last == DONE or not last.startswith("data: ")
+
+
 async def _unary(handle: DeploymentHandle, method: str) -> Any:
     return await handle.options(method_name=method, stream=False).remote()
 
@@ -322,7 +327,7 @@ class Ingress:
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
-        text = DONE
+        text: str | None = None
         self._in_flight[group] += 1
         try:
             while True:
@@ -336,7 +341,7 @@ class Ingress:
                 first_s = first_s or time.monotonic() - started_s
                 has_failed = frame.error in FAILED
                 yield frame
-            if text.startswith("data: ") and text != DONE:
+            if not _is_whole(text):
                 has_failed = True
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
         except TimeoutError:
@@ -346,6 +351,8 @@ class Ingress:
         except BackPressureError as error:
             yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
         except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
+            if text is not None and _is_whole(text):
+                return  # it ended after its last word
             logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
             has_failed = True
             yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")

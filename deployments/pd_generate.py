@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 _FAILURES_OF_AN_OUTAGE = 3
 
 
+# Of a lease, in which decode must have got to know of the KV.
+_SAFE_LEASE_FRAC = 0.5
+
+
 @dataclass(slots=True)
 class RequestTrace:
     """What one HTTP request leaves behind on its way through the engine, for its frames."""
@@ -73,6 +77,7 @@ class PDGenerate:
         requests: RequestStats,
         config: RouterConfig,
         health: HealthFeed,
+        lease_s: float,
     ) -> None:
         self._client = client
         self._engine_generate = client.generate
@@ -83,6 +88,7 @@ class PDGenerate:
         self._handoffs = 0
         self._config = config
         self._health = health
+        self._lease_s = lease_s
         self._max_model_len = client.model_config.max_model_len
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
         self._backlog = PrefillBacklog()
@@ -252,6 +258,11 @@ class PDGenerate:
         if result is None and may_retry and self._retries.take():
             failed = request.avoid if request.routed_to is None else request.avoid | {request.routed_to}
             result = await self._ask_prefill(replace(request, avoid=failed, probe=None, routed_to=None), deadline_s)
+        # From now on this engine's heartbeats keep the lease; what stood still before it knew of the KV may have let it
+        # end, and blocks that are another prompt's by now would be pulled without an error (vllm issue 52234).
+        if result is not None and time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s:
+            logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
+            return None
         return result
 
     async def _ask_prefill(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:

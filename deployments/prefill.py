@@ -12,7 +12,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.engine_failure import named_cause
-from deployments.engine_host import ANSWER_S, EngineHost, engine_client
+from deployments.engine_host import ANSWER_S, EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRequest, PrefillResult
 from deployments.worker_extension import METHOD_UNREAD_KV
@@ -42,9 +42,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def __init__(  # type: ignore[misc]
         self, llm_config: LLMConfig, *, cores_per_worker: int, engine_silence_s: float
     ) -> None:
-        self._lease_s = float(
-            llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"]
-        )
+        self._lease_s = lease_s(llm_config)
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
@@ -97,5 +95,8 @@ class PrefillServer(EngineHost, PDPrefillServer):
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
         yield PrefillResult(
-            kv_transfer_params=params, backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
+            kv_transfer_params=params,
+            answered_at_s=time.time(),
+            backlog_tokens=client.get_num_queued_tokens(),
+            replica_id=self.replica_id,
         )

@@ -66,6 +66,18 @@ class AppConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_leases(self) -> Self:
+        for group in self.groups:
+            silence_s, lease_s = group.decode.engine_silence_s, self.kv_transfer.lease_s
+            if silence_s >= lease_s:
+                raise ValueError(
+                    f"group {group.name!r}: decode.engine_silence_s ({silence_s:g}) must be less than "
+                    f"kv_transfer.lease_s ({lease_s}): an engine that stands still for longer pulls KV that prefill no "
+                    "longer keeps"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_autoscale(self) -> Self:
         pools = {key: pool for group in self.groups for key, pool in group.pools().items()}
         if self.autoscale is None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ports import free_ports
+from kvtransfer.connector import ConnectorConfig
 from serve_app.cluster import NodeSpec
-from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL, replica_pids
+from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL, expire_lease, replica_pids
 from serve_app.drill_load import Answer, run_load
 from serve_app.sdk import App, deploy
 from serve_app.validate import load_serve_yaml
 
 _ENGINE_NODES = 3
 _FAULT_AT_FRAC = 0.4
+_BEYOND_LEASE_S = 3.0
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
 
@@ -54,6 +57,11 @@ def drill(
         *(NodeSpec(cpus=2, labels={PART_LABEL: "engines", NODE_LABEL: str(number)}) for number in range(_ENGINE_NODES)),
     ]
     rows = []
+    lease_s = ConnectorConfig.model_validate(document["applications"][0]["args"].get("kv_transfer") or {}).lease_s
+    break_part: dict[str, Callable[..., str]] = {
+        **FAULTS,
+        "expire-lease": partial(expire_lease, seconds=lease_s + _BEYOND_LEASE_S),
+    }
     with deploy(document, nodes=nodes, on_status=lambda status: say(f"starting: {status.state}")) as app:
         say("an undisturbed run to begin with, to warm up")
         asyncio.run(run_load(app.url, model, rate=rate, seconds=min(seconds, 10.0), seed=1, salt="warm-up"))
@@ -64,7 +72,7 @@ def drill(
             counted, replicas = _counters(app), replica_pids(app.processes())
 
             def inject(fault: str = fault) -> None:
-                say(f"{fault}: {FAULTS[fault](app.processes())}")
+                say(f"{fault}: {break_part[fault](app.processes())}")
 
             after = asyncio.run(
                 run_load(app.url, model, salt=f"{fault}-after", at_s=_FAULT_AT_FRAC * seconds, fault=inject, **load)

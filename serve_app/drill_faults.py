@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 import psutil
@@ -74,13 +75,22 @@ def lose_node(processes: Processes) -> str:
     raise DrillError("no node but the head runs a decode replica")
 
 
-FAULTS: dict[str, Callable[[Processes], str]] = {
+def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
+    """Stop the front of a decode replica for longer than prefill keeps KV; its engine goes on."""
+    replica = _replica(processes, "decode")
+    said = _signal(replica, signal.SIGSTOP)
+    time.sleep(seconds)
+    return f"{said}, {_signal(replica, signal.SIGCONT)} after {seconds:g} s"
+
+
+FAULTS: dict[str, Callable[..., str]] = {
     "kill-prefill": kill_prefill,
     "kill-decode": kill_decode,
     "kill-engine-worker": kill_prefill_engine,
     "kill-decode-engine": kill_decode_engine,
     "hang-engine": hang_decode_engine,
     "hang-prefill-engine": hang_prefill_engine,
+    "expire-lease": expire_lease,
     "kill-controller": kill_controller,
     "kill-coordinator": kill_coordinator,
     "kill-ingress": kill_ingress,

@@ -73,7 +73,13 @@ def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, an
         timer.add_tokens(answer_tokens)
         timer.end()
     return PDGenerate(
-        client=client, prefill=prefill, stats=stats, requests=requests, config=RouterConfig(), health=health
+        client=client,
+        prefill=prefill,
+        stats=stats,
+        requests=requests,
+        config=RouterConfig(),
+        health=health,
+        lease_s=60.0,
     )
 
 
@@ -90,10 +96,15 @@ async def sent(prefill: Prefill, calls: int) -> None:
             await asyncio.sleep(0)
 
 
-def answered(backlog_tokens: int = 0) -> Any:
+def answered(backlog_tokens: int = 0, ago_s: float = 0.0) -> Any:
     from deployments.handoff import PrefillResult
 
-    return PrefillResult(kv_transfer_params={"from": "p"}, replica_id="p", backlog_tokens=backlog_tokens)
+    return PrefillResult(
+        kv_transfer_params={"from": "p"},
+        answered_at_s=time.time() - ago_s,
+        replica_id="p",
+        backlog_tokens=backlog_tokens,
+    )
 
 
 async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: Client, prefill: Prefill) -> None:
@@ -128,6 +139,17 @@ async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: 
     prefill.calls[1].set_result(answered())
     await task
     assert client.asked == [("r", {"from": "p"})]
+
+
+@pytest.mark.parametrize(("ago_s", "is_pulled"), [(29.0, True), (31.0, False)])
+async def test_kv_whose_lease_may_have_ended_is_not_pulled(
+    client: Client, prefill: Prefill, ago_s: float, is_pulled: bool
+) -> None:
+    task = asyncio.create_task(run(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    prefill.calls[0].set_result(answered(ago_s=ago_s))
+    await task
+    assert client.asked == [("r", {"from": "p"} if is_pulled else None)]
 
 
 async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:

@@ -210,3 +210,15 @@ def test_yaml_is_read_as_utf8_whatever_the_locale(tmp_path: Path) -> None:
     path = tmp_path / "app.yaml"
     path.write_bytes("a: größe\n".encode())
     assert load_serve_yaml(path) == {"a": "größe"}
+
+
+def test_an_engine_may_not_stand_still_for_longer_than_prefill_keeps_its_kv(make_app_args: Any) -> None:
+    from serve_app.config import AppConfig
+
+    args = make_app_args(kv_transfer={"lease_s": 15})
+    with pytest.raises(
+        ValueError, match=r"decode.engine_silence_s \(15\) must be less than kv_transfer.lease_s \(15\)"
+    ):
+        AppConfig.model_validate(args)
+    args["groups"][0]["decode"]["engine_silence_s"] = 14.0
+    AppConfig.model_validate(args)
