@@ -50,7 +50,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
-        health = HealthFeed(serve.get_replica_context().app_name, router.outlier)
+        health = HealthFeed(serve.get_replica_context().app_name, prefill_server.deployment_name, router.outlier)
         health.start()
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(

@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _ASK_S = 1.0
+_STALL_S = 1.0
 # Errors of requests that were in flight go out before the process does.
 _LAST_WORDS_S = 0.3
 
@@ -26,10 +27,13 @@ async def watch_engine(client: Any, silence_s: float) -> None:
         silence_s: an engine that answers nothing for so long hangs. It answers between two steps.
     """
     answer: asyncio.Task[Any] | None = None
-    answered_s = asked_s = time.monotonic()
+    answered_s = asked_s = polled_s = time.monotonic()
     while True:
         await asyncio.sleep(_POLL_S)
         now_s = time.monotonic()
+        if now_s - polled_s > _STALL_S:
+            asked_s = now_s  # it was this process that stood still, and an answer may wait to be read
+        polled_s = now_s
         if client.errored:
             logger.error("the engine has died: this replica ends")
             return

@@ -8,6 +8,8 @@ from typing import Any
 class PrefillRequest:
     """A rendered prompt for a prefill replica; the ids are those that decode tokenised, once.
 
+    ``last_resort``: the replica that has failed this very prompt.
+
     ``avoid``: replicas that fail, which it goes to only where most of the pool do. ``probe``: one of which it shows
     whether it still does. ``routed_to``: the replica that it was sent to; the router sets it here, in the caller's own
     process.
@@ -19,6 +21,7 @@ class PrefillRequest:
     priority: int = 0
     avoid: frozenset[str] = frozenset()
     probe: str | None = None
+    last_resort: str | None = None
     routed_to: str | None = None
 
     @property

@@ -43,24 +43,25 @@ class HealthBoard:
             if not await asyncio.to_thread(_exists, self._key):
                 internal_kv._internal_kv_put(self._key, self._name, overwrite=True)
 
-    async def tell(self, caller: str, failed: Sequence[str], answered: Sequence[str]) -> None:
-        """What a caller has seen: the ids of replicas, once for each request."""
+    async def tell(self, caller: str, pool: str, seen: Sequence[tuple[str, bool]]) -> None:
+        """What a caller has seen in a pool, in its order: the id of a replica, and whether it failed."""
         now_s = time.monotonic()
-        for replica_id in failed:
-            self._outliers.failed(replica_id, caller, now_s)
-        for replica_id in answered:
-            self._outliers.answered(replica_id, caller, now_s)
+        for replica_id, has_failed in seen:
+            if has_failed:
+                self._outliers.failed(replica_id, pool, caller, now_s)
+            else:
+                self._outliers.answered(replica_id, caller, now_s)
         self._note(now_s)
 
     async def watch(
-        self, caller: str, version: int, names: Sequence[str]
+        self, caller: str, pool: str, version: int
     ) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
         """Who is ejected, who is suspected and whom the caller may probe, as soon as that is news.
 
         Args:
             caller: who asks.
+            pool: which it sends to.
             version: what it was told last.
-            names: the replicas that it sends to.
         """
         if version == self._version:
             try:
@@ -70,7 +71,7 @@ class HealthBoard:
                 pass
         now_s = time.monotonic()
         self._note(now_s)
-        return self._version, *self._said, self._outliers.probes(caller, names, now_s)
+        return self._version, *self._said, self._outliers.probes(caller, pool, now_s)
 
     def _note(self, now_s: float) -> None:
         said = (self._outliers.ejected(now_s), self._outliers.suspects())

@@ -36,6 +36,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HEALTH_TIMEOUT_S = 5.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _MAX_BODY_BYTES = 32 << 20
+# A shorter stream's pace says little.
+_LEAST_PACE_TOKENS = 8
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
@@ -188,7 +190,10 @@ class Ingress:
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._replica = context.replica_id.unique_id
         self._app_name, self._is_autoscaled = context.app_name, is_autoscaled
-        self._health = {name: HealthFeed(context.app_name, outlier) for name in groups}
+        self._slow_tpot_s = outlier.slow_tpot_s
+        self._health = {
+            name: HealthFeed(context.app_name, handle.deployment_name, outlier) for name, handle in groups.items()
+        }
         for feed in self._health.values():
             feed.start()
 
@@ -323,7 +328,7 @@ class Ingress:
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
-        started_s, first_s, has_failed = time.monotonic(), None, False
+        health, tokens, first_s, last_s = self._health[group], 0, 0.0, 0.0
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
@@ -337,14 +342,24 @@ class Ingress:
                 except StopAsyncIteration:
                     done = True
                     break
+                if frame.error in FAILED:
+                    health.failed(asked.routed_to)
+                elif text is None:
+                    health.answered(asked.routed_to)
                 text = frame.text
-                first_s = first_s or time.monotonic() - started_s
-                has_failed = frame.error in FAILED
+                if frame.outputs:
+                    last_s = time.monotonic()
+                    first_s = first_s or last_s
+                    tokens += sum(map(len, frame.outputs))
                 yield frame
+            if tokens >= _LEAST_PACE_TOKENS and first_s < last_s:
+                health.answered(asked.routed_to, (last_s - first_s) / tokens, self._slow_tpot_s)
             if not _is_whole(text):
-                has_failed = True
+                health.failed(asked.routed_to)
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
         except TimeoutError:
+            if text is None:
+                health.failed(asked.routed_to)
             yield failure(
                 408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
             )
@@ -354,11 +369,9 @@ class Ingress:
             if text is not None and _is_whole(text):
                 return  # it ended after its last word
             logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
-            has_failed = True
+            health.failed(asked.routed_to)
             yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
         finally:
             self._in_flight[group] -= 1
-            if has_failed or first_s is not None:  # else the client has gone before
-                self._health[group].observe(asked.routed_to, None if has_failed else first_s)
             if not done:
                 stream.cancel()

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 _FAILURES_OF_AN_OUTAGE = 3
 
 
+# A shorter prompt's time is mostly not its tokens'.
+_LEAST_PACE_TOKENS = 500
 # Of a lease, in which decode must have got to know of the KV.
 _SAFE_LEASE_FRAC = 0.5
 
@@ -184,6 +187,8 @@ class PDGenerate:
         try:
             async with aclosing(self._engine_generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
                 async for output in outputs:
+                    if any(part.finish_reason == "abort" for part in output.outputs):
+                        raise EngineDeadError  # it ends what it has when it is told to end; who leaves cancels
                     if first:
                         first = False
                         self._local_prefill_tokens -= local_tokens
@@ -256,8 +261,8 @@ class PDGenerate:
         result = await self._ask_prefill(request, deadline_s)
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
-            failed = request.avoid if request.routed_to is None else request.avoid | {request.routed_to}
-            result = await self._ask_prefill(replace(request, avoid=failed, probe=None, routed_to=None), deadline_s)
+            again = replace(request, last_resort=request.routed_to, probe=None, routed_to=None)
+            result = await self._ask_prefill(again, deadline_s)
         # From now on this engine's heartbeats keep the lease; what stood still before it knew of the KV may have let it
         # end, and blocks that are another prompt's by now would be pulled without an error (vllm issue 52234).
         if result is not None and time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s:
@@ -276,7 +281,8 @@ class PDGenerate:
                 async for answer in call:
                     result = answer
             REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
-            self._health.observe(request.routed_to, time.monotonic() - started_s)
+            pace_s = (time.monotonic() - started_s) * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
+            self._health.answered(request.routed_to, pace_s, self._config.outlier.slow_prefill_s)
             if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
             self._prefill_failures = 0
@@ -299,7 +305,7 @@ class PDGenerate:
         return result
 
     def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
-        self._health.observe(request.routed_to, None)
+        self._health.failed(request.routed_to)
         self._prefill_failures += 1
         level = logging.WARNING if self._prefill_failures == _FAILURES_OF_AN_OUTAGE else logging.DEBUG
         logger.log(level, "prefill of request %s failed: %s", request.request_id, cause)

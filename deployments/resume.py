@@ -39,7 +39,7 @@ def resumption(sampling: SamplingParams) -> Resumption:
     """
     if sampling.n != 1:
         raise NotResumableError(f"it has n = {sampling.n} answers")
-    if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+    if sampling.num_logprobs is not None or sampling.prompt_logprobs is not None:
         raise NotResumableError("it has logprobs")
     is_greedy = sampling.temperature == 0.0
     if _looks_back(sampling) or (sampling.seed is not None and not is_greedy):

@@ -32,9 +32,10 @@ class OutlierConfig(BaseModel):
         description="Where a larger share of a pool is to be ejected the pool is what fails: nobody is.",
     )
     slow_factor: float = Field(
-        5.0, gt=1.0, description="An answer counts as failed that takes so many times what is usual in its pool,"
+        5.0, gt=1.0, description="An answer counts as failed whose pace is so many times what is usual in its pool,"
     )
-    slow_s: float = Field(2.0, ge=0.0, description="and longer than this.")
+    slow_tpot_s: float = Field(0.25, ge=0.0, description="and, of a stream on decode, slower than this per token,")
+    slow_prefill_s: float = Field(2.0, ge=0.0, description="or, of a prompt on prefill, than this per 1,000 tokens.")
 
 
 def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -> list[str]:
@@ -43,27 +44,31 @@ def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -
     return left if left and len(names) - len(left) <= most_frac * len(names) else list(names)
 
 
-class UsualLatency:
-    """What one caller's answers from one pool take, and which of them are slow."""
+class UsualPace:
+    """What one caller's answers from one pool take per token, and which of them are slow.
+
+    Per token, and not per answer: prompts and answers of all lengths are usual.
+    """
 
     _KEPT = 101
     _LEAST = 10
 
     def __init__(self, config: OutlierConfig) -> None:
-        self._config = config
+        self._slow_factor = config.slow_factor
         self._seen_s: deque[float] = deque(maxlen=self._KEPT)
 
-    def is_slow(self, seconds: float) -> bool:
-        """Whether an answer took much longer than is usual; it counts for what is usual from now on."""
+    def is_slow(self, pace_s: float, least_s: float) -> bool:
+        """Whether an answer was much slower than is usual, and than ``least_s``; it counts from now on."""
         usual_s = median(self._seen_s) if len(self._seen_s) >= self._LEAST else None
-        self._seen_s.append(seconds)
-        return usual_s is not None and seconds > max(self._config.slow_s, self._config.slow_factor * usual_s)
+        self._seen_s.append(pace_s)
+        return usual_s is not None and pace_s > max(least_s, self._slow_factor * usual_s)
 
 
 @dataclass(slots=True)
 class _Suspect:
     """A replica that has failed since it last answered."""
 
+    pool: str
     failures: int = 0
     ejections: int = 0
     until_s: float | None = None  # ejected
@@ -83,9 +88,9 @@ class Outliers:
         self._suspects: dict[str, _Suspect] = {}
         self._heard_s: dict[str, float] = {}
 
-    def failed(self, replica_id: str, caller: str, now_s: float) -> None:
+    def failed(self, replica_id: str, pool: str, caller: str, now_s: float) -> None:
         """A request to it has failed."""
-        suspect = self._suspects.setdefault(replica_id, _Suspect())
+        suspect = self._suspects.setdefault(replica_id, _Suspect(pool))
         self._heard_s[replica_id] = now_s
         if suspect.until_s is None:
             suspect.failures += 1
@@ -112,18 +117,14 @@ class Outliers:
                 del self._suspects[replica_id], self._heard_s[replica_id]
         return frozenset(name for name, suspect in self._suspects.items() if suspect.until_s is not None)
 
-    def probes(self, caller: str, names: Collection[str], now_s: float) -> frozenset[str]:
-        """Which of the ejected ones this caller may send one request to.
+    def probes(self, caller: str, pool: str, now_s: float) -> frozenset[str]:
+        """Which of the ejected ones of a pool this caller may send one request to.
 
-        Args:
-            caller: who asks; another one may after ten seconds without a result.
-            names: the replicas that it sends to.
-            now_s: the time.
+        Another one may after ten seconds without a result.
         """
         granted = set()
-        for name in names:
-            suspect = self._suspects.get(name)
-            if suspect is None or suspect.until_s is None or now_s < suspect.until_s:
+        for name, suspect in self._suspects.items():
+            if suspect.pool != pool or suspect.until_s is None or now_s < suspect.until_s:
                 continue
             if suspect.prober is None or now_s >= suspect.probe_until_s:
                 suspect.prober, suspect.probe_until_s = caller, now_s + self._PROBE_S

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.experimental import internal_kv
 
-from router.outliers import OutlierConfig, UsualLatency
+from router.outliers import OutlierConfig, UsualPace
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +25,16 @@ def board_key(app: str) -> bytes:
 class HealthFeed:
     """Tells the board, and keeps what it says, until the process ends."""
 
-    def __init__(self, app: str, config: OutlierConfig) -> None:
+    def __init__(self, app: str, pool: str, config: OutlierConfig) -> None:
         self._key = board_key(app)
+        self._pool = pool
         self._caller = uuid.uuid4().hex
-        self._usual = UsualLatency(config)
+        self._usual = UsualPace(config)
         self._ejected: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
         self._probes: set[str] = set()
-        self._names: set[str] = set()
-        self._failed: list[str] = []
-        self._answered: list[str] = []
+        self._seen: list[tuple[str, bool]] = []
+        self._told: set[str] = set()  # who failed here of late; the board may not have said so yet
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -49,22 +49,30 @@ class HealthFeed:
         probe = self._probes.pop()
         return self._ejected - {probe}, probe
 
-    def observe(self, replica_id: str | None, seconds: float | None) -> None:
-        """What became of a request.
+    def failed(self, replica_id: str | None) -> None:
+        """A request has failed there; ``None``: nobody knows where."""
+        if replica_id is not None:
+            self._told.add(replica_id)
+            self._note(replica_id, True)
+
+    def answered(self, replica_id: str | None, pace_s: float | None = None, least_s: float = 0.0) -> None:
+        """A request has been answered there.
 
         Args:
-            replica_id: where it went; ``None`` where that is not known, which says nothing.
-            seconds: until its first answer; ``None``: it has failed.
+            replica_id: where; ``None``: nobody knows.
+            pace_s: how long it took by a measure that does not depend on lengths; ``None``: do not judge by it.
+            least_s: what is never slow.
         """
         if replica_id is None:
             return
-        self._names.add(replica_id)
-        is_bad = seconds is None or self._usual.is_slow(seconds)
-        if not is_bad and replica_id not in self._suspects:
-            return
-        news = self._failed if is_bad else self._answered
-        if len(news) < _MOST_NEWS:
-            news.append(replica_id)
+        if pace_s is not None and self._usual.is_slow(pace_s, least_s):
+            self.failed(replica_id)
+        elif replica_id in self._suspects or replica_id in self._told:
+            self._note(replica_id, False)
+
+    def _note(self, replica_id: str, has_failed: bool) -> None:
+        if len(self._seen) < _MOST_NEWS:
+            self._seen.append((replica_id, has_failed))
             self._has_news.set()
 
     async def _listen(self) -> None:
@@ -75,13 +83,9 @@ class HealthFeed:
                 if handle is None:
                     handle, version = await asyncio.to_thread(self._find), -1
                 if handle is not None:
-                    version, ejected, suspects, probes = await handle.watch.remote(
-                        self._caller, version, sorted(self._names)
-                    )
-                    gone = self._names - ejected if len(self._names) > _MOST_NEWS else frozenset()
-                    self._names -= gone
-                    self._ejected, self._suspects = ejected, suspects
-                    self._probes = (self._probes | probes) & ejected
+                    heard = await handle.watch.remote(self._caller, self._pool, version)
+                    version, self._ejected, self._suspects, probes = heard
+                    self._probes = (self._probes | probes) & self._ejected
                     continue
             except Exception as error:  # whatever it is, this must go on
                 logger.debug("the health board does not answer: %s", error)
@@ -92,13 +96,14 @@ class HealthFeed:
         while ray.is_initialized():
             await self._has_news.wait()
             self._has_news.clear()
-            failed, answered, self._failed, self._answered = self._failed, self._answered, [], []
+            seen, self._seen = self._seen, []
             try:
                 handle = await asyncio.to_thread(self._find)
                 if handle is not None:
-                    await handle.tell.remote(self._caller, failed, answered)
+                    await handle.tell.remote(self._caller, self._pool, seen)
             except Exception as error:
                 logger.debug("the health board does not listen: %s", error)
+            self._told &= {name for name, _ in self._seen}
 
     def _find(self) -> Any:
         name = internal_kv._internal_kv_get(self._key)

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 QUEUED_TOKENS = "queued_tokens"
 # The coordinator speaks every few seconds even when nothing has changed.
 _SILENCE_S = 15.0
+# So long a request waits for another replica than those that have failed it, where there is none.
+_EXCLUDED_S = 5.0
 # Serve's own wait for a queue length (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
 _ANSWER_S = 0.1
 
@@ -28,8 +30,8 @@ class TandemRouter(RequestRouter):
 
     One instance lives in every process that holds a handle. Of a request's first argument it reads ``work_tokens``, how
     many tokens it is worth (1 where there is none), ``exclude``, replicas that it must not go to, and ``avoid``, those
-    that it goes to only where most of the pool are such, and ``probe``, one that it tries first. It sets ``routed_to``
-    there, for the caller to know.
+    that it goes to only where most of the pool are such, ``probe``, one that it tries first, and ``last_resort``, one
+    that it tries last. It sets ``routed_to`` there, for the caller to know.
     """
 
     def initialize_state(
@@ -68,16 +70,19 @@ class TandemRouter(RequestRouter):
         asked_for = _asked(pending_request)
         exclude: frozenset[str] = getattr(asked_for, "exclude", frozenset())
         avoid: frozenset[str] = getattr(asked_for, "avoid", frozenset())
-        ordered = [view for view in self._pool.order() if view.replica_id not in exclude]
+        views = self._pool.order()
+        ordered = [view for view in views if view.replica_id not in exclude]
+        if not ordered and pending_request is not None and time.time() - pending_request.created_at > _EXCLUDED_S:
+            ordered = views  # those that have died are gone by now: it was only the connection
         if avoid:
             left = usable([view.replica_id for view in ordered], avoid, self._most_ejected_frac)
             ordered = [view for view in ordered if view.replica_id in left]
         if asked := self._pool.ask(ordered):
             answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
-        probe = getattr(asked_for, "probe", None)
-        if probe is not None:
-            ordered.sort(key=lambda view: view.replica_id != probe)
+        first, last = getattr(asked_for, "probe", None), getattr(asked_for, "last_resort", None)
+        if first is not None or last is not None:
+            ordered.sort(key=lambda view: (view.replica_id == last, view.replica_id != first))
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 

@@ -42,7 +42,7 @@ class Client:
 
     async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
         self.asked.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
-        yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7])])
+        yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7], finish_reason=None)])
 
 
 @pytest.fixture(name="prefill")
@@ -67,7 +67,7 @@ def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, an
         block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
     )
     requests = RequestStats(time.monotonic)
-    health = HealthFeed("nobody", OutlierConfig())
+    health = HealthFeed("nobody", "prefill:g0", OutlierConfig())
     if answer_tokens:
         timer = requests.begin(time.monotonic(), 7, is_streamed=True)
         timer.add_tokens(answer_tokens)
@@ -135,7 +135,7 @@ async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: 
     await sent(prefill, 1)
     prefill.calls[0].set_exception(RuntimeError("gone"))
     await sent(prefill, 2)
-    assert prefill.requests[1].avoid == {"p1"} and prefill.requests[1].token_ids == LONG
+    assert prefill.requests[1].last_resort == "p1" and prefill.requests[1].token_ids == LONG
     prefill.calls[1].set_result(answered())
     await task
     assert client.asked == [("r", {"from": "p"})]

@@ -36,11 +36,11 @@ def _board(monkeypatch: Any) -> Iterator[Any]:
     return board
 
 
-def feed() -> Any:
+def feed(pool: str = "decode:g0") -> Any:
     from router.outliers import OutlierConfig
     from router.ray_health import HealthFeed
 
-    one = HealthFeed("app", OutlierConfig())
+    one = HealthFeed("app", pool, OutlierConfig())
     one.start()
     return one
 
@@ -55,22 +55,22 @@ async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
     for one in feeds[:3]:
-        one.observe("r", None)
+        one.failed("r")
     await until(lambda: all("r" in one._ejected for one in feeds), within_s=1.0)
-    assert feeds[3].guide() == ({"r"}, None)  # it has never sent there, so it is not its turn
+    assert feeds[3].guide() == ({"r"}, None)
 
 
 async def test_one_caller_at_a_time_probes_and_its_success_returns_the_replica(board: Any) -> None:
     feeds = [feed() for _ in range(3)]
     await asyncio.sleep(0.05)
     for one in feeds:
-        one.observe("r", None)
+        one.failed("r")
     await until(lambda: any(one._probes for one in feeds))
     await asyncio.sleep(1.2)
     (prober,) = [one for one in feeds if one._probes]
     assert prober.guide() == (frozenset(), "r")
     assert prober.guide() == ({"r"}, None)
-    prober.observe("r", 0.1)
+    prober.answered("r")
     await until(lambda: not any(one._ejected for one in feeds))
 
 
@@ -78,15 +78,39 @@ async def test_a_slow_answer_counts_as_a_failure(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(20):
-        one.observe("well", 0.1)
+        one.answered("well", 0.1, 2.0)
     for _ in range(3):
-        one.observe("slow", 30.0)
+        one.answered("slow", 30.0, 2.0)
     await until(lambda: "slow" in one._ejected)
 
 
 async def test_what_went_nowhere_says_nothing(board: Any) -> None:
     one = feed()
     for _ in range(10):
-        one.observe(None, None)
+        one.failed(None)
     await asyncio.sleep(0.1)
     assert not board._outliers.suspects()
+
+
+async def test_answers_between_failures_keep_their_place(board: Any) -> None:
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(5):  # all before the board has been told of the first
+        one.failed("r")
+        one.failed("r")
+        one.answered("r")
+    await asyncio.sleep(0.3)
+    assert not board._outliers.ejected(0.0)
+
+
+async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_elsewhere_may_not(board: Any) -> None:
+    gone, other, new = feed(), feed("prefill:g0"), None
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        gone.failed("r")
+    await until(lambda: "r" in other._ejected)
+    for task in gone._tasks:
+        task.cancel()
+    new = feed()
+    await until(lambda: "r" in new._probes, within_s=15.0)
+    assert not other._probes
