@@ -114,7 +114,7 @@ def assert_goes_on(ask: Any, endpoint: str, body: dict[str, Any], frames: list[F
     for at in range(1, len(frames)):
         rest = ask(endpoint, body, cut(frames, at))
         assert read([*frames[:at], *rest]) == read(frames), at
-        assert (rest[-1].text == DONE) and len(rest) <= len(frames) - at + 3, at
+        assert rest[-1].text == DONE, at
 
 
 @pytest.mark.parametrize("feature", RESUMED)
