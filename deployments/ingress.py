@@ -328,7 +328,8 @@ class Ingress:
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
-        health, tokens, first_s, last_s = self._health[group], 0, 0.0, 0.0
+        health, has_failed = self._health[group], False
+        tokens, first_s, last_s = 0, 0.0, 0.0
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
@@ -343,17 +344,18 @@ class Ingress:
                     done = True
                     break
                 if frame.error in FAILED:
-                    health.failed(asked.routed_to)
-                elif text is None:
-                    health.answered(asked.routed_to)
+                    has_failed = True
+                    health.failed(asked.routed_to)  # at once: who asked may go elsewhere and not come back here
                 text = frame.text
                 if frame.outputs:
                     last_s = time.monotonic()
                     first_s = first_s or last_s
                     tokens += sum(map(len, frame.outputs))
                 yield frame
-            if tokens >= _LEAST_PACE_TOKENS and first_s < last_s:
-                health.answered(asked.routed_to, (last_s - first_s) / tokens, self._slow_tpot_s)
+            if _is_whole(text) and not has_failed:  # at the end: a stream that begins well may be slow
+                has_pace = tokens >= _LEAST_PACE_TOKENS
+                pace_s = (last_s - first_s) / tokens if has_pace else None
+                health.answered(asked.routed_to, pace_s, self._slow_tpot_s)
             if not _is_whole(text):
                 health.failed(asked.routed_to)
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")

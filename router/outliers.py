@@ -79,7 +79,7 @@ class _Suspect:
 class Outliers:
     """What all callers together know of the replicas that fail."""
 
-    _PROBE_S = 10.0
+    _PROBE_S = 60.0  # a whole answer
     # Nothing heard of a suspect for so long: it has gone, or it was one bad moment.
     _FORGET_S = 600.0
 
@@ -120,7 +120,7 @@ class Outliers:
     def probes(self, caller: str, pool: str, now_s: float) -> frozenset[str]:
         """Which of the ejected ones of a pool this caller may send one request to.
 
-        Another one may after ten seconds without a result.
+        Another one may after a minute without a result.
         """
         granted = set()
         for name, suspect in self._suspects.items():
