@@ -25,7 +25,8 @@ from autoscale.decision_log import config_line
 from autoscale.tuning import Pools, differing, merged, tuned
 from deployments.explain import explain
 from deployments.scaling_metrics import scaling_metrics
-from router.ray_coordinator import coordinator_key, find_coordinator, is_alive, state_key, state_of
+from router.ray_actors import keep_announced
+from router.ray_coordinator import coordinator_key, is_alive, state_key, state_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -57,15 +58,8 @@ class Coordinator:
         self._heard_s = time.monotonic()
         self._routes = 0
         self._changed = asyncio.Event()
-        internal_kv._internal_kv_put(coordinator_key(app), self._name.encode(), overwrite=True)
-        self._announcing = asyncio.get_running_loop().create_task(self._keep_announced())
-
-    async def _keep_announced(self) -> None:
-        """Two versions of an application have one coordinator each; when the known one ends, the other speaks up."""
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            if await asyncio.to_thread(find_coordinator, self._app) is None:
-                internal_kv._internal_kv_put(coordinator_key(self._app), self._name.encode(), overwrite=True)
+        # Two versions of an application have one coordinator each; when the known one ends, the other speaks up.
+        self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
     async def join(self) -> dict[str, Any]:
         """What a policy that has just started must know: the configuration, and the state of the one before it."""

@@ -11,16 +11,15 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.experimental import internal_kv
 from ray.serve.config import DeploymentActorConfig
 
 from router.outliers import OutlierConfig, Outliers
+from router.ray_actors import keep_announced
 from router.ray_health import board_key
 
 _WATCH_S = 5.0
 # While somebody is ejected, callers ask whether they may probe.
 _PROBE_WATCH_S = 0.5
-_ANNOUNCE_S = 5.0
 
 
 class HealthBoard:
@@ -31,17 +30,9 @@ class HealthBoard:
         self._said: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._version = 0
         self._changed = asyncio.Event()
-        self._key = board_key(serve.get_deployment_actor_context().app_name)
-        self._name = (ray.get_runtime_context().get_actor_name() or "").encode()
-        self._announcing = asyncio.get_running_loop().create_task(self._keep_announced())
-
-    async def _keep_announced(self) -> None:
-        """The last one to be started is the one to ask, and so is the one that is left of two."""
-        internal_kv._internal_kv_put(self._key, self._name, overwrite=True)
-        while True:
-            await asyncio.sleep(_ANNOUNCE_S)
-            if not await asyncio.to_thread(_exists, self._key):
-                internal_kv._internal_kv_put(self._key, self._name, overwrite=True)
+        key = board_key(serve.get_deployment_actor_context().app_name)
+        name = ray.get_runtime_context().get_actor_name() or ""
+        self._announcing = asyncio.get_running_loop().create_task(keep_announced(key, name))
 
     async def tell(self, caller: str, pool: str, seen: Sequence[tuple[str, bool]]) -> None:
         """What a caller has seen in a pool, in its order: the id of a replica, and whether it failed."""
@@ -80,14 +71,6 @@ class HealthBoard:
             self._version += 1
             self._changed.set()
             self._changed = asyncio.Event()
-
-
-def _exists(key: bytes) -> bool:
-    name = internal_kv._internal_kv_get(key)
-    try:
-        return name is not None and ray.get_actor(name.decode(), namespace="serve") is not None
-    except ValueError:
-        return False
 
 
 def health_board_actor(config: OutlierConfig) -> DeploymentActorConfig:

@@ -12,10 +12,10 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
 from router.membership import Membership
+from router.ray_actors import NAMESPACE, find_actor
 
 logger = logging.getLogger(__name__)
 
-_NAMESPACE = "serve"
 _RETRY_S = 1.0
 
 
@@ -26,13 +26,7 @@ def coordinator_key(app: str) -> bytes:
 
 def find_coordinator(app: str) -> Any:
     """The handle of an application's coordinator; ``None`` while there is none. Blocks for a millisecond."""
-    name = internal_kv._internal_kv_get(coordinator_key(app))
-    if name is None:
-        return None
-    try:
-        return ray.get_actor(name.decode(), namespace=_NAMESPACE)
-    except ValueError:  # being restarted
-        return None
+    return find_actor(coordinator_key(app))
 
 
 def state_key(app: str, name: str) -> bytes:
@@ -56,7 +50,7 @@ def is_alive(app: str, deployment: str, replica_id: str) -> bool:
     """Whether a replica's actor still exists, in whatever state. Blocks for a millisecond."""
     replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
     try:
-        ray.get_actor(replica.to_full_id_str(), namespace=_NAMESPACE)
+        ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
     except ValueError:
         return False
     return True

@@ -6,13 +6,12 @@ import uuid
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from router.outliers import OutlierConfig, UsualPace
+from router.ray_actors import find_actor
 
 logger = logging.getLogger(__name__)
 
-_NAMESPACE = "serve"
 _RETRY_S = 1.0
 _MOST_NEWS = 1000
 
@@ -81,7 +80,7 @@ class HealthFeed:
         while ray.is_initialized():
             try:
                 if handle is None:
-                    handle, version = await asyncio.to_thread(self._find), -1
+                    handle, version = await asyncio.to_thread(find_actor, self._key), -1
                 if handle is not None:
                     heard = await handle.watch.remote(self._caller, self._pool, version)
                     version, self._ejected, self._suspects, probes = heard
@@ -98,16 +97,9 @@ class HealthFeed:
             self._has_news.clear()
             seen, self._seen = self._seen, []
             try:
-                handle = await asyncio.to_thread(self._find)
+                handle = await asyncio.to_thread(find_actor, self._key)
                 if handle is not None:
                     await handle.tell.remote(self._caller, self._pool, seen)
             except Exception as error:
                 logger.debug("the health board does not listen: %s", error)
             self._told &= {name for name, _ in self._seen}
-
-    def _find(self) -> Any:
-        name = internal_kv._internal_kv_get(self._key)
-        try:
-            return None if name is None else ray.get_actor(name.decode(), namespace=_NAMESPACE)
-        except ValueError:  # being restarted
-            return None

@@ -24,14 +24,14 @@ POOLS = {
 def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Ray's key-value store, the actor's name, who is alive, and where the log goes."""
     from deployments import coordinator as module
-    from router import ray_coordinator
+    from router import ray_actors, ray_coordinator
 
     world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=tmp_path / "serve" / "log.jsonl")
     store = SimpleNamespace(
         _internal_kv_get=world.kv.get,
         _internal_kv_put=lambda key, value, overwrite: world.kv.__setitem__(key, value),
     )
-    for holder in (module, ray_coordinator):
+    for holder in (module, ray_actors, ray_coordinator):
         monkeypatch.setattr(holder, "internal_kv", store)
     monkeypatch.setattr(module.serve, "get_deployment_actor_context", lambda: SimpleNamespace(app_name="app"))
     context = SimpleNamespace(get_actor_name=lambda: world.actor)

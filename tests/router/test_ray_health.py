@@ -25,13 +25,13 @@ def _board(monkeypatch: Any) -> Iterator[Any]:
     import ray
 
     from deployments.health_board import HealthBoard
+    from router import ray_health
     from router.outliers import OutlierConfig, Outliers
-    from router.ray_health import HealthFeed
 
     board = HealthBoard.__new__(HealthBoard)  # its announcement needs a cluster
     board._outliers = Outliers(OutlierConfig(ejection_s=0.5))
     board._said, board._version, board._changed = (frozenset(), frozenset()), 0, asyncio.Event()
-    monkeypatch.setattr(HealthFeed, "_find", lambda _: Handle(board))
+    monkeypatch.setattr(ray_health, "find_actor", lambda key: Handle(board))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     return board
 
