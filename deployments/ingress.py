@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,8 +26,9 @@ from deployments import metrics as tandem_metrics
 from deployments.frames import DONE, FAILED, LOST, DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError
 from deployments.sent import SentFrames
+from deployments.waits import Wait, Waits
 from router.outliers import OutlierConfig
-from router.ray_coordinator import find_coordinator
+from router.ray_coordinator import find_coordinator, is_alive
 from router.ray_health import HealthFeed
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _MAX_BODY_BYTES = 32 << 20
 # A shorter stream's pace says little.
 _LEAST_PACE_TOKENS = 8
+_LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
@@ -196,6 +199,8 @@ class Ingress:
         }
         for feed in self._health.values():
             feed.start()
+        self._waits = Waits(partial(is_alive, context.app_name))
+        self._watching = asyncio.create_task(self._waits.run())
 
     @app.get("/health")
     async def health(self) -> Response:
@@ -334,11 +339,13 @@ class Ingress:
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
         text: str | None = None
+        wait = Wait(health.pool, asked)
+        self._waits.add(wait)
         self._in_flight[group] += 1
         try:
             while True:
                 try:
-                    async with asyncio.timeout(deadline_s - time.monotonic()):
+                    async with wait.frame(deadline_s):
                         frame = await anext(iterator)
                 except StopAsyncIteration:
                     done = True
@@ -360,10 +367,16 @@ class Ingress:
                 health.failed(asked.routed_to)
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
         except TimeoutError:
-            if text is None:
+            if wait.is_lost and _is_whole(text) and text is not None:
+                return
+            if text is None or wait.is_lost:
                 health.failed(asked.routed_to)
-            yield failure(
-                408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
+            yield (
+                _LOST
+                if wait.is_lost
+                else failure(
+                    408, f"the request took longer than {self._timeout_s:g} s (ingress.request_timeout_s)", "timeout"
+                )
             )
         except BackPressureError as error:
             yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
@@ -372,8 +385,9 @@ class Ingress:
                 return  # it ended after its last word
             logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
             health.failed(asked.routed_to)
-            yield failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
+            yield _LOST
         finally:
+            self._waits.remove(wait)
             self._in_flight[group] -= 1
             if not done:
                 stream.cancel()

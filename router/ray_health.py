@@ -26,7 +26,7 @@ class HealthFeed:
 
     def __init__(self, app: str, pool: str, config: OutlierConfig) -> None:
         self._key = board_key(app)
-        self._pool = pool
+        self.pool = pool
         self._caller = uuid.uuid4().hex
         self._usual = UsualPace(config)
         self._ejected: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class HealthFeed:
                 if handle is None:
                     handle, version = await asyncio.to_thread(find_actor, self._key), -1
                 if handle is not None:
-                    heard = await handle.watch.remote(self._caller, self._pool, version)
+                    heard = await handle.watch.remote(self._caller, self.pool, version)
                     version, self._ejected, self._suspects, probes = heard
                     self._probes = (self._probes | probes) & self._ejected
                     continue
@@ -99,7 +99,7 @@ class HealthFeed:
             try:
                 handle = await asyncio.to_thread(find_actor, self._key)
                 if handle is not None:
-                    await handle.tell.remote(self._caller, self._pool, seen)
+                    await handle.tell.remote(self._caller, self.pool, seen)
             except Exception as error:
                 logger.debug("the health board does not listen: %s", error)
             self._told &= {name for name, _ in self._seen}

@@ -42,6 +42,7 @@ PURE_DEPLOYMENTS = (
     "ports",
     "request_stats",
     "scaling_metrics",
+    "waits",
 )
 
 

@@ -1,0 +1,87 @@
+"""Ends waits for replicas that no longer exist: a node that is lost without a word closes no connection."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from deployments.frames import DecodeRequest
+
+logger = logging.getLogger(__name__)
+
+_QUIET_S = 5.0
+_EVERY_S = 2.0
+
+
+class Wait:
+    """One request that waits for frames of a replica; ``is_lost`` once that replica is known to be gone."""
+
+    def __init__(self, deployment: str, asked: DecodeRequest) -> None:
+        self.deployment = deployment
+        self.asked = asked
+        self.is_lost = False
+        self._since_s = 0.0
+        self._timeout: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def frame(self, deadline_s: float) -> AsyncGenerator[None, None]:
+        """The wait for one frame.
+
+        Raises:
+            TimeoutError: ``deadline_s``, monotonic, has passed, or the replica is gone.
+        """
+        self._since_s = time.monotonic()
+        async with asyncio.timeout(deadline_s - self._since_s) as self._timeout:
+            try:
+                yield
+            finally:
+                self._timeout = None
+
+    def quiet_s(self) -> float:
+        """How long the wait for this frame lasts; 0 while there is none."""
+        return 0.0 if self._timeout is None else time.monotonic() - self._since_s
+
+    def lose(self) -> None:
+        """End the wait."""
+        if self._timeout is not None:
+            self.is_lost = True
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Waits:
+    """All requests of one process that wait for replicas of an application."""
+
+    def __init__(
+        self, is_alive: Callable[[str, str], bool], *, quiet_s: float = _QUIET_S, every_s: float = _EVERY_S
+    ) -> None:
+        """``is_alive``: whether a replica (its deployment, its id) still exists; it may block for milliseconds."""
+        self._is_alive = is_alive
+        self._quiet_s, self._every_s = quiet_s, every_s
+        self._waits: set[Wait] = set()
+
+    def add(self, wait: Wait) -> None:
+        """Watch over a request, until ``remove``."""
+        self._waits.add(wait)
+
+    def remove(self, wait: Wait) -> None:
+        """Watch over it no longer."""
+        self._waits.discard(wait)
+
+    async def run(self) -> None:
+        """Look after those who wait for long, for ever."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            quiet: dict[tuple[str, str], list[Wait]] = {}
+            for wait in self._waits:
+                if wait.asked.routed_to is not None and wait.quiet_s() > self._quiet_s:
+                    quiet.setdefault((wait.deployment, wait.asked.routed_to), []).append(wait)
+            for (deployment, replica_id), waits in quiet.items():
+                try:
+                    is_gone = not await asyncio.to_thread(self._is_alive, deployment, replica_id)
+                except Exception as error:  # blind: whoever waits goes on waiting
+                    logger.debug("whether %s of %s is alive is unknown: %s", replica_id, deployment, error)
+                    continue
+                for wait in waits if is_gone else ():
+                    if wait in self._waits and wait.asked.routed_to == replica_id:
+                        wait.lose()

@@ -1,0 +1,74 @@
+"""When a wait for a replica's next frame ends."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from deployments.frames import DecodeRequest
+from deployments.waits import Wait, Waits
+
+
+def asked(replica_id: str | None) -> DecodeRequest:
+    return DecodeRequest(endpoint="chat", body={}, request_id="r", arrived_at_s=0.0, routed_to=replica_id)
+
+
+async def waited(
+    replica_id: str | None, is_alive: Any, *, frame_s: float = 60.0, deadline_s: float = 1.0
+) -> tuple[Wait, bool]:
+    """A wait for a frame that comes after ``frame_s``, and whether it timed out; asked about after 50 ms."""
+    waits = Waits(is_alive, quiet_s=0.05, every_s=0.01)
+    watching = asyncio.create_task(waits.run())
+    wait = Wait("decode:g0", asked(replica_id))
+    waits.add(wait)
+    try:
+        async with wait.frame(time.monotonic() + deadline_s):
+            await asyncio.sleep(frame_s)
+    except TimeoutError:
+        return wait, True
+    finally:
+        waits.remove(wait)
+        watching.cancel()
+    return wait, False
+
+
+async def test_a_wait_for_a_replica_that_is_gone_ends_long_before_its_deadline() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def is_alive(deployment: str, replica_id: str) -> bool:
+        seen.append((deployment, replica_id))
+        return False
+
+    started_s = time.monotonic()
+    wait, has_timed_out = await waited("r1", is_alive, deadline_s=60.0)
+    assert time.monotonic() - started_s < 30.0
+    assert has_timed_out
+    assert wait.is_lost
+    assert seen == [("decode:g0", "r1")]
+
+
+@pytest.mark.parametrize("replica_id", ["r1", None])
+async def test_one_that_lives_or_is_unknown_is_waited_for_until_the_deadline(replica_id: str | None) -> None:
+    wait, has_timed_out = await waited(replica_id, lambda *_: replica_id is not None, deadline_s=0.3)
+    assert has_timed_out
+    assert not wait.is_lost
+
+
+async def test_blind_or_quick_nobody_is_lost() -> None:
+    def blind(*_: str) -> bool:
+        raise ConnectionError("the store is away")
+
+    for is_alive, frame_s in ((blind, 0.3), (lambda *_: False, 0.01)):
+        _, has_timed_out = await waited("r1", is_alive, frame_s=frame_s)
+        assert not has_timed_out
+
+
+async def test_a_client_that_reads_slowly_is_no_wait() -> None:
+    wait = Wait("decode:g0", asked("r1"))
+    async with wait.frame(time.monotonic() + 1.0):
+        pass
+    await asyncio.sleep(0.05)
+    assert wait.quiet_s() == 0.0
+    wait.lose()
+    assert not wait.is_lost
