@@ -41,3 +41,12 @@ class PrefillResult:
     answered_at_s: float
     backlog_tokens: int
     replica_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRefusal:
+    """A healthy replica does not take this prompt: its queue is at its limit, or its engine refuses such a request."""
+
+    why: str
+    backlog_tokens: int
+    replica_id: str

@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
-from deployments.handoff import PrefillRequest, PrefillResult
+from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
 from deployments.resume import resumed
 from deployments.sent import NotResumableError, Sent
@@ -274,22 +274,27 @@ class PDGenerate:
         request_id, ids = request.request_id, request.token_ids
         self._backlog.sent(len(ids))
         started_s = time.monotonic()
-        result: PrefillResult | None = None
+        result: PrefillResult | PrefillRefusal | None = None
         call = self._prefill.remote(request)
         try:
             async with asyncio.timeout(deadline_s - started_s):
                 async for answer in call:
                     result = answer
-            REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
-            pace_s = (time.monotonic() - started_s) * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
-            self._health.answered(request.routed_to, pace_s, self._config.outlier.slow_prefill_s)
+            if isinstance(result, PrefillRefusal):
+                logger.debug("prefill refuses request %s: %s", request_id, result.why)
+                self._health.answered(request.routed_to)
+            else:
+                took_s = time.monotonic() - started_s
+                REMOTE_PREFILL_S.observe(took_s)
+                pace_s = took_s * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
+                self._health.answered(request.routed_to, pace_s, self._config.outlier.slow_prefill_s)
             if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
             self._prefill_failures = 0
         except asyncio.CancelledError:
             # The client has gone. Prefill aborts; KV whose answer was on its way is freed when its lease ends.
             call.cancel()
-            if result is not None:
+            if isinstance(result, PrefillResult):
                 await self._release(request_id, result)
             raise
         except TimeoutError:
@@ -302,7 +307,7 @@ class PDGenerate:
                 self._backlog.failed(len(ids))
             else:
                 self._backlog.answered(len(ids), result.replica_id, result.backlog_tokens, time.monotonic())
-        return result
+        return result if isinstance(result, PrefillResult) else None
 
     def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
         self._health.failed(request.routed_to)

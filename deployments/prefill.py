@@ -8,13 +8,14 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import PDPrefillServer
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.engine_failure import named_cause
 from deployments.engine_host import ANSWER_S, EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
-from deployments.handoff import PrefillRequest, PrefillResult
+from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
 from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import prefill_request_params
 from router.ray_router import QUEUED_TOKENS
@@ -79,8 +80,8 @@ class PrefillServer(EngineHost, PDPrefillServer):
                 await asyncio.sleep(_UNREAD_POLL_S)
         await super().__del__()
 
-    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult, None]:
-        """Prefill one prompt and say where decode finds its KV.
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
+        """Prefill one prompt and say where decode finds its KV, or why not.
 
         A stream of one, since Serve tells its request router of a plain call only once the call has ended.
 
@@ -90,8 +91,16 @@ class PrefillServer(EngineHost, PDPrefillServer):
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
         params = None
-        async for output in client.generate(prompt, prefill_sampling(), request.request_id, priority=request.priority):
-            params = output.kv_transfer_params
+        sampling, priority = prefill_sampling(), request.priority
+        try:
+            async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
+                params = output.kv_transfer_params
+        except (GracefulHTTPError, VLLMClientError) as error:
+            # As an answer: raised, some of vLLM's would not survive the way to decode, and look like a broken replica.
+            yield PrefillRefusal(
+                why=str(error), backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
+            )
+            return
         if not params:
             raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
         yield PrefillResult(

@@ -141,6 +141,23 @@ async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: 
     assert client.asked == [("r", {"from": "p"})]
 
 
+async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill) -> None:
+    from deployments.handoff import PrefillRefusal
+
+    generate = decode(client, prefill)
+    told: list[str] = []
+    generate._health.failed = told.append
+    for number in range(5):  # more than an outage has
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, 2 * number + 1)
+        prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p1"))
+        await sent(prefill, 2 * number + 2)  # another replica may have room
+        prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p2"))
+        await task
+        assert client.asked[-1] == ("r", None)
+    assert told == []
+
+
 @pytest.mark.parametrize(("ago_s", "is_pulled"), [(29.0, True), (31.0, False)])
 async def test_kv_whose_lease_may_have_ended_is_not_pulled(
     client: Client, prefill: Prefill, ago_s: float, is_pulled: bool
