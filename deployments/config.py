@@ -164,6 +164,44 @@ class GroupConfig(_Config):
         return {PoolKey(self.name, role): self.role(role) for role in Role}
 
 
+class IngressConfig(_Config):
+    """The HTTP endpoint's replicas."""
+
+    replicas: int = Field(1, ge=1, le=256)
+    cpus_per_replica: float = Field(1.0, ge=0.0)
+    node_labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray label selector of the nodes that they run on, as of the roles."
+    )
+    request_timeout_s: float = Field(
+        300.0,
+        gt=0.0,
+        le=86_400.0,
+        description="A request that takes longer ends with an error (Ray's own limit is 600).",
+    )
+    retries: int = Field(
+        2,
+        ge=0,
+        le=10,
+        description="How often a request whose decode replica was lost goes to another one. A stream goes on where it "
+        "was; a request that ends every engine it meets ends no more than one and these.",
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="Clients must send a key whose hash stands in this file (`tandem key` makes them); it is read on "
+        "every node with an ingress replica, again when it changes. Left out, everybody may ask.",
+    )
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_keys(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        path = value.expanduser()
+        if not path.is_absolute():
+            raise ValueError(f"api_keys_file {value} is relative, and replicas start elsewhere: give the whole path")
+        return path
+
+
 def check_engine_kwargs(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse engine arguments that other fields set.
 

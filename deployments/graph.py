@@ -10,7 +10,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.slo import SloConfig
 from autoscale.tuning import Pools
 from autoscale.types import PoolKey
-from deployments.config import GroupConfig, ModelConfig
+from deployments.config import GroupConfig, IngressConfig, ModelConfig
 from deployments.coordinator import coordinator_actor
 from deployments.decode import DecodeServer
 from deployments.health_board import health_board_actor
@@ -29,11 +29,7 @@ def build_graph(
     engine_kwargs: dict[str, Any],
     kv_transfer: ConnectorConfig,
     router: RouterConfig,
-    ingress_replicas: int,
-    ingress_cpus: float,
-    ingress_labels: dict[str, str],
-    request_timeout_s: float,
-    retries: int,
+    ingress: IngressConfig,
     autoscale: AutoscaleConfig | None,
     pools: Pools,
 ) -> Application:
@@ -52,7 +48,7 @@ def build_graph(
                 "engine_silence_s": pool.engine_silence_s,
             }
             most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
-            routers = ingress_replicas if role is Role.DECODE else most_decode
+            routers = ingress.replicas if role is Role.DECODE else most_decode
             if role is Role.DECODE:
                 slo = SloConfig() if autoscale is None else autoscale.slo
                 bind |= {"prefill_server": prefills[group.name], "router": router, "slo": slo}
@@ -78,11 +74,11 @@ def build_graph(
         serve.deployment(Ingress)
         .options(
             name="ingress",
-            num_replicas=ingress_replicas,
+            num_replicas=ingress.replicas,
             max_ongoing_requests=10_000,
             ray_actor_options={
-                "num_cpus": ingress_cpus,
-                **({"label_selector": ingress_labels} if ingress_labels else {}),
+                "num_cpus": ingress.cpus_per_replica,
+                **({"label_selector": ingress.node_labels} if ingress.node_labels else {}),
             },
             deployment_actors=[
                 health_board_actor(router.outlier),
@@ -95,8 +91,7 @@ def build_graph(
             groups=decodes,
             prefills=prefills,
             decode_replicas={group.name: group.decode.replicas for group in groups},
-            request_timeout_s=request_timeout_s,
-            retries=retries,
+            config=ingress,
             outlier=router.outlier,
             is_autoscaled=autoscale is not None,
         )

@@ -23,6 +23,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
+from deployments.api_keys import ApiKeys
+from deployments.config import IngressConfig
 from deployments.frames import DONE, FAILED, LOST, DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError
 from deployments.sent import SentFrames
@@ -58,7 +60,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _error_response(error: OpenAIError) -> Response:
-    return Response(error.body(), status_code=error.status, media_type="application/json")
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
 
 
 async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
@@ -174,8 +177,7 @@ class Ingress:
         groups: dict[str, DeploymentHandle],
         prefills: dict[str, DeploymentHandle],
         decode_replicas: dict[str, int],
-        request_timeout_s: float,
-        retries: int,
+        config: IngressConfig,
         outlier: OutlierConfig,
         is_autoscaled: bool,
     ) -> None:
@@ -185,8 +187,9 @@ class Ingress:
         self._engines = [*groups.values(), *prefills.values()]
         self._decode_replicas = decode_replicas
         self._in_flight = dict.fromkeys(groups, 0)
-        self._timeout_s = request_timeout_s
-        self._retries = retries
+        self._timeout_s = config.request_timeout_s
+        self._retries = config.retries
+        self._keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
         self._max_model_len = max_model_len
         self._rng = random.Random()
         context = serve.get_replica_context()
@@ -213,8 +216,9 @@ class Ingress:
         return Response(status_code=200)
 
     @app.get("/metrics")
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
+        self._check_key(request)
         pools = await asyncio.gather(
             _broadcast(self._own_handle, "process_page"),
             *(_broadcast(handle, "metrics") for handle in self._engines),
@@ -228,13 +232,15 @@ class Ingress:
         return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
 
     @app.get("/v1/models")
-    async def models(self) -> JSONResponse:
+    async def models(self, request: Request) -> JSONResponse:
         """The one model."""
+        self._check_key(request)
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     @app.get("/v1/models/{model:path}")
-    async def model(self, model: str) -> JSONResponse:
+    async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
+        self._check_key(request)
         self._check_model(model)
         return JSONResponse(self._card())
 
@@ -257,6 +263,12 @@ class Ingress:
             "max_model_len": self._max_model_len,
         }
 
+    def _check_key(self, request: Request) -> None:
+        if self._keys is not None and self._keys.name_of(request.headers.get("authorization")) is None:
+            raise OpenAIError(
+                401, "this endpoint wants a key that it knows: send 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+
     def _check_model(self, model: Any) -> None:
         if model != self._model_id:
             raise OpenAIError(
@@ -270,6 +282,7 @@ class Ingress:
         arrived_s = time.monotonic()
         request_id = _request_id(request)
         try:
+            self._check_key(request)  # before the body is read
             response = await self._respond(endpoint, request, request_id, arrived_s)
         except OpenAIError as error:
             response = _error_response(error)

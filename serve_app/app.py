@@ -27,11 +27,7 @@ def build_app(config: AppConfig) -> Application:
         engine_kwargs=config.engine_kwargs,
         kv_transfer=config.kv_transfer,
         router=config.router,
-        ingress_replicas=config.ingress.replicas,
-        ingress_cpus=config.ingress.cpus_per_replica,
-        ingress_labels=config.ingress.node_labels,
-        request_timeout_s=config.ingress.request_timeout_s,
-        retries=config.ingress.retries,
+        ingress=config.ingress,
         autoscale=config.autoscale,
         pools=config.pools(),
     )

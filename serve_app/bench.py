@@ -25,8 +25,9 @@ Progress = Callable[[int], None]
 class LoadGenerator:
     """Streams completions with prompts of exactly the asked length: random ids, so none repeats another's start."""
 
-    def __init__(self, base_url: str, model: str, *, seed: int | None = 0) -> None:
+    def __init__(self, base_url: str, model: str, *, seed: int | None = 0, api_key: str | None = None) -> None:
         """``base_url`` without ``/v1``; equal seeds give equal prompts, ``None`` gives new ones."""
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._url = f"{base_url.rstrip('/')}/v1/completions"
         self._model = model
         self._rng = random.Random(seed)
@@ -59,7 +60,9 @@ class LoadGenerator:
 
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=0)
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=self._headers,
         )
 
     async def _send(

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
-from serve_app import cli_drill, cli_simulate, cli_trace
+from serve_app import cli_drill, cli_key, cli_simulate, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
 from serve_app.validate import ConfigError, load_serve_yaml
@@ -24,6 +24,7 @@ cli.add_typer(commands)
 cli.add_typer(cli_simulate.commands)
 cli.add_typer(cli_trace.commands)
 cli.add_typer(cli_drill.commands)
+cli.add_typer(cli_key.commands)
 errors = Console(stderr=True)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")]
@@ -106,7 +107,7 @@ def quickstart(
     from serve_app import sdk
 
     trace = demo.sample_trace(time_factor=3.0, limit=requests)
-    with _deploy(sdk, load_serve_yaml(config)) as app:
+    with _deploy(sdk, demo.without_keys(load_serve_yaml(config))) as app:
         before = demo.scrape(app.url)
         report = demo.run_trace(app.url, app.config.model.id, trace, console)
         metrics = demo.scrape(app.url)
@@ -191,6 +192,7 @@ def bench(
     output_tokens: Annotated[int, typer.Option(min=1, help="Synthetic output length.")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, help="Synthetic requests in flight.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of the prompts; without it each run has new ones.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the endpoint wants one.")] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the report and every request's timeline here.")
     ] = None,
@@ -200,7 +202,7 @@ def bench(
 
     from serve_app.bench import LoadGenerator
 
-    generator = LoadGenerator(url, model, seed=seed)
+    generator = LoadGenerator(url, model, seed=seed, api_key=api_key)
     if trace is not None:
         try:
             load = scale_trace(load_trace(trace), time_factor=time_factor, length_factor=length_factor, limit=requests)

@@ -6,35 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from autoscale.config import AutoscaleConfig
 from autoscale.tuning import PoolLimits, Pools, check_fits
-from deployments.config import GroupConfig, ModelConfig, check_engine_kwargs
+from deployments.config import GroupConfig, IngressConfig, ModelConfig, check_engine_kwargs
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import link_tier
 from router.config import RouterConfig
-
-
-class IngressConfig(BaseModel):
-    """The HTTP endpoint's replicas."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    replicas: int = Field(1, ge=1, le=256)
-    cpus_per_replica: float = Field(1.0, ge=0.0)
-    node_labels: dict[str, str] = Field(
-        default_factory=dict, description="Ray label selector of the nodes that they run on, as of the roles."
-    )
-    request_timeout_s: float = Field(
-        300.0,
-        gt=0.0,
-        le=86_400.0,
-        description="A request that takes longer ends with an error (Ray's own limit is 600).",
-    )
-    retries: int = Field(
-        2,
-        ge=0,
-        le=10,
-        description="How often a request whose decode replica was lost goes to another one. A stream goes on where it "
-        "was; a request that ends every engine it meets ends no more than one and these.",
-    )
 
 
 class AppConfig(BaseModel):

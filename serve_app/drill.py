@@ -1,7 +1,6 @@
 """``tandem drill``: break a part under load, and hold every token of every answer against an undisturbed run."""
 
 import asyncio
-import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from kvtransfer.connector import ConnectorConfig
 from serve_app.cluster import NodeSpec
 from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL, expire_lease, replica_pids
 from serve_app.drill_load import Answer, run_load
+from serve_app.quickstart import without_keys
 from serve_app.sdk import App, deploy
 from serve_app.validate import load_serve_yaml
 
@@ -158,7 +158,7 @@ def _recovered(app: App) -> float | None:
 
 def on_two_parts(document: dict[str, Any]) -> dict[str, Any]:
     """The endpoint on one node of the cluster, and engines on the others, so that a node with engines can be lost."""
-    document = copy.deepcopy(document)
+    document = without_keys(document)
     http = document["http_options"] = dict(document.get("http_options") or {})
     http |= {"host": "127.0.0.1", "port": free_ports(1)[0]}
     document["proxy_location"] = "HeadOnly"

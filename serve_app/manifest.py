@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from autoscale.types import PoolKey
+from deployments.config import IngressConfig
 from deployments.environment import serve_environment
 from kvtransfer.topology import Role
-from serve_app.config import AppConfig, IngressConfig
+from serve_app.config import AppConfig
 from serve_app.validate import load_serve_yaml, parse_app_config, sole_application
 from serve_app.worker_groups import NodeShape, WorkerGroup, worker_groups
 

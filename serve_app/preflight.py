@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from deployments.api_keys import ApiKeys
 from deployments.config import RoleConfig
 from deployments.ports import FIRST_PORT, is_free, listener
 from serve_app.cluster import CLUSTER_PARENT, NODE_IP
@@ -29,10 +30,15 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     """Raise one line about the first thing that is missing.
 
     Raises:
-        ConfigError: libnuma, model folder, port, disk or memory.
+        ConfigError: libnuma, model folder, key file, port, disk or memory.
     """
     folder = config.model.folder
     _check_model(folder)
+    if config.ingress.api_keys_file is not None:
+        try:
+            ApiKeys(config.ingress.api_keys_file)
+        except ValueError as error:
+            raise ConfigError(f"ingress.{error}") from None
     on_cpu = [pool for group in config.groups for pool in group.pools().values() if pool.gpus_per_replica == 0]
     if on_cpu and ctypes.util.find_library("numa") is None:
         raise ConfigError("libnuma is missing, and vLLM's CPU build needs it: install the package libnuma1")

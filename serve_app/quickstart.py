@@ -1,10 +1,12 @@
 """The demonstration: replay a real trace slice against a running application and show what happened."""
 
 import asyncio
+import copy
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -15,6 +17,7 @@ from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
 from router.types import PathReason
 from serve_app.bench import LoadGenerator
+from serve_app.validate import sole_application
 
 Metrics = Counter[tuple[str, ...]]
 
@@ -28,6 +31,16 @@ _WHY = {
     PathReason.NOT_TRANSFERABLE: "cannot be handed over",
     PathReason.PREFILL_FAILED: "prefill failed",
 }
+
+
+def without_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """A Serve YAML whose endpoint asks for no API key, for a demonstration on this machine alone."""
+    document = copy.deepcopy(document)
+    args = sole_application(document).get("args")
+    ingress = args.get("ingress") if isinstance(args, dict) else None
+    if isinstance(ingress, dict):
+        ingress.pop("api_keys_file", None)
+    return document
 
 
 def sample_trace(*, time_factor: float, limit: int) -> tuple[TraceRequest, ...]:

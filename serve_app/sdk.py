@@ -268,11 +268,11 @@ class App:
 
         return Control(self.name)
 
-    def client(self) -> "OpenAI":
-        """The official client, pointed at this application."""
+    def client(self, api_key: str = "none") -> "OpenAI":
+        """The official client, pointed at this application; ``api_key`` where it asks for one."""
         from openai import OpenAI
 
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none")
+        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key)
 
     def delete(self) -> None:
         """Delete the application; a cluster that ``deploy`` started goes with it."""

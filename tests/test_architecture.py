@@ -31,6 +31,7 @@ ALLOWED = {
 
 # Modules that a laptop without ray and vllm can import.
 PURE_DEPLOYMENTS = (
+    "api_keys",
     "config",
     "cores",
     "environment",

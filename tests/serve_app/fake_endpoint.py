@@ -17,6 +17,7 @@ class FakeEndpoint:
 
     def __init__(self, answer: "Answer", metrics_page: str) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self.arrived_s: list[float] = []
         self.tokens_s: list[list[float]] = []
         self.most_in_flight = 0
@@ -35,6 +36,7 @@ class FakeEndpoint:
         index = len(self.arrived_s)
         self.arrived_s.append(time.perf_counter())
         self.tokens_s.append([])
+        self.keys.append(request.headers.get("Authorization"))
         self.bodies.append(await request.json())
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)

@@ -88,6 +88,9 @@ def test_bench_reports_on_synthetic_load(run: Run, make_endpoint: MakeEndpoint, 
     assert report["output_tokens_per_s"] == pytest.approx(5 * 3 / report["duration_s"])
     assert {(body["model"], len(body["prompt"]), body["max_tokens"]) for body in endpoint.bodies} == {("m", 17, 3)}
     assert endpoint.most_in_flight <= 2
+    assert endpoint.keys == [None] * 5
+    run("bench", "--url", endpoint.url, "--requests", 1, "--api-key", "mine")
+    assert endpoint.keys[5:] == ["Bearer mine"]
 
 
 def test_bench_replays_a_trace_scaled_and_cut(run: Run, make_endpoint: MakeEndpoint, tmp_path: Path) -> None:

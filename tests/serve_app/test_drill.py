@@ -62,8 +62,10 @@ def test_an_undisturbed_run_that_fails_is_told() -> None:
 
 def test_the_endpoint_and_the_engines_are_on_different_nodes() -> None:
     document = load_serve_yaml(CONFIG)
+    document["applications"][0]["args"]["ingress"]["api_keys_file"] = "/keys"  # the drill's client has none
     args = on_two_parts(document)["applications"][0]["args"]
     assert args["ingress"]["node_labels"] == {"tandem.io/part": "front"}
+    assert "api_keys_file" not in args["ingress"]
     for role in ("prefill", "decode"):
         assert args["groups"][0][role]["placement"]["node_labels"] == {"tandem.io/part": "engines"}
         assert args["groups"][0][role]["replicas"] == 2

@@ -1,0 +1,38 @@
+"""``tandem key``: make an API key."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.api_keys import key_line, new_key, parse_keys
+from serve_app.validate import ConfigError
+
+commands = typer.Typer()
+
+
+@commands.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    file: Annotated[
+        Path, typer.Option(help="Add its hash to this file, which ingress.api_keys_file names.", dir_okay=False)
+    ],
+) -> None:
+    """Make an API key: print it, this once, and keep its hash."""
+    made = new_key()
+    try:
+        line = key_line(name, made)
+        before = file.read_text() if file.exists() else ""
+        text = f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{line}\n"
+        parse_keys(text)
+        # Beside it and then in its place, so that no replica reads half a file.
+        beside = file.with_name(f".{file.name}.{os.getpid()}")
+        beside.touch(mode=0o600)
+        beside.write_text(text)
+        beside.replace(file)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--file {file}: {error.strerror}: give a file that can be written") from None
+    typer.echo(made)

@@ -1,0 +1,98 @@
+"""Whose key it is, what a key file may say, and what holds while it is wrong."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from deployments.api_keys import ApiKeys, key_line, new_key, parse_keys
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 10.0  # each question is later than the last look
+        return self.now_s
+
+
+@pytest.fixture(name="file")
+def _file(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def test_a_key_is_known_by_its_hash_and_nothing_else_is(file: Path) -> None:
+    first, second = new_key(), new_key()
+    file.write_text(f"# who may ask\n\n{key_line('a', first)}\n{key_line('b', second)}\n")
+    keys = ApiKeys(file)
+    assert first not in file.read_text()
+    assert (keys.name_of(f"Bearer {first}"), keys.name_of(f"bearer  {second} ")) == ("a", "b")
+    digest = hashlib.sha256(first.encode()).hexdigest()
+    for wrong in (
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {first}",
+        first,
+        f"Bearer {digest}",
+        f"Bearer {first}x",
+        "Bearer \udcff",
+    ):
+        assert keys.name_of(wrong) is None
+
+
+def test_a_change_holds_at_once_and_a_wrong_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = new_key(), new_key()
+    file.write_text(key_line("a", first) + "\n")
+    keys = ApiKeys(file, Clock())
+    file.write_text(key_line("bb", second) + "\n")
+    assert keys.name_of(f"Bearer {first}") is None
+    assert keys.name_of(f"Bearer {second}") == "bb"
+    with caplog.at_level(logging.ERROR, logger="ray.serve"):
+        file.write_text("my-secret\n")
+        assert keys.name_of(f"Bearer {second}") == "bb"
+        file.unlink()
+        assert keys.name_of(f"Bearer {second}") == "bb"
+    assert len(caplog.messages) == 2
+    assert "line 1" in caplog.messages[0] and "my-secret" not in caplog.text
+    file.write_text(key_line("ccc", first) + "\n")
+    assert keys.name_of(f"Bearer {first}") == "ccc"
+
+
+def test_between_two_looks_the_file_is_left_alone(file: Path) -> None:
+    key = new_key()
+    file.write_text(key_line("a", key) + "\n")
+    keys = ApiKeys(file, lambda: 0.0)
+    file.unlink()
+    assert keys.name_of(f"Bearer {key}") == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no key"),
+        ("# none\n", "no key"),
+        ("a sha256:12\n", "line 1 is not"),
+        ("\na b c\n", "line 2 is not"),
+        (f"{key_line('a', 'x')}\n{key_line('a', 'y')}", "line 2: this name"),
+        (f"{key_line('a', 'x')}\n{key_line('b', 'x')}", "line 2: this name"),
+    ],
+)
+def test_what_is_no_key_file_is_refused(file: Path, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_keys(text)
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"api_keys_file .*{said}"):
+        ApiKeys(file)
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(ValueError, match="No such file"):
+        ApiKeys(file)
+
+
+def test_a_name_has_no_spaces() -> None:
+    with pytest.raises(ValueError, match="no name for a key"):
+        key_line("team a", new_key())

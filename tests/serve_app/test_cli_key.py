@@ -1,0 +1,44 @@
+"""``tandem key``: a key is printed once, and its hash kept."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from deployments.api_keys import ApiKeys
+from serve_app.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["tandem", "key", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def test_each_key_is_one_that_the_file_knows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    for name in ("a", "b"):
+        run(monkeypatch, name, "--file", str(file))
+    first, second = capsys.readouterr().out.split()
+    keys = ApiKeys(file)
+    assert (keys.name_of(f"Bearer {first}"), keys.name_of(f"Bearer {second}")) == ("a", "b")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize(("before", "name"), [("my-secret\n", "a"), ("", "team a")])
+def test_a_wrong_name_or_file_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, before: str, name: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(before)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, name, "--file", str(file))
+    said = capsys.readouterr()
+    assert said.err.startswith("tandem: ") and not said.out
+    assert file.read_text() == before
