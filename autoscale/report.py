@@ -14,7 +14,7 @@ class RequestRecord:
     """The timeline of one request, seconds from the start of the run; ``None`` where it never got there.
 
     ``prefilled_s``: when another engine than that which decodes had computed the prompt; ``None`` where none did, or
-    nobody looked.
+    nobody looked. ``answered_s``: when the response's status came.
     """
 
     sent_s: float
@@ -24,6 +24,7 @@ class RequestRecord:
     output_tokens: int
     error: str | None = None
     prefilled_s: float | None = None
+    answered_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

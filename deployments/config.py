@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
+from router.admission import AdmissionConfig
+from router.rate_limit import KeyLimits
 
 # Set from other fields, or fixed by the design; in engine_kwargs they would contradict them.
 _OWNED_ENGINE_KWARGS = {
@@ -185,11 +187,39 @@ class IngressConfig(_Config):
         description="How often a request whose decode replica was lost goes to another one. A stream goes on where it "
         "was; a request that ends every engine it meets ends no more than one and these.",
     )
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="A longer request body is refused (413).")
+    body_timeout_s: float = Field(
+        30.0, gt=0.0, le=86_400.0, description="A body that has not come as a whole by then is refused (408)."
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="A longer prompt is refused (400) before anything is computed; the model's context."
+    )
     api_keys_file: Path | None = Field(
         None,
         description="Clients must send a key whose hash stands in this file (`tandem key` makes them); it is read on "
         "every node with an ingress replica, again when it changes. Left out, everybody may ask.",
     )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="The address on which every node with an ingress replica serves the application's metrics. Nobody "
+        "is asked for a key there: let only who collects them reach it.",
+    )
+    metrics_port: int = Field(
+        9464, ge=1, le=65_535, description="Its port; another one for each application of a cluster."
+    )
+    metrics_on_public_port: bool = Field(
+        False, description="Serve the metrics beside the API too, to whoever may ask there."
+    )
+
+    admission: AdmissionConfig = AdmissionConfig()
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        admission = self.admission
+        if self.api_keys_file is None and (admission.keys or admission.key != KeyLimits()):
+            raise ValueError("admission.key and admission.keys are limits of API keys: give api_keys_file too")
+        return self
 
     @field_validator("api_keys_file")
     @classmethod

@@ -1,5 +1,6 @@
 """The decode replica: owns the request, decides where its prompt is prefilled, and streams its frames."""
 
+import asyncio
 import json
 import logging
 import time
@@ -24,6 +25,7 @@ from deployments.engine_stats import engine_stats
 from deployments.frames import DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
+from deployments.pull_watch import PullWatch
 from deployments.requests import parse_request, requested_max_tokens
 from deployments.sent import NotResumableError, SentAgain
 from router.config import RouterConfig
@@ -42,8 +44,10 @@ class DecodeServer(EngineHost, PDDecodeServer):
         prefill_server: DeploymentHandle,
         router: RouterConfig,
         slo: SloConfig,
+        max_prompt_tokens: int | None,
         cores_per_worker: int,
         engine_silence_s: float,
+        pull_timeout_s: float,
     ) -> None:
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
@@ -52,6 +56,8 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await _warm_up(client)
         health = HealthFeed(serve.get_replica_context().app_name, prefill_server.deployment_name, router.outlier)
         health.start()
+        pulls = PullWatch(client, pull_timeout_s)
+        await pulls.start()
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
@@ -60,7 +66,9 @@ class DecodeServer(EngineHost, PDDecodeServer):
             requests=self._requests,
             config=router,
             health=health,
+            pulls=pulls,
             lease_s=lease_s(llm_config),
+            max_prompt_tokens=max_prompt_tokens,
         )
         self._watch_host(engine_silence_s)
 
@@ -95,8 +103,13 @@ class DecodeServer(EngineHost, PDDecodeServer):
             )
             CURRENT_TRACE.set(trace)
             handler = self.engine.chat if asked.endpoint == "chat" else self.engine.completions
-            async with aclosing(handler(request, None)) as chunks:
+            tells_first = asked.tells_first and not request.stream
+            answer = handler(request, None)
+            async with aclosing(_told(answer, trace.has_first) if tells_first else answer) as chunks:
                 async for chunk in chunks:
+                    if chunk is None:
+                        yield Frame("")
+                        continue
                     frame = _frame(chunk, trace, body)
                     if again is not None and frame.error is None:
                         text = again.passes(frame.text)
@@ -120,6 +133,25 @@ class DecodeServer(EngineHost, PDDecodeServer):
         except Exception:
             logger.exception("request %s failed", asked.request_id)
             yield failure(500, f"internal error; request {asked.request_id} is in the decode replica's log", "internal")
+
+
+async def _told(chunks: AsyncGenerator[Any, None], has_first: asyncio.Event) -> AsyncGenerator[Any, None]:
+    """The chunks of an answer in one piece, and ``None`` before them once its first token has come."""
+    async with aclosing(chunks):
+        tasks = (asyncio.ensure_future(anext(chunks, None)), asyncio.ensure_future(has_first.wait()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                yield None
+            chunk = await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if chunk is not None:
+            yield chunk
+        async for chunk in chunks:
+            yield chunk
 
 
 async def _warm_up(client: Any) -> None:

@@ -38,8 +38,15 @@ logger = logging.getLogger(__name__)
 _CHARS_PER_TOKEN = 4
 _DEFAULT_OUTPUT_TOKENS = 128
 _MOST_LATE_S = 0.25
+# As vLLM writes JSON, in which what goes on elsewhere is compared.
+_COMPACT = (",", ":")
 _OBJECTS = {True: "chat.completion", False: "text_completion"}
 _WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+
+
+def next_tokens(last: int, count: int) -> list[int]:
+    """What an emulated engine says after a token."""
+    return [(last + 1 + index) % len(_WORDS) for index in range(count)]
 
 
 class EmulatedEngine(LLMEngine):
@@ -77,6 +84,8 @@ class EmulatedEngine(LLMEngine):
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A completion, in OpenAI's stream format."""
         ids = _tokens(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
+        if not all(isinstance(token, int) for token in ids):
+            raise VLLMValidationError("the emulated engine takes one prompt at a time", parameter="prompt")
         async for chunk in self._answer(request, ids, is_chat=False):
             yield chunk
 
@@ -115,7 +124,8 @@ class EmulatedEngine(LLMEngine):
                 )
                 return
             said = {"delta": message} if is_chat else {"text": part.text}
-            yield _event({**head, "choices": [{"index": 0, **said, "finish_reason": part.finish_reason}]})
+            ids_too = {"token_ids": list(part.token_ids)} if request.return_token_ids else {}
+            yield _event({**head, "choices": [{"index": 0, **said, **ids_too, "finish_reason": part.finish_reason}]})
         if request.stream_options is not None and request.stream_options.include_usage:
             yield _event({**head, "choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
@@ -236,7 +246,7 @@ class EmulatedClient:
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
         """What is kept here is let go by the clock."""
 
-    async def collective_rpc(self, method: str) -> list[Any]:
+    async def collective_rpc(self, method: str, **_: Any) -> list[Any]:
         """What ``deployments.worker_extension`` answers about the GPU, and KV that is still on its way.
 
         Raises:
@@ -282,7 +292,7 @@ class EmulatedClient:
                     stream.fresh = fresh
                     continue
                 metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
-                new = [(ids[-1] + 1 + produced + i) % len(_WORDS) for i in range(fresh)]
+                new = next_tokens(ids[-1] + produced, fresh)
                 output = _output(request_id, new, "length" if is_last else None)
                 produced += fresh
                 if is_last and transfer.get("do_remote_decode"):
@@ -368,7 +378,7 @@ class _Json:
         self._answer = answer
 
     def model_dump_json(self) -> str:
-        return json.dumps(self._answer)
+        return json.dumps(self._answer, separators=_COMPACT)
 
 
 def _output(request_id: str, token_ids: Sequence[int], finish_reason: str | None) -> RequestOutput:
@@ -391,7 +401,7 @@ def _output(request_id: str, token_ids: Sequence[int], finish_reason: str | None
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk)}\n\n"
+    return f"data: {json.dumps(chunk, separators=_COMPACT)}\n\n"
 
 
 def _text(token_ids: Sequence[int]) -> str:

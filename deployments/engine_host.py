@@ -19,6 +19,7 @@ from deployments.locks import CLAIMS
 from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
 from deployments.replica_log import restore_replica_log
+from deployments.replica_port import listen_on_node_address
 from deployments.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
 
@@ -34,6 +35,7 @@ class EngineHost:
     """
 
     def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
+        listen_on_node_address()
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from deployments.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
 from deployments.scheduler_hook import IMPORT_PATH
 
 
@@ -47,6 +48,12 @@ def serve_environment() -> dict[str, str]:
         # HAProxy overlooks that a client has left whose body has one to two of its buffers (16 KiB by default, and
         # that is 3,000 token ids): the request would run to its end.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
+        # Who sends nothing of a request, or reads nothing of its answer, for so long is cut off (Serve's default: an
+        # hour, and there are 4,096 connections). Waiting for an answer, at its start or within it, is neither.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+        # A request whose ingress replica ended before a word of its answer goes to another one, and is computed again.
+        # Serve's own is conn-failure alone, and a 500 where the request had been sent.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # gRPC between deployments, routing and user code on one event loop: a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Of that gRPC: Ray's 4 MiB is less than a prompt of a million token ids.
@@ -63,4 +70,6 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         # Which replica stops is the joint policy's choice.
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": IMPORT_PATH,
+        # A header that is no UTF-8 was a 500 of Serve's, and some headers are switches of its.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HEADERS_IMPORT_PATH,
     }

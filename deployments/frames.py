@@ -27,6 +27,7 @@ class DecodeRequest:
         exclude: replicas that have failed this request; it waits rather than go there again.
         avoid: replicas that fail, which it goes to only where most of the pool do.
         probe: one of which it shows whether it still does.
+        tells_first: of an answer in one piece, whether the endpoint wants to know when its first token has come.
         routed_to: the replica that Serve sent it to; the router sets it here, in the caller's own process.
     """
 
@@ -38,11 +39,12 @@ class DecodeRequest:
     exclude: frozenset[str] = frozenset()
     avoid: frozenset[str] = frozenset()
     probe: str | None = None
+    tells_first: bool = False
     routed_to: str | None = None
 
 
 class Frame(NamedTuple):
-    """One piece of a response, in the order in which the client gets it.
+    """One piece of a response, in the order in which the client gets it; one without text says that tokens have come.
 
     ``text`` is what goes to the client as it is: a server-sent event of a stream, or the whole JSON body. ``outputs``
     are the output ids of each output that the engine gave since the frame before (a detokenizer may hold text back, so

@@ -51,7 +51,13 @@ def build_graph(
             routers = ingress.replicas if role is Role.DECODE else most_decode
             if role is Role.DECODE:
                 slo = SloConfig() if autoscale is None else autoscale.slo
-                bind |= {"prefill_server": prefills[group.name], "router": router, "slo": slo}
+                bind |= {
+                    "prefill_server": prefills[group.name],
+                    "router": router,
+                    "slo": slo,
+                    "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
+                    "max_prompt_tokens": ingress.max_prompt_tokens,
+                }
             servers[group.name] = build_llm_deployment(
                 llm_config(
                     role,
@@ -91,6 +97,7 @@ def build_graph(
             groups=decodes,
             prefills=prefills,
             decode_replicas={group.name: group.decode.replicas for group in groups},
+            prefill_replicas=sum(group.prefill.replicas for group in groups),
             config=ingress,
             outlier=router.outlier,
             is_autoscaled=autoscale is not None,

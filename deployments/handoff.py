@@ -11,8 +11,8 @@ class PrefillRequest:
     ``last_resort``: the replica that has failed this very prompt.
 
     ``avoid``: replicas that fail, which it goes to only where most of the pool do. ``probe``: one of which it shows
-    whether it still does. ``routed_to``: the replica that it was sent to; the router sets it here, in the caller's own
-    process.
+    whether it still does. ``exclude``: those whose KV this decode replica cannot pull. ``routed_to``: the replica that
+    it was sent to; the router sets it here, in the caller's own process.
     """
 
     request_id: str
@@ -21,6 +21,7 @@ class PrefillRequest:
     priority: int = 0
     avoid: frozenset[str] = frozenset()
     probe: str | None = None
+    exclude: frozenset[str] = frozenset()
     last_resort: str | None = None
     routed_to: str | None = None
 

@@ -26,9 +26,15 @@ from deployments import metrics as tandem_metrics
 from deployments.api_keys import ApiKeys
 from deployments.config import IngressConfig
 from deployments.frames import DONE, FAILED, LOST, DecodeRequest, Frame, failure
+from deployments.gate import Gate
+from deployments.metrics_port import MetricsPort
 from deployments.openai_errors import OpenAIError
+from deployments.replica_port import listen_on_node_address
+from deployments.request_body import read_body
 from deployments.sent import SentFrames
 from deployments.waits import Wait, Waits
+from router import known_pools
+from router.admission import Asked, Priority
 from router.outliers import OutlierConfig
 from router.ray_coordinator import find_coordinator, is_alive
 from router.ray_health import HealthFeed
@@ -39,11 +45,15 @@ _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HEALTH_TIMEOUT_S = 5.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
-_MAX_BODY_BYTES = 32 << 20
 # A shorter stream's pace says little.
 _LEAST_PACE_TOKENS = 8
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
+_BYTES_PER_TOKEN = 4
+_NO_REPLICA_RETRY_S = 5.0
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
+# A prompt of a million token ids, and more. Eight million small lists in 32 MiB held up an ingress replica for over a
+# minute, and took 1 GB.
+_MAX_VALUES = 1_200_000
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -60,8 +70,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _error_response(error: OpenAIError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
+    return Response(error.body(), status_code=error.status, headers=error.headers(), media_type="application/json")
 
 
 async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
@@ -86,19 +95,13 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
         tandem_metrics.TPOT_S.observe((last_s - first_s) / (tokens - 1))
 
 
-async def _raw_body(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > _MAX_BODY_BYTES:
-            raise OpenAIError(413, f"the body is larger than {_MAX_BODY_BYTES >> 20} MiB")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _json_object(raw: bytes) -> dict[str, Any]:
+    if (values := raw.count(b",") + raw.count(b"[") + raw.count(b"{")) > _MAX_VALUES:  # those in texts too
+        raise OpenAIError(400, f"the body has about {values} values (commas and brackets), more than {_MAX_VALUES}")
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode())  # of bytes, json takes what is half of a surrogate pair in them
+    except UnicodeDecodeError as error:
+        raise OpenAIError(400, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}") from None
     except (ValueError, RecursionError) as error:
         raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
@@ -126,6 +129,22 @@ def _request_id(request: Request) -> str:
     # Serve gives every request an id, the client's own if it sent one, and returns it in X-Request-ID.
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+
+
+def _priority(request: Request) -> Priority:
+    given = request.headers.get("x-tandem-priority", "normal")
+    if given.upper() not in Priority.__members__:
+        names = ", ".join(name.lower() for name in Priority.__members__)
+        raise OpenAIError(400, f"X-Tandem-Priority is {given!r}: give one of {names}")
+    return Priority[given.upper()]
+
+
+def _prompt_tokens(body: dict[str, Any], size_bytes: int) -> int:
+    """How many tokens a prompt has, about: its ids, or 4 bytes of the body each."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    return max(1, size_bytes // _BYTES_PER_TOKEN)
 
 
 def _is_whole(last: str | None) -> bool:
@@ -177,19 +196,23 @@ class Ingress:
         groups: dict[str, DeploymentHandle],
         prefills: dict[str, DeploymentHandle],
         decode_replicas: dict[str, int],
+        prefill_replicas: int,
         config: IngressConfig,
         outlier: OutlierConfig,
         is_autoscaled: bool,
     ) -> None:
+        listen_on_node_address()
         self._model_id = model_id
         self._created_s = int(time.time())
         self._groups = {name: handle.options(method_name="respond", stream=True) for name, handle in groups.items()}
         self._engines = [*groups.values(), *prefills.values()]
         self._decode_replicas = decode_replicas
         self._in_flight = dict.fromkeys(groups, 0)
+        self._config = config
         self._timeout_s = config.request_timeout_s
         self._retries = config.retries
         self._keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
+        self._gate = Gate(config.admission, replicas=config.replicas, prefill_replicas=prefill_replicas)
         self._max_model_len = max_model_len
         self._rng = random.Random()
         context = serve.get_replica_context()
@@ -204,6 +227,9 @@ class Ingress:
             feed.start()
         self._waits = Waits(partial(is_alive, context.app_name))
         self._watching = asyncio.create_task(self._waits.run())
+        self._has_public_metrics = config.metrics_on_public_port
+        metrics_port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._metrics_page)
+        self._listening = asyncio.create_task(metrics_port.run())
 
     @app.get("/health")
     async def health(self) -> Response:
@@ -217,15 +243,21 @@ class Ingress:
 
     @app.get("/metrics")
     async def metrics(self, request: Request) -> Response:
-        """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
+        """The metrics page, where it was asked for on this port."""
+        if not self._has_public_metrics:
+            raise OpenAIError(404, "GET /metrics: they are on ingress.metrics_port, see ingress.metrics_on_public_port")
         self._check_key(request)
+        return Response(await self._metrics_page(), media_type="text/plain; version=0.0.4")
+
+    async def _metrics_page(self) -> bytes:
+        """Prometheus page of the whole application: every ingress, decode and prefill replica, vLLM's metrics too."""
         pools = await asyncio.gather(
             _broadcast(self._own_handle, "process_page"),
             *(_broadcast(handle, "metrics") for handle in self._engines),
             _coordinators_page(self._app_name if self._is_autoscaled else None),
         )
         pages = [page for pool in pools for page in pool]
-        return Response(await asyncio.to_thread(tandem_metrics.render, pages), media_type="text/plain; version=0.0.4")
+        return await asyncio.to_thread(tandem_metrics.render, pages)
 
     async def process_page(self) -> list[Any]:
         """This replica's own metrics."""
@@ -263,11 +295,16 @@ class Ingress:
             "max_model_len": self._max_model_len,
         }
 
-    def _check_key(self, request: Request) -> None:
-        if self._keys is not None and self._keys.name_of(request.headers.get("authorization")) is None:
+    def _check_key(self, request: Request) -> str | None:
+        """The name of the client's key; ``None`` where there are no keys."""
+        if self._keys is None:
+            return None
+        name = self._keys.name_of(request.headers.get("authorization"))
+        if name is None:
             raise OpenAIError(
                 401, "this endpoint wants a key that it knows: send 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
+        return name
 
     def _check_model(self, model: Any) -> None:
         if model != self._model_id:
@@ -282,19 +319,31 @@ class Ingress:
         arrived_s = time.monotonic()
         request_id = _request_id(request)
         try:
-            self._check_key(request)  # before the body is read
-            response = await self._respond(endpoint, request, request_id, arrived_s)
+            key = self._check_key(request)  # before the body is read
+            response = await self._respond(endpoint, request, request_id, arrived_s, key)
         except OpenAIError as error:
             response = _error_response(error)
         tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
         return response
 
-    async def _respond(self, endpoint: str, request: Request, request_id: str, arrived_s: float) -> Response:
-        body = _json_object(await _raw_body(request))
+    async def _respond(
+        self, endpoint: str, request: Request, request_id: str, arrived_s: float, key: str | None
+    ) -> Response:
+        self._check_pools()
+        raw = await read_body(request, self._config)
+        body = _json_object(raw)
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
         self._check_model(body["model"])
-        frames = self._frames(endpoint, body, request_id, arrived_s)
+        most_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+        place = Asked(
+            tokens=_prompt_tokens(body, len(raw)),
+            most_output_tokens=most_tokens if isinstance(most_tokens, int) else None,
+            is_stream=body.get("stream") is True,
+            key=key,
+            priority=_priority(request),
+        )
+        frames = self._admitted(place, self._frames(endpoint, body, request_id, arrived_s))
         try:
             first = await anext(frames)
         except StopAsyncIteration:
@@ -305,6 +354,31 @@ class Ingress:
             text = first.text.removeprefix("data: ").strip()
             return Response(text, status_code=first.status, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
+
+    def _check_pools(self) -> None:
+        """Raise 503 where no decode replica runs at all: who came before waits, but nobody else."""
+        if not any(known_pools.has_replicas(health.pool) for health in self._health.values()):
+            raise OpenAIError(
+                503,
+                "no decode replica runs; the request may be sent again",
+                code="overloaded",
+                retry_after_s=_NO_REPLICA_RETRY_S,
+            )
+
+    async def _admitted(self, place: Asked, frames: AsyncGenerator[Frame, None]) -> AsyncGenerator[Frame, None]:
+        """The frames of a request once it is its turn.
+
+        Raises:
+            OpenAIError: 429, it is refused.
+        """
+        async with aclosing(frames), self._gate.enter(place):
+            async for frame in frames:
+                if not frame.text:
+                    self._gate.first(place)
+                    continue
+                if frame.outputs:
+                    self._gate.output(place, sum(map(len, frame.outputs)))
+                yield frame
 
     def _load(self, group: str) -> tuple[float, float]:
         """Requests in flight per decode replica; equals in random order."""
@@ -319,7 +393,13 @@ class Ingress:
     ) -> AsyncGenerator[Frame, None]:
         """The answer, from as many decode replicas as it takes: a stream goes on where the one before was lost."""
         arrived_at_s = time.time() - (time.monotonic() - arrived_s)
-        asked = DecodeRequest(endpoint=endpoint, body=body, request_id=request_id, arrived_at_s=arrived_at_s)
+        asked = DecodeRequest(
+            endpoint=endpoint,
+            body=body,
+            request_id=request_id,
+            arrived_at_s=arrived_at_s,
+            tells_first=self._gate.has_objective,
+        )
         sent, failed_groups = SentFrames(), set[str]()
         lost: Frame | None = None
         for _ in range(1 + self._retries):
@@ -334,7 +414,8 @@ class Ingress:
                     if was_lost and frame.error is None:
                         was_lost = False
                         (tandem_metrics.RETRIED if asked.sent is None else tandem_metrics.RESUMED).inc()
-                    sent.add(frame.text, frame.outputs)
+                    if frame.text:
+                        sent.add(frame.text, frame.outputs)
                     yield frame
             if lost is None:
                 return
@@ -363,6 +444,9 @@ class Ingress:
                 except StopAsyncIteration:
                     done = True
                     break
+                if not frame.text:
+                    yield frame
+                    continue
                 if frame.error in FAILED:
                     has_failed = True
                     health.failed(asked.routed_to)  # at once: who asked may go elsewhere and not come back here

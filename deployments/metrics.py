@@ -26,8 +26,14 @@ CACHED_TOKENS_ERROR = Histogram(
 PREFILL_BACKLOG = Gauge(
     "tandem_prefill_backlog_tokens", "Prompt tokens that this decode replica believes wait on prefill"
 )
+LINK_FAILURES = Counter(
+    "tandem_link_failures", "Prefill replicas that this decode replica could not pull KV from, each time", ["why"]
+)
+LINK_REPAIRS = Counter("tandem_link_repairs", "Those among them whose KV came again")
 RETRIED = Counter("tandem_retried", "Requests that lost their decode replica before any output, answered by another")
 RESUMED = Counter("tandem_resumed", "Streams that lost their decode replica and went on from another")
+REFUSED = Counter("tandem_refused", "Requests that were not let through to the engines", ["reason", "priority"])
+WAITING = Gauge("tandem_waiting_requests", "Requests that wait at this replica of the endpoint for their turn")
 REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
 TTFT_S = Histogram(
     "tandem_ttft_seconds",

@@ -5,6 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# What is refused may be megabytes long, and stands in the message.
+_MOST_CHARS = 2000
+
 
 class OpenAIError(Exception):
     """A request that cannot be served, in the words of OpenAI's API.
@@ -14,14 +17,30 @@ class OpenAIError(Exception):
         message: what is wrong, the value, and what to do.
         param: the field at fault, if one is.
         code: OpenAI's machine-readable code, if it has one.
+        retry_after_s: when the request may be sent again, if that is known.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        message = message if len(message) <= _MOST_CHARS else f"{message[:_MOST_CHARS]} ..."
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers that go with it."""
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return headers if self.retry_after_s is None else {**headers, "Retry-After": f"{self.retry_after_s:.0f}"}
 
     def body(self) -> str:
         """The JSON body."""

@@ -19,6 +19,7 @@ from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
 from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
+from deployments.pull_watch import PullWatch
 from deployments.resume import resumed
 from deployments.sent import NotResumableError, Sent
 from router.backlog import PrefillBacklog
@@ -51,6 +52,7 @@ class RequestTrace:
     generations: int = 0
     sent: Sent | None = None  # by the replica that began the stream
     outputs: list[tuple[int, ...]] = field(default_factory=list)
+    has_first: asyncio.Event = field(default_factory=asyncio.Event)  # set where prefill computed it
     error: Exception | None = None
 
     def drain(self) -> tuple[tuple[int, ...], ...]:
@@ -80,7 +82,9 @@ class PDGenerate:
         requests: RequestStats,
         config: RouterConfig,
         health: HealthFeed,
+        pulls: PullWatch,
         lease_s: float,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self._client = client
         self._engine_generate = client.generate
@@ -91,8 +95,10 @@ class PDGenerate:
         self._handoffs = 0
         self._config = config
         self._health = health
+        self._pulls = pulls
         self._lease_s = lease_s
         self._max_model_len = client.model_config.max_model_len
+        self._max_prompt_tokens = max_prompt_tokens
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
         self._backlog = PrefillBacklog()
         PREFILL_BACKLOG.set_function(lambda: self._backlog.tokens(time.monotonic()))
@@ -175,6 +181,7 @@ class PDGenerate:
             if handed_over is None:
                 path, reason = PrefillPath.LOCAL, PathReason.PREFILL_FAILED
             else:
+                trace.has_first.set()
                 extra = {**(sampling_params.extra_args or {}), "kv_transfer_params": handed_over.kv_transfer_params}
                 sampling_params.extra_args = extra
         if not is_step:
@@ -184,6 +191,8 @@ class PDGenerate:
         self._local_prefill_tokens += local_tokens
         output_ids: list[int] = []
         first = True
+        if handed_over is not None:
+            self._pulls.begin(handed_over)
         try:
             async with aclosing(self._engine_generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
                 async for output in outputs:
@@ -194,6 +203,7 @@ class PDGenerate:
                         self._local_prefill_tokens -= local_tokens
                         local_tokens = 0
                         if handed_over is not None:
+                            self._pulls.here(handed_over)
                             handoff_s = time.monotonic() - answered_s
                             HANDOFF_S.observe(handoff_s)
                             self._handoff_s += handoff_s
@@ -211,6 +221,8 @@ class PDGenerate:
             raise
         finally:
             self._local_prefill_tokens -= local_tokens
+            if handed_over is not None:
+                self._pulls.left(handed_over)
             if ids is not None and output_ids:
                 self._index.add([*ids, *output_ids[:-1]], salt)
 
@@ -223,6 +235,13 @@ class PDGenerate:
         }
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
+        if self._max_prompt_tokens is not None and input_tokens > self._max_prompt_tokens:
+            raise VLLMValidationError(
+                f"the prompt has {input_tokens} tokens, and this endpoint takes at most {self._max_prompt_tokens}: "
+                "send a shorter one",
+                parameter="input_tokens",
+                value=input_tokens,
+            )
         if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
             raise VLLMValidationError(
                 f"max_tokens is {max_tokens} and the prompt has {input_tokens} tokens, together more than the "
@@ -250,15 +269,22 @@ class PDGenerate:
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
         avoid, probe = self._health.guide()
+        peers, now_s = self._pulls.peers, time.monotonic()
+        link = peers.probe(now_s) if probe is None else None
+        if probe is None and link is None and peers.is_cut_off(now_s):
+            return None
         request = PrefillRequest(
             request_id=request_id,
             token_ids=ids,
             cache_salt=prompt.get("cache_salt"),
             priority=priority,
             avoid=avoid,
-            probe=probe,
+            probe=probe or link,
+            exclude=peers.broken(now_s) - {probe, link},
         )
         result = await self._ask_prefill(request, deadline_s)
+        if link is not None and (result is None or result.replica_id != link):
+            peers.unknown(link, time.monotonic())
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
             again = replace(request, last_resort=request.routed_to, probe=None, routed_to=None)
@@ -288,6 +314,8 @@ class PDGenerate:
                 REMOTE_PREFILL_S.observe(took_s)
                 pace_s = took_s * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
                 self._health.answered(request.routed_to, pace_s, self._config.outlier.slow_prefill_s)
+                if result is not None:
+                    self._pulls.peers.heard(result.replica_id, time.monotonic())
             if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
             self._prefill_failures = 0

@@ -32,6 +32,13 @@ _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 
+# More than anybody needs, and each takes a decode replica time in which it does nothing else. Of stop and bad_words
+# vLLM itself takes few.
+_MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
+_MOST_PARTS = 10_000  # of all messages' contents
+# Prompts times n: each is a request of its own to the engine. vLLM takes as many prompts, and more answers.
+_MOST_ANSWERS = 1024
+
 # Ours alone: a client that could set them could read other requests' KV, or end the engine with what it cannot parse.
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id")
 
@@ -52,6 +59,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
             raise OpenAIError(400, f"{name} cannot be honoured ({value!r} was asked for): {why}", param=name)
     _check_prompt(endpoint, fields)
     _check_max_tokens(fields)
+    _check_counts(endpoint, fields)
     model = _MODELS[endpoint]
     ignored = [key for key in fields if key not in model.model_fields]
     if ignored:
@@ -63,6 +71,11 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     # vLLM's own checks index and iterate what the client sent before its types are checked.
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
+
+
+def request_schema(endpoint: str) -> dict[str, Any]:
+    """The JSON Schema of vLLM's request model of ``chat`` or ``completions``."""
+    return _MODELS[endpoint].model_json_schema()
 
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
@@ -94,6 +107,24 @@ def _check_max_tokens(fields: dict[str, Any]) -> None:
         value = fields.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise OpenAIError(400, f"{name} must be at least 1, got {value}", param=name)
+
+
+def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
+    for name, most in _MOST_ITEMS.items():
+        value = fields.get(name)
+        if isinstance(value, list) and len(value) > most:
+            raise OpenAIError(400, f"{name} has {len(value)} items: give at most {most}", param=name)
+    contents = [message.get("content") for message in fields["messages"]] if endpoint == "chat" else []
+    if (parts := sum(len(content) for content in contents if isinstance(content, list))) > _MOST_PARTS:
+        raise OpenAIError(400, f"the messages have {parts} content parts: give at most {_MOST_PARTS}", param="messages")
+    prompt, n = fields.get("prompt") if endpoint == "completions" else None, fields.get("n")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    answers = prompts * n if isinstance(n, int) else prompts
+    if answers > _MOST_ANSWERS:
+        name = "n" if prompts == 1 else "prompt"
+        raise OpenAIError(
+            400, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}", param=name
+        )
 
 
 def _from_pydantic(error: ValidationError) -> OpenAIError:

@@ -1,4 +1,4 @@
-"""What Tandem installs into vLLM: core binding, one process per CPU engine, a quiet NIXL thread, a parent-death watch.
+"""What Tandem installs into vLLM: core binding, one process per CPU engine, a quiet NIXL thread, two watches.
 
 vLLM loads the entry point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in
 each worker.
@@ -8,12 +8,17 @@ import logging
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from deployments.ports import listener
 
 logger = logging.getLogger(__name__)
 
 _WATCH_INTERVAL_S = 1.0
 _NIXL_POLL_US = 1
+_SIDE_CHANNEL_THREAD = "nixl_handshake_listener"
 _IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
@@ -26,6 +31,7 @@ def register() -> None:
     threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
     _bind_cores()
     _quieten_nixl()
+    threading.excepthook = partial(_end_with_side_channel, threading.excepthook)
 
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
@@ -34,6 +40,22 @@ def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
     while os.getppid() == parent.pid:
         parent.join(timeout=_WATCH_INTERVAL_S)
     os._exit(1)
+
+
+def _end_with_side_channel(report: Callable[[Any], Any], failure: Any) -> None:
+    """End an engine whose NIXL side channel has ended, which vLLM does not notice: nobody could shake hands with it.
+
+    Where the port was taken after this replica had claimed it, vLLM waits for its listener for ever.
+    """
+    report(failure)
+    if failure.thread is not None and failure.thread.name == _SIDE_CHANNEL_THREAD:
+        host, port = (os.environ.get(f"VLLM_NIXL_SIDE_CHANNEL_{name}", "") for name in ("HOST", "PORT"))
+        holder = listener(host, int(port)) if port.isdigit() else None
+        logger.error(
+            "the NIXL side channel on %s:%s has ended: %s; the port is held by %s; this engine ends",
+            *(host, port, failure.exc_value, holder),
+        )
+        os._exit(1)
 
 
 def _keep_worker_in_engine_core() -> None:

@@ -11,6 +11,10 @@ from kvtransfer.topology import Role
 _VLLM_ROLE = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
+# Half of a lease is left at least when heartbeats, six to a lease, no longer extend it by two thirds.
+_PULL_LEASE_FRAC = 0.4
+
+
 class ConnectorConfig(BaseModel):
     """How KV blocks travel from prefill to decode; one instance serves both roles."""
 
@@ -31,11 +35,23 @@ class ConnectorConfig(BaseModel):
         description="How long prefill keeps finished, unread KV. vLLM derives the heartbeat (lease // 6) and the "
         "extension (2/3 lease) from it; choose at least the longest queueing time on decode.",
     )
+    pull_timeout_s: float = Field(
+        15.0,
+        gt=0.0,
+        le=3600.0,
+        description="KV that decode has not pulled so long after it began is not waited for: the link has fallen "
+        "silent. Choose more than the longest prompt takes over a full link; two fifths of lease_s at most count.",
+    )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute",
         description="What decode does when a transfer fails: prefill the prompt itself, or end the request with an "
         "error (vLLM's own default). Recompute is right for dense full-attention models only (vllm issue 52234).",
     )
+
+    @property
+    def safe_pull_timeout_s(self) -> float:
+        """How long a pull may take: a silent link carries no heartbeats, and half of a lease is left when it breaks."""
+        return min(self.pull_timeout_s, _PULL_LEASE_FRAC * self.lease_s)
 
     def kv_transfer_config(self, role: Role) -> dict[str, Any]:
         """vLLM's ``kv_transfer_config`` for an engine of this role."""

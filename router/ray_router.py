@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
+from router import known_pools
 from router.membership import obeyed, routable
 from router.outliers import usable
 from router.pool_router import PoolRouter
@@ -49,6 +50,7 @@ class TandemRouter(RequestRouter):
         Others are asked for the number of their requests, where a request is worth 1. ``most_ejected_frac``: where a
         request would rather avoid a larger share of the pool, it avoids nobody.
         """
+        known_pools.add(self._deployment_id.name, self)
         self._asks_tokens = asks_tokens
         self._most_ejected_frac = most_ejected_frac
         self._pool = PoolRouter(policy, asked_replicas, random.Random())

@@ -79,10 +79,11 @@ class LoadGenerator:
         }
         output_tokens = request.output_tokens
         sent = time.perf_counter()
-        first = last = None
+        answered = first = last = None
         error = None
         try:
             async with session.post(self._url, json=body) as response:
+                answered = time.perf_counter() - start
                 if response.status != 200:
                     error = f"HTTP {response.status}"
                 ended = False
@@ -114,6 +115,7 @@ class LoadGenerator:
             input_tokens=request.input_tokens,
             output_tokens=output_tokens,
             error=error,
+            answered_s=answered,
         )
 
 

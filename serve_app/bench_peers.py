@@ -25,10 +25,10 @@ import yaml
 
 from autoscale.report import Report, RequestRecord, Slo
 from autoscale.trace import TraceRequest
-from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from serve_app.bench import LoadGenerator
 from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+from serve_app.peer import CORES, peer_config
 from serve_app.quickstart import sample_trace
 
 CONFIG = Path("configs/cpu_tiny.yaml")
@@ -50,7 +50,6 @@ _START_TIMEOUT_S = 300.0
 _SETTLE_S = 20.0
 _WARM_REQUESTS = 30
 _SLO_LENGTHS = (16, 64, 128, 256, 512)
-_DECODE_CORE, _PREFILL_CORE = 1, 0
 
 
 def main() -> None:
@@ -253,10 +252,10 @@ def _host_vllm(args: dict[str, Any]) -> None:
     environment = {
         **os.environ,
         "VLLM_PLUGINS": "",
-        "VLLM_CPU_OMP_THREADS_BIND": str(_DECODE_CORE),
+        "VLLM_CPU_OMP_THREADS_BIND": str(CORES[Role.DECODE]),
         "VLLM_NO_USAGE_STATS": "1",
     }
-    os.sched_setaffinity(0, {_DECODE_CORE})
+    os.sched_setaffinity(0, {CORES[Role.DECODE]})
     server = subprocess.Popen([*command, "--disable-uvicorn-access-log"], env=environment)
     try:
         sys.stdin.read()
@@ -280,24 +279,7 @@ def _host_ray_pd(args: dict[str, Any], *, fastest: bool) -> None:
 
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": _PORT})
-        configs = {
-            f"{role}_config": {
-                "model_loading_config": {
-                    "model_id": "tiny",
-                    "model_source": str(Path(args["model"]["source"]).resolve()),
-                },
-                "engine_kwargs": {
-                    **args["engine_kwargs"],
-                    "kv_transfer_config": ConnectorConfig().kv_transfer_config(role),
-                },
-                "placement_group_config": {"bundles": [{"CPU": 1}]},
-                "experimental_configs": {"stream_batching_interval_ms": 0},
-                "log_engine_metrics": False,
-                "deployment_config": {"num_replicas": 1, "autoscaling_config": None},
-                "runtime_env": {"env_vars": {"VLLM_CPU_OMP_THREADS_BIND": str(core)}},
-            }
-            for role, core in ((Role.PREFILL, _PREFILL_CORE), (Role.DECODE, _DECODE_CORE))
-        }
+        configs = {f"{role}_config": peer_config(role, args, bundle_cpus=1, num_replicas=1) for role in Role}
         serve.run(build_pd_openai_app(configs), route_prefix="/")
         sys.stdin.read()
         ray.shutdown()

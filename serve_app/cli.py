@@ -17,6 +17,7 @@ from autoscale.trace import TraceRequest, load_trace, scale_trace
 from serve_app import cli_drill, cli_key, cli_simulate, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
+from serve_app.output import write_file
 from serve_app.validate import ConfigError, load_serve_yaml
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -92,6 +93,7 @@ def serve(
     with _deploy(sdk, document) as app:
         console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
         console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
+        console.print(f"\nMetrics, for this machine alone: {app.metrics_url}", highlight=False, soft_wrap=True)
         while not stop.wait(1.0):
             if not app.is_alive:
                 raise DeployError("the local Ray cluster has ended")
@@ -108,9 +110,9 @@ def quickstart(
 
     trace = demo.sample_trace(time_factor=3.0, limit=requests)
     with _deploy(sdk, demo.without_keys(load_serve_yaml(config))) as app:
-        before = demo.scrape(app.url)
+        before = demo.prefill_metrics(app.metrics_url)
         report = demo.run_trace(app.url, app.config.model.id, trace, console)
-        metrics = demo.scrape(app.url)
+        metrics = demo.prefill_metrics(app.metrics_url)
         metrics.subtract(before)
         demo.show(report, metrics, console)
     if not demo.is_complete(report, metrics):
@@ -214,12 +216,8 @@ def bench(
         records = asyncio.run(generator.keep_in_flight([one] * requests, concurrency))
     report = Report.of(records)
     typer.echo(json.dumps(report.as_dict(), indent=1))
-    if json_out is not None:
-        try:
-            json_out.parent.mkdir(parents=True, exist_ok=True)
-            json_out.write_text(json.dumps({**report.as_dict(), "requests": [asdict(r) for r in records]}) + "\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_out}: {error.strerror}: give a file that can be written") from None
+    whole = {**report.as_dict(), "requests": [asdict(r) for r in records]}
+    write_file(json_out, json.dumps(whole) + "\n", "--json")
     if not report.requests_ok:
         raise ConfigError(f"no request to {url} ended well: {report.errors}")
 

@@ -11,13 +11,17 @@ from rich.table import Table
 
 from serve_app.cli_scaling import console
 from serve_app.drill_faults import FAULTS, DrillError
+from serve_app.drill_stacks import STACKS, faults_of
+from serve_app.output import write_file
 from serve_app.sim_report import print_whole
 from serve_app.validate import ConfigError
 
 commands = typer.Typer()
 
 Fault = StrEnum("Fault", {name.replace("-", "_").upper(): name for name in ("all", *FAULTS)})  # type: ignore[misc]
+Stack = StrEnum("Stack", {name.replace("-", "_").upper(): name for name in STACKS})  # type: ignore[misc]
 
+_OURS = [Stack("tandem")]
 _CONFIG = Path(__file__).parents[1] / "configs" / "drill_tiny.yaml"
 _MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
 _SHOWN = ("requests", "lost", "duplicated", "truncated", "wrong_tokens", "cut_at_front", "retried", "resumed")
@@ -27,6 +31,9 @@ _SHOWN = ("requests", "lost", "duplicated", "truncated", "wrong_tokens", "cut_at
 def drill(
     fault: Annotated[list[Fault], typer.Option(help="What to break; may be given again.")],
     config: Annotated[Path, typer.Argument(help="A Serve YAML with one Tandem application.")] = _CONFIG,
+    stack: Annotated[
+        list[Stack], typer.Option(help="Whose part; may be given again, and they run one after the other.")
+    ] = _OURS,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests/s.")] = 2.0,
     seconds: Annotated[float, typer.Option(min=1.0, help="Of load, for each fault twice.")] = 30.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
@@ -35,41 +42,41 @@ def drill(
     from serve_app.drill import drill as run_drill
 
     names = [str(name) for name in FAULTS] if Fault("all") in fault else [str(one) for one in fault]
+    stacks = [str(one) for one in stack]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    total = 2 * len(names) * max(1, round(rate * seconds))
+    total = sum(len(faults_of(one, names)) for one in stacks) * 2 * max(1, round(rate * seconds))
+    rows: list[dict[str, Any]] = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("answers", total=total)
         try:
-            rows = run_drill(
-                config,
-                names,
-                rate=rate,
-                seconds=seconds,
-                say=lambda line: console.print(line, highlight=False, markup=False),
-                on_answer=lambda: progress.advance(task),
-            )
+            for one in stacks:
+                rows += run_drill(
+                    config,
+                    names,
+                    stack=one,
+                    rate=rate,
+                    seconds=seconds,
+                    say=lambda line: console.print(line, highlight=False, markup=False),
+                    on_answer=lambda: progress.advance(task),
+                )
         except DrillError as error:
             raise ConfigError(f"drill: {error}") from None
+    rows.sort(key=lambda row: names.index(row["fault"]))  # what befell each stack stands side by side
     print_whole(_table(rows), console)
     for row in rows:
         for why, count in row["errors"].items():
-            console.print(f"{row['fault']}: {count} x {why}", highlight=False, markup=False)
-    if json_out is not None:
-        try:
-            json_out.parent.mkdir(parents=True, exist_ok=True)
-            json_out.write_text(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1) + "\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_out}: {error.strerror}: give a file that can be written") from None
-    if any(row[name] for row in rows for name in _MUST_BE_ZERO):
+            console.print(f"{row['stack']}, {row['fault']}: {count} x {why}", highlight=False, markup=False)
+    write_file(json_out, json.dumps(rows[0] if len(rows) == 1 else rows, indent=1) + "\n", "--json")
+    if any(row[name] for row in rows if row["stack"] == "tandem" for name in _MUST_BE_ZERO):
         raise typer.Exit(1)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("fault", title="Drills", title_justify="left")
+    table = Table("fault", "stack", title="Drills", title_justify="left")
     for name in (*_SHOWN, "TTFT p99 +s", "gap p99 +s", "whole again s"):
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         again = "never" if row["recovered_s"] is None else f"{row['recovered_s']:.0f}"
         added = (f"{row[name]:.2f}" for name in ("added_ttft_p99_s", "added_gap_p99_s"))
-        table.add_row(row["fault"], *(str(row[name]) for name in _SHOWN), *added, again)
+        table.add_row(row["fault"], row["stack"], *(str(row[name]) for name in _SHOWN), *added, again)
     return table

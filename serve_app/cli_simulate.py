@@ -28,6 +28,7 @@ from serve_app.curate_report import (
     pressure_table,
     pressure_verdict,
 )
+from serve_app.output import write_file
 from serve_app.sim_report import document, print_notes, print_whole, save_html, sources, summary_table
 from serve_app.validate import ConfigError, load_serve_yaml
 from serve_app.workers import worker_pool
@@ -90,20 +91,23 @@ def simulate(
     print_whole(summary_table(study), console)
     print_notes(study.flags, console)
     report = document(study, trace=trace, config=config, start_s=start, duration_s=duration, time_scale=time_scale)
-    _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
+    write_file(json_out, json.dumps(report, indent=1) + "\n", "--json")
     if html_out is not None:
-        _write(html_out, save_html(study, report), "--html")
+        write_file(html_out, save_html(study, report), "--html")
     _refuse_winners(study.beat_the_oracle)
 
 
-Gpus = Annotated[int, typer.Option(min=2, help="The GPUs that are split between the roles.")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=2, help="The GPUs that are split between the roles; 24, or what the pools' limits allow."),
+]
 
 
 @commands.command("pressure-test")
 def pressure_test(
     trace: TracePath,
     config: ConfigFile = _DEFAULT_CONFIG,
-    gpus: Gpus = 24,
+    gpus: Gpus = None,
     start: Start = 0.0,
     duration: Duration = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and ties.")] = 0,
@@ -132,7 +136,7 @@ def pressure_test(
     flags = notes(settings, requests)
     print_notes(flags, console)
     report = {**sources(settings, trace, config), "flags": flags, **pressure_document(result)}
-    _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
+    write_file(json_out, json.dumps(report, indent=1) + "\n", "--json")
 
 
 @commands.command()
@@ -145,7 +149,7 @@ def curate(
         Path | None, typer.Option(help="A Serve YAML to put the policy into; without it, --out is for tandem simulate.")
     ] = None,
     tries: Annotated[int, typer.Option(min=1, help="Parameters tried of each policy.")] = 12,
-    gpus: Gpus = 24,
+    gpus: Gpus = None,
     rate_scale: RateScale = "1",
     start: Start = 0.0,
     duration: Duration = None,
@@ -159,7 +163,7 @@ def curate(
         inputs = {"--trace": trace, "--config": config} | ({} if serve is None else {"--serve": serve})
         _check_outputs({"--json": json_out, "--out": out}, inputs)
         settings = SimConfig.load(config)
-        kinds = sorted(SPACES) if policy == "all" else _names(policy, settings)
+        kinds = sorted(SPACES) if policy == "all" else _split(policy)
         if unknown := [kind for kind in kinds if kind not in SPACES]:
             raise ValueError(f"--policy {unknown[0]}: cannot be searched; choose among {', '.join(sorted(SPACES))}")
         document = None if serve is None else load_serve_yaml(serve)
@@ -199,23 +203,28 @@ def curate(
             style="yellow",
         )
     text = curated_yaml(settings, best, config_path=config, serve=document, trace=trace)
-    _write(out, text, "--out")
+    write_file(out, text, "--out")
     console.print(f"{out}: {best.kind}", highlight=False)
     report = {**sources(settings, trace, config), "flags": flags, **candidates_document(pressed, oracle, found)}
-    _write(json_out, json.dumps(report, indent=1) + "\n", "--json")
+    write_file(json_out, json.dumps(report, indent=1) + "\n", "--json")
     _refuse_winners([kind for kind, each in found.items() if oracle.is_beaten_by(each[0].result)])
 
 
 def _names(policy: str, settings: SimConfig) -> list[str]:
-    names = [name.strip() for name in policy.split(",") if name.strip()]
-    if not names:
-        raise ValueError("--policy: give at least one name")
+    names = _split(policy)
     if beside := {"oracle", "causal_bound", "smallest_static", "aggregated"} & set(names):
         raise ValueError(f"--policy {sorted(beside)[0]}: stands beside every comparison; leave it out")
     for name in names:
         if name != "static" or name in settings.policies:
             settings.autoscale_config(name)
-    return list(dict.fromkeys(names))
+    return names
+
+
+def _split(policy: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
+    if not names:
+        raise ValueError("--policy: give at least one name")
+    return names
 
 
 def _load(path: Path, time_scale: float, start_s: float, duration_s: float | None) -> tuple[TraceRequest, ...]:
@@ -279,16 +288,6 @@ def _check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path
             raise ValueError(f"{option} {path}: {there} is {'a' if there.is_dir() else 'no'} folder: give a file")
         if not os.access(there, os.W_OK):
             raise ValueError(f"{option} {path}: {there} cannot be written: give a file that can be")
-
-
-def _write(path: Path | None, text: str, option: str) -> None:
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror}: give a file that can be written") from None
 
 
 def _refuse_winners(names: list[str]) -> None:

@@ -1,22 +1,32 @@
 """``tandem drill``: break a part under load, and hold every token of every answer against an undisturbed run."""
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ports import free_ports
 from kvtransfer.connector import ConnectorConfig
 from serve_app.cluster import NodeSpec
-from serve_app.drill_faults import FAULTS, FRONT_FAULTS, NODE_LABEL, PART_LABEL, expire_lease, replica_pids
+from serve_app.drill_faults import (
+    FAULTS,
+    FRONT_FAULTS,
+    NODE_LABEL,
+    PART_LABEL,
+    engines_that_run,
+    expire_lease,
+    replica_pids,
+)
 from serve_app.drill_load import Answer, run_load
+from serve_app.drill_stacks import STACKS, faults_of
 from serve_app.quickstart import without_keys
-from serve_app.sdk import App, deploy
+from serve_app.sdk import App
 from serve_app.validate import load_serve_yaml
 
 _ENGINE_NODES = 3
@@ -24,6 +34,8 @@ _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
+# A request's id in an error would make each a kind of its own.
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Say = Callable[[str], None]
 
@@ -32,16 +44,18 @@ def drill(
     config: Path,
     faults: Sequence[str],
     *,
+    stack: str = "tandem",
     rate: float,
     seconds: float,
     say: Say,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Run each fault on one local cluster, one after the other.
+    """Run each fault on a local cluster, one after the other; a new one where the last fault left something broken.
 
     Args:
         config: a Serve YAML with one application.
-        faults: names from ``FAULTS``.
+        faults: names from ``FAULTS``; those that the stack cannot have are left out.
+        stack: a name from ``STACKS``.
         rate: requests/s.
         seconds: of load, for the undisturbed run and for each fault; the fault comes after two fifths.
         say: told what happens.
@@ -51,39 +65,59 @@ def drill(
         One row per fault.
     """
     document = on_two_parts(load_serve_yaml(config))
-    model = document["applications"][0]["args"]["model"]["id"]
+    args = document["applications"][0]["args"]
     nodes = [
         NodeSpec(cpus=2, labels={PART_LABEL: "front"}),
         *(NodeSpec(cpus=2, labels={PART_LABEL: "engines", NODE_LABEL: str(number)}) for number in range(_ENGINE_NODES)),
     ]
-    rows = []
-    lease_s = ConnectorConfig.model_validate(document["applications"][0]["args"].get("kv_transfer") or {}).lease_s
+    lease_s = ConnectorConfig.model_validate(args.get("kv_transfer") or {}).lease_s
     break_part: dict[str, Callable[..., str]] = {
         **FAULTS,
         "expire-lease": partial(expire_lease, seconds=lease_s + _BEYOND_LEASE_S),
     }
-    with deploy(document, nodes=nodes, on_status=lambda status: say(f"starting: {status.state}")) as app:
-        say("an undisturbed run to begin with, to warm up")
-        asyncio.run(run_load(app.url, model, rate=rate, seconds=min(seconds, 10.0), seed=1, salt="warm-up"))
-        for fault in faults:
-            load: dict[str, Any] = {"rate": rate, "seconds": seconds, "seed": 0, "on_answer": on_answer}
-            say(f"{fault}: undisturbed run")
-            before = asyncio.run(run_load(app.url, model, salt=f"{fault}-before", **load))
-            counted, replicas = _counters(app), replica_pids(app.processes())
-
-            def inject(fault: str = fault) -> None:
-                say(f"{fault}: {break_part[fault](app.processes())}")
-
-            after = asyncio.run(
-                run_load(app.url, model, salt=f"{fault}-after", at_s=_FAULT_AT_FRAC * seconds, fault=inject, **load)
-            )
-            row = compare(fault, before, after)
-            for name, value in _counters(app).items():  # a replica of the ingress that has ended counts no more
-                row[name] = row.get(name, 0) + max(0, value - counted.get(name, 0))
-            row["recovered_s"] = _recovered(app)
-            row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
-            rows.append(row)
+    rows: list[dict[str, Any]] = []
+    left = faults_of(stack, faults)
+    while left:
+        with STACKS[stack].start(document, nodes, lambda status: say(f"starting: {status.state}")) as app:
+            ask = partial(run_load, app.url, args["model"]["id"], rate=rate)
+            say("an undisturbed run to begin with, to warm up")
+            asyncio.run(ask(seconds=min(seconds, 10.0), seed=1, salt="warm-up"))
+            ask = partial(ask, seconds=seconds, seed=0, on_answer=on_answer)
+            is_whole = True
+            while left and is_whole:
+                fault = left.pop(0)
+                row = _row(app, stack, fault, break_part[fault], ask, at_s=_FAULT_AT_FRAC * seconds, say=say)
+                rows.append(row)
+                is_whole = row["recovered_s"] is not None
     return rows
+
+
+def _row(
+    app: App,
+    stack: str,
+    fault: str,
+    break_part: Callable[..., str],
+    ask: Callable[..., Coroutine[Any, Any, list[Answer]]],
+    *,
+    at_s: float,
+    say: Say,
+) -> dict[str, Any]:
+    """The load without the fault and with it."""
+    counters = STACKS[stack].counters
+    say(f"{stack}, {fault}: undisturbed run")
+    before = asyncio.run(ask(salt=f"{fault}-before"))
+    counted, replicas, whole = counters(app), replica_pids(app.processes()), _running(app)
+
+    def inject() -> None:
+        say(f"{stack}, {fault}: {break_part(app.processes())}")
+
+    after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
+    row = {"stack": stack, **compare(fault, before, after)}
+    for name, value in counters(app).items():  # a replica of the ingress that has ended counts no more
+        row[name] = row.get(name, 0) + max(0, value - counted.get(name, 0))
+    row["recovered_s"] = _recovered(app, whole)
+    row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
+    return row
 
 
 def compare(fault: str, before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
@@ -101,7 +135,7 @@ def compare(fault: str, before: Sequence[Answer], after: Sequence[Answer]) -> di
         row["retried"] += answer.retries
         if verdict := _verdict(fault, expected, answer):
             row[verdict] += 1
-            why = answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}"
+            why = _UUID.sub("...", answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}")
             errors[why] = errors.get(why, 0) + 1
     row["added_ttft_p99_s"] = _p99([one.ttft_s for one in after]) - _p99([one.ttft_s for one in before])
     row["added_gap_p99_s"] = _p99([one.gap_s for one in after]) - _p99([one.gap_s for one in before])
@@ -128,29 +162,18 @@ def _p99(values: Sequence[float | None]) -> float:
     return float(np.quantile(known, 0.99)) if known else float("nan")
 
 
-def _counters(app: App) -> dict[str, int]:
-    """How often the endpoint went on with another replica, so far."""
-    import urllib.request
-
-    with urllib.request.urlopen(f"{app.url}/metrics", timeout=30) as response:  # noqa: S310
-        page = response.read().decode()
-    totals = {"retried": 0, "resumed": 0}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            name = sample.name.removeprefix("tandem_").removesuffix("_total")
-            if name in totals and sample.name.endswith("_total"):
-                totals[name] += int(sample.value)
-    return totals
+def _running(app: App) -> Counter[str]:
+    """How many replicas of each deployment run, and how many engines."""
+    running = Counter({name: states.get("RUNNING", 0) for name, states in app.status().replicas.items()})
+    running["engines"] = engines_that_run(app.processes())  # Serve does not see that one hangs
+    return running
 
 
-def _recovered(app: App) -> float | None:
-    """Seconds until every replica runs again; ``None`` when they do not."""
+def _recovered(app: App, whole: Counter[str]) -> float | None:
+    """Seconds until everything runs again; ``None`` when it does not."""
     started_s = time.monotonic()
-    wanted = {name: sum(states.values()) for name, states in app.status().replicas.items()}
     while time.monotonic() - started_s < _RECOVERY_S:
-        status = app.status()
-        running = {name: states.get("RUNNING", 0) for name, states in status.replicas.items()}
-        if status.state == "RUNNING" and all(running[name] >= count for name, count in wanted.items()):
+        if app.status().state == "RUNNING" and _running(app) >= whole:
             return time.monotonic() - started_s
         time.sleep(_POLL_S)
     return None

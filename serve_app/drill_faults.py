@@ -4,8 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import psutil
+
+from serve_app.drill_links import Connection, connections, cut, received_bytes, silence
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
@@ -68,7 +71,7 @@ def lose_node(processes: Processes) -> str:
     raylets = [one for one in processes if "raylet" in _title(one).split(" ")[0] and NODE_LABEL in _title(one)]
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
-        if any(":decode:" in _title(one) for one in below):
+        if any(_is_replica(one, "decode") for one in below):
             for one in below:
                 _kill(one)
             return f"a node of {len(below)} processes"
@@ -83,6 +86,16 @@ def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
     return f"{said}, {_signal(replica, signal.SIGCONT)} after {seconds:g} s"
 
 
+def break_nixl(processes: Processes) -> str:
+    """Cut the connections over which one decode engine has pulled most KV from one prefill engine; both live on."""
+    return _on_busiest_link(processes, "cut", cut)
+
+
+def silence_nixl(processes: Processes) -> str:
+    """Let no packet through on them any more, without closing them."""
+    return _on_busiest_link(processes, "silenced", silence)
+
+
 FAULTS: dict[str, Callable[..., str]] = {
     "kill-prefill": kill_prefill,
     "kill-decode": kill_decode,
@@ -90,6 +103,8 @@ FAULTS: dict[str, Callable[..., str]] = {
     "kill-decode-engine": kill_decode_engine,
     "hang-engine": hang_decode_engine,
     "hang-prefill-engine": hang_prefill_engine,
+    "break-nixl": break_nixl,
+    "silence-nixl": silence_nixl,
     "expire-lease": expire_lease,
     "kill-controller": kill_controller,
     "kill-coordinator": kill_coordinator,
@@ -103,6 +118,18 @@ FRONT_FAULTS = ("kill-ingress",)
 def replica_pids(processes: Processes) -> set[int]:
     """The processes of all replicas that run."""
     return {one.pid for one in processes if "ServeReplica" in _title(one)}
+
+
+def engines_that_run(processes: Processes) -> int:
+    """How many engines there are, without those that are stopped."""
+    return sum(_ENGINE in _title(one) and not _is_stopped(one) for one in processes)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return True
 
 
 def _title(process: psutil.Process) -> str:
@@ -119,17 +146,48 @@ def _one(processes: Processes, *words: str) -> psutil.Process:
     return min(found, key=lambda one: one.pid)
 
 
+def _is_replica(process: psutil.Process, role: str) -> bool:
+    """Ours are called ``decode:GROUP``, those of Ray Serve LLM ``Decode:MODEL``."""
+    title = _title(process)
+    return "ServeReplica" in title and f":{role}:" in title.lower()
+
+
 def _replica(processes: Processes, role: str) -> psutil.Process:
-    return _one(processes, "ServeReplica", f":{role}:")
+    found = [one for one in processes if _is_replica(one, role)]
+    if not found:
+        raise DrillError(f"no process here is a {role} replica")
+    return min(found, key=lambda one: one.pid)
 
 
 def _engine(processes: Processes, role: str) -> psutil.Process:
-    for process in processes:
-        if "ServeReplica" in _title(process) and f":{role}:" in _title(process):
-            for child in process.children(recursive=True):
-                if _ENGINE in _title(child):
-                    return child
-    raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")
+    return _engines(processes, role)[0]
+
+
+def _engines(processes: Processes, role: str) -> list[psutil.Process]:
+    found = [
+        child
+        for process in processes
+        if _is_replica(process, role)
+        for child in process.children(recursive=True)
+        if _ENGINE in _title(child)
+    ]
+    if not found:
+        raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")
+    return found
+
+
+def _on_busiest_link(processes: Processes, done: str, harm: Callable[[Connection], None]) -> str:
+    pairs = list(product(_engines(processes, "decode"), _engines(processes, "prefill")))
+    try:
+        links = {(decode.pid, prefill.pid): connections(decode, prefill) for decode, prefill in pairs}
+        pair = max(links, key=lambda pair: received_bytes(links[pair]))
+        for link in links[pair]:
+            harm(link)
+    except (OSError, psutil.Error) as error:
+        raise DrillError(f"a NIXL connection cannot be {done}: {error}") from None
+    if not links[pair]:
+        raise DrillError("no decode engine is connected to a prefill engine by TCP: does UCX use another transport?")
+    return f"{done}: {len(links[pair])} connections of engines {pair[0]} and {pair[1]}"
 
 
 def _kill(process: psutil.Process) -> str:

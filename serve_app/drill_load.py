@@ -4,18 +4,18 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 120.0
 _RETRIES = 5
 _RETRY_S = 0.3
 # Every other prompt is above the default bound of local prefill.
 _INPUT_TOKENS = (40, 400)
-_OUTPUT_TOKENS = 300
+OUTPUT_TOKENS = 300
 _TOKEN_RANGE = (300, 1000)
 
 
@@ -42,6 +42,15 @@ class Answer:
     gap_s: float = 0.0
 
 
+def prompts(seed: int, count: int) -> list[list[int]]:
+    """The token ids of so many prompts, short and long ones in turn."""
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(*_TOKEN_RANGE) for _ in range(_INPUT_TOKENS[number % len(_INPUT_TOKENS)])]
+        for number in range(count)
+    ]
+
+
 async def run_load(
     url: str,
     model: str,
@@ -50,8 +59,7 @@ async def run_load(
     seconds: float,
     seed: int,
     salt: str,
-    at_s: float | None = None,
-    fault: Callable[[], None] | None = None,
+    faults: Sequence[tuple[float, Callable[[], None]]] = (),
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
     """Send greedy streams at a steady rate; equal seeds give equal prompts.
@@ -63,27 +71,25 @@ async def run_load(
         seconds: for how long.
         seed: of the prompts.
         salt: what prefix caches keep apart.
-        at_s: when ``fault`` is called, after the start.
-        fault: breaks something.
+        faults: what breaks something, and when it is called, seconds after the start.
         on_answer: called after each answer.
 
     Returns:
         One answer per request, in the order in which they were sent.
     """
-    rng = random.Random(seed)
     count = max(1, round(rate * seconds))
     bodies = [
         {
             "model": model,
-            "prompt": [rng.randrange(*_TOKEN_RANGE) for _ in range(_INPUT_TOKENS[number % len(_INPUT_TOKENS)])],
-            "max_tokens": _OUTPUT_TOKENS,
+            "prompt": prompt,
+            "max_tokens": OUTPUT_TOKENS,
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
             "cache_salt": salt,
         }
-        for number in range(count)
+        for prompt in prompts(seed, count)
     ]
     timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -95,14 +101,13 @@ async def run_load(
             on_answer()
             return answer
 
-        async def break_it() -> None:
-            if fault is not None and at_s is not None:
-                await asyncio.sleep(at_s)
-                await asyncio.to_thread(fault)
+        async def break_it(at_s: float, fault: Callable[[], None]) -> None:
+            await asyncio.sleep(at_s)
+            await asyncio.to_thread(fault)
 
-        broken = asyncio.create_task(break_it())
+        broken = [asyncio.create_task(break_it(at_s, fault)) for at_s, fault in faults]
         answers = await asyncio.gather(*(one(number) for number in range(count)))
-        await broken
+        await asyncio.gather(*broken)
     return answers
 
 

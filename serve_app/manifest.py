@@ -11,6 +11,7 @@ import yaml
 from autoscale.types import PoolKey
 from deployments.config import IngressConfig
 from deployments.environment import serve_environment
+from deployments.ports import EVERY_ADDRESS
 from kvtransfer.topology import Role
 from serve_app.config import AppConfig
 from serve_app.validate import load_serve_yaml, parse_app_config, sole_application
@@ -137,6 +138,9 @@ def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: 
     # Nothing pins an ingress replica to a node, so each pod keeps room for all of them: one that took an engine's CPU
     # would keep that engine from starting.
     cpus = math.ceil(group.engine_cpus + ingress.replicas * ingress.cpus_per_replica)
+    ports = [_port("serve", port)]
+    if ingress.metrics_host in EVERY_ADDRESS:
+        ports.append(_port("metrics", ingress.metrics_port))
     return {
         "groupName": group.name,
         "replicas": group.pods,
@@ -145,7 +149,7 @@ def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: 
         # Ray's node labels. KubeRay refuses them as rayStartParams.labels.
         "labels": {WORKER_GROUP_LABEL: group.name, **dict(group.shape.node_labels)},
         "rayStartParams": _ray_start_params(group.shape),
-        "template": _worker_template(group.shape, cpus=cpus, image=image, port=port),
+        "template": _worker_template(group.shape, cpus=cpus, image=image, ports=ports),
     }
 
 
@@ -156,7 +160,7 @@ def _ray_start_params(shape: NodeShape) -> dict[str, str]:
     return {"resources": json.dumps(resources)}  # twice: KubeRay pastes the value into a shell command
 
 
-def _worker_template(shape: NodeShape, *, cpus: int, image: str, port: int) -> dict[str, Any]:
+def _worker_template(shape: NodeShape, *, cpus: int, image: str, ports: list[dict[str, Any]]) -> dict[str, Any]:
     resources = {"cpu": str(cpus), "memory": f"{_WORKER_MEMORY_GIB + _WORKER_MEMORY_GIB_PER_GPU * shape.gpus}Gi"}
     if shape.gpus:
         resources["nvidia.com/gpu"] = str(shape.gpus)
@@ -164,7 +168,7 @@ def _worker_template(shape: NodeShape, *, cpus: int, image: str, port: int) -> d
         "name": "ray-worker",
         "image": image,
         "env": _env(),
-        "ports": [_port("serve", port)],
+        "ports": ports,
         "resources": _resources(resources),
         "readinessProbe": _readiness(),
     }

@@ -24,8 +24,6 @@ from serve_app.sim_report import document, print_notes, print_whole, summary_tab
 from serve_app.workers import worker_pool
 
 _CONFIG = Path(__file__).parents[1] / "configs" / "sim" / "h100_llama70b.yaml"
-# GPUs of the pressure test, which names the targets that some policies take.
-_PRESSURE_GPUS = 24
 # What our policy must reach: on steady traffic as a multiple of the bounds, on bursts of the smallest fixed counts.
 _STEADY_OVER_ORACLE, _STEADY_OVER_CAUSAL, _BURSTY_OVER_STATIC = 1.35, 1.10, 0.85
 
@@ -161,7 +159,7 @@ def report(
     """
     tuning, reporting = cut(trace, *workload.tuning), cut(trace, *workload.reporting)
     say("pressure test, and the oracle of the tuning slice")
-    pressed = pool.submit(pressure_test, config, tuning, gpus=_PRESSURE_GPUS)
+    pressed = pool.submit(pressure_test, config, tuning)
     oracle: OracleResult = pool.submit(find_oracle, config, tuning, rate_scale=workload.rate_scale).result()
     kinds = sorted(set(SPACES) - {"default"})
     done = 0

@@ -2,13 +2,11 @@
 
 import asyncio
 import copy
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -17,6 +15,7 @@ from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
 from router.types import PathReason
 from serve_app.bench import LoadGenerator
+from serve_app.metrics_page import scrape
 from serve_app.validate import sole_application
 
 Metrics = Counter[tuple[str, ...]]
@@ -59,17 +58,13 @@ def run_trace(url: str, model: str, trace: Sequence[TraceRequest], console: Cons
     return Report.of(records)
 
 
-def scrape(url: str) -> Metrics:
-    """Path counts and NIXL bytes from ``/metrics``."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:  # noqa: S310
-        page = response.read().decode()
+def prefill_metrics(url: str) -> Metrics:
+    """Path counts and NIXL bytes from a metrics page."""
     totals: Metrics = Counter()
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name == "tandem_prefill_path_total":
-                totals["path", sample.labels["path"], sample.labels["reason"]] += int(sample.value)
-            elif sample.name == "vllm:nixl_bytes_transferred_sum":
-                totals["nixl_bytes",] += int(sample.value)
+    for sample in scrape(url, "tandem_prefill_path_total", "vllm:nixl_bytes_transferred_sum"):
+        is_path = sample.name == "tandem_prefill_path_total"
+        key = ("path", sample.labels["path"], sample.labels["reason"]) if is_path else ("nixl_bytes",)
+        totals[key] += int(sample.value)
     return totals
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deployments.ports import EVERY_ADDRESS
+from deployments.ports import EVERY_ADDRESS, free_ports
 from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment, local_cluster_address
 from serve_app.config import AppConfig
 from serve_app.preflight import check_machine
@@ -87,6 +87,11 @@ def deploy(
     if config.model.folder is not None:
         # Serve's tasks run elsewhere than here.
         document["applications"][0]["args"]["model"]["source"] = str(config.model.folder)
+    if address is None and "metrics_port" not in config.ingress.model_fields_set:
+        # Two clusters of this machine have the same default.
+        args = document["applications"][0]["args"]
+        args["ingress"] = {**(args.get("ingress") or {}), "metrics_port": free_ports(1)[0]}
+        config = single_app_config(document)
     cluster = None
     if address is None:
         check_machine(config, host=host, port=port)
@@ -94,17 +99,7 @@ def deploy(
     if address is None:
         cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
     app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
-    try:
-        connect(app._address)
-        if cluster is not None:
-            app._check_placeable()
-        app._submit()
-        app.wait_ready(start_timeout_s, on_status)
-    except BaseException as error:
-        app.close()
-        if type(error).__module__.startswith("ray."):
-            raise DeployError(f"application {app.name}: {_first_cause([str(error)])}") from error
-        raise
+    app.start(start_timeout_s, on_status)
     return app
 
 
@@ -145,6 +140,8 @@ class App:
         address: str,
         host: str,
         port: int,
+        *,
+        health_path: str = "/health",
     ) -> None:
         self.config = config
         self.name = str(document["applications"][0].get("name", "default"))
@@ -152,6 +149,25 @@ class App:
         self._document = document
         self._cluster = cluster
         self._address = address
+        self._health_path = health_path
+
+    def start(self, timeout_s: float, on_status: Callable[[Status], None] | None = None) -> None:
+        """Connect, submit, and wait until it answers; leave again when that fails.
+
+        Raises:
+            DeployError: it did not start.
+        """
+        try:
+            connect(self._address)
+            if self._cluster is not None:
+                self._check_placeable()
+            self._submit()
+            self.wait_ready(timeout_s, on_status)
+        except BaseException as error:
+            self.close()
+            if type(error).__module__.startswith("ray."):
+                raise DeployError(f"application {self.name}: {_first_cause([str(error)])}") from error
+            raise
 
     def _check_placeable(self) -> None:
         """A cluster of this machine gets no other nodes, so what none of them offers would be waited for in vain."""
@@ -230,7 +246,7 @@ class App:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}{self._health_path}", timeout=10) as response:  # noqa: S310
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -247,6 +263,15 @@ class App:
             message=application.message,
             replicas={name: dict(deployment.replica_states) for name, deployment in application.deployments.items()},
         )
+
+    @property
+    def metrics_url(self) -> str:
+        """The metrics page: beside the API if it is there, else as a node with an ingress replica reaches its own."""
+        ingress = self.config.ingress
+        if ingress.metrics_on_public_port:
+            return f"{self.url}/metrics"
+        host = "127.0.0.1" if ingress.metrics_host in EVERY_ADDRESS else ingress.metrics_host
+        return f"http://{host}:{ingress.metrics_port}/metrics"
 
     @property
     def is_alive(self) -> bool:

@@ -38,6 +38,7 @@ PURE_DEPLOYMENTS = (
     "explain",
     "frames",
     "handoff",
+    "http_headers",
     "metrics",
     "openai_errors",
     "ports",

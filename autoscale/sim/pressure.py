@@ -26,6 +26,7 @@ _RUN_ANSWERS, _WARM_UP_ANSWERS = 4.0, 2.0
 # With more requests it ends as soon as it has lasted for that.
 _MANY_REQUESTS = 50_000
 _RATE_STEPS = 8
+_USUAL_GPUS = 24
 # Disaggregation must serve so much more than it costs in complexity.
 _WORTH_FRAC = 1.02
 
@@ -74,11 +75,19 @@ class PressureResult:
         return self.best.requests_per_s > self.aggregated.requests_per_s * _WORTH_FRAC
 
 
+def usual_gpus(config: SimConfig) -> int:
+    """As many GPUs as show a ratio well, or as the pools may have in each split from all prefill to all decode."""
+    pools = {key.role: pool for key, pool in config.pools().items()}
+    each = {role: pools[role].gpus_per_replica for role in Role}
+    whole = {role: pools[role].highest_replicas * each[role] for role in Role}
+    return min(_USUAL_GPUS, whole[Role.PREFILL] + each[Role.DECODE], whole[Role.DECODE] + each[Role.PREFILL])
+
+
 def pressure_test(
     config: SimConfig,
     trace: Sequence[TraceRequest],
     *,
-    gpus: int,
+    gpus: int | None = None,
     seed: int = 0,
     on_point: Callable[[PressurePoint], None] = lambda point: None,
 ) -> PressureResult:
@@ -89,7 +98,7 @@ def pressure_test(
     Args:
         config: cluster and objectives.
         trace: where lengths are drawn from.
-        gpus: of all replicas together; what a split leaves over stays unused.
+        gpus: of all replicas together; what a split leaves over stays unused. ``None``: ``usual_gpus``.
         seed: of arrivals and ties.
         on_point: told each split's result.
 
@@ -97,6 +106,7 @@ def pressure_test(
         ValueError: several groups, too few GPUs for a replica of each role, or none keeps the objectives at any rate.
     """
     config.check_one_group("the pressure test")
+    gpus = usual_gpus(config) if gpus is None else gpus
     pools = {key.role: pool for key, pool in config.pools().items()}
     each = {role: pools[role].gpus_per_replica for role in Role}
     most = (gpus - each[Role.DECODE]) // each[Role.PREFILL]
@@ -112,7 +122,7 @@ def pressure_test(
     if not splits:
         raise ValueError(
             f"{gpus} GPUs make no split at a supported P/D ratio that the pools' highest_replicas allow "
-            f"({highest[Role.PREFILL]} and {highest[Role.DECODE]}): give another number"
+            f"({highest[Role.PREFILL]} and {highest[Role.DECODE]}): give {usual_gpus(config)}"
         )
     test = PressureTest(config, trace, seed)
     known: dict[int, PressurePoint] = {}

@@ -50,6 +50,11 @@ def test_message_survives_quotes_and_line_breaks() -> None:
     assert str(OpenAIError(500, message)) == message
 
 
+def test_a_refusal_does_not_send_back_megabytes() -> None:
+    assert len(OpenAIError(404, "x" * 10_000_000).body()) < 3000
+    assert json.loads(OpenAIError(404, "x" * 2000).body())["error"]["message"] == "x" * 2000
+
+
 @pytest.mark.parametrize(
     ("message", "named", "sent", "field"),
     [

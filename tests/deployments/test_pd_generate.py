@@ -55,10 +55,17 @@ def _client() -> Client:
     return Client()
 
 
-def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, answer_tokens: int = 0) -> Any:
+def decode(
+    client: Client,
+    prefill: Prefill,
+    prefix_cache_blocks: int = 1000,
+    answer_tokens: int = 0,
+    max_prompt_tokens: int | None = None,
+) -> Any:
     from autoscale.request_stats import RequestStats
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
+    from deployments.pull_watch import PullWatch
     from router.config import RouterConfig
     from router.outliers import OutlierConfig
     from router.ray_health import HealthFeed
@@ -79,7 +86,9 @@ def decode(client: Client, prefill: Prefill, prefix_cache_blocks: int = 1000, an
         requests=requests,
         config=RouterConfig(),
         health=health,
+        pulls=PullWatch(client, 15.0),
         lease_s=60.0,
+        max_prompt_tokens=max_prompt_tokens,
     )
 
 
@@ -116,6 +125,18 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
     prefill.calls[0].set_result(answered())
     await long
     assert client.asked[1:] == [("long", {"from": "p"})]
+
+
+async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(
+    client: Client, prefill: Prefill
+) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=f"has {len(LONG)} tokens, .* at most {len(LONG) - 1}: send a"):
+        await run(decode(client, prefill, max_prompt_tokens=len(LONG) - 1), LONG)
+    assert (client.asked, prefill.calls) == ([], [])
+    await run(decode(client, prefill, max_prompt_tokens=len(SHORT)), SHORT)
+    assert len(client.asked) == 1
 
 
 async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
@@ -248,3 +269,32 @@ async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client
         for call in prefill.calls[1:]:
             call.set_result(answered())
         await second
+
+
+async def test_a_prompt_stays_away_from_prefill_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    peers = generate._pulls.peers
+    for name in ("p", "other"):
+        peers.heard(name, time.monotonic())
+    peers.failed("p", time.monotonic())
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    assert prefill.requests[0].exclude == {"p"}
+    prefill.calls[0].set_result(answered())
+    await task
+    peers.failed("other", time.monotonic())
+    await run(generate, [1, *LONG], "cut off")
+    assert len(prefill.calls) == 1
+    assert client.asked[-1] == ("cut off", None)
+
+
+async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    generate._pulls.peers.failed("p", time.monotonic() - 2.0)
+    tasks = [asyncio.create_task(run(generate, [number, *LONG], f"r{number}")) for number in range(3)]
+    await sent(prefill, 1)
+    await asyncio.gather(*tasks[1:])
+    assert [(request.probe, request.exclude) for request in prefill.requests] == [("p", frozenset())]
+    prefill.calls[0].set_result(answered())
+    await tasks[0]
+    assert client.asked == [("r1", None), ("r2", None), ("r0", {"from": "p"})]

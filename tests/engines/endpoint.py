@@ -2,12 +2,33 @@
 
 import asyncio
 import random
+import string
 import time
-import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
+import requests
+import yaml
+
+from deployments.ports import free_ports
+from serve_app.metrics_page import scrape
+
+ROOT = Path(__file__).parents[2]
+
+
+def emulated_document(**ingress: Any) -> dict[str, Any]:
+    """One emulated prefill and one decode replica that start at once, without an autoscaler."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document["http_options"]["port"] = free_ports(1)[0]
+    application = document["applications"][0]
+    del application["autoscaling_policy"], application["args"]["autoscale"]
+    for role in ("prefill", "decode"):
+        pool = application["args"]["groups"][0][role]
+        del pool["max_replicas"]
+        pool["emulator"] |= {"start_s": 0.0, "profile": str(ROOT / pool["emulator"]["profile"])}
+    application["args"]["ingress"] |= ingress
+    return document
 
 
 def prompt_ids(length: int, seed: int) -> list[int]:
@@ -23,14 +44,7 @@ def total(app: Any, *names: str, **labels: str) -> float:
 
 def samples(app: Any, *names: str) -> list[tuple[dict[str, str], float]]:
     """Every sample with one of these names: its labels and its value."""
-    with urllib.request.urlopen(f"{app.url}/metrics", timeout=30) as response:
-        page = response.read().decode()
-    return [
-        (dict(sample.labels), sample.value)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name in names
-    ]
+    return [(dict(sample.labels), sample.value) for sample in scrape(app.metrics_url, *names)]
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
@@ -39,3 +53,34 @@ async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
+
+
+def keeps_to_itself(app: Any, model: str) -> None:
+    """Requests that succeed, are refused and fail leave no word of theirs in any file of the cluster."""
+    word = "".join(random.choices(string.ascii_lowercase, k=20))
+    text = f"{word} and more"
+    named = {"type": "function", "function": {"name": word, "parameters": {"type": word}}}
+    said = [{"role": "user", "content": text}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("completions", {"prompt": text, "stream": True}),
+        ("completions", {"prompt": text, "max_tokens": 100_000}),
+        ("completions", {"prompt": text, "temperature": text}),
+        ("completions", {"prompt": text, "structured_outputs": {"regex": f"({text}"}}),
+        ("completions", {"prompt": text * 40_000}),
+        ("completions", {"prompt": text, word: text}),
+        ("completions", {"prompt": text, "model": word}),
+        ("chat/completions", {"messages": said}),
+        ("chat/completions", {"messages": [{"role": text, "content": {"text": text}}]}),
+        ("chat/completions", {"messages": said, "tools": [named], "tool_choice": "required"}),
+        ("chat/completions", {"messages": said, "chat_template": "{{ raise_exception(messages[0].content) }}"}),
+    ]
+    statuses = set()
+    for path, body in asked:
+        body = {"model": model, "max_tokens": 4, **body}
+        statuses.add(requests.post(f"{app.url}/v1/{path}", json=body, timeout=120).status_code)
+    broken = requests.post(f"{app.url}/v1/completions", data=f'{{"prompt": "{text}"', timeout=60)
+    assert {200, 400} <= statuses | {broken.status_code}
+    time.sleep(2.0)  # logs are written behind
+    files = [path for path in app._cluster.folder.rglob("*") if path.is_file()]
+    assert any(path.name.startswith("replica_") for path in files)
+    assert not [str(path) for path in files if word.encode() in path.read_bytes()]

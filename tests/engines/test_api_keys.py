@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import requests
-import yaml
 
 from deployments.api_keys import key_line, new_key
-from deployments.ports import free_ports
+from tests.engines.endpoint import emulated_document
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-ROOT = Path(__file__).parents[2]
 BODY = {"model": "llama-70b", "prompt": [100] * 50, "max_tokens": 4}
 
 
@@ -28,16 +26,7 @@ def _url(file: Path) -> Iterator[str]:
     from serve_app.sdk import deploy
 
     file.write_text(key_line("first", "unused") + "\n")
-    document = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
-    document["http_options"]["port"] = free_ports(1)[0]
-    application = document["applications"][0]
-    del application["autoscaling_policy"], application["args"]["autoscale"]
-    for role in ("prefill", "decode"):
-        pool = application["args"]["groups"][0][role]
-        del pool["max_replicas"]
-        pool["emulator"] |= {"start_s": 0.0, "profile": str(ROOT / pool["emulator"]["profile"])}
-    application["args"]["ingress"]["api_keys_file"] = str(file)
-    with deploy(document) as app:
+    with deploy(emulated_document(api_keys_file=str(file), metrics_on_public_port=True)) as app:
         yield app.url
 
 

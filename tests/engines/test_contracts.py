@@ -64,6 +64,30 @@ print(json.dumps(logger.load.report()))
 """
 
 
+_SIDE_CHANNEL = """
+import json, multiprocessing, os, socket, threading
+
+def start():
+    from deployments.vllm_plugin import register
+    register()
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
+    scheduler = object.__new__(NixlBaseConnectorScheduler)
+    scheduler._nixl_handshake_listener_t, scheduler._stop_event = None, threading.Event()
+    scheduler.side_channel_host = "127.0.0.1"
+    scheduler.side_channel_port = int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+    scheduler.set_xfer_handshake_metadata({})
+
+with socket.create_server(("127.0.0.1", 0)) as other:
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(other.getsockname()[1])
+    child = multiprocessing.get_context("fork").Process(target=start)
+    child.start()
+    child.join(60)
+    print(json.dumps(child.exitcode))
+    child.kill()
+"""
+
+
 @pytest.fixture(name="core")
 def _core() -> str:
     return str(max(os.sched_getaffinity(0)))
@@ -99,3 +123,8 @@ def test_prompt_tokens_are_counted_by_where_they_came_from(run_python: Callable[
     report = run_python(_PROMPT_STATS, env={**os.environ, **_QUIET})
     assert report["prefill_tokens"] == 16 + 1 + 16
     assert report["cached_prefill_tokens"] == 48
+
+
+def test_an_engine_whose_side_channel_port_is_taken_ends(run_python: Callable[..., Any]) -> None:
+    """vLLM itself waits for ever."""
+    assert run_python(_SIDE_CHANNEL, env={**os.environ, **_QUIET}) == 1

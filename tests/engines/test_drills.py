@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[2]
 # The rest is run by `tandem drill --fault all`.
-FAULTS = ["kill-controller", "kill-decode-engine", "kill-engine-worker", "hang-engine", "kill-ingress"]
+FAULTS = ["break-nixl", "kill-controller", "kill-decode-engine", "kill-engine-worker", "hang-engine", "kill-ingress"]
 
 
 @pytest.fixture(name="rows", scope="module")
@@ -42,3 +42,10 @@ def test_streams_of_a_decode_engine_that_died_went_on_from_another(rows: dict[st
 
 def test_a_serve_controller_that_died_finds_its_replicas_and_replaces_none(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["kill-controller"]["replicas_ended"] == 0
+
+
+def test_a_link_that_was_cut_carries_kv_again(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["break-nixl"]
+    assert row["link_failures"] > 0
+    assert row["link_repairs"] > 0
+    assert row["replicas_ended"] == 0

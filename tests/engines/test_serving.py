@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 
-from serve_app.quickstart import scrape
+from serve_app.quickstart import prefill_metrics
 from tests.engines.endpoint import eventually, prompt_ids, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -20,7 +20,7 @@ LENGTHS = (5, 127, 200, 700, 2500)
 
 def paths(app: Any) -> dict[str, int]:
     counts = {"local": 0, "remote": 0}
-    for key, count in scrape(app.url).items():
+    for key, count in prefill_metrics(app.metrics_url).items():
         if key[0] == "path":
             counts[key[1]] += count
     return counts
@@ -92,20 +92,20 @@ def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
 
 def test_a_cached_prompt_goes_local_and_the_estimate_is_right(app: Any) -> None:
     client = app.client()
-    before = scrape(app.url)
+    before = prefill_metrics(app.metrics_url)
     for extra in ([], [401, 402]):
         client.completions.create(model="tiny", prompt=prompt_ids(900, seed=5) + extra, max_tokens=2, temperature=0.0)
-    after = scrape(app.url)
+    after = prefill_metrics(app.metrics_url)
     assert after["path", "local", "cached"] == before["path", "local", "cached"] + 1
     errors = "tandem_cached_tokens_error_tokens_bucket"
     assert total(app, errors, le="0.0") == total(app, errors, le="+Inf") > 0
 
 
 def test_kv_really_moves_over_nixl(app: Any) -> None:
-    before = scrape(app.url)["nixl_bytes",]
+    before = prefill_metrics(app.metrics_url)["nixl_bytes",]
     app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=9), max_tokens=2)
     # 4 layers x K and V x 2 heads x 64 x 4 bytes = 4096 bytes a token, whole blocks.
-    assert scrape(app.url)["nixl_bytes",] - before >= 480 * 4096
+    assert prefill_metrics(app.metrics_url)["nixl_bytes",] - before >= 480 * 4096
 
 
 def test_prefill_tells_routers_how_many_tokens_wait(app: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -240,6 +241,27 @@ def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tm
     assert args["autoscale"]["policy"]["kind"] == "heteroscale"
     assert "emulated.yaml serves other engines than were simulated" in ran.stdout.replace("\n", " ")
     assert single_app_config(load_serve_yaml(served)).autoscale is not None
+
+
+def test_gpus_and_parameters_that_nobody_gave_fit_the_config(files: tuple[str, str], tmp_path: Path) -> None:
+    trace, config = files
+    small = tmp_path / "small.yaml"
+    document = yaml.safe_load(Path(config).read_text())
+    for group in document["groups"]:
+        for role in ("prefill", "decode"):
+            group[role]["highest_replicas"] = 3
+    document.pop("policies", None)  # heteroscale's target is to be found
+    small.write_text(yaml.safe_dump(document))
+    out = tmp_path / "curated.yaml"
+    base = ["--trace", trace, "--config", str(small)]
+    ran = CliRunner().invoke(
+        cli, ["curate", *base, "--policy", "heteroscale,heteroscale", "--tries", "1", "--out", str(out)]
+    )
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    ran = CliRunner().invoke(cli, ["pressure-test", *base, "--gpus", "40"])
+    given = re.search(r"40 GPUs make no split .* \(3 and 3\): give (\d+)", str(ran.exception))
+    assert given is not None
+    assert CliRunner().invoke(cli, ["pressure-test", *base, "--gpus", given[1]]).exit_code == 0
 
 
 def test_only_an_autoscaled_application_can_be_curated(files: tuple[str, str], tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def test_added_latency_is_between_the_runs_and_retries_add_up() -> None:
     assert row["retried"] == 4
 
 
+def test_errors_that_differ_by_a_request_id_are_of_one_kind() -> None:
+    ids = ("24e504a6-3ca1-4d15-900f-2908f56025de", "7ca7a9a0-148e-4f5b-ae0c-34eeda24fabe")
+    failed = [answer(ended=False, error=f"HTTP 500 (Request ID: {one})") for one in ids]
+    assert compare("kill-decode", [answer(1)] * 2, failed)["errors"] == {"HTTP 500 (Request ID: ...)": 2}
+
+
 def test_an_undisturbed_run_that_fails_is_told() -> None:
     assert compare("kill-decode", [answer(ended=False)], [answer()])["failed_undisturbed"] == 1
 

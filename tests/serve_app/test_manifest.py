@@ -160,6 +160,14 @@ def test_container_and_probe_follow_the_port_of_the_serve_config() -> None:
     assert worker["readinessProbe"]["httpGet"]["port"] == "serve"
 
 
+@pytest.mark.parametrize(("host", "names"), [("127.0.0.1", ["serve"]), ("0.0.0.0", ["serve", "metrics"])])
+def test_container_names_a_metrics_port_that_others_reach(host: str, names: list[str]) -> None:
+    rendered = render({**app_args(), "ingress": {"metrics_host": host, "metrics_port": 9100}})
+    ports = container(worker_specs(rendered)[0])["ports"]
+    assert [port["name"] for port in ports] == names
+    assert all(port["containerPort"] == 9100 for port in ports[1:])
+
+
 def test_rendering_leaves_its_input_alone() -> None:
     args = app_args(prefill={"placement": {"node_labels": {"tandem.io/s1": "a"}}})
     source = serve_yaml(args)

@@ -11,7 +11,7 @@ from rich.console import Console
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace
 from router.types import PathReason
-from serve_app.quickstart import SAMPLE_TRACE, Metrics, is_complete, run_trace, scrape, show
+from serve_app.quickstart import SAMPLE_TRACE, Metrics, is_complete, prefill_metrics, run_trace, show
 from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
 MakeEndpoint = Callable[..., FakeEndpoint]
@@ -71,12 +71,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row if cell.strip()] for row in cells]
 
 
-def test_scrape_adds_up_replicas_and_takes_totals_only(make_endpoint: MakeEndpoint) -> None:
-    assert scrape(make_endpoint(metrics_page=PAGE).url) == METRICS
+def test_prefill_metrics_add_up_replicas_and_take_totals_only(make_endpoint: MakeEndpoint) -> None:
+    assert prefill_metrics(make_endpoint(metrics_page=PAGE).url + "/metrics") == METRICS
 
 
 def test_page_without_our_metrics_counts_nothing(make_endpoint: MakeEndpoint) -> None:
-    assert scrape(make_endpoint(metrics_page="python_info 1.0\n").url) == Counter()
+    assert prefill_metrics(make_endpoint(metrics_page="python_info 1.0\n").url + "/metrics") == Counter()
 
 
 def test_table_has_latencies_in_ms_paths_bytes_and_rates() -> None:

@@ -1,0 +1,104 @@
+"""What one API key may take (pure)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# What a key did not take is kept for so long; a bucket of a minute would let two minutes' requests through in one.
+_BURST_S = 10.0
+
+
+class KeyLimits(BaseModel):
+    """Bounds of one key; of all who ask where there are no keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    requests_per_minute: float | None = Field(
+        None, gt=0.0, description="By all replicas of the endpoint together: each lets an equal part of it through."
+    )
+    tokens_per_minute: float | None = Field(
+        None, gt=0.0, description="Prompt and output tokens, shared out in the same way; a long prompt is owed."
+    )
+    max_requests: int | None = Field(None, ge=1, description="At a time, of each replica of the endpoint.")
+    share: float = Field(1.0, gt=0.0, le=1000.0, description="Of what all who wait get, in proportion to other keys.")
+    highest_priority: Literal["high", "normal", "low"] = Field(
+        "high", description="Who asks for a higher one gets this one."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """Which limit a key is over, and when it no longer is."""
+
+    what: str
+    after_s: float
+
+
+class _Bucket:
+    """Fills by a rate, up to what it gives in ``_BURST_S``, and at least one; it may be owed."""
+
+    def __init__(self, rate_s: float, now_s: float) -> None:
+        self._rate_s = rate_s
+        self._most = max(1.0, rate_s * _BURST_S)
+        self._level, self._at_s = self._most, now_s
+
+    def empty_s(self, least: float, now_s: float) -> float:
+        """How long it takes until so much is in it; 0 if it is."""
+        self._level = min(self._most, self._level + self._rate_s * (now_s - self._at_s))
+        self._at_s = now_s
+        return max(0.0, (least - self._level) / self._rate_s)
+
+    def take(self, amount: float) -> None:
+        self._level -= amount
+
+
+@dataclass(slots=True)
+class _Key:
+    requests: _Bucket | None
+    tokens: _Bucket | None
+    here: int = 0
+
+
+class RateLimits:
+    """All keys of one replica of the endpoint."""
+
+    def __init__(self, limits: Callable[[str | None], KeyLimits], replicas: int) -> None:
+        """``limits``: of a key; ``replicas``: of the endpoint, among which rates are shared out."""
+        self._limits = limits
+        self._replicas = replicas
+        self._keys: dict[str | None, _Key] = {}
+
+    def enter(self, name: str | None, tokens: int, now_s: float) -> OverLimit | None:
+        """Count a request of so many prompt tokens against its key, until ``leave``; or say which limit it is over."""
+        limits = self._limits(name)
+        key = self._keys.get(name) or self._keys.setdefault(name, self._new(limits, now_s))
+        if limits.max_requests is not None and key.here >= limits.max_requests:
+            return OverLimit(f"{key.here} requests of this key are here (max_requests)", 1.0)
+        if key.requests is not None and (after_s := key.requests.empty_s(1.0, now_s)):
+            return OverLimit(f"more than {limits.requests_per_minute:g} requests in a minute of this key", after_s)
+        if key.tokens is not None and (after_s := key.tokens.empty_s(1.0, now_s)):
+            return OverLimit(f"more than {limits.tokens_per_minute:g} tokens in a minute of this key", after_s)
+        if key.requests is not None:
+            key.requests.take(1.0)
+        if key.tokens is not None:
+            key.tokens.take(tokens)
+        key.here += 1
+        return None
+
+    def spend(self, name: str | None, tokens: int) -> None:
+        """Output tokens of a key's requests have come."""
+        bucket = self._keys[name].tokens
+        if bucket is not None:
+            bucket.take(tokens)
+
+    def leave(self, name: str | None) -> None:
+        """One of its requests is no longer here."""
+        self._keys[name].here -= 1
+
+    def _new(self, limits: KeyLimits, now_s: float) -> _Key:
+        def bucket(per_minute: float | None) -> _Bucket | None:
+            return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
+
+        return _Key(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))

@@ -1,0 +1,20 @@
+"""Writes a file that a command was asked for."""
+
+from pathlib import Path
+
+from serve_app.validate import ConfigError
+
+
+def write_file(path: Path | None, text: str, option: str) -> None:
+    """Write ``text``, its folder too, where ``option`` of the command named a file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror}: give a file that can be written") from None

@@ -1,0 +1,31 @@
+"""What the replicas of an application hold at one instant, as they say themselves."""
+
+import ray
+from ray import serve
+
+_TIMEOUT_S = 30.0
+_ENGINE = ("running_requests", "waiting_requests", "deferred_requests", "kv_usage_frac")
+
+
+def placement_groups() -> int:
+    """How many there are in the cluster."""
+    return sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
+
+
+async def held(application: str) -> dict[str, float]:
+    """Requests in replicas' hands and in engines, and KV in use, summed over all replicas; all 0 at rest."""
+    actors = [
+        ray.get_actor(actor["name"], namespace=actor["namespace"])
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"].startswith(f"SERVE_REPLICA::{application}#")
+    ]
+    counts = [await actor.get_num_ongoing_requests.remote() for actor in actors]
+    totals = {"ongoing_requests": float(sum(counts)), **dict.fromkeys(_ENGINE, 0.0)}
+    for name in serve.status().applications[application].deployments:
+        if name == "ingress":
+            continue
+        handle = serve.get_deployment_handle(name, application)
+        for stats in await handle.broadcast("record_autoscaling_stats").results_async(timeout_s=_TIMEOUT_S):
+            for key in _ENGINE:
+                totals[key] += stats[key]
+    return totals

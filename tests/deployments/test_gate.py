@@ -1,0 +1,79 @@
+"""Waiting at the endpoint: turns, clients that go, and what is dropped."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from deployments.gate import Gate
+from deployments.openai_errors import OpenAIError
+from router.admission import AdmissionConfig, Asked, Priority
+
+
+def asked(tokens: int = 1000) -> Asked:
+    return Asked(tokens=tokens, most_output_tokens=None, is_stream=True, key=None, priority=Priority.NORMAL)
+
+
+def full_gate(ttft_s: float) -> Gate:
+    """One that lets one prompt through at a time."""
+    gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=1)
+    gate._admission._capacity.tokens_s = 1.0
+    return gate
+
+
+def test_turns_come_as_others_get_their_first_token() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        first, second = asked(5000), asked(5000)
+        order = []
+
+        async def wait() -> None:
+            async with gate.enter(second):
+                order.append("second")
+
+        async with gate.enter(first):
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.2)
+            order.append("first token")
+            gate.output(first, 1)
+            await waiting
+        assert order == ["first token", "second"]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(gate.enter(asked(5000)))
+            gone, next_one = asked(5000), asked(5000)
+
+            async def wait(one: Asked) -> None:
+                async with gate.enter(one):
+                    pass
+
+            waiting = [asyncio.create_task(wait(one)) for one in (gone, next_one)]
+            await asyncio.sleep(0.1)
+            waiting[0].cancel()
+            await asyncio.gather(waiting[0], return_exceptions=True)
+            await stack.aclose()
+            await asyncio.wait_for(waiting[1], 1.0)
+            assert gate._admission.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_who_can_no_longer_be_in_time_is_told_so() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=0.3)
+        async with gate.enter(asked(5000)):
+            with pytest.raises(OpenAIError, match=r"would not have its first token within 0\.3 s") as refused:
+                async with gate.enter(asked(5000)):
+                    raise AssertionError("it was not its turn")
+        assert refused.value.status == 429
+        assert int(refused.value.headers()["Retry-After"]) >= 1
+        async with gate.enter(asked()):
+            pass
+
+    asyncio.run(run())

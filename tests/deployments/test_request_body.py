@@ -1,0 +1,45 @@
+"""How much of a body is read, and for how long."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from deployments.config import IngressConfig
+from deployments.openai_errors import OpenAIError
+from deployments.request_body import read_body
+
+CONFIG = IngressConfig(max_body_bytes=1024, body_timeout_s=0.2)
+
+
+def request(*parts: bytes, gap_s: float = 0.0, is_whole: bool = True) -> Request:
+    """A request whose body comes in parts, so far apart; without its end it is never whole."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(gap_s)
+        if not left:
+            await asyncio.Event().wait()
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left) or not is_whole}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+async def test_a_body_as_large_as_allowed_is_read() -> None:
+    assert await read_body(request(b"a" * 1000, b"b" * 24), CONFIG) == b"a" * 1000 + b"b" * 24
+
+
+async def test_one_byte_more_is_refused_before_the_rest_has_come() -> None:
+    with pytest.raises(OpenAIError, match="larger than 1024 bytes") as refusal:
+        await read_body(request(b"a" * 1000, b"b" * 25, is_whole=False), CONFIG)
+    assert refusal.value.status == 413
+
+
+@pytest.mark.parametrize("parts", [[b"a"], [b"a"] * 1000], ids=["silent", "dripping"])
+async def test_a_body_that_is_not_whole_in_time_is_refused(parts: list[bytes]) -> None:
+    with pytest.raises(OpenAIError, match=r"as a whole in 0\.2 s") as refusal:
+        async with asyncio.timeout(3.0):
+            await read_body(request(*parts, gap_s=0.01, is_whole=False), CONFIG)
+    assert refusal.value.status == 408

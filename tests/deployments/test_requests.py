@@ -1,0 +1,41 @@
+"""What of a body is refused before vLLM reads it."""
+
+from typing import Any
+
+import pytest
+
+from deployments.openai_errors import OpenAIError
+from deployments.requests import parse_request
+
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        ("chat", {"messages": [MESSAGE] * 10_001}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 10_001}]}, "messages"),
+        ("chat", {"messages": [MESSAGE], "tools": [{}] * 1001}, "tools"),
+        ("chat", {"messages": [MESSAGE], "n": 1025}, "n"),
+        ("completions", {"prompt": "x", "n": 16_384}, "n"),
+        ("completions", {"prompt": [[1]] * 1025}, "prompt"),
+        ("completions", {"prompt": ["x"] * 32, "n": 33}, "prompt"),
+    ],
+)
+def test_more_than_anybody_needs_is_refused(endpoint: str, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(OpenAIError, match="at most") as refused:
+        parse_request(endpoint, {"model": "m", **fields}, "id")
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("chat", {"messages": [MESSAGE] * 10_000, "n": 1024, "prompt": [[1]] * 2000}),
+        ("completions", {"prompt": [1] * 100_000, "n": 1024}),
+        ("completions", {"prompt": [[1]] * 1024}),
+        ("completions", {"prompt": ["x"] * 32, "n": 32}),
+    ],
+)
+def test_what_somebody_may_need_passes(endpoint: str, fields: dict[str, Any]) -> None:
+    assert parse_request(endpoint, {"model": "m", **fields}, "id").n == fields.get("n", 1)

@@ -1,0 +1,102 @@
+"""An endpoint on emulated engines: what it shows to whom, what it bounds, and what its logs keep to themselves."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, total
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", name="app")
+def _app() -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    document = emulated_document(replicas=2, max_body_bytes=1 << 20, body_timeout_s=2.0, max_prompt_tokens=2000)
+    del document["logging_config"]  # Serve's own level tells more
+    with deploy(document) as running:
+        yield running
+
+
+async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_serves_them(app: Any) -> None:
+    answer = requests.get(f"{app.url}/metrics", timeout=30)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+    assert app.metrics_url.startswith("http://127.0.0.1:")
+    body = {"model": "llama-70b", "prompt": [100] * 50, "max_tokens": 4}
+    for _ in range(8):  # the balancer gives both some
+        assert requests.post(f"{app.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert total(app, "tandem_requests_total", endpoint="completions", code="200") == 8
+    port = int(app.metrics_url.rsplit(":", 1)[1].removesuffix("/metrics"))
+    (owner,) = [
+        process
+        for process in app.processes()
+        if any(one.status == "LISTEN" and one.laddr.port == port for one in process.net_connections("tcp"))
+    ]
+    assert "ingress" in owner.name() or "ingress" in " ".join(owner.cmdline())
+    owner.kill()
+
+    def answers() -> bool:
+        try:
+            return total(app, "tandem_requests_total", endpoint="completions", code="200") >= 0
+        except OSError:
+            return False
+
+    await eventually(answers, within_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "says"),
+    [
+        ([100] * 2000, 200, None),
+        ([100] * 2001, 400, "the prompt has 2001 tokens, and this endpoint takes at most 2000"),
+        ("a" * (1 << 20), 413, "the body is larger than 1048576 bytes (ingress.max_body_bytes)"),
+    ],
+    ids=["allowed", "long", "large"],
+)
+def test_prompts_and_bodies_have_limits(app: Any, prompt: Any, status: int, says: str | None) -> None:
+    body = {"model": "llama-70b", "prompt": prompt, "max_tokens": 2}
+    answer = requests.post(f"{app.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == status
+    assert says is None or says in answer.json()["error"]["message"]
+
+
+def test_a_body_that_comes_too_slowly_is_refused(app: Any) -> None:
+    host, _, port = app.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        client.settimeout(0.2)
+        answer, began_s = b"", time.monotonic()
+        while not answer and time.monotonic() - began_s < 20.0:
+            client.sendall(b" ")
+            try:
+                answer = client.recv(4096)
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began_s >= 1.5
+
+
+def test_no_log_has_a_word_of_a_request(app: Any) -> None:
+    keeps_to_itself(app, "llama-70b")
+
+
+async def test_a_request_without_a_word_of_its_answer_outlives_its_ingress_replica(app: Any) -> None:
+    body = {"model": "llama-70b", "prompt": [100] * 50, "max_tokens": 300}
+    asked = [asyncio.to_thread(requests.post, f"{app.url}/v1/completions", json=body, timeout=120) for _ in range(12)]
+    started = [asyncio.create_task(one) for one in asked]
+    await asyncio.sleep(2.0)
+    assert not any(one.done() for one in started)
+    ingress = [one for one in app.processes() if "ServeReplica:tandem:ingress" in " ".join(one.cmdline())]
+    ingress[0].kill()
+    answers = await asyncio.gather(*started)
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert all(answer.json()["usage"]["completion_tokens"] == 300 for answer in answers)

@@ -1,0 +1,65 @@
+"""Bad requests to an application on emulated engines; ``make fuzz`` sends many more, and some to real ones."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.ports import free_ports
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module", name="part")
+def _part() -> Any:
+    from serve_app.fuzz import emulated_part
+
+    return emulated_part(300, most_bulk_bytes=200_000)
+
+
+@pytest.fixture(scope="module", name="app")
+def _app(part: Any) -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    with deploy({**part.document, "http_options": {"port": free_ports(1)[0]}}) as running:
+        yield running
+
+
+def test_three_hundred_bad_requests_find_nothing(app: Any, part: Any) -> None:
+    from serve_app.fuzz import fuzz
+    from serve_app.fuzz_verdict import Tally
+
+    tally = Tally()
+    asyncio.run(fuzz(app, part, 1, tally))
+    # So few requests say nothing about memory.
+    assert [finding for finding in tally.findings.values() if finding["what"] != "memory"] == []
+    assert tally.requests == 300
+    assert tally.by_status["200"] > 20
+    assert tally.by_status["400"] > 100
+
+
+def raw(url: str, request: bytes) -> bytes:
+    host, _, port = url.partition("://")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    "header", [b"X-Request-Id: \xe9\xff", b"X-Session-ID: \xff", b"X-Request-Timeout-Seconds: 0.001"]
+)
+def test_no_header_breaks_a_request_or_takes_its_time_away(app: Any, header: bytes) -> None:
+    body = b'{"model": "llama-70b", "prompt": "x", "max_tokens": 200}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    assert raw(app.url, head + header + b"\r\n\r\n" + body).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("value", [b'"\xed\xa0\x80"', b'"\xff"'])
+def test_a_body_that_is_not_utf8_is_refused(app: Any, value: bytes) -> None:
+    body = b'{"model": "llama-70b", "prompt": "x", "stop": ' + value + b"}"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = raw(app.url, head + body)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"not UTF-8" in answer

@@ -1,0 +1,100 @@
+"""Which prefill replicas a decode replica stays away from, and when it tries them again."""
+
+import math
+
+from kvtransfer.peers import Peers, StuckPulls, merged
+
+
+def known(*names: str) -> Peers:
+    peers = Peers()
+    for name in names:
+        peers.heard(name, 0.0)
+    return peers
+
+
+def test_one_failed_pull_keeps_prompts_away_from_that_replica_alone() -> None:
+    peers = known("a", "b")
+    assert peers.failed("a", 10.0)
+    assert peers.broken(10.0) == {"a"}
+    assert not peers.is_cut_off(10.0)
+    assert peers.failed("b", 10.0)
+    assert peers.is_cut_off(10.0)
+
+
+def test_a_replica_that_was_heard_of_long_ago_is_no_other_way() -> None:
+    peers = known("a", "b")
+    peers.failed("a", 60.0)
+    assert not peers.is_cut_off(60.0)
+    assert peers.is_cut_off(61.0)
+
+
+def test_a_replica_that_knows_of_nobody_is_not_cut_off() -> None:
+    assert not Peers().is_cut_off(0.0)
+
+
+def test_failures_of_prompts_that_were_sent_before_are_no_news() -> None:
+    peers = known("a")
+    peers.failed("a", 10.0)
+    assert [peers.failed("a", 10.5) for _ in range(5)] == [False] * 5
+    assert peers.probe(11.0) == "a"
+
+
+def test_one_prompt_at_a_time_tries_it_after_a_pause_that_doubles() -> None:
+    peers = known("a")
+    peers.failed("a", 0.0)
+    now_s, pauses = 0.0, []
+    for _ in range(9):
+        failed_s = now_s
+        while (probed := peers.probe(now_s)) is None:
+            now_s += 0.25
+        assert probed == "a"
+        assert peers.probe(now_s) is None
+        pauses.append(now_s - failed_s)
+        assert peers.failed("a", now_s)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_kv_that_comes_mends_a_link_and_its_next_pause_is_short() -> None:
+    peers = known("a")
+    peers.failed("a", 0.0)
+    peers.probe(1.0)
+    peers.failed("a", 1.0)
+    peers.probe(3.0)
+    assert peers.pulled("a", 3.5)
+    assert not peers.pulled("a", 3.6)
+    assert peers.broken(4.0) == frozenset()
+    peers.failed("a", 5.0)
+    assert peers.probe(6.0) == "a"
+
+
+def test_a_probe_that_shows_nothing_leaves_the_next_one_to_another_prompt() -> None:
+    peers = known("a")
+    peers.failed("a", 0.0)
+    assert peers.probe(1.0) == "a"
+    peers.unknown("a", 2.0)
+    assert peers.probe(2.5) is None
+    assert peers.probe(3.0) == "a"
+    assert peers.probe(62.9) is None
+    assert peers.probe(63.0) == "a"  # nobody heard of the last one for a minute
+
+
+def test_replicas_that_nobody_hears_of_are_forgotten() -> None:
+    peers = known("a", "b")
+    peers.failed("a", 0.0)
+    peers.failed("b", 599.0)
+    assert peers.broken(601.0) == {"b"}
+    assert peers.is_cut_off(601.0)
+
+
+def test_a_pull_is_stuck_once_it_was_seen_for_longer_than_its_time() -> None:
+    stuck = StuckPulls(5.0)
+    assert stuck.see({"r1": "e1"}, 0.0) == frozenset()
+    assert stuck.see({"r1": "e1", "r2": "e2"}, 5.0) == frozenset()
+    assert stuck.see({"r1": "e1", "r2": "e2"}, 5.1) == {"e1"}
+    assert stuck.see({"r2": "e2"}, math.nextafter(10.0, 11.0)) == {"e2"}
+    assert stuck.see({}, 20.0) == frozenset()
+    assert stuck.see({"r2": "e2"}, 30.0) == frozenset()  # another pull of that name
+
+
+def test_what_workers_say_adds_up() -> None:
+    assert merged([{"r1": "e1"}, {"r1": "e1", "r2": "e2"}, {}]) == {"r1": "e1", "r2": "e2"}

@@ -1,0 +1,46 @@
+"""How much one key may take, and when it may take more."""
+
+import pytest
+
+from router.rate_limit import KeyLimits, RateLimits
+
+
+def limits(**given: float) -> RateLimits:
+    return RateLimits(lambda name: KeyLimits.model_validate(given if name == "a" else {}), 1)
+
+
+def test_requests_in_a_minute_are_limited_key_by_key() -> None:
+    of = limits(requests_per_minute=60)
+    assert all(of.enter("a", 1, 0.0) is None for _ in range(10))
+    over = of.enter("a", 1, 0.0)
+    assert over is not None
+    assert over.after_s == pytest.approx(1.0)
+    assert "60 requests" in over.what
+    assert of.enter("b", 1, 0.0) is None
+    assert of.enter("a", 1, 1.0) is None
+    assert of.enter("a", 1, 1.5) is not None
+
+
+def test_rates_are_shared_out_among_the_replicas() -> None:
+    of = RateLimits(lambda name: KeyLimits(requests_per_minute=60), 5)
+    taken = sum(of.enter("a", 1, second / 10) is None for second in range(601))
+    assert 13 <= taken <= 14  # what it may keep, and a fifth of 60
+
+
+def test_tokens_are_owed_by_prompts_and_answers() -> None:
+    of = limits(tokens_per_minute=600)
+    assert of.enter("a", 5000, 0.0) is None  # a prompt larger than all that may be kept
+    over = of.enter("a", 1, 0.0)
+    assert over is not None
+    assert over.after_s == pytest.approx(490.1)
+    assert of.enter("a", 1, 491.0) is None
+    of.spend("a", 100)
+    assert of.enter("a", 1, 492.0) is not None
+
+
+def test_requests_at_a_time_are_limited() -> None:
+    of = limits(max_requests=2)
+    assert [of.enter("a", 1, 0.0) for _ in range(2)] == [None, None]
+    assert of.enter("a", 1, 0.0) is not None
+    of.leave("a")
+    assert of.enter("a", 1, 0.0) is None

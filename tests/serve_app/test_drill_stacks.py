@@ -1,0 +1,122 @@
+"""How a drill goes on from fault to fault and from stack to stack; the applications are of the outside world here."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serve_app import drill as drill_module
+from serve_app.cli import main
+from serve_app.drill_faults import FAULTS, engines_that_run
+from serve_app.drill_stacks import STACKS, Stack, faults_of
+from serve_app.sdk import Status
+from tests.serve_app.fake_endpoint import FakeEndpoint, raw, refuse
+
+CONFIG = Path(__file__).parents[2] / "configs" / "drill_tiny.yaml"
+ANSWER = raw(b'data: {"choices": [{"token_ids": [1, 2]}]}\n\n', b"data: [DONE]\n\n")
+MakeProcess = Callable[[str], psutil.Process]
+
+
+@pytest.fixture
+def make_process() -> Iterator[MakeProcess]:
+    """A process with this title, as Ray and vLLM give titles to theirs."""
+    started = []
+
+    def make(title: str) -> psutil.Process:
+        popen = subprocess.Popen([title, "60"], executable="/bin/sleep")
+        started.append(popen)
+        process = psutil.Process(popen.pid)
+        while not process.cmdline():  # for a moment after exec there is none
+            time.sleep(0.01)
+        return process
+
+    yield make
+    for popen in started:
+        popen.kill()
+        popen.wait()
+
+
+class FakeApp:
+    """Has fewer replicas each time that it is asked, so it never is whole again."""
+
+    def __init__(self, url: str, processes: list[psutil.Process]) -> None:
+        self.url, self._processes, self._replicas = url, processes, 1000
+
+    def status(self) -> Status:
+        self._replicas -= 1
+        return Status(state="RUNNING", message="", replicas={"decode": {"RUNNING": self._replicas}})
+
+    def processes(self) -> list[psutil.Process]:
+        return self._processes
+
+    def __enter__(self) -> "FakeApp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("title", ["ray::ServeReplica:tandem:decode:g0", "ray::ServeReplica:tandem:Decode:tiny"])
+def test_the_replicas_of_both_stacks_are_found_by_their_role(make_process: MakeProcess, title: str) -> None:
+    ingress, decode = make_process("ray::ServeReplica:tandem:ingress"), make_process(title)
+    FAULTS["kill-decode"]([ingress, decode])
+    assert decode.wait(10) == -signal.SIGKILL
+    assert ingress.is_running()
+
+
+def test_an_engine_that_is_stopped_does_not_run(make_process: MakeProcess) -> None:
+    engines = [make_process("VLLM::EngineCore"), make_process("VLLM::EngineCore_DP0")]
+    assert engines_that_run([*engines, make_process("ray::ServeReplica:tandem:ingress")]) == 2
+    engines[0].suspend()
+    while engines[0].status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert engines_that_run(engines) == 1
+
+
+def test_the_peer_has_no_coordinator_that_could_be_ended() -> None:
+    assert faults_of("tandem", [*FAULTS]) == [*FAULTS]
+    assert faults_of("ray-serve-llm", [*FAULTS]) == [fault for fault in FAULTS if fault != "kill-coordinator"]
+
+
+def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(
+    make_endpoint: Callable[..., FakeEndpoint],
+    make_process: MakeProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    starts: list[str] = []
+
+    def stack(name: str, answer: Any) -> Stack:
+        def start(*_: object) -> Any:
+            starts.append(name)
+            titles = ["ray::ServeController", "ray::ServeReplica:tandem:ingress"]
+            return FakeApp(make_endpoint(answer).url, [make_process(title) for title in titles])
+
+        return Stack(start=start, counters=lambda _: {})
+
+    monkeypatch.setitem(STACKS, "tandem", stack("tandem", ANSWER))
+    monkeypatch.setitem(STACKS, "ray-serve-llm", stack("ray-serve-llm", refuse(500)))
+    monkeypatch.setattr(drill_module, "_RECOVERY_S", 0.1)
+    out = tmp_path / "rows.json"
+    faults = ["--fault", "kill-ingress", "--fault", "kill-controller"]
+    stacks = ["--stack", "tandem", "--stack", "ray-serve-llm"]
+    load = ["--rate", "5", "--seconds", "1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["tandem", "drill", str(CONFIG), *faults, *stacks, *load])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 0  # only ours has to lose nothing
+    rows = json.loads(out.read_text())
+    assert [(row["fault"], row["stack"], row["lost"], row["recovered_s"]) for row in rows] == [
+        ("kill-ingress", "tandem", 0, None),
+        ("kill-ingress", "ray-serve-llm", 5, None),
+        ("kill-controller", "tandem", 0, None),
+        ("kill-controller", "ray-serve-llm", 5, None),
+    ]
+    assert starts == ["tandem", "tandem", "ray-serve-llm", "ray-serve-llm"]
