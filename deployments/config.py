@@ -108,6 +108,14 @@ class RoleConfig(_Config):
         gt=0.0,
         description="How long a stopping replica may finish what it has in flight (Serve's default is 20).",
     )
+    max_surge_frac: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="When the configuration changes, old replicas stop first, a fifth of them at a time and at least "
+        "one, so a pool of one answers nobody until its new one is there. More than 0: so many of them, at least one, "
+        "start first; they wait for room.",
+    )
     engine_silence_s: float = Field(
         15.0,
         gt=0.0,

@@ -28,6 +28,7 @@ from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.pull_watch import PullWatch
 from deployments.requests import parse_request, requested_max_tokens
 from deployments.sent import NotResumableError, SentAgain
+from deployments.start_backoff import back_off
 from router.config import RouterConfig
 from router.ray_health import HealthFeed
 
@@ -49,6 +50,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         engine_silence_s: float,
         pull_timeout_s: float,
     ) -> None:
+        await back_off()
         self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)

@@ -54,6 +54,9 @@ def serve_environment() -> dict[str, str]:
         # A request whose ingress replica ended before a word of its answer goes to another one, and is computed again.
         # Serve's own is conn-failure alone, and a 500 where the request had been sent.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # A HAProxy that has been replaced, as whenever an ingress replica comes or goes, ends its streams only after
+        # Ray's own limit of a request (Serve's default: 120 s).
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
         # gRPC between deployments, routing and user code on one event loop: a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # Of that gRPC: Ray's 4 MiB is less than a prompt of a million token ids.

@@ -24,6 +24,11 @@ class Gate:
         self._turns: dict[Asked, asyncio.Future[None]] = {}
         self._ticking: asyncio.Task[None] | None = None
 
+    @property
+    def here(self) -> int:
+        """Requests that wait or are being answered."""
+        return self._admission.here
+
     @asynccontextmanager
     async def enter(self, asked: Asked) -> AsyncGenerator[None, None]:
         """Wait for the request's turn; it is here until the end of the block.

@@ -21,6 +21,11 @@ from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
+# A replica of the endpoint that is told to go ends when its last request has had its time.
+_LAST_WORDS_S = 30.0
+# Of the endpoint, of which there is more than none at any time.
+_SURGE_PERCENT = 25
+
 
 def build_graph(
     *,
@@ -82,6 +87,8 @@ def build_graph(
             name="ingress",
             num_replicas=ingress.replicas,
             max_ongoing_requests=10_000,
+            graceful_shutdown_timeout_s=ingress.request_timeout_s + _LAST_WORDS_S,
+            max_surge_percent=_SURGE_PERCENT,
             ray_actor_options={
                 "num_cpus": ingress.cpus_per_replica,
                 **({"label_selector": ingress.node_labels} if ingress.node_labels else {}),

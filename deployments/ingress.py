@@ -49,7 +49,9 @@ _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _LEAST_PACE_TOKENS = 8
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
 _BYTES_PER_TOKEN = 4
-_NO_REPLICA_RETRY_S = 5.0
+_NO_REPLICA_RETRY_S, _LEAVING_S = 5.0, 5.0
+# What has been written is on its way to its client for a moment yet.
+_WRITTEN_S, _DRAIN_POLL_S = 0.5, 0.1
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 # A prompt of a million token ids, and more. Eight million small lists in 32 MiB held up an ingress replica for over a
 # minute, and took 1 GB.
@@ -123,6 +125,12 @@ def _depth(value: Any) -> int:
         depth += 1
         level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
     return depth
+
+
+def _leaving() -> OpenAIError:
+    return OpenAIError(
+        503, "this endpoint is being shut down; send the request again", code="overloaded", retry_after_s=_LEAVING_S
+    )
 
 
 def _request_id(request: Request) -> str:
@@ -214,6 +222,8 @@ class Ingress:
         self._keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
         self._gate = Gate(config.admission, replicas=config.replicas, prefill_replicas=prefill_replicas)
         self._max_model_len = max_model_len
+        self._read = 0  # requests whose body or first token has not come
+        self._is_draining = False
         self._rng = random.Random()
         context = serve.get_replica_context()
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -234,6 +244,8 @@ class Ingress:
     @app.get("/health")
     async def health(self) -> Response:
         """200 when every group's decode pool answers."""
+        if self._is_draining:
+            return _error_response(_leaving())
         for handle in self._groups.values():
             try:
                 await asyncio.wait_for(_unary(handle, "check_health"), _HEALTH_TIMEOUT_S)
@@ -258,6 +270,19 @@ class Ingress:
         )
         pages = [page for pool in pools for page in pool]
         return await asyncio.to_thread(tandem_metrics.render, pages)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no new request from now on, and wait until the others have been answered.
+
+        Returns:
+            How many have not been after ``timeout_s``.
+        """
+        self._is_draining = True
+        until_s = time.monotonic() + timeout_s
+        while (left := self._read + self._gate.here) and time.monotonic() < until_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await asyncio.sleep(_WRITTEN_S)
+        return left
 
     async def process_page(self) -> list[Any]:
         """This replica's own metrics."""
@@ -318,11 +343,16 @@ class Ingress:
     async def _serve(self, endpoint: str, request: Request) -> Response:
         arrived_s = time.monotonic()
         request_id = _request_id(request)
+        self._read += 1
         try:
+            if self._is_draining:
+                raise _leaving()
             key = self._check_key(request)  # before the body is read
             response = await self._respond(endpoint, request, request_id, arrived_s, key)
         except OpenAIError as error:
             response = _error_response(error)
+        finally:
+            self._read -= 1
         tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
         return response
 

@@ -149,6 +149,11 @@ class Admission:
         self._answer_tokens = 128.0
 
     @property
+    def here(self) -> int:
+        """Requests that wait or have gone on."""
+        return self._here
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._held)

@@ -81,7 +81,7 @@ def serve(
     config: Annotated[Path, typer.Argument(help="A Serve YAML.")] = Path("configs/cpu_tiny.yaml"),
     model: Annotated[str | None, typer.Option(help="Serve this model folder instead of the config's.")] = None,
 ) -> None:
-    """Start a cluster on this machine, serve, and stop everything on Ctrl-C."""
+    """Start a cluster on this machine, serve, and stop on Ctrl-C or SIGTERM, once what has begun is answered."""
     from serve_app import sdk
 
     document = load_serve_yaml(config)
@@ -94,9 +94,13 @@ def serve(
         console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
         console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
         console.print(f"\nMetrics, for this machine alone: {app.metrics_url}", highlight=False, soft_wrap=True)
-        while not stop.wait(1.0):
-            if not app.is_alive:
-                raise DeployError("the local Ray cluster has ended")
+        try:
+            while not stop.wait(1.0):
+                if not app.is_alive:
+                    raise DeployError("the local Ray cluster has ended")
+        finally:
+            if stop.is_set():
+                _finish(app)
 
 
 @cli.command()
@@ -169,8 +173,13 @@ def status(address: Address = "auto") -> None:
 
 
 @cli.command()
-def delete(name: Annotated[str, typer.Argument(help="The application's name.")], address: Address = "auto") -> None:
-    """Delete an application from a running cluster."""
+def delete(
+    name: Annotated[str, typer.Argument(help="The application's name.")],
+    address: Address = "auto",
+    timeout_s: Annotated[float, typer.Option(min=0.0, help="How long requests may take to end, seconds.")] = 300.0,
+) -> None:
+    """Delete an application from a running cluster, once it has answered what it has begun."""
+    from serve_app.ray_drain import drain
     from serve_app.sdk import connect
 
     connect(address)
@@ -178,6 +187,9 @@ def delete(name: Annotated[str, typer.Argument(help="The application's name.")],
 
     if name not in ray_serve.status().applications:
         raise ConfigError(f"there is no application {name!r} on this cluster; `tandem status` lists them")
+    left = drain(name, timeout_s)
+    if left:
+        errors.print(f"{left} requests took longer than {timeout_s:g} s and are cut off", highlight=False)
     ray_serve.delete(name)
     console.print(f"{name} deleted")
 
@@ -256,6 +268,13 @@ def _interrupt(stop: threading.Event, number: int) -> None:
         os._exit(128 + number)
     stop.set()
     raise SystemExit(128 + number)
+
+
+def _finish(app: Any) -> None:
+    most_s = app.config.ingress.request_timeout_s
+    console.print(f"\nFinishing what has begun, for at most {most_s:g} s; once more ends it at once", highlight=False)
+    if left := app.drain():
+        console.print(f"{left} requests were cut off", highlight=False)
 
 
 def _curl(url: str, model: str) -> str:

@@ -4,11 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import chain, product
 
 import psutil
 
-from serve_app.drill_links import Connection, connections, cut, received_bytes, silence
+from serve_app.drill_links import Connection, connections, cut, silence
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
@@ -87,13 +87,13 @@ def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
 
 
 def break_nixl(processes: Processes) -> str:
-    """Cut the connections over which one decode engine has pulled most KV from one prefill engine; both live on."""
-    return _on_busiest_link(processes, "cut", cut)
+    """Cut the connections over which decode engines pull KV from prefill engines, all of which live on."""
+    return _on_links(processes, "cut", cut)
 
 
 def silence_nixl(processes: Processes) -> str:
     """Let no packet through on them any more, without closing them."""
-    return _on_busiest_link(processes, "silenced", silence)
+    return _on_links(processes, "silenced", silence)
 
 
 FAULTS: dict[str, Callable[..., str]] = {
@@ -176,18 +176,18 @@ def _engines(processes: Processes, role: str) -> list[psutil.Process]:
     return found
 
 
-def _on_busiest_link(processes: Processes, done: str, harm: Callable[[Connection], None]) -> str:
-    pairs = list(product(_engines(processes, "decode"), _engines(processes, "prefill")))
+def _on_links(processes: Processes, done: str, harm: Callable[[Connection], None]) -> str:
+    # Every pair's: one pair alone may carry nothing more in the time of a drill.
+    pairs = product(_engines(processes, "decode"), _engines(processes, "prefill"))
     try:
-        links = {(decode.pid, prefill.pid): connections(decode, prefill) for decode, prefill in pairs}
-        pair = max(links, key=lambda pair: received_bytes(links[pair]))
-        for link in links[pair]:
+        linked = [found for decode, prefill in pairs if (found := connections(decode, prefill))]
+        for link in chain.from_iterable(linked):
             harm(link)
     except (OSError, psutil.Error) as error:
         raise DrillError(f"a NIXL connection cannot be {done}: {error}") from None
-    if not links[pair]:
+    if not linked:
         raise DrillError("no decode engine is connected to a prefill engine by TCP: does UCX use another transport?")
-    return f"{done}: {len(links[pair])} connections of engines {pair[0]} and {pair[1]}"
+    return f"{done}: {sum(map(len, linked))} connections of {len(linked)} pairs of engines"
 
 
 def _kill(process: psutil.Process) -> str:

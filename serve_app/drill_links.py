@@ -4,7 +4,6 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ import psutil
 _PIDFD_GETFD = 438  # of every architecture
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 6, 0, 0, 0)  # classic BPF: return 0 bytes of any packet
-_TCP_INFO_BYTES = 256
-_BYTES_RECEIVED_AT = 128  # tcpi_bytes_received
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +42,6 @@ def connections(one: psutil.Process, other: psutil.Process) -> list[Connection]:
     """Those between two processes, by the end that ``one`` holds."""
     theirs = {(known.raddr, known.laddr) for known in _established(other)}
     return [Connection(one.pid, own.fd) for own in _established(one) if (own.laddr, own.raddr) in theirs]
-
-
-def received_bytes(links: Iterable[Connection]) -> int:
-    """What has come over them, all together."""
-    total = 0
-    for link in links:
-        with link.taken() as taken:
-            info = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            total += struct.unpack_from("Q", info, _BYTES_RECEIVED_AT)[0]
-    return total
 
 
 def cut(link: Connection) -> None:

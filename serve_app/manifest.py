@@ -41,6 +41,8 @@ _WORKER_MEMORY_GIB_PER_GPU = 64
 
 # Serve's own default (ray.serve.config.DEFAULT_HTTP_PORT); KubeRay routes to the container port named "serve".
 _SERVE_PORT = 8000
+# Until traffic has gone over to a new cluster.
+_DELETION_DELAY_S = 60
 # Ray reports these types only as A100: whoever asks for a size has to add it as a resource (ray.util.accelerators).
 _TYPES_ADDED_BY_HAND = ("A100-40G", "A100-80G")
 
@@ -76,6 +78,8 @@ def render_rayservice(
         "kind": "RayService",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {
+            # A cluster that another one has replaced ends its requests first (KubeRay's default is 60).
+            "rayClusterDeletionDelaySeconds": _DELETION_DELAY_S + math.ceil(config.ingress.request_timeout_s),
             "serveConfigV2": yaml.safe_dump(serve_config, sort_keys=False),
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,

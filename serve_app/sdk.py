@@ -73,25 +73,17 @@ def deploy(
         driver_environment()
     import ray  # not before the environment is set
 
-    from serve_app.ray_schema import check_engines, single_app_config
+    from serve_app.ray_schema import check_engines
 
-    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
-    config = single_app_config(document)
+    document, config = _read(source)
     if ray.is_initialized():
         raise DeployError(
             "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
         )
-    # Serve's own default is every interface.
-    http = document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
-    host, port = str(http["host"]), int(http["port"])
-    if config.model.folder is not None:
-        # Serve's tasks run elsewhere than here.
-        document["applications"][0]["args"]["model"]["source"] = str(config.model.folder)
+    host, port = str(document["http_options"]["host"]), int(document["http_options"]["port"])
     if address is None and "metrics_port" not in config.ingress.model_fields_set:
         # Two clusters of this machine have the same default.
-        args = document["applications"][0]["args"]
-        args["ingress"] = {**(args.get("ingress") or {}), "metrics_port": free_ports(1)[0]}
-        config = single_app_config(document)
+        document, config = _with_metrics_port(document, free_ports(1)[0])
     cluster = None
     if address is None:
         check_machine(config, host=host, port=port)
@@ -215,6 +207,43 @@ class App:
         # An application-level autoscaling policy can only come in by this door (Serve's REST API uses it too).
         client.deploy_apps(schema)
 
+    def update(
+        self,
+        source: Path | str | Mapping[str, Any],
+        *,
+        timeout_s: float = 600.0,
+        on_status: Callable[[Status], None] | None = None,
+    ) -> None:
+        """Go over to another configuration while it serves: replicas that it changes are replaced, a few at a time.
+
+        What an old replica has begun it ends, and prefill stays until its KV has been read.
+
+        Args:
+            source: a Serve YAML of the same application, or the same as a mapping.
+            timeout_s: how long to wait.
+            on_status: called with every new status while waiting.
+
+        Raises:
+            ConfigError: the configuration does not do; nothing was changed.
+            DeployError: it is not what runs after ``timeout_s``.
+        """
+        from serve_app.ray_schema import check_engines
+
+        document, config = _read(source)
+        if (name := str(document["applications"][0].get("name", "default"))) != self.name:
+            raise ConfigError(f"applications.0.name: {name!r} is not {self.name!r}, which runs: deploy it by itself")
+        if self._cluster is not None and "metrics_port" not in config.ingress.model_fields_set:
+            document, config = _with_metrics_port(document, self.config.ingress.metrics_port)
+        check_engines(config)
+        before = self._document, self.config
+        self._document, self.config = document, config
+        try:
+            self._submit()
+        except ConfigError:
+            self._document, self.config = before
+            raise
+        self.wait_ready(timeout_s, on_status)
+
     def wait_ready(self, timeout_s: float, on_status: Callable[[Status], None] | None = None) -> None:
         """Wait until the application runs and its endpoint answers.
 
@@ -235,7 +264,10 @@ class App:
             if not self.is_alive:
                 raise DeployError("the local Ray cluster has ended")
             time.sleep(_POLL_S)
-        raise DeployError(f"application {self.name} was not ready after {timeout_s:g} s: {last}")
+        raise DeployError(
+            f"application {self.name} was not ready after {timeout_s:g} s: {last}. Where max_surge_frac is more "
+            "than 0, replicas of a new configuration wait for room beside the old ones"
+        )
 
     def _failures(self) -> list[str]:
         """What failed deployments say; the application's own message names them only."""
@@ -299,10 +331,24 @@ class App:
 
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key)
 
+    def drain(self, timeout_s: float | None = None) -> int:
+        """Take no new request (503), and wait until the others have been answered.
+
+        Args:
+            timeout_s: how long to wait; ``None``: as long as a request may take.
+
+        Returns:
+            How many requests were left.
+        """
+        from serve_app.ray_drain import drain
+
+        return drain(self.name, self.config.ingress.request_timeout_s if timeout_s is None else timeout_s)
+
     def delete(self) -> None:
-        """Delete the application; a cluster that ``deploy`` started goes with it."""
+        """Delete the application once it has answered what it has begun; a cluster of ``deploy``'s goes with it."""
         from ray import serve
 
+        self.drain()
         serve.delete(self.name)
         self.close()
 
@@ -321,13 +367,34 @@ class App:
         self.close()
 
 
+def _read(source: Path | str | Mapping[str, Any]) -> tuple[dict[str, Any], AppConfig]:
+    """A Serve YAML or its mapping as this machine's Serve gets it."""
+    from serve_app.ray_schema import single_app_config
+
+    document = load_serve_yaml(Path(source)) if isinstance(source, (str, Path)) else copy.deepcopy(dict(source))
+    config = single_app_config(document)
+    # Serve's own default is every interface.
+    document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
+    if config.model.folder is not None:
+        # Serve's tasks run elsewhere than here.
+        document["applications"][0]["args"]["model"]["source"] = str(config.model.folder)
+    return document, config
+
+
+def _with_metrics_port(document: dict[str, Any], port: int) -> tuple[dict[str, Any], AppConfig]:
+    args = document["applications"][0]["args"]
+    args["ingress"] = {**(args.get("ingress") or {}), "metrics_port": port}
+    return _read(document)
+
+
 def _cpus(config: AppConfig) -> int:
-    """What every replica that there may be takes, and a little more."""
-    total = config.ingress.replicas * config.ingress.cpus_per_replica
+    """What every replica that there may be takes, those of an update included, and a little more."""
+    total = (config.ingress.replicas + 1) * config.ingress.cpus_per_replica
     for group in config.groups:
         for pool in group.pools().values():
             placement = pool.placement
-            total += (pool.max_replicas or pool.replicas) * (
+            most = pool.max_replicas or pool.replicas
+            total += (most + math.ceil(most * pool.max_surge_frac)) * (
                 placement.cpus_per_replica + pool.workers * placement.cpus_per_worker
             )
     return math.ceil(total) + 1

@@ -39,7 +39,7 @@ def test_each_engine_worker_has_a_bundle_and_each_bundle_its_labels() -> None:
     )
     placement = configured(pool).placement_group_config
     assert placement == {"bundles": [{"CPU": 3.0, "GPU": 1}] * 2, "strategy": "PACK"}
-    assert serve_options(pool) == {"placement_group_bundle_label_selector": [labels, labels]}
+    assert serve_options(pool)["placement_group_bundle_label_selector"] == [labels, labels]
 
 
 def test_a_role_engine_argument_wins_over_the_application_one() -> None:

@@ -191,6 +191,11 @@ def test_other_than_one_application_is_refused(tmp_path: Path, count: int) -> No
         load_rayservice(path, image=IMAGE, namespace="ns", name="tandem")
 
 
+def test_a_cluster_that_was_replaced_stays_as_long_as_a_request_may_take() -> None:
+    rendered = render({**app_args(), "ingress": {"request_timeout_s": 900.5}})
+    assert rendered["spec"]["rayClusterDeletionDelaySeconds"] == 961
+
+
 def test_text_reads_back_as_the_manifest() -> None:
     rendered = render(app_args())
     assert yaml.safe_load(manifest_text(rendered)) == rendered

@@ -1,0 +1,102 @@
+"""A replica that lives and fails gets no traffic, and comes back: connections to one are cut while others serve."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from serve_app.drill_links import connections, cut
+from tests.engines.endpoint import emulated_document, eventually, prompt_ids, samples, total
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+SICK_S, PER_S = 12.0, 8.0
+
+
+@pytest.fixture(scope="module", name="app")
+def _app() -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    document = emulated_document(replicas=2)
+    document["applications"][0]["args"]["groups"][0]["decode"]["replicas"] = 2
+    with deploy(document) as running:
+        yield running
+
+
+def replicas(app: Any, name: str) -> list[psutil.Process]:
+    return [one for one in app.processes() if f"ServeReplica:tandem:{name}" in " ".join(one.cmdline())]
+
+
+@contextmanager
+def unreachable(victim: psutil.Process, callers: list[psutil.Process]) -> Iterator[None]:
+    """Whoever of the callers is connected to the victim, or connects, is cut off at once."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(0.02):
+            for caller in callers:
+                with suppress(psutil.Error, OSError):
+                    for link in connections(caller, victim):
+                        cut(link)
+
+    cutting = threading.Thread(target=run, daemon=True)
+    cutting.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        cutting.join()
+
+
+def failed_over(app: Any) -> float:
+    return total(app, "tandem_retried_total") + total(app, "tandem_resumed_total")
+
+
+def decoded(app: Any) -> dict[str, float]:
+    """Requests by the decode replica that had them."""
+    counts: dict[str, float] = {}
+    for have, value in samples(app, "tandem_prefill_path_total"):
+        counts[have["replica"]] = counts.get(have["replica"], 0.0) + value
+    return counts
+
+
+async def ask(app: Any, session: aiohttp.ClientSession, seed: int) -> int:
+    body = {"model": "llama-70b", "prompt": prompt_ids(20, seed=seed), "max_tokens": 4}
+    async with session.post(f"{app.url}/v1/completions", json=body) as response:
+        await response.read()
+        return response.status
+
+
+async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> None:
+    async with aiohttp.ClientSession() as session:
+        assert {await ask(app, session, seed) for seed in range(20)} == {200}
+        before, failures = decoded(app), failed_over(app)
+        assert len(before) == 2
+        victim = replicas(app, "decode")[0]
+        with unreachable(victim, replicas(app, "ingress")):
+            began_s, asked = time.monotonic(), []
+            while time.monotonic() - began_s < SICK_S:
+                asked.append(asyncio.create_task(ask(app, session, 100 + len(asked))))
+                await asyncio.sleep(1.0 / PER_S)
+            assert set(await asyncio.gather(*asked)) == {200}
+        # Three, those on their way within the second that it takes to tell everybody, and a probe after five.
+        assert 3 <= failed_over(app) - failures <= 3 + PER_S + 2
+        alone = decoded(app)
+
+        async def serve_both() -> bool:
+            await asyncio.gather(*(ask(app, session, 1000 + seed) for seed in range(8)))
+            now = decoded(app)
+            return all(now[name] > alone[name] + 3 for name in alone)
+
+        until_s = time.monotonic() + 40.0
+        while not await serve_both():
+            assert time.monotonic() < until_s
+            await asyncio.sleep(1.0)
+    await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 2})
+    assert victim.is_running()

@@ -1,0 +1,172 @@
+"""Configurations change, applications end and replicas crash while requests are answered, on emulated engines."""
+
+import asyncio
+import copy
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+
+from serve_app.drill_faults import kill_decode
+from serve_app.validate import ConfigError
+from tests.engines.endpoint import emulated_document, eventually, prompt_ids
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+MODEL = "llama-70b"
+# About a minute of an emulated engine: longer than Serve by itself gives a replica to end (20 s; an endpoint 30 s).
+LONG_TOKENS = 2500
+
+
+@pytest.fixture(scope="module", name="document")
+def _document() -> dict[str, Any]:
+    document = emulated_document(replicas=2)
+    for role in ("prefill", "decode"):
+        document["applications"][0]["args"]["groups"][0][role]["max_surge_frac"] = 0.25  # of one: one
+    return document
+
+
+@pytest.fixture(scope="module", name="app")
+def _app(document: dict[str, Any]) -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    with deploy(document) as running:
+        yield running
+
+
+async def stream(url: str, prompt: list[int], tokens: int) -> tuple[list[int], str]:
+    """The output of one request, and how it ended."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "return_token_ids": True}
+    got: list[int] = []
+    end = "a closed connection"
+    try:
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                return got, f"HTTP {response.status}: {await response.text()}"
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[len(b"data: ") :])
+                    if "error" in event:
+                        return got, str(event["error"])
+                    got += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+                elif line.startswith(b"data: [DONE]"):
+                    end = "whole"
+    except aiohttp.ClientError as error:
+        end = repr(error)
+    return got, end
+
+
+def expected(prompt: list[int], tokens: int) -> tuple[list[int], str]:
+    from deployments.emulator import next_tokens
+
+    return next_tokens(prompt[-1], tokens), "whole"
+
+
+@asynccontextmanager
+async def steady(url: str, per_s: float) -> AsyncGenerator[list[asyncio.Task[None]], None]:
+    """Short requests, one after the other, each of which must be answered; the tasks so far."""
+    asked: list[asyncio.Task[None]] = []
+
+    async def one(seed: int) -> None:
+        prompt = prompt_ids(20 if seed % 2 else 400, seed=seed)
+        assert await stream(url, prompt, 50) == expected(prompt, 50)
+
+    async def send() -> None:
+        while True:
+            asked.append(asyncio.create_task(one(len(asked))))
+            await asyncio.sleep(1.0 / per_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        yield asked
+    finally:
+        sending.cancel()
+        await asyncio.gather(*asked)
+
+
+def replicas(app: Any) -> set[int]:
+    return {one.pid for one in app.processes() if "ServeReplica:" in " ".join(one.cmdline())}
+
+
+async def test_a_new_configuration_cuts_off_nobody(app: Any, document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    args = changed["applications"][0]["args"]
+    args["ingress"]["retries"] = 3
+    for role in ("prefill", "decode"):
+        args["groups"][0][role]["emulator"]["max_running"] = 20
+    before = replicas(app)
+    prompts = [prompt_ids(300, seed=seed) for seed in range(6)]
+    long = [asyncio.create_task(stream(app.url, prompt, LONG_TOKENS)) for prompt in prompts]
+    async with steady(app.url, 2.0) as asked:
+        await asyncio.sleep(3.0)
+        began_s = time.monotonic()
+        await asyncio.to_thread(app.update, changed)
+        assert not any(one.done() for one in long), f"the update took {time.monotonic() - began_s:.0f} s"
+        answers = await asyncio.gather(*long)
+        await eventually(lambda: not replicas(app) & before, within_s=120.0)
+        assert len(asked) > 50
+    assert answers == [expected(prompt, LONG_TOKENS) for prompt in prompts]
+    changed["applications"][0]["name"] = "another"
+    with pytest.raises(ConfigError, match="'another' is not 'tandem'"):
+        await asyncio.to_thread(app.update, changed)
+
+
+async def test_a_decode_replica_that_crashes_again_and_again_starts_ever_more_slowly(app: Any) -> None:
+    def decodes() -> list[psutil.Process]:
+        return [one for one in app.processes() if "ServeReplica:tandem:decode" in " ".join(one.cmdline())]
+
+    def waits() -> int:
+        logs = app._cluster.folder.rglob("replica_*decode*.log")
+        return sum("this one waits" in path.read_text(errors="replace") for path in logs)
+
+    for _ in range(6):
+        await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=60.0)
+        if waits():
+            break
+        gone = {one.pid for one in decodes()}
+        kill_decode(app.processes())
+        await eventually(lambda gone=gone: not gone & {one.pid for one in decodes()}, within_s=30.0)  # type: ignore[misc]
+        await asyncio.sleep(3.0)  # until Serve has seen it
+    assert waits()
+    prompt = prompt_ids(300, seed=77)
+    await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=60.0)
+    assert await stream(app.url, prompt, 20) == expected(prompt, 20)
+
+
+async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(tmp_path: Path) -> None:
+    document = emulated_document()
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    url = f"http://127.0.0.1:{document['http_options']['port']}"
+    log = tmp_path / "serve.log"
+    with log.open("w") as out:
+        serve = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        await eventually(lambda: "/v1/chat/completions" in log.read_text(), within_s=120.0)
+        prompt = prompt_ids(300, seed=5)
+        begun = asyncio.create_task(stream(url, prompt, 400))
+        await asyncio.sleep(2.0)
+        serve.send_signal(signal.SIGTERM)
+        await asyncio.sleep(2.0)
+        assert not begun.done()
+        got, end = await stream(url, prompt, 4)
+        assert (got, end[:8]) == ([], "HTTP 503")
+        assert "is being shut down" in end
+        assert await begun == expected(prompt, 400)
+        assert await asyncio.to_thread(serve.wait, 30) == 128 + signal.SIGTERM
+    finally:
+        serve.kill()
+    assert "Finishing what has begun" in log.read_text()
+    assert "cut off" not in log.read_text()
