@@ -19,7 +19,7 @@ from router.capacity import Capacity
 from router.rate_limit import KeyLimits, RateLimits
 
 # Of the objective: how long prompts may take from here to their first token, and with the wait before that.
-_WINDOW_FRAC, _PREDICTED_FRAC = 0.4, 0.9
+_WINDOW_FRAC, _PREDICTED_FRAC = 0.4, 0.8
 # Nobody is refused before somebody has waited for so much of the objective: what was learned at rest is too low.
 _EVIDENCE_FRAC = 0.15
 # Each prefill replica always has so many prompt tokens, or one prompt: what it had so far may have been too little.

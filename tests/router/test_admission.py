@@ -53,7 +53,7 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> Non
     full, now_s = busy()
     refusal = full.arrive(asked(), now_s)
     assert refusal is not None
-    # 1,000 tokens on their way and 3,000 before it, at 1,000 per second: 4 s, and 0.9 s would have been bearable.
+    # 1,000 tokens on their way and 3,000 before it, at 1,000 per second: 4 s, and 0.8 s would have been bearable.
     assert (refusal.reason, refusal.retry_after_s) == ("predicted_ttft", 4.0)
     assert "ttft_s" in refusal.message
     assert "4 s" in refusal.message
