@@ -74,6 +74,7 @@ def test_who_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() ->
     assert full.arrive(one, now_s + 0.2) is None
     full.leave(late, now_s + 0.3)  # as its own end does
     assert full.passed(now_s + 0.3) == [one]
+    assert full.here == 2
 
 
 def test_long_prompts_have_the_time_that_they_need() -> None:
@@ -127,6 +128,89 @@ def test_keys_share_by_their_shares_however_much_each_asks(share: float, expecte
     gone = [one.key for one in held.passed(0.0)]
     assert len(gone) == 16
     assert gone.count("few") / len(gone) == pytest.approx(expected, abs=0.1)
+
+
+def held_back(tokens_s: float) -> Admission:
+    """One that knows its rate, and whose window is taken by a long prompt."""
+    held = admission(AdmissionConfig(ttft_s=200.0))
+    held.arrive(asked(100_000, key="first"), 0.0)
+    held.passed(0.0)
+    held._capacity.tokens_s = tokens_s
+    return held
+
+
+def test_a_key_that_comes_later_shares_from_then_on_and_is_owed_nothing() -> None:
+    held = held_back(200.0)  # a window of 16,000 tokens
+    for key in ("old", "new"):
+        for _ in range(60):
+            held.arrive(asked(key=key), 0.0)
+        held._window_tokens = 0
+        gone = [one.key for one in held.passed(0.0)]
+        assert len(gone) == 16
+    assert gone.count("old") == pytest.approx(8, abs=1)
+
+
+def test_what_a_key_had_while_nobody_waited_is_forgotten() -> None:
+    held = held_back(1e9)
+    for _ in range(100):
+        one = asked(key="old")
+        held.arrive(one, 0.0)
+        assert held.passed(0.0) == [one]
+    held._capacity.tokens_s = 200.0
+    for _ in range(30):
+        held.arrive(asked(key="old"), 0.0)
+        held.arrive(asked(key="new"), 0.0)
+    held._window_tokens = 0
+    gone = [one.key for one in held.passed(0.0)]
+    assert gone.count("old") == pytest.approx(8, abs=1)
+
+
+def test_only_what_is_before_a_request_counts_against_it() -> None:
+    full, now_s = busy()
+    full._capacity.tokens_s = 2000.0  # half a second for the one on its way
+    assert full.arrive(asked(), now_s) is not None
+    assert full.arrive(asked(priority=Priority.HIGH), now_s) is None
+
+
+@pytest.mark.parametrize("limits", [KeyLimits(max_requests=1), KeyLimits(tokens_per_minute=6000.0)])
+def test_a_key_has_its_limits_until_its_request_has_left(limits: KeyLimits) -> None:
+    held = admission(AdmissionConfig(key=limits))
+    one = asked(900, key="a")  # of 1,000 tokens at once
+    assert held.arrive(one, 0.0) is None
+    held.passed(0.0)
+    held.output(one, 100, 0.0)
+    refusal = held.arrive(asked(1, key="a"), 0.0)
+    assert refusal is not None
+    assert refusal.reason == "key"
+    assert held.arrive(asked(1, key="b"), 0.0) is None
+    held.leave(one, 0.5)
+    assert held.arrive(asked(1, key="a"), 0.5) is None
+
+
+def test_an_answer_in_one_piece_that_says_nothing_makes_room_after_its_time() -> None:
+    held = held_back(1.0)
+    held._window_tokens = 0
+    silent = asked(5000, is_stream=False)
+    held.arrive(silent, 0.0)
+    assert held.passed(0.0) == []  # the long prompt is on its way still
+    held._window_prompts = 0
+    assert held.passed(0.0) == [silent]
+    assert held._window_tokens == 5000
+    held.late(199.0)
+    assert held._window_tokens == 5000
+    held.late(200.0)
+    assert held._window_tokens == 0
+
+
+def test_little_traffic_is_no_sign_of_little_capacity() -> None:
+    free = admission()
+    for second, tokens in enumerate([2000] * 60 + [10] * 60):
+        one = asked(tokens)
+        free.arrive(one, float(second))
+        free.passed(float(second))
+        free.output(one, 1, second + 0.5)
+        free.leave(one, second + 0.5)
+    assert free._capacity.tokens_s == pytest.approx(2000.0)
 
 
 def test_prompt_tokens_that_wait_are_bounded() -> None:
