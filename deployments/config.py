@@ -177,7 +177,7 @@ class GroupConfig(_Config):
 class IngressConfig(_Config):
     """The HTTP endpoint's replicas."""
 
-    replicas: int = Field(1, ge=1, le=256)
+    replicas: int = Field(2, ge=1, le=256, description="With one, nobody is answered while it is replaced.")
     cpus_per_replica: float = Field(1.0, ge=0.0)
     node_labels: dict[str, str] = Field(
         default_factory=dict, description="Ray label selector of the nodes that they run on, as of the roles."
@@ -196,6 +196,11 @@ class IngressConfig(_Config):
         "was; a request that ends every engine it meets ends no more than one and these.",
     )
     max_body_bytes: int = Field(32 << 20, ge=1024, description="A longer request body is refused (413).")
+    max_bodies_bytes: int = Field(
+        512 << 20,
+        ge=1024,
+        description="The bodies of all requests that a replica holds at a time; who would be beyond is refused (429).",
+    )
     body_timeout_s: float = Field(
         30.0, gt=0.0, le=86_400.0, description="A body that has not come as a whole by then is refused (408)."
     )
@@ -225,6 +230,10 @@ class IngressConfig(_Config):
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         admission = self.admission
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes ({self.max_bodies_bytes}) is less than max_body_bytes ({self.max_body_bytes})"
+            )
         if self.api_keys_file is None and (admission.keys or admission.key != KeyLimits()):
             raise ValueError("admission.key and admission.keys are limits of API keys: give api_keys_file too")
         return self

@@ -28,7 +28,6 @@ from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.pull_watch import PullWatch
 from deployments.requests import parse_request, requested_max_tokens
 from deployments.sent import NotResumableError, SentAgain
-from deployments.start_backoff import back_off
 from router.config import RouterConfig
 from router.ray_health import HealthFeed
 
@@ -50,8 +49,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         engine_silence_s: float,
         pull_timeout_s: float,
     ) -> None:
-        await back_off()
-        self._prepare_host(llm_config, cores_per_worker)
+        await self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
@@ -201,8 +199,8 @@ def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
                 return _not_resumable(trace.error)
             error = json.loads(chunk[len("data: ") :])["error"]
             return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
-        return Frame(chunk, trace.drain())
+        return Frame(chunk, *trace.drain())
     error = getattr(chunk, "error", None)
     if error is not None:
         return _refusal(int(error.code or 500), error.message, error.param, body)
-    return Frame(chunk.model_dump_json(), trace.drain())
+    return Frame(chunk.model_dump_json(), *trace.drain())

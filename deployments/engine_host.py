@@ -20,6 +20,7 @@ from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
 from deployments.replica_log import restore_replica_log
 from deployments.replica_port import listen_on_node_address
+from deployments.start_backoff import StartBackoff
 from deployments.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
 
@@ -34,8 +35,10 @@ class EngineHost:
     is a process of its own, so setting it here is safe.
     """
 
-    def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
+    async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
         listen_on_node_address()
+        self._start = StartBackoff()
+        await self._start.wait()
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
@@ -53,12 +56,15 @@ class EngineHost:
     def _watch_host(self, silence_s: float) -> None:
         """Once the engine is up: this process ends with it."""
         restore_replica_log()
+        self._start.ready()
         self._watch = asyncio.create_task(end_with_engine(engine_client(self), silence_s))
 
     async def __del__(self) -> None:
         """Serve's last call: now the engine may end."""
         if (watch := getattr(self, "_watch", None)) is not None:
             watch.cancel()
+        if (start := getattr(self, "_start", None)) is not None:
+            start.leave()
         await super().__del__()  # type: ignore[misc]
 
     async def gpu_report(self) -> dict[str, float]:

@@ -5,6 +5,11 @@ from pathlib import Path
 from deployments.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
 from deployments.scheduler_hook import IMPORT_PATH
 
+# Serve has no setting for these, and pastes the one before them into HAProxy's configuration as it is. A request of
+# which a part was still to come when its head was sent on cannot be sent again, so it is sent on as a whole (what is
+# longer than HAProxy's buffer as soon as that is full); and it must have come by then, or one byte a minute would do.
+_HAPROXY_LINES = ("    option http-buffer-request", "    timeout http-request 30s")
+
 
 def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
     """Variables for every Ray process of a local cluster whose files live in ``folder``.
@@ -53,7 +58,7 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
         # A request whose ingress replica ended before a word of its answer goes to another one, and is computed again.
         # Serve's own is conn-failure alone, and a 500 where the request had been sent.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        "RAY_SERVE_HAPROXY_RETRY_ON": "\n".join(["conn-failure empty-response", *_HAPROXY_LINES]),
         # A HAProxy that has been replaced, as whenever an ingress replica comes or goes, ends its streams only after
         # Ray's own limit of a request (Serve's default: 120 s).
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",

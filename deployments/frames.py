@@ -48,12 +48,14 @@ class Frame(NamedTuple):
 
     ``text`` is what goes to the client as it is: a server-sent event of a stream, or the whole JSON body. ``outputs``
     are the output ids of each output that the engine gave since the frame before (a detokenizer may hold text back, so
-    an event and its ids need not line up one to one). ``status`` is the HTTP status that the first frame decides;
-    ``error`` the class of a failure, on the frame that carries it.
+    an event and its ids need not line up one to one), where there is one stream of tokens; ``tokens`` counts those of
+    all, as of ``n`` answers. ``status`` is the HTTP status that the first frame decides; ``error`` the class of a
+    failure, on the frame that carries it.
     """
 
     text: str
     outputs: tuple[tuple[int, ...], ...] = ()
+    tokens: int = 0
     status: int = 200
     error: str | None = None
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from deployments import metrics
 from deployments.openai_errors import OpenAIError
-from router.admission import Admission, AdmissionConfig, Asked, Refusal
+from router.admission import Admission, AdmissionConfig, Asked, Priority, Refusal
 
 _TICK_S = 0.05
 
@@ -29,6 +29,16 @@ class Gate:
         """Requests that wait or are being answered."""
         return self._admission.here
 
+    def check(self, key: str | None, coming: int) -> None:
+        """Refuse what can be refused before a body is read; ``coming``: how many others' are being read.
+
+        Raises:
+            OpenAIError: 429.
+        """
+        refusal = self._admission.refuse(key, coming, time.monotonic())
+        if refusal is not None:
+            raise _error(refusal, Priority.NORMAL)
+
     @asynccontextmanager
     async def enter(self, asked: Asked) -> AsyncGenerator[None, None]:
         """Wait for the request's turn; it is here until the end of the block.
@@ -38,7 +48,7 @@ class Gate:
         """
         refusal = self._admission.arrive(asked, time.monotonic())
         if refusal is not None:
-            raise _error(refusal, asked)
+            raise _error(refusal, asked.priority)
         try:
             self._go_on()
             if asked.passed_s is None:
@@ -83,11 +93,11 @@ class Gate:
             for asked in self._admission.late(now_s):
                 turn = self._turns.get(asked)
                 if turn is not None and not turn.done():
-                    turn.set_exception(_error(self._admission.late_refusal(asked, now_s), asked))
+                    turn.set_exception(_error(self._admission.late_refusal(asked, now_s), asked.priority))
             self._go_on()
 
 
-def _error(refusal: Refusal, asked: Asked) -> OpenAIError:
-    metrics.REFUSED.labels(refusal.reason, asked.priority.name.lower()).inc()
+def _error(refusal: Refusal, priority: Priority) -> OpenAIError:
+    metrics.REFUSED.labels(refusal.reason, priority.name.lower()).inc()
     code = "rate_limit_exceeded" if refusal.reason == "key" else "overloaded"
     return OpenAIError(429, refusal.message, code=code, retry_after_s=refusal.retry_after_s)

@@ -30,8 +30,9 @@ from deployments.gate import Gate
 from deployments.metrics_port import MetricsPort
 from deployments.openai_errors import OpenAIError
 from deployments.replica_port import listen_on_node_address
-from deployments.request_body import read_body
+from deployments.request_body import Bodies, Body, read_body
 from deployments.sent import SentFrames
+from deployments.start_backoff import StartBackoff
 from deployments.waits import Wait, Waits
 from router import known_pools
 from router.admission import Asked, Priority
@@ -49,9 +50,12 @@ _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _LEAST_PACE_TOKENS = 8
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
 _BYTES_PER_TOKEN = 4
-_NO_REPLICA_RETRY_S, _LEAVING_S = 5.0, 5.0
+_NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S = 5.0, 5.0, 1.0
+_MOST_ANSWERS = 10_000  # decode takes fewer
 # What has been written is on its way to its client for a moment yet.
 _WRITTEN_S, _DRAIN_POLL_S = 0.5, 0.1
+# From drained to deleted.
+_END_S = 60.0
 _MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
 # A prompt of a million token ids, and more. Eight million small lists in 32 MiB held up an ingress replica for over a
 # minute, and took 1 GB.
@@ -155,6 +159,19 @@ def _prompt_tokens(body: dict[str, Any], size_bytes: int) -> int:
     return max(1, size_bytes // _BYTES_PER_TOKEN)
 
 
+def _place(body: dict[str, Any], size_bytes: int, key: str | None, priority: Priority) -> Asked:
+    """What admission is told of a request; decode refuses what is no number."""
+    most_tokens, answers = body.get("max_completion_tokens") or body.get("max_tokens"), body.get("n")
+    return Asked(
+        tokens=_prompt_tokens(body, size_bytes),
+        most_output_tokens=most_tokens if isinstance(most_tokens, int) and most_tokens > 0 else None,
+        is_stream=body.get("stream") is True,
+        key=key,
+        priority=priority,
+        answers=min(answers, _MOST_ANSWERS) if isinstance(answers, int) and answers > 0 else 1,
+    )
+
+
 def _is_whole(last: str | None) -> bool:
     """Whether nothing can follow this text of a response: a stream's end, a whole body, or no text at all."""
     return last is None or last == DONE or not last.startswith("data: ")
@@ -210,6 +227,8 @@ class Ingress:
         is_autoscaled: bool,
     ) -> None:
         listen_on_node_address()
+        self._start = StartBackoff()
+        await self._start.wait()
         self._model_id = model_id
         self._created_s = int(time.time())
         self._groups = {name: handle.options(method_name="respond", stream=True) for name, handle in groups.items()}
@@ -222,8 +241,9 @@ class Ingress:
         self._keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
         self._gate = Gate(config.admission, replicas=config.replicas, prefill_replicas=prefill_replicas)
         self._max_model_len = max_model_len
-        self._read = 0  # requests whose body or first token has not come
-        self._is_draining = False
+        self._bodies = Bodies(config.max_bodies_bytes)
+        self._reads = 0  # bodies
+        self._drains_until_s = 0.0
         self._rng = random.Random()
         context = serve.get_replica_context()
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -235,16 +255,21 @@ class Ingress:
         }
         for feed in self._health.values():
             feed.start()
-        self._waits = Waits(partial(is_alive, context.app_name))
+        self._waits = Waits(partial(is_alive, context.app_name), self._is_stranded)
         self._watching = asyncio.create_task(self._waits.run())
         self._has_public_metrics = config.metrics_on_public_port
         metrics_port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._metrics_page)
         self._listening = asyncio.create_task(metrics_port.run())
+        self._start.ready()
+
+    async def __del__(self) -> None:
+        """Serve's last call."""
+        self._start.leave()
 
     @app.get("/health")
     async def health(self) -> Response:
         """200 when every group's decode pool answers."""
-        if self._is_draining:
+        if self._is_draining():
             return _error_response(_leaving())
         for handle in self._groups.values():
             try:
@@ -274,15 +299,21 @@ class Ingress:
     async def drain(self, timeout_s: float) -> int:
         """Take no new request from now on, and wait until the others have been answered.
 
+        Who drains an application ends it then; where that does not come, requests are taken again.
+
         Returns:
             How many have not been after ``timeout_s``.
         """
-        self._is_draining = True
         until_s = time.monotonic() + timeout_s
-        while (left := self._read + self._gate.here) and time.monotonic() < until_s:
+        self._drains_until_s = until_s + _END_S
+        while (left := self._reads + self._gate.here) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(_WRITTEN_S)
+        self._drains_until_s = time.monotonic() + _END_S
         return left
+
+    def _is_draining(self) -> bool:
+        return time.monotonic() < self._drains_until_s
 
     async def process_page(self) -> list[Any]:
         """This replica's own metrics."""
@@ -343,16 +374,13 @@ class Ingress:
     async def _serve(self, endpoint: str, request: Request) -> Response:
         arrived_s = time.monotonic()
         request_id = _request_id(request)
-        self._read += 1
         try:
-            if self._is_draining:
+            if self._is_draining():
                 raise _leaving()
             key = self._check_key(request)  # before the body is read
             response = await self._respond(endpoint, request, request_id, arrived_s, key)
         except OpenAIError as error:
             response = _error_response(error)
-        finally:
-            self._read -= 1
         tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
         return response
 
@@ -360,30 +388,38 @@ class Ingress:
         self, endpoint: str, request: Request, request_id: str, arrived_s: float, key: str | None
     ) -> Response:
         self._check_pools()
-        raw = await read_body(request, self._config)
-        body = _json_object(raw)
-        if "model" not in body:
-            raise OpenAIError(400, "model is missing", param="model")
-        self._check_model(body["model"])
-        most_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-        place = Asked(
-            tokens=_prompt_tokens(body, len(raw)),
-            most_output_tokens=most_tokens if isinstance(most_tokens, int) else None,
-            is_stream=body.get("stream") is True,
-            key=key,
-            priority=_priority(request),
-        )
-        frames = self._admitted(place, self._frames(endpoint, body, request_id, arrived_s))
+        self._gate.check(key, self._reads)
+        held = Body(self._bodies)
         try:
+            body, size = await self._body(request, held)
+            place = _place(body, size, key, _priority(request))
+            frames = self._admitted(place, held, self._frames(endpoint, body, request_id, arrived_s))
             first = await anext(frames)
         except StopAsyncIteration:
             raise OpenAIError(500, "the decode replica answered with nothing") from None
+        except BaseException:
+            held.free()
+            raise
         if first.error is not None or not first.text.startswith("data: "):
             await anext(frames, None)  # the end, which would otherwise be a cancellation
             await frames.aclose()
             text = first.text.removeprefix("data: ").strip()
-            return Response(text, status_code=first.status, media_type="application/json")
+            again = {"Retry-After": f"{_AGAIN_S:.0f}"} if first.status == 503 else None
+            return Response(text, status_code=first.status, headers=again, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
+
+    async def _body(self, request: Request, held: Body) -> tuple[dict[str, Any], int]:
+        """The request's JSON object, checked as far as an endpoint can, and its bytes."""
+        self._reads += 1
+        try:
+            raw = await read_body(request, self._config, held)
+        finally:
+            self._reads -= 1
+        body = _json_object(raw)
+        if "model" not in body:
+            raise OpenAIError(400, "model is missing", param="model")
+        self._check_model(body["model"])
+        return body, len(raw)
 
     def _check_pools(self) -> None:
         """Raise 503 where no decode replica runs at all: who came before waits, but nobody else."""
@@ -395,28 +431,39 @@ class Ingress:
                 retry_after_s=_NO_REPLICA_RETRY_S,
             )
 
-    async def _admitted(self, place: Asked, frames: AsyncGenerator[Frame, None]) -> AsyncGenerator[Frame, None]:
+    async def _admitted(
+        self, place: Asked, held: Body, frames: AsyncGenerator[Frame, None]
+    ) -> AsyncGenerator[Frame, None]:
         """The frames of a request once it is its turn.
 
         Raises:
             OpenAIError: 429, it is refused.
         """
-        async with aclosing(frames), self._gate.enter(place):
-            async for frame in frames:
-                if not frame.text:
-                    self._gate.first(place)
-                    continue
-                if frame.outputs:
-                    self._gate.output(place, sum(map(len, frame.outputs)))
-                yield frame
+        try:
+            async with aclosing(frames), self._gate.enter(place):
+                async for frame in frames:
+                    if frame.tokens:
+                        self._gate.output(place, frame.tokens)
+                    elif not frame.text:
+                        self._gate.first(place)
+                    if frame.text:
+                        yield frame
+        finally:
+            held.free()
 
     def _load(self, group: str) -> tuple[float, float]:
         """Requests in flight per decode replica; equals in random order."""
         return self._in_flight[group] / self._decode_replicas[group], self._rng.random()
 
     def _group(self, avoid: set[str]) -> str:
-        """The least loaded group, of those that have not failed the request if there are any."""
-        return min([name for name in self._groups if name not in avoid] or self._groups, key=self._load)
+        """The least loaded group, of those that have replicas and have not failed the request if there are any."""
+        serving = [name for name in self._groups if known_pools.has_replicas(self._health[name].pool)] or self._groups
+        return min([name for name in serving if name not in avoid] or serving, key=self._load)
+
+    def _is_stranded(self, pool: str) -> bool:
+        """Whether a pool has no replica while another one has."""
+        pools = [health.pool for health in self._health.values()]
+        return not known_pools.has_replicas(pool) and any(map(known_pools.has_replicas, pools))
 
     async def _frames(
         self, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float

@@ -1,5 +1,6 @@
 """Config -> Ray Serve LLM's LLMConfig and Serve's deployment options."""
 
+import math
 from typing import Any
 
 from ray.serve.llm import LLMConfig
@@ -100,7 +101,7 @@ def replica_options(pool: RoleConfig, *, report_s: float | None) -> dict[str, An
 
 def serve_options(pool: RoleConfig) -> dict[str, Any]:
     """Serve options that LLMConfig has no field for."""
-    options: dict[str, Any] = {"max_surge_percent": round(100 * pool.max_surge_frac)}
+    options: dict[str, Any] = {"max_surge_percent": math.ceil(100 * pool.max_surge_frac)}
     if pool.placement.node_labels:
         options["placement_group_bundle_label_selector"] = [dict(pool.placement.node_labels) for _ in _bundles(pool)]
     return options

@@ -51,15 +51,17 @@ class RequestTrace:
     arrived_s: float | None = None  # at the endpoint, by this process's monotonic clock
     generations: int = 0
     sent: Sent | None = None  # by the replica that began the stream
-    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    outputs: list[tuple[int, ...]] = field(default_factory=list)  # of one stream of tokens
+    tokens: int = 0  # of all there are
     has_first: asyncio.Event = field(default_factory=asyncio.Event)  # set where prefill computed it
     error: Exception | None = None
 
-    def drain(self) -> tuple[tuple[int, ...], ...]:
-        """The output ids of each output since the last call."""
-        outputs = tuple(self.outputs)
+    def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
+        """The output ids of each output since the last call, and how many output tokens there were."""
+        drained = tuple(self.outputs), self.tokens
         self.outputs.clear()
-        return outputs
+        self.tokens = 0
+        return drained
 
 
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
@@ -139,6 +141,7 @@ class PDGenerate:
                 async for output in outputs:
                     if timer is not None:
                         _count(timer, output, is_streamed)
+                    trace.tokens += sum(len(part.token_ids) for part in output.outputs)
                     if sampling_params.n == 1 and output.outputs and not trace.beam_search:
                         trace.outputs.append(tuple(output.outputs[0].token_ids))
                     yield output
@@ -271,7 +274,7 @@ class PDGenerate:
         avoid, probe = self._health.guide()
         peers, now_s = self._pulls.peers, time.monotonic()
         link = peers.probe(now_s) if probe is None else None
-        if probe is None and link is None and peers.is_cut_off(now_s):
+        if probe is None and link is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
             return None
         request = PrefillRequest(
             request_id=request_id,
@@ -293,6 +296,7 @@ class PDGenerate:
         # end, and blocks that are another prompt's by now would be pulled without an error (vllm issue 52234).
         if result is not None and time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s:
             logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
+            await self._release(request_id, result)
             return None
         return result
 

@@ -16,7 +16,6 @@ from deployments.engine_failure import named_cause
 from deployments.engine_host import ANSWER_S, EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
-from deployments.start_backoff import back_off
 from deployments.worker_extension import METHOD_UNREAD_KV
 from kvtransfer.connector import prefill_request_params
 from router.ray_router import QUEUED_TOKENS
@@ -45,8 +44,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
         self, llm_config: LLMConfig, *, cores_per_worker: int, engine_silence_s: float
     ) -> None:
         self._lease_s = lease_s(llm_config)
-        await back_off()
-        self._prepare_host(llm_config, cores_per_worker)
+        await self._prepare_host(llm_config, cores_per_worker)
         with named_cause():
             await super().__init__(llm_config)
         self._watch_host(engine_silence_s)

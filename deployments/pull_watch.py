@@ -41,7 +41,7 @@ class PullWatch:
         self._client = client
         self._stuck = StuckPulls(pull_timeout_s)
         self._pulls: dict[str, _Pull] = {}
-        self._unmended: set[str] = set()  # engines whose link could not be dropped yet
+        self._unmended: dict[str, list[_Pull]] = {}  # of engines whose link could not be dropped yet: what was lost
         self._has_work = asyncio.Event()
 
     async def start(self) -> None:
@@ -95,21 +95,24 @@ class PullWatch:
                 logger.warning("KV comes from prefill replica %s again", pull.peer)
         stuck = self._stuck.see(running, now_s)
         for engine_id in {*failed.values(), *stuck, *self._unmended}:
-            lost = {name for name, engine in {**running, **failed}.items() if engine == engine_id}
-            why = "stuck" if engine_id in stuck else "failed"
-            await self._mend(engine_id, [self._pulls.pop(name) for name in lost if name in self._pulls], why, now_s)
+            names = {name for name, engine in {**running, **failed}.items() if engine == engine_id}
+            lost = [self._pulls.pop(name) for name in names if name in self._pulls]
+            self._stay_away(lost, "stuck" if engine_id in stuck else "failed", now_s)
+            self._unmended.setdefault(engine_id, []).extend(lost)
+        for engine_id in list(self._unmended):
+            await self._mend(engine_id)
 
-    async def _mend(self, engine_id: str, lost: list[_Pull], why: str, now_s: float) -> None:
-        """Stay away from the other end, let the next pull make a new link, and free what was not pulled."""
+    def _stay_away(self, lost: list[_Pull], why: str, now_s: float) -> None:
         for peer in {pull.peer for pull in lost}:
             if self.peers.failed(peer, now_s):
                 LINK_FAILURES.labels(why).inc()
                 logger.warning("KV does not come from prefill replica %s (%s): prompts go elsewhere", peer, why)
-        self._unmended.add(engine_id)
+
+    async def _mend(self, engine_id: str) -> None:
+        """Let the next pull make a new link, and free what was not pulled; the next look tries again where it fails."""
         async with asyncio.timeout(ANSWER_S):
             is_dropped = all(await self._client.collective_rpc(METHOD_FORGET_PEER, args=(engine_id,)))
         if is_dropped:
-            self._unmended.discard(engine_id)
-            for pull in lost:
+            for pull in self._unmended.pop(engine_id):
                 unread = f"{pull.params['remote_request_id']}-unread"
                 await self._client.notify_kv_transfer_request_rejected(unread, pull.params)

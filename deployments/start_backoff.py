@@ -1,57 +1,83 @@
-"""A pool whose replicas end again and again starts them ever more slowly; Serve starts a new one at once."""
+"""A pool whose replicas end young, again and again, starts them ever more slowly; Serve starts a new one at once."""
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
 
 from ray import serve
 from ray.experimental import internal_kv
 
+from router.ray_coordinator import is_alive
+
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 600.0
-# Starts per replica within the window that need no explanation: one, an update, two mishaps.
-_FREE_STARTS = 4
+# A replica that has been ready for so long is no crash, however it ends.
+_GROWN_UP_S = 60.0
+# Within the window: mishaps.
+_FREE_CRASHES = 2
 _MOST_S = 60.0
 
 
-def backoff_s(started_s: Sequence[float], replicas: int, now_s: float) -> float:
-    """How long the next replica of a pool waits before it starts its engine.
+def backoff_s(crashes: int) -> float:
+    """How long the next replica of a pool waits, after so many of its replicas have ended young of late."""
+    return 0.0 if crashes <= _FREE_CRASHES else min(_MOST_S, 2.0 ** (crashes - _FREE_CRASHES - 1))
 
-    Args:
-        started_s: when its replicas were started.
-        replicas: how many it is to have.
-        now_s: by the same clock.
+
+class StartBackoff:
+    """One replica's start, from its constructor on.
+
+    A replica that is killed cannot say so. So each leaves a note in Ray's key-value store when it starts, and takes it
+    back once it has grown up or is told to go: the notes of those that are no more are crashes.
     """
-    recent = sum(now_s - at_s < _WINDOW_S for at_s in started_s)
-    beyond = recent / max(1, replicas) - _FREE_STARTS
-    return 0.0 if beyond < 0.0 else min(_MOST_S, 2.0**beyond)
 
+    def __init__(self) -> None:
+        context = serve.get_replica_context()
+        self._app, self._deployment = context.app_name, context.deployment
+        self._prefix = f"tandem:starts:{self._app}:{self._deployment}:".encode()
+        self._key = self._prefix + context.replica_id.unique_id.encode()
+        self._growing: asyncio.Task[None] | None = None
 
-async def back_off() -> None:
-    """Wait in a replica's constructor, and note that it has been started."""
-    context, now_s = serve.get_replica_context(), time.time()
-    pool = f"tandem:starts:{context.app_name}:{context.deployment}:".encode()
-    started_s = []
-    for key in internal_kv._internal_kv_list(pool):
-        kept = internal_kv._internal_kv_get(key)
-        at_s = json.loads(kept) if kept else 0.0
-        if now_s - at_s < _WINDOW_S:
-            started_s.append(at_s)
-        else:
-            internal_kv._internal_kv_del(key)
-    internal_kv._internal_kv_put(pool + context.replica_id.unique_id.encode(), json.dumps(now_s).encode())
-    wait_s = backoff_s(started_s, context.world_size, now_s)
-    if wait_s:
-        logger.warning(
-            "%s has started %d replicas in %g minutes and is to have %d: this one waits %.0f s; their logs say why "
-            "they ended",
-            context.deployment,
-            len(started_s),
-            _WINDOW_S / 60.0,
-            context.world_size,
-            wait_s,
-        )
-        await asyncio.sleep(wait_s)
+    async def wait(self) -> None:
+        """Wait before anything dear is started, if this pool's replicas have crashed of late."""
+        crashes = await asyncio.to_thread(self._crashes)
+        internal_kv._internal_kv_put(self._key, json.dumps(time.time()).encode())
+        wait_s = backoff_s(crashes)
+        if wait_s:
+            logger.warning(
+                "%d replicas of %s ended within %g s of their start in the last %g minutes, so this one waits %g s; "
+                "their logs may say why",
+                crashes,
+                self._deployment,
+                _GROWN_UP_S,
+                _WINDOW_S / 60.0,
+                wait_s,
+            )
+            await asyncio.sleep(wait_s)
+
+    def ready(self) -> None:
+        """It serves from now on."""
+        self._growing = asyncio.create_task(self._grow_up())
+
+    def leave(self) -> None:
+        """It is told to go; where it never was ready, that is a crash too."""
+        if self._growing is not None:
+            self._growing.cancel()
+            internal_kv._internal_kv_del(self._key)
+
+    async def _grow_up(self) -> None:
+        await asyncio.sleep(_GROWN_UP_S)
+        internal_kv._internal_kv_del(self._key)
+
+    def _crashes(self) -> int:
+        now_s, crashes = time.time(), 0
+        for key in internal_kv._internal_kv_list(self._prefix):
+            kept = internal_kv._internal_kv_get(key)
+            if kept is None or is_alive(self._app, self._deployment, key.removeprefix(self._prefix).decode()):
+                continue
+            if now_s - json.loads(kept) < _WINDOW_S:
+                crashes += 1
+            else:
+                internal_kv._internal_kv_del(key)
+        return crashes

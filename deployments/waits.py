@@ -53,10 +53,22 @@ class Waits:
     """All requests of one process that wait for replicas of an application."""
 
     def __init__(
-        self, is_alive: Callable[[str, str], bool], *, quiet_s: float = _QUIET_S, every_s: float = _EVERY_S
+        self,
+        is_alive: Callable[[str, str], bool],
+        is_stranded: Callable[[str], bool],
+        *,
+        quiet_s: float = _QUIET_S,
+        every_s: float = _EVERY_S,
     ) -> None:
-        """``is_alive``: whether a replica (its deployment, its id) still exists; it may block for milliseconds."""
-        self._is_alive = is_alive
+        """Begin with none.
+
+        Args:
+            is_alive: whether a replica (its deployment, its id) still exists; it may block for milliseconds.
+            is_stranded: whether a deployment has no replica while another one has that could answer.
+            quiet_s: nobody looks before a wait has lasted so long.
+            every_s: how often somebody looks.
+        """
+        self._is_alive, self._is_stranded = is_alive, is_stranded
         self._quiet_s, self._every_s = quiet_s, every_s
         self._waits: set[Wait] = set()
 
@@ -73,9 +85,13 @@ class Waits:
         while True:
             await asyncio.sleep(self._every_s)
             quiet: dict[tuple[str, str], list[Wait]] = {}
-            for wait in self._waits:
-                if wait.asked.routed_to is not None and wait.quiet_s() > self._quiet_s:
+            for wait in list(self._waits):
+                if wait.quiet_s() <= self._quiet_s:
+                    continue
+                if wait.asked.routed_to is not None:
                     quiet.setdefault((wait.deployment, wait.asked.routed_to), []).append(wait)
+                elif self._is_stranded(wait.deployment):
+                    wait.lose()
             for (deployment, replica_id), waits in quiet.items():
                 try:
                     is_gone = not await asyncio.to_thread(self._is_alive, deployment, replica_id)

@@ -13,6 +13,8 @@ _MOST_PAUSE_S = 60.0
 _PROBE_S = 60.0
 # Who has answered since is taken to be there still.
 _RECENT_S = 60.0
+# So often one prompt looks whether there is a replica that nothing was heard of.
+_LOOK_S = 60.0
 # Nothing heard of a replica for so long: it has gone.
 _FORGET_S = 600.0
 
@@ -30,6 +32,7 @@ class Peers:
     def __init__(self) -> None:
         self._heard_s: dict[str, float] = {}
         self._broken: dict[str, _Broken] = {}
+        self._look_s: float | None = None
 
     def heard(self, peer: str, now_s: float) -> None:
         """A prefill replica has answered; its link may be broken all the same."""
@@ -69,9 +72,21 @@ class Peers:
     def is_cut_off(self, now_s: float) -> bool:
         """Whether every prefill replica that has answered of late is behind a broken link."""
         broken = self.broken(now_s)
-        return bool(broken) and not any(
+        is_cut_off = bool(broken) and not any(
             now_s - heard_s <= _RECENT_S for peer, heard_s in self._heard_s.items() if peer not in broken
         )
+        if not is_cut_off:
+            self._look_s = None
+        elif self._look_s is None:
+            self._look_s = now_s + _LOOK_S
+        return is_cut_off
+
+    def looks_around(self, now_s: float) -> bool:
+        """Whether the next prompt is to go to whoever else there is, though it may wait in vain for that."""
+        if self._look_s is None or now_s < self._look_s:
+            return False
+        self._look_s = now_s + _LOOK_S
+        return True
 
     def probe(self, now_s: float) -> str | None:
         """One to send the next prompt to all the same, once its pause is over; one prompt at a time."""

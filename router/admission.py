@@ -66,10 +66,12 @@ class AdmissionConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
-        if self.tpot_s is not None and self.ttft_s is None:
-            raise ValueError(
-                f"tpot_s is {self.tpot_s:g} and ttft_s is not given: nothing would bound the wait here; give both"
-            )
+        for name in ("tpot_s", "max_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and self.ttft_s is None:
+                raise ValueError(
+                    f"{name} is {value:g} and ttft_s is not given, without which nobody waits here: give both"
+                )
         return self
 
     def limits(self, key: str | None) -> KeyLimits:
@@ -83,10 +85,11 @@ class Asked:
 
     Attributes:
         tokens: of its prompt, about.
-        most_output_tokens: that it asks for; ``None``: it does not say.
+        most_output_tokens: that it asks for, at least one; ``None``: it does not say.
         is_stream: whether its first token is seen when it comes.
         key: the name of its API key.
         priority: what it asks for.
+        answers: how many it wants to its prompt, at least one.
     """
 
     tokens: int
@@ -94,6 +97,7 @@ class Asked:
     is_stream: bool
     key: str | None
     priority: Priority
+    answers: int = 1
     arrived_s: float = 0.0
     deadline_s: float = math.inf
     order: tuple[int, float, int] = (0, 0.0, 0)
@@ -158,11 +162,25 @@ class Admission:
         """Requests that wait for their turn."""
         return len(self._held)
 
+    def refuse(self, key: str | None, coming: int, now_s: float) -> Refusal | None:
+        """Whether a request of this key is refused whatever it asks for, before its body is read.
+
+        Args:
+            key: the name of its API key.
+            coming: how many requests' bodies are being read.
+            now_s: when.
+        """
+        if self._here + coming >= self._config.max_requests:
+            return _refusal("requests", f"{self._here + coming} requests are here (admission.max_requests)", 1.0)
+        over = self._rates.over(key, now_s)
+        return None if over is None else _refusal("key", over.what, over.after_s)
+
     def arrive(self, asked: Asked, now_s: float) -> Refusal | None:
         """Take a request in, to wait until ``passed`` names it; or refuse it."""
         self._capacity.learn(now_s)
         if self._here >= self._config.max_requests:
             return _refusal("requests", f"{self._here} requests are here (admission.max_requests)", 1.0)
+        cost = asked.tokens + asked.answers * min(asked.most_output_tokens or math.inf, self._answer_tokens)
         limits = self._config.limits(asked.key)
         asked.arrived_s = now_s
         asked.order = self._order(asked, limits)
@@ -171,7 +189,6 @@ class Admission:
         if (over := self._rates.enter(asked.key, asked.tokens, now_s)) is not None:
             return _refusal("key", over.what, over.after_s)
         level = self._classes[Priority(asked.order[0])]
-        cost = asked.tokens + min(asked.most_output_tokens or math.inf, self._answer_tokens)
         level.next[asked.key] = asked.order[1] + cost / limits.share
         self._here += 1
         self._waiting_tokens += asked.tokens
@@ -194,7 +211,7 @@ class Admission:
                 self._unseen[first] = None
             self._window_tokens += first.tokens
             self._window_prompts += 1
-            self._passed += 1
+            self._passed += first.answers
             gone.append(first)
         if self._first() is None:
             self._capacity.idle()
@@ -225,7 +242,7 @@ class Admission:
             self._unseen.pop(asked, None)
             self._leave_window(asked)
             self._capacity.first(asked.tokens)
-            self._capacity.streams(1, now_s, is_seen=asked.is_stream)
+            self._capacity.streams(asked.answers, now_s, is_seen=asked.is_stream)
 
     def output(self, asked: Asked, tokens: int, now_s: float) -> None:
         """So many output tokens of a request have come; of an answer in one piece all of them."""
@@ -234,7 +251,7 @@ class Admission:
         is_first = asked.first_s is None
         self.first(asked, now_s)
         if not asked.is_stream and not is_first:
-            self._capacity.output(tokens, now_s - (asked.first_s or now_s))
+            self._capacity.output(tokens, asked.answers * (now_s - (asked.first_s or now_s)))
         elif not is_first:  # the first tokens' time is not their pace
             self._capacity.output(tokens)
 
@@ -250,10 +267,10 @@ class Admission:
             self._stop_waiting(asked)
             return
         if asked.output_tokens:
-            self._answer_tokens += _ANSWER_WEIGHT * (asked.output_tokens - self._answer_tokens)
-        self._passed -= 1
+            self._answer_tokens += _ANSWER_WEIGHT * (asked.output_tokens / asked.answers - self._answer_tokens)
+        self._passed -= asked.answers
         if asked.first_s is not None:
-            self._capacity.streams(-1, now_s, is_seen=asked.is_stream)
+            self._capacity.streams(-asked.answers, now_s, is_seen=asked.is_stream)
         else:
             self._leave_window(asked)
 

@@ -72,6 +72,18 @@ class RateLimits:
 
     def enter(self, name: str | None, tokens: int, now_s: float) -> OverLimit | None:
         """Count a request of so many prompt tokens against its key, until ``leave``; or say which limit it is over."""
+        if (over := self.over(name, now_s)) is not None:
+            return over
+        key = self._keys[name]
+        if key.requests is not None:
+            key.requests.take(1.0)
+        if key.tokens is not None:
+            key.tokens.take(tokens)
+        key.here += 1
+        return None
+
+    def over(self, name: str | None, now_s: float) -> OverLimit | None:
+        """Which limit one more request of a key would be over."""
         limits = self._limits(name)
         key = self._keys.get(name) or self._keys.setdefault(name, self._new(limits, now_s))
         if limits.max_requests is not None and key.here >= limits.max_requests:
@@ -80,11 +92,6 @@ class RateLimits:
             return OverLimit(f"more than {limits.requests_per_minute:g} requests in a minute of this key", after_s)
         if key.tokens is not None and (after_s := key.tokens.empty_s(1.0, now_s)):
             return OverLimit(f"more than {limits.tokens_per_minute:g} tokens in a minute of this key", after_s)
-        if key.requests is not None:
-            key.requests.take(1.0)
-        if key.tokens is not None:
-            key.tokens.take(tokens)
-        key.here += 1
         return None
 
     def spend(self, name: str | None, tokens: int) -> None:

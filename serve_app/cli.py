@@ -179,7 +179,7 @@ def delete(
     timeout_s: Annotated[float, typer.Option(min=0.0, help="How long requests may take to end, seconds.")] = 300.0,
 ) -> None:
     """Delete an application from a running cluster, once it has answered what it has begun."""
-    from serve_app.ray_drain import drain
+    from serve_app import ray_drain
     from serve_app.sdk import connect
 
     connect(address)
@@ -187,10 +187,8 @@ def delete(
 
     if name not in ray_serve.status().applications:
         raise ConfigError(f"there is no application {name!r} on this cluster; `tandem status` lists them")
-    left = drain(name, timeout_s)
-    if left:
-        errors.print(f"{left} requests took longer than {timeout_s:g} s and are cut off", highlight=False)
-    ray_serve.delete(name)
+    if left := ray_drain.said(ray_drain.delete(name, timeout_s)):
+        errors.print(left, highlight=False)
     console.print(f"{name} deleted")
 
 
@@ -271,10 +269,12 @@ def _interrupt(stop: threading.Event, number: int) -> None:
 
 
 def _finish(app: Any) -> None:
+    from serve_app import ray_drain
+
     most_s = app.config.ingress.request_timeout_s
     console.print(f"\nFinishing what has begun, for at most {most_s:g} s; once more ends it at once", highlight=False)
-    if left := app.drain():
-        console.print(f"{left} requests were cut off", highlight=False)
+    if left := ray_drain.said(app.drain()):
+        console.print(left, highlight=False)
 
 
 def _curl(url: str, model: str) -> str:

@@ -153,7 +153,7 @@ class App:
             connect(self._address)
             if self._cluster is not None:
                 self._check_placeable()
-            self._submit()
+            self._submit(self._document)
             self.wait_ready(timeout_s, on_status)
         except BaseException as error:
             self.close()
@@ -180,13 +180,13 @@ class App:
                     "cluster that has with `tandem deploy`, or leave node_labels out"
                 )
 
-    def _submit(self) -> None:
+    def _submit(self, document: dict[str, Any]) -> None:
         import ray
         from ray import serve
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
-        schema = ServeDeploySchema.model_validate(self._document)
+        schema = ServeDeploySchema.model_validate(document)
         serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
         client = _get_global_client()
         live, wanted = client.http_config, schema.http_options
@@ -214,9 +214,10 @@ class App:
         timeout_s: float = 600.0,
         on_status: Callable[[Status], None] | None = None,
     ) -> None:
-        """Go over to another configuration while it serves: replicas that it changes are replaced, a few at a time.
+        """Go over to another configuration while it serves: replicas are replaced, a few at a time.
 
-        What an old replica has begun it ends, and prefill stays until its KV has been read.
+        All of them, whatever has changed in ``args``, since Serve makes one version of them; ``control.tune`` replaces
+        none. What an old replica has begun it ends, and prefill stays until its KV has been read.
 
         Args:
             source: a Serve YAML of the same application, or the same as a mapping.
@@ -235,13 +236,8 @@ class App:
         if self._cluster is not None and "metrics_port" not in config.ingress.model_fields_set:
             document, config = _with_metrics_port(document, self.config.ingress.metrics_port)
         check_engines(config)
-        before = self._document, self.config
+        self._submit(document)
         self._document, self.config = document, config
-        try:
-            self._submit()
-        except ConfigError:
-            self._document, self.config = before
-            raise
         self.wait_ready(timeout_s, on_status)
 
     def wait_ready(self, timeout_s: float, on_status: Callable[[Status], None] | None = None) -> None:
@@ -331,26 +327,31 @@ class App:
 
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key)
 
-    def drain(self, timeout_s: float | None = None) -> int:
-        """Take no new request (503), and wait until the others have been answered.
+    def drain(self, timeout_s: float | None = None) -> int | None:
+        """Take no new request (503), and wait until the others have been answered; then end it within a minute.
 
         Args:
             timeout_s: how long to wait; ``None``: as long as a request may take.
 
         Returns:
-            How many requests were left.
+            How many requests were left; ``None`` where a replica of the endpoint did not say.
         """
         from serve_app.ray_drain import drain
 
         return drain(self.name, self.config.ingress.request_timeout_s if timeout_s is None else timeout_s)
 
     def delete(self) -> None:
-        """Delete the application once it has answered what it has begun; a cluster of ``deploy``'s goes with it."""
-        from ray import serve
+        """Delete the application once it has answered what it has begun; a cluster of ``deploy``'s goes with it.
 
-        self.drain()
-        serve.delete(self.name)
-        self.close()
+        Raises:
+            DeployError: it is still there after a quarter of an hour.
+        """
+        from serve_app.ray_drain import delete
+
+        try:
+            delete(self.name, self.config.ingress.request_timeout_s)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave: ends everything where ``deploy`` started the cluster, else only the connection."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -75,5 +76,19 @@ def test_who_can_no_longer_be_in_time_is_told_so() -> None:
         assert int(refused.value.headers()["Retry-After"]) >= 1
         async with gate.enter(asked()):
             pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("config", "coming"), [({"max_requests": 3}, 2), ({"key": {"requests_per_minute": 1}}, 0)])
+def test_what_is_refused_anyhow_is_so_before_its_body_is_read(config: dict[str, Any], coming: int) -> None:
+    async def run() -> None:
+        gate = Gate(AdmissionConfig.model_validate(config), replicas=1, prefill_replicas=1)
+        gate.check(None, 0)
+        gate.check(None, 1)
+        async with gate.enter(asked()):
+            with pytest.raises(OpenAIError) as refused:
+                gate.check(None, coming)
+            assert refused.value.status == 429
 
     asyncio.run(run())

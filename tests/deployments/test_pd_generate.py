@@ -39,6 +39,10 @@ class Client:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.released: list[Any] = []
+
+    async def notify_kv_transfer_request_rejected(self, request_id: str, params: Any) -> None:
+        self.released.append(params)
 
     async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
         self.asked.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
@@ -188,6 +192,7 @@ async def test_kv_whose_lease_may_have_ended_is_not_pulled(
     prefill.calls[0].set_result(answered(ago_s=ago_s))
     await task
     assert client.asked == [("r", {"from": "p"} if is_pulled else None)]
+    assert client.released == [] if is_pulled else [{"from": "p"}]
 
 
 async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:

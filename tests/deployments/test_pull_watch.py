@@ -99,6 +99,7 @@ async def test_a_link_that_could_not_be_dropped_is_dropped_later(watch: Any, eng
     tries = len(engine.forgotten)
     await asyncio.sleep(0.1)
     assert len(engine.forgotten) == tries
+    assert engine.released == ["r1"]
 
 
 async def test_who_leaves_before_the_kv_is_here_shows_nothing(watch: Any, engine: Engine) -> None:

@@ -8,9 +8,13 @@ from fastapi import Request
 
 from deployments.config import IngressConfig
 from deployments.openai_errors import OpenAIError
-from deployments.request_body import read_body
+from deployments.request_body import Bodies, Body, read_body
 
-CONFIG = IngressConfig(max_body_bytes=1024, body_timeout_s=0.2)
+CONFIG = IngressConfig(max_body_bytes=1024, max_bodies_bytes=2048, body_timeout_s=0.2)
+
+
+def alone() -> Body:
+    return Body(Bodies(2048))
 
 
 def request(*parts: bytes, gap_s: float = 0.0, is_whole: bool = True) -> Request:
@@ -28,12 +32,12 @@ def request(*parts: bytes, gap_s: float = 0.0, is_whole: bool = True) -> Request
 
 
 async def test_a_body_as_large_as_allowed_is_read() -> None:
-    assert await read_body(request(b"a" * 1000, b"b" * 24), CONFIG) == b"a" * 1000 + b"b" * 24
+    assert await read_body(request(b"a" * 1000, b"b" * 24), CONFIG, alone()) == b"a" * 1000 + b"b" * 24
 
 
 async def test_one_byte_more_is_refused_before_the_rest_has_come() -> None:
     with pytest.raises(OpenAIError, match="larger than 1024 bytes") as refusal:
-        await read_body(request(b"a" * 1000, b"b" * 25, is_whole=False), CONFIG)
+        await read_body(request(b"a" * 1000, b"b" * 25, is_whole=False), CONFIG, alone())
     assert refusal.value.status == 413
 
 
@@ -41,5 +45,20 @@ async def test_one_byte_more_is_refused_before_the_rest_has_come() -> None:
 async def test_a_body_that_is_not_whole_in_time_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(OpenAIError, match=r"as a whole in 0\.2 s") as refusal:
         async with asyncio.timeout(3.0):
-            await read_body(request(*parts, gap_s=0.01, is_whole=False), CONFIG)
+            await read_body(request(*parts, gap_s=0.01, is_whole=False), CONFIG, alone())
     assert refusal.value.status == 408
+
+
+async def test_all_bodies_together_have_a_limit_until_their_requests_have_ended() -> None:
+    bodies = Bodies(2048)
+    held = [Body(bodies) for _ in range(3)]
+    for body in held[:2]:
+        await read_body(request(b"a" * 1000), CONFIG, body)
+    with pytest.raises(OpenAIError, match=r"2000 bytes are here \(ingress\.max_bodies_bytes\)") as refusal:
+        await read_body(request(b"a" * 49), CONFIG, held[2])
+    assert (refusal.value.status, refusal.value.headers()["Retry-After"]) == (429, "1")
+    held[2].free()
+    held[0].free()
+    held[0].free()
+    assert bodies.held_bytes == 1000
+    assert len(await read_body(request(b"a" * 1000), CONFIG, Body(bodies))) == 1000

@@ -15,10 +15,15 @@ def asked(replica_id: str | None) -> DecodeRequest:
 
 
 async def waited(
-    replica_id: str | None, is_alive: Any, *, frame_s: float = 60.0, deadline_s: float = 1.0
+    replica_id: str | None,
+    is_alive: Any,
+    *,
+    frame_s: float = 60.0,
+    deadline_s: float = 1.0,
+    stranded: str | None = None,
 ) -> tuple[Wait, bool]:
     """A wait for a frame that comes after ``frame_s``, and whether it timed out; asked about after 50 ms."""
-    waits = Waits(is_alive, quiet_s=0.05, every_s=0.01)
+    waits = Waits(is_alive, lambda pool: pool == stranded, quiet_s=0.05, every_s=0.01)
     watching = asyncio.create_task(waits.run())
     wait = Wait("decode:g0", asked(replica_id))
     waits.add(wait)
@@ -53,6 +58,14 @@ async def test_one_that_lives_or_is_unknown_is_waited_for_until_the_deadline(rep
     wait, has_timed_out = await waited(replica_id, lambda *_: replica_id is not None, deadline_s=0.3)
     assert has_timed_out
     assert not wait.is_lost
+
+
+@pytest.mark.parametrize(("stranded", "is_lost"), [("decode:g0", True), ("decode:g1", False)])
+async def test_who_waits_for_a_pool_without_replicas_goes_elsewhere_if_there_is_another(
+    stranded: str, is_lost: bool
+) -> None:
+    wait, _ = await waited(None, lambda *_: True, deadline_s=60.0 if is_lost else 0.3, stranded=stranded)
+    assert wait.is_lost is is_lost
 
 
 async def test_blind_or_quick_nobody_is_lost() -> None:

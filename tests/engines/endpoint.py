@@ -5,9 +5,11 @@ import random
 import string
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 import yaml
 
@@ -29,6 +31,16 @@ def emulated_document(**ingress: Any) -> dict[str, Any]:
         pool["emulator"] |= {"start_s": 0.0, "profile": str(ROOT / pool["emulator"]["profile"])}
     application["args"]["ingress"] |= ingress
     return document
+
+
+def replica_processes(app: Any, name: str = "") -> list[psutil.Process]:
+    """The processes of an application's replicas; of one deployment, if its name's beginning is given."""
+    found = []
+    for process in app.processes():
+        with suppress(psutil.Error):  # one that has just ended
+            if f"ServeReplica:{app.name}:{name}" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def prompt_ids(length: int, seed: int) -> list[int]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from serve_app.drill_links import connections, cut
-from tests.engines.endpoint import emulated_document, eventually, prompt_ids, samples, total
+from tests.engines.endpoint import emulated_document, eventually, prompt_ids, replica_processes, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -27,10 +27,6 @@ def _app() -> Iterator[Any]:
     document["applications"][0]["args"]["groups"][0]["decode"]["replicas"] = 2
     with deploy(document) as running:
         yield running
-
-
-def replicas(app: Any, name: str) -> list[psutil.Process]:
-    return [one for one in app.processes() if f"ServeReplica:tandem:{name}" in " ".join(one.cmdline())]
 
 
 @contextmanager
@@ -78,8 +74,8 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
         assert {await ask(app, session, seed) for seed in range(20)} == {200}
         before, failures = decoded(app), failed_over(app)
         assert len(before) == 2
-        victim = replicas(app, "decode")[0]
-        with unreachable(victim, replicas(app, "ingress")):
+        victim = replica_processes(app, "decode")[0]
+        with unreachable(victim, replica_processes(app, "ingress")):
             began_s, asked = time.monotonic(), []
             while time.monotonic() - began_s < SICK_S:
                 asked.append(asyncio.create_task(ask(app, session, 100 + len(asked))))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, total
+from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def _app() -> Iterator[Any]:
     from serve_app.sdk import deploy
 
-    document = emulated_document(replicas=2, max_body_bytes=1 << 20, body_timeout_s=2.0, max_prompt_tokens=2000)
+    document = emulated_document(replicas=2, max_body_bytes=2 << 20, body_timeout_s=2.0, max_prompt_tokens=2000)
     del document["logging_config"]  # Serve's own level tells more
     with deploy(document) as running:
         yield running
@@ -58,7 +58,7 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
     [
         ([100] * 2000, 200, None),
         ([100] * 2001, 400, "the prompt has 2001 tokens, and this endpoint takes at most 2000"),
-        ("a" * (1 << 20), 413, "the body is larger than 1048576 bytes (ingress.max_body_bytes)"),
+        ("a" * (2 << 20), 413, "the body is larger than 2097152 bytes (ingress.max_body_bytes)"),
     ],
     ids=["allowed", "long", "large"],
 )
@@ -69,20 +69,36 @@ def test_prompts_and_bodies_have_limits(app: Any, prompt: Any, status: int, says
     assert says is None or says in answer.json()["error"]["message"]
 
 
-def test_a_body_that_comes_too_slowly_is_refused(app: Any) -> None:
+def dripped(app: Any, head: bytes, most_s: float) -> tuple[bytes, float]:
+    """What is answered, and when, to a request of which a byte comes now and then."""
     host, _, port = app.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        client.sendall(head)
         client.settimeout(0.2)
         answer, began_s = b"", time.monotonic()
-        while not answer and time.monotonic() - began_s < 20.0:
+        while not answer and time.monotonic() - began_s < most_s:
             client.sendall(b" ")
             try:
                 answer = client.recv(4096)
             except TimeoutError:
                 continue
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - began_s >= 1.5
+        return answer, time.monotonic() - began_s
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+def test_a_body_that_comes_too_slowly_is_refused(app: Any) -> None:
+    # More than HAProxy keeps until a body is whole.
+    answer, took_s = dripped(app, POST + b"Content-Length: 2000000\r\n\r\n" + b" " * 1_500_000, most_s=20.0)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert took_s >= 1.5
+
+
+async def test_what_drips_is_cut_off_whatever_drips(app: Any) -> None:
+    heads = (POST + b"X-Slow: ", POST + b"Content-Length: 1000\r\n\r\n{")
+    answers = await asyncio.gather(*(asyncio.to_thread(dripped, app, head, 45.0) for head in heads))
+    assert all(answer.startswith(b"HTTP/1.1 408 ") for answer, _ in answers)
 
 
 def test_no_log_has_a_word_of_a_request(app: Any) -> None:
@@ -95,8 +111,7 @@ async def test_a_request_without_a_word_of_its_answer_outlives_its_ingress_repli
     started = [asyncio.create_task(one) for one in asked]
     await asyncio.sleep(2.0)
     assert not any(one.done() for one in started)
-    ingress = [one for one in app.processes() if "ServeReplica:tandem:ingress" in " ".join(one.cmdline())]
-    ingress[0].kill()
+    replica_processes(app, "ingress")[0].kill()
     answers = await asyncio.gather(*started)
     assert [answer.status_code for answer in answers] == [200] * 12
     assert all(answer.json()["usage"]["completion_tokens"] == 300 for answer in answers)

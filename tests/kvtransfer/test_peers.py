@@ -28,6 +28,21 @@ def test_a_replica_that_was_heard_of_long_ago_is_no_other_way() -> None:
     assert peers.is_cut_off(61.0)
 
 
+def test_who_is_cut_off_looks_once_a_minute_whether_there_is_somebody_else() -> None:
+    peers = known("a")
+    peers.failed("a", 0.0)
+    looks = []
+    for second in range(200):
+        assert peers.is_cut_off(float(second))
+        if peers.looks_around(float(second)):
+            looks.append(second)
+    assert looks == [60, 120, 180]
+    peers.heard("b", 200.0)
+    assert not peers.is_cut_off(200.0)
+    assert peers.is_cut_off(261.0)
+    assert not peers.looks_around(261.0)
+
+
 def test_a_replica_that_knows_of_nobody_is_not_cut_off() -> None:
     assert not Peers().is_cut_off(0.0)
 

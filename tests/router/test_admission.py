@@ -202,6 +202,30 @@ def test_an_answer_in_one_piece_that_says_nothing_makes_room_after_its_time() ->
     assert held._window_tokens == 0
 
 
+def test_several_answers_to_one_prompt_count_as_what_they_are() -> None:
+    held = held_back(200.0)
+    for number in range(40):
+        many = asked(key="many")
+        many.answers = 1 + 9 * (number < 39)
+        held.arrive(many, 0.0)
+        held.arrive(asked(key="one"), 0.0)
+    held._window_tokens = 0
+    gone = [one.key for one in held.passed(0.0)]
+    # 1,000 prompt tokens and 128 of each answer: 2,280 against 1,128.
+    assert gone.count("many") / len(gone) == pytest.approx(0.33, abs=0.07)
+    full = admission(AdmissionConfig(ttft_s=100.0, tpot_s=0.05))
+    full._capacity.most_streams = 8.0
+    ten = asked(10)
+    ten.answers = 10
+    full.arrive(ten, 0.0)
+    assert full.passed(0.0) == [ten]
+    last = asked(10)
+    full.arrive(last, 0.0)
+    assert full.passed(0.0) == []
+    full.leave(ten, 1.0)
+    assert full.passed(1.0) == [last]
+
+
 def test_little_traffic_is_no_sign_of_little_capacity() -> None:
     free = admission()
     for second, tokens in enumerate([2000] * 60 + [10] * 60):
@@ -311,6 +335,7 @@ def test_streams_are_as_many_as_keep_their_pace() -> None:
     assert slow < 0.02 * len(counts)
 
 
-def test_a_pace_without_a_first_token_is_refused() -> None:
-    with pytest.raises(ValidationError, match="give both"):
-        AdmissionConfig(tpot_s=0.05)
+def test_a_pace_or_a_queue_without_a_first_token_is_refused() -> None:
+    for without in ({"tpot_s": 0.05}, {"max_queued_tokens": 1000}):
+        with pytest.raises(ValidationError, match="give both"):
+            AdmissionConfig.model_validate(without)
