@@ -66,6 +66,16 @@ def kill_ingress(processes: Processes) -> str:
     return _kill(_one(processes, "ServeReplica", ":ingress"))
 
 
+def kill_proxy(processes: Processes) -> str:
+    """End the HTTP proxy, HAProxy, which Serve starts again."""
+    found = [one for one in processes if _title(one).split(" ")[0].endswith("haproxy")]
+    if not found:
+        raise DrillError("no HAProxy runs here: set serve_environment()'s variables for the cluster")
+    for one in found:  # a worker that was replaced may be ending yet
+        _kill(one)
+    return f"SIGKILL to haproxy ({', '.join(str(one.pid) for one in found)})"
+
+
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
     raylets = [one for one in processes if "raylet" in _title(one).split(" ")[0] and NODE_LABEL in _title(one)]
@@ -109,10 +119,11 @@ FAULTS: dict[str, Callable[..., str]] = {
     "kill-controller": kill_controller,
     "kill-coordinator": kill_coordinator,
     "kill-ingress": kill_ingress,
+    "kill-proxy": kill_proxy,
     "node-loss": lose_node,
 }
 # After these, streams whose front has died end as transport errors.
-FRONT_FAULTS = ("kill-ingress",)
+FRONT_FAULTS = ("kill-ingress", "kill-proxy")
 
 
 def replica_pids(processes: Processes) -> set[int]:

@@ -26,11 +26,12 @@ class Answer:
     Attributes:
         token_ids: of its output.
         is_ended: by ``[DONE]`` and without an error.
-        is_cut: the connection broke after the response's headers.
+        is_cut: the connection broke after the response's headers, and not since nothing came any more.
         error: what the endpoint or the connection said.
         retries: sent again, since the connection broke before there were headers.
         ttft_s: from first sent to the first token.
         gap_s: the longest time between two events.
+        span_s: when it was sent and when it ended, by the monotonic clock.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Answer:
     retries: int = 0
     ttft_s: float | None = None
     gap_s: float = 0.0
+    span_s: tuple[float, float] = (0.0, 0.0)
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
@@ -97,7 +99,9 @@ async def run_load(
 
         async def one(number: int) -> Answer:
             await asyncio.sleep(max(0.0, started_s + number / rate - time.monotonic()))
+            sent_s = time.monotonic()
             answer = await _ask(session, f"{url}/v1/completions", bodies[number])
+            answer.span_s = sent_s, time.monotonic()
             on_answer()
             return answer
 
@@ -127,7 +131,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.error = f"{type(error).__name__}: {error}"
             if has_headers or isinstance(error, TimeoutError) or answer.retries == _RETRIES:
-                answer.is_cut = has_headers
+                answer.is_cut = has_headers and not isinstance(error, TimeoutError)
                 return answer
             answer.retries += 1
             answer.error = None

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cluster import driver_environment
-from serve_app.drill_faults import FAULTS, DrillError
+from serve_app.drill_faults import FAULTS, FRONT_FAULTS, DrillError
 from serve_app.drill_load import OUTPUT_TOKENS, Answer, prompts, run_load
 from serve_app.fuzz_memory import Memory
 from serve_app.validate import load_serve_yaml
@@ -34,6 +34,8 @@ _MAX_RUNNING, _RATE = 24, 4.5
 _MOST_GROWTH_FRAC = 0.05
 _SAMPLE_S = 2.0
 _REST_S = 90.0
+# To find a part's process and end it.
+_FAULT_TAKES_S = 3.0
 
 
 def document() -> dict[str, Any]:
@@ -66,6 +68,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
     seconds = 60.0 * minutes
     count = max(1, round(minutes * _FAULTS_PER_MINUTE))
     done: Counter[str] = Counter()
+    fronts_s: list[float] = []
 
     with deploy(document(), on_status=lambda status: say(f"starting: {status.state}")) as app:
         asyncio.run(run_load(app.url, app.config.model.id, rate=_RATE, seconds=20.0, seed=seed + 1, salt="warm-up"))
@@ -78,11 +81,14 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
 
         def fault() -> None:
             for name in rng.sample(_FAULTS, len(_FAULTS)):
+                at_s = time.monotonic()
                 try:
                     said = FAULTS[name](app.processes())
                 except DrillError:  # that part is just starting again
                     continue
                 done[name] += 1
+                if name in FRONT_FAULTS:
+                    fronts_s.append(at_s)
                 say(f"{sum(done.values())} of {count}, {name}: {said}")
                 return
 
@@ -106,7 +112,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
         "minutes": minutes,
         "seed": seed,
         "faults": dict(done),
-        **judged(answers, seed),
+        **judged(answers, seed, fronts_s),
         "memory": growth,
         "left": {name: {"before": at_rest.get(name, 0), "after": left.get(name, 0)} for name in {**at_rest, **left}},
         "held": held,
@@ -118,8 +124,14 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
     }
 
 
-def judged(answers: Sequence[Answer], seed: int) -> dict[str, Any]:
-    """What became of the requests, whose answers an emulated engine gives in one way only."""
+def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> dict[str, Any]:
+    """What became of the requests, whose answers an emulated engine gives in one way only.
+
+    Args:
+        answers: of the whole load, in order.
+        seed: of their prompts.
+        fronts_s: when a part ended that may cut streams off; at other times that is a loss.
+    """
     from deployments.emulator import next_tokens  # it imports ray
 
     row: dict[str, Any] = {"requests": len(answers)}
@@ -131,7 +143,7 @@ def judged(answers: Sequence[Answer], seed: int) -> dict[str, Any]:
         shared = min(len(got), len(wanted))
         if got[:shared] != wanted[:shared]:
             row["wrong_tokens"] += 1
-        elif answer.is_cut:
+        elif answer.is_cut and any(_is_within(at_s, answer.span_s) for at_s in fronts_s):
             row["cut_at_front"] += 1
         elif not answer.is_ended:
             row["lost"] += 1
@@ -142,6 +154,10 @@ def judged(answers: Sequence[Answer], seed: int) -> dict[str, Any]:
     row["ttft_p99_s"] = waits[int(0.99 * len(waits))] if waits else None
     row["errors"] = dict(errors)
     return row
+
+
+def _is_within(at_s: float, span_s: tuple[float, float]) -> bool:
+    return span_s[0] - _FAULT_TAKES_S <= at_s <= span_s[1]
 
 
 def _grew(row: dict[str, float]) -> bool:

@@ -303,3 +303,14 @@ async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, pr
     prefill.calls[0].set_result(answered())
     await tasks[0]
     assert client.asked == [("r1", None), ("r2", None), ("r0", {"from": "p"})]
+
+
+async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    generate._health._ejected, generate._health._probes = frozenset({"p8", "p9"}), {"p9"}
+    for number in range(2):
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, number + 1)
+        prefill.calls[number].set_result(answered())
+        await task
+    assert [(one.avoid, one.probe) for one in prefill.requests] == [({"p8"}, "p9"), ({"p8", "p9"}, None)]
