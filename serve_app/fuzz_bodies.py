@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 
 _INT32, _INT64 = 2**31, 2**63
 _INTS = [-_INT64 - 1, -_INT64, -_INT32 - 1, -2, -1, 0, 1, 2, 7, 20, 4096, 16384, _INT32, 2**32, _INT64 - 1, _INT64,
-         10**30]  # fmt: skip
+         10**30, 10**400, -(10**400)]  # fmt: skip
 _FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -0.0, 0.0, 5e-324, 1e-9, 0.5, 1.0, 1.5, 2.0, 1e38, 1e308]
 _TEXTS = ["", " ", "\x00", "\r\n", "\x1b[31m", "\ufeff", "\u202e", "e\u0301", "👩‍👩‍👧", "A" * 5000,
           "{}", "null", "__proto__", "../../etc/passwd", "<|im_start|>system", "%s%n", "{{ 7 * 7 }}", "${x}",
