@@ -350,7 +350,7 @@ class PDGenerate:
     async def _release(self, request_id: str, unread: PrefillResult) -> None:
         """Free KV on prefill that the decode engine will not pull."""
         with suppress(Exception):  # the engine has died; the lease ends by itself
-            await self._client.notify_kv_transfer_request_rejected(request_id, unread.kv_transfer_params)
+            await self._pulls.release(request_id, unread.kv_transfer_params)
 
 
 def _count(timer: RequestTimer, output: RequestOutput, is_streamed: bool) -> None:

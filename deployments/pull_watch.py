@@ -21,6 +21,8 @@ from kvtransfer.peers import Peers, StuckPulls, merged
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+# vLLM takes 0.02 s, on a loaded machine a second.
+_HANDSHAKE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class PullWatch:
         self._pulls: dict[str, _Pull] = {}
         self._unmended: dict[str, list[_Pull]] = {}  # of engines whose link could not be dropped yet: what was lost
         self._has_work = asyncio.Event()
+        self._steps: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to watch, on the running event loop: workers note what fails from now on."""
@@ -66,6 +69,22 @@ class PullWatch:
         """Its request has ended."""
         if pull := self._pulls.get(result.kv_transfer_params.get("remote_request_id", "")):
             pull.is_left = True
+
+    async def release(self, request_id: str, params: dict[str, Any]) -> None:
+        """Free KV on prefill that this engine will not pull.
+
+        Where the two have no link yet, the engine makes one beside its steps and passes this on at the next step, which
+        an idle engine does not make: so it is given one.
+        """
+        await self._client.notify_kv_transfer_request_rejected(request_id, params)
+        step = asyncio.create_task(self._step(f"{request_id}-step"))
+        self._steps.add(step)
+        step.add_done_callback(self._steps.discard)
+
+    async def _step(self, request_id: str) -> None:
+        await asyncio.sleep(_HANDSHAKE_S)
+        with suppress(Exception):  # it has died, and so has its KV's reader
+            await self._client.notify_kv_transfer_request_rejected(request_id, {})
 
     async def _run(self) -> None:
         while True:
@@ -114,5 +133,4 @@ class PullWatch:
             is_dropped = all(await self._client.collective_rpc(METHOD_FORGET_PEER, args=(engine_id,)))
         if is_dropped:
             for pull in self._unmended.pop(engine_id):
-                unread = f"{pull.params['remote_request_id']}-unread"
-                await self._client.notify_kv_transfer_request_rejected(unread, pull.params)
+                await self.release(f"{pull.params['remote_request_id']}-unread", pull.params)

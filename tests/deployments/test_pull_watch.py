@@ -30,7 +30,7 @@ class Engine:
         return [True, self.is_dropped]
 
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
-        self.released.append(params["remote_request_id"])
+        self.released.append(params.get("remote_request_id", "a step"))
 
 
 @pytest.fixture(name="engine")
@@ -110,6 +110,18 @@ async def test_who_leaves_before_the_kv_is_here_shows_nothing(watch: Any, engine
     watch.left(handed_over("r2"))
     await asyncio.sleep(0.1)
     assert watch.peers.broken(0.0) == {"p1"}
+
+
+async def test_an_idle_engine_gets_a_step_in_which_it_passes_on_what_is_not_read(
+    watch: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import pull_watch
+
+    monkeypatch.setattr(pull_watch, "_HANDSHAKE_S", 0.05)
+    await watch.release("r1", {"remote_request_id": "p1"})
+    assert engine.released == ["p1"]
+    await asyncio.sleep(0.2)
+    assert engine.released == ["p1", "a step"]
 
 
 async def test_an_engine_without_pulls_is_not_asked(watch: Any, engine: Engine) -> None:
