@@ -423,7 +423,7 @@ class Ingress:
 
     def _check_pools(self) -> None:
         """Raise 503 where no decode replica runs at all: who came before waits, but nobody else."""
-        if not any(known_pools.has_replicas(health.pool) for health in self._health.values()):
+        if not self._serving():
             raise OpenAIError(
                 503,
                 "no decode replica runs; the request may be sent again",
@@ -457,13 +457,16 @@ class Ingress:
 
     def _group(self, avoid: set[str]) -> str:
         """The least loaded group, of those that have replicas and have not failed the request if there are any."""
-        serving = [name for name in self._groups if known_pools.has_replicas(self._health[name].pool)] or self._groups
+        serving = self._serving() or list(self._groups)
         return min([name for name in serving if name not in avoid] or serving, key=self._load)
 
     def _is_stranded(self, pool: str) -> bool:
         """Whether a pool has no replica while another one has."""
-        pools = [health.pool for health in self._health.values()]
-        return not known_pools.has_replicas(pool) and any(map(known_pools.has_replicas, pools))
+        return not known_pools.has_replicas(pool) and bool(self._serving())
+
+    def _serving(self) -> list[str]:
+        """The groups whose decode pool has replicas."""
+        return [name for name, health in self._health.items() if known_pools.has_replicas(health.pool)]
 
     async def _frames(
         self, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float

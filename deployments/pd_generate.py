@@ -139,9 +139,10 @@ class PDGenerate:
                 answer = resumed(self._client, run, prompt, sampling_params, request_id, trace.sent)
             async with aclosing(answer) as outputs:
                 async for output in outputs:
+                    tokens = sum(len(part.token_ids) for part in output.outputs)
+                    trace.tokens += tokens
                     if timer is not None:
-                        _count(timer, output, is_streamed)
-                    trace.tokens += sum(len(part.token_ids) for part in output.outputs)
+                        _count(timer, output, tokens, is_streamed)
                     if sampling_params.n == 1 and output.outputs and not trace.beam_search:
                         trace.outputs.append(tuple(output.outputs[0].token_ids))
                     yield output
@@ -353,8 +354,7 @@ class PDGenerate:
             await self._pulls.release(request_id, unread.kv_transfer_params)
 
 
-def _count(timer: RequestTimer, output: RequestOutput, is_streamed: bool) -> None:
-    tokens = sum(len(part.token_ids) for part in output.outputs)
+def _count(timer: RequestTimer, output: RequestOutput, tokens: int, is_streamed: bool) -> None:
     if is_streamed:
         timer.add_tokens(tokens)
     elif output.finished and output.metrics is not None:

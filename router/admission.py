@@ -170,16 +170,16 @@ class Admission:
             coming: how many requests' bodies are being read.
             now_s: when.
         """
-        if self._here + coming >= self._config.max_requests:
-            return _refusal("requests", f"{self._here + coming} requests are here (admission.max_requests)", 1.0)
+        if refusal := self._refuse_full(self._here + coming):
+            return refusal
         over = self._rates.over(key, now_s)
         return None if over is None else _refusal("key", over.what, over.after_s)
 
     def arrive(self, asked: Asked, now_s: float) -> Refusal | None:
         """Take a request in, to wait until ``passed`` names it; or refuse it."""
         self._capacity.learn(now_s)
-        if self._here >= self._config.max_requests:
-            return _refusal("requests", f"{self._here} requests are here (admission.max_requests)", 1.0)
+        if refusal := self._refuse_full(self._here):
+            return refusal
         cost = asked.tokens + asked.answers * min(asked.most_output_tokens or math.inf, self._answer_tokens)
         limits = self._config.limits(asked.key)
         asked.arrived_s = now_s
@@ -284,6 +284,11 @@ class Admission:
         priority = max(asked.priority, Priority[limits.highest_priority.upper()])
         level = self._classes[priority]
         return (int(priority), max(level.now, level.next.get(asked.key, 0.0)), next(self._numbers))
+
+    def _refuse_full(self, here: int) -> Refusal | None:
+        if here < self._config.max_requests:
+            return None
+        return _refusal("requests", f"{here} requests are here (admission.max_requests)", 1.0)
 
     def _refuse_late(self, asked: Asked, now_s: float) -> Refusal | None:
         most = self._config.max_queued_tokens

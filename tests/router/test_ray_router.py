@@ -12,9 +12,12 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(name="router")
 def _router() -> Any:
+    from ray.serve._private.common import DeploymentID
+
     from router.ray_router import TandemRouter
 
     router = TandemRouter.__new__(TandemRouter)  # Serve's own state needs a running controller
+    router._deployment_id = DeploymentID("decode:test_ray_router", "tandem")
     router.initialize_state()
     return router
 
