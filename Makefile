@@ -1,8 +1,9 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-overload bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
+BASE ?= ../base
 MINUTES ?= 20
 VENV := .venv/bin
 
@@ -36,7 +37,10 @@ bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (ab
 bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
 	@$(VENV)/python -m serve_app.bench_control
 
-bench-overload: setup ## What is left of the goodput under five times too much load, on emulated engines (about 15 minutes)
+bench-cost: model ## CPU time per request beside another checkout, BASE=folder (about 25 minutes)
+	@$(VENV)/python -m serve_app.bench_cost $(BASE)
+
+bench-overload: model ## What is left of the goodput under five times too much load, on emulated and real engines (about 25 minutes)
 	@$(VENV)/python -m serve_app.bench_overload
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)

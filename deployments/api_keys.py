@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 logger = logging.getLogger("ray.serve")
@@ -38,7 +38,7 @@ def key_line(name: str, key: str) -> str:
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """Names by the hash of their key.
+    """Names by the hash of their key; there may be none.
 
     Raises:
         ValueError: a line that is none of a key file, by its number; its text may be a key and is not repeated.
@@ -54,26 +54,30 @@ def parse_keys(text: str) -> dict[str, str]:
         if name in names.values() or digest in names:
             raise ValueError(f"line {number}: this name or key stands there twice: remove one")
         names[digest] = name
-    if not names:
-        raise ValueError("it has no key: make one with `tandem key NAME`")
     return names
 
 
 class ApiKeys:
-    """The keys of a file, read again within a second of a change; while it is wrong, what it said last holds."""
+    """The keys of a file, read again within a second of a change; while it is wrong, what it said last holds.
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file.
+    One that has no key any more is not wrong: nobody is let in.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, limited: Iterable[str] = ()) -> None:
+        """Read the file; ``limited``: names that have limits of their own, and should be in it.
 
         Raises:
-            ValueError: it cannot be read, or is no key file.
+            ValueError: it cannot be read, is no key file or has no key.
         """
         self._path = path
         self._clock = clock
+        self._limited = frozenset(limited)
         self._names: dict[str, str] = {}
-        self._read: tuple[int, int, int] | None = None
+        self._read: tuple[int, ...] | None = None
         self._looked_s = clock()
         self._load()
+        if not self._names:
+            raise ValueError(f"api_keys_file {path}: it has no key: make one with `tandem key NAME`")
 
     def name_of(self, authorization: str | None) -> str | None:
         """Whose key an ``Authorization`` header carries; ``None``: nobody's.
@@ -99,16 +103,25 @@ class ApiKeys:
     def _load(self) -> None:
         try:
             stat = self._path.stat()
-            version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            version = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
             if version == self._read:
                 return
+            text = self._path.read_text()
             self._read = version  # what is wrong is said once
-            self._names = parse_keys(self._path.read_text())
+            self._names = parse_keys(text)
         except OSError as error:
             # Not while it is being replaced, for instance: said whenever it is looked for.
             raise ValueError(f"api_keys_file {self._path}: {error.strerror}: give a file that can be read") from None
         except ValueError as error:
             raise ValueError(f"api_keys_file {self._path}: {error}") from None
+        if not self._names:
+            logger.warning("api_keys_file %s has no key: nobody is let in", self._path)
+        for name in sorted(self._limited.difference(self._names.values())):
+            logger.warning(
+                "ingress.admission.keys has limits of %r, and api_keys_file %s has no such key: write its name as it "
+                "stands there, or remove the limits",
+                *(name, self._path),
+            )
 
 
 def _hash(key: str) -> str:

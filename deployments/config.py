@@ -199,7 +199,8 @@ class IngressConfig(_Config):
     max_bodies_bytes: int = Field(
         512 << 20,
         ge=1024,
-        description="The bodies of all requests that a replica holds at a time; who would be beyond is refused (429).",
+        description="Memory of the bodies of all requests that a replica holds at a time, of which one API key gets "
+        "half; who would be beyond is refused (429).",
     )
     body_timeout_s: float = Field(
         30.0, gt=0.0, le=86_400.0, description="A body that has not come as a whole by then is refused (408)."

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from deployments.locks import try_lock
+from deployments.locks import own_folder, try_lock
 
 _SLOTS_PER_CORE = 64
 
@@ -21,7 +21,7 @@ class CoreClaim:
             count: cores wanted; all of them where there are fewer.
             from_end: prefer high core numbers (decode) rather than low ones (prefill) among equally claimed cores.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
         self._slots: list[IO[str]] = []
         cores = sorted(os.sched_getaffinity(0), reverse=from_end)
         count = min(count, len(cores))

@@ -22,7 +22,7 @@ from autoscale.slo import SloConfig
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
-from deployments.frames import DecodeRequest, Frame, failure
+from deployments.frames import FULL, DecodeRequest, Frame, failure
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.pull_watch import PullWatch
@@ -50,7 +50,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         pull_timeout_s: float,
     ) -> None:
         await self._prepare_host(llm_config, cores_per_worker)
-        with named_cause():
+        with self._start.judged(), named_cause():
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
@@ -91,10 +91,11 @@ class DecodeServer(EngineHost, PDDecodeServer):
             Frames; the first one's status is the response's. Of a stream that another replica began, those that its
             client does not have.
         """
-        body = asked.body
+        fields = dict.fromkeys(asked.body)  # their names are all that a refusal needs
         again = None if asked.sent is None else SentAgain(asked.sent)
         try:
-            request = parse_request(asked.endpoint, body, asked.request_id)
+            request = parse_request(asked.endpoint, asked.body, asked.request_id)
+            asked.body = {}  # it would be held as long as the answer takes, beside what was made of it
             trace = RequestTrace(
                 max_tokens=requested_max_tokens(request),
                 beam_search=bool(request.use_beam_search),
@@ -110,7 +111,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
                     if chunk is None:
                         yield Frame("")
                         continue
-                    frame = _frame(chunk, trace, body)
+                    frame = _frame(chunk, trace, fields)
                     if again is not None and frame.error is None:
                         text = again.passes(frame.text)
                         if text is None:
@@ -127,7 +128,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             yield Frame(error.body(), status=error.status, error="invalid_request")
         except (VLLMClientError, ValueError) as error:
             # Such as a grammar that does not compile.
-            yield _refusal(400, str(error), getattr(error, "parameter", None), body)
+            yield _refusal(400, str(error), getattr(error, "parameter", None), fields)
         except (GracefulHTTPError, EngineDeadError) as error:
             yield _engine_failure(error)
         except Exception:
@@ -172,7 +173,7 @@ async def _warm_up(client: Any) -> None:
 
 def _engine_failure(error: GracefulHTTPError | EngineDeadError) -> Frame:
     if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
-        return failure(error.http_status, error.message, "overloaded")
+        return failure(error.http_status, error.message, FULL)
     return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 
@@ -182,14 +183,14 @@ def _not_resumable(error: NotResumableError) -> Frame:
     )
 
 
-def _refusal(status: int, message: str, param: str | None, body: dict[str, Any]) -> Frame:
+def _refusal(status: int, message: str, param: str | None, sent: dict[str, Any]) -> Frame:
     """What vLLM refuses, in OpenAI's words, whatever the place where vLLM says it."""
     code = "context_length_exceeded" if status == 400 and "context length" in message else None
-    error = OpenAIError(status, message, param=field_at_fault(message, param, body), code=code)
+    error = OpenAIError(status, message, param=field_at_fault(message, param, sent), code=code)
     return Frame(error.body(), status=status, error="invalid_request" if status < 500 else "engine")
 
 
-def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
+def _frame(chunk: Any, trace: RequestTrace, sent: dict[str, Any]) -> Frame:
     if isinstance(chunk, str):
         if chunk.startswith('data: {"error"'):
             # vLLM reports a failure inside a stream as an event on HTTP 200.
@@ -198,9 +199,9 @@ def _frame(chunk: Any, trace: RequestTrace, body: dict[str, Any]) -> Frame:
             if isinstance(trace.error, NotResumableError):
                 return _not_resumable(trace.error)
             error = json.loads(chunk[len("data: ") :])["error"]
-            return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), body)
+            return _refusal(int(error.get("code") or 500), str(error.get("message")), error.get("param"), sent)
         return Frame(chunk, *trace.drain())
     error = getattr(chunk, "error", None)
     if error is not None:
-        return _refusal(int(error.code or 500), error.message, error.param, body)
+        return _refusal(int(error.code or 500), error.message, error.param, sent)
     return Frame(chunk.model_dump_json(), *trace.drain())

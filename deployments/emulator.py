@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.stats import RequestStateStats
 
-from autoscale.engine_model import EngineModel, ModelRequest
+from autoscale.engine_model import EngineModel, ModelRequest, Step
 from autoscale.profile import EngineProfile
 from deployments.config import EMULATOR_KEY, EmulatorConfig
 from deployments.cores import run_at_once
@@ -42,11 +42,13 @@ _MOST_LATE_S = 0.25
 _COMPACT = (",", ":")
 _OBJECTS = {True: "chat.completion", False: "text_completion"}
 _WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+# So large a prime that no answer looks like a part of itself, or like another's.
+_TOKENS = 1_000_003
 
 
 def next_tokens(last: int, count: int) -> list[int]:
     """What an emulated engine says after a token."""
-    return [(last + 1 + index) % len(_WORDS) for index in range(count)]
+    return [(last + 1 + index) % _TOKENS for index in range(count)]
 
 
 class EmulatedEngine(LLMEngine):
@@ -153,11 +155,11 @@ class EmulatedEngine(LLMEngine):
 class _Stream:
     """One request's tokens on their way to whoever waits for them."""
 
-    __slots__ = ("due_s", "first_s", "fresh", "last_s", "produced", "wake")
+    __slots__ = ("begun_s", "due_s", "first_s", "fresh", "last_s", "produced", "wake")
 
     def __init__(self) -> None:
         self.fresh = self.produced = 0
-        self.first_s = self.last_s = self.due_s = 0.0
+        self.begun_s = self.first_s = self.last_s = self.due_s = 0.0
         self.wake = asyncio.Event()
 
 
@@ -168,6 +170,7 @@ class EmulatedStats:
         self._model = model
         self._time_factor = time_factor
         self._last = (time.monotonic(), 0.0, 0.0)
+        self.on_step: Callable[[], None] | None = None
         self.max_running_requests = model.profile.max_running
         self.block_tokens = model.profile.block_tokens
         self.prefix_cache_blocks = model.profile.kv_tokens // model.profile.block_tokens
@@ -235,6 +238,10 @@ class EmulatedClient:
         """The output side of a request whose first tokens come from another engine."""
         return _Front(request_id, sampling_params.max_tokens or _DEFAULT_OUTPUT_TOKENS)
 
+    def has_first(self, request_id: str) -> bool:
+        """Whether a request has its first output token."""
+        return any(stream.first_s and request.request_id == request_id for request, stream in self._streams.items())
+
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
         self._model.forget_prefixes()
@@ -291,6 +298,7 @@ class EmulatedClient:
                 if is_whole and not is_last:
                     stream.fresh = fresh
                     continue
+                metrics.scheduled_ts = stream.begun_s
                 metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
                 new = next_tokens(ids[-1] + produced, fresh)
                 output = _output(request_id, new, "length" if is_last else None)
@@ -318,10 +326,17 @@ class EmulatedClient:
                 await self._wait()
                 at_s = self._now_s()
                 continue
+            self._begin(step)
             at_s += step.duration_s
             await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
             self._model.apply(step)
             self._show()
+
+    def _begin(self, step: Step) -> None:
+        """Note when the engine begins with a prompt."""
+        for request, _ in step.chunks:
+            if (stream := self._streams.get(request)) is not None:
+                stream.begun_s = stream.begun_s or time.monotonic()
 
     def _show(self) -> None:
         """Let go of first and last tokens at once, of the others a chunk at a time."""
@@ -337,6 +352,8 @@ class EmulatedClient:
             if now_s >= stream.due_s or produced >= request.output_tokens:
                 stream.due_s = now_s + self._config.chunk_s
                 stream.wake.set()
+        if self.stats.on_step is not None:
+            self.stats.on_step()
 
     async def _wait(self) -> None:
         """Until there is something to compute."""
@@ -405,7 +422,7 @@ def _event(chunk: dict[str, Any]) -> str:
 
 
 def _text(token_ids: Sequence[int]) -> str:
-    return "".join(f" {_WORDS[token]}" for token in token_ids)
+    return "".join(f" {_WORDS[token % len(_WORDS)]}" for token in token_ids)
 
 
 def _tokens(text: str) -> list[int]:

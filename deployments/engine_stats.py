@@ -1,5 +1,6 @@
 """The only file that knows vLLM's stats objects: what each engine in this process holds now."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ class EngineStatsLogger(StatLoggerBase):
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.load = EngineLoad()
+        self.on_step: Callable[[], None] | None = None
         self.max_running_requests: int = vllm_config.scheduler_config.max_num_seqs
         self._cache_config = vllm_config.cache_config
         _ENGINES[engine_index] = self
@@ -76,6 +78,8 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.prefill_tokens += prompts.computed
             if not prompts.external_kv_transfer:  # what another engine has computed was no work that this one saved
                 self.load.cached_prefill_tokens += prompts.local_cache_hit
+        if self.on_step is not None:
+            self.on_step()
 
     def log_engine_initialized(self) -> None:
         """Nothing to say; required by the base class."""

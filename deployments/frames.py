@@ -1,6 +1,6 @@
 """What the ingress and a decode replica say to each other about one request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from deployments.openai_errors import OpenAIError
@@ -10,6 +10,8 @@ from deployments.sent import Sent
 DONE = "data: [DONE]\n\n"
 # Failures of a replica and not of the request: another replica can go on.
 LOST = frozenset({"replica_lost", "engine_dead"})
+# It has no room for one more.
+FULL = "overloaded"
 # What speaks against a replica.
 FAILED = LOST | {"internal", "engine"}
 
@@ -28,7 +30,8 @@ class DecodeRequest:
         avoid: replicas that fail, which it goes to only where most of the pool do.
         probe: one of which it shows whether it still does.
         tells_first: of an answer in one piece, whether the endpoint wants to know when its first token has come.
-        routed_to: the replica that Serve sent it to; the router sets it here, in the caller's own process.
+        routed_to: the replica that it is sent to; the router sets it here, in the caller's own process.
+        refused: those that did not take it since they could not be reached, also set by the router.
     """
 
     endpoint: str
@@ -41,6 +44,7 @@ class DecodeRequest:
     probe: str | None = None
     tells_first: bool = False
     routed_to: str | None = None
+    refused: set[str] = field(default_factory=set)
 
 
 class Frame(NamedTuple):

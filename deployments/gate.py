@@ -29,15 +29,19 @@ class Gate:
         """Requests that wait or are being answered."""
         return self._admission.here
 
-    def check(self, key: str | None, coming: int) -> None:
+    def check(self, key: str | None, priority: Priority, coming: int) -> None:
         """Refuse what can be refused before a body is read; ``coming``: how many others' are being read.
 
         Raises:
             OpenAIError: 429.
         """
-        refusal = self._admission.refuse(key, coming, time.monotonic())
+        refusal = self._admission.refuse(key, priority, coming, time.monotonic())
         if refusal is not None:
-            raise _error(refusal, Priority.NORMAL)
+            raise _error(refusal, priority)
+
+    def refused(self, key: str | None) -> None:
+        """The body of a request of this key has been refused."""
+        self._admission.refused(key, time.monotonic())
 
     @asynccontextmanager
     async def enter(self, asked: Asked) -> AsyncGenerator[None, None]:
@@ -50,25 +54,33 @@ class Gate:
         if refusal is not None:
             raise _error(refusal, asked.priority)
         try:
-            self._go_on()
+            self._let_through()
             if asked.passed_s is None:
                 await self._turn(asked)
             yield
         finally:
             self._admission.leave(asked, time.monotonic())
-            self._go_on()
+            self._let_through()
 
     def first(self, asked: Asked) -> None:
         """Its first token has come."""
         self._admission.first(asked, time.monotonic())
-        self._go_on()
+        self._let_through()
 
     def output(self, asked: Asked, tokens: int) -> None:
         """So many output tokens have come."""
-        is_first = asked.first_s is None
+        is_first = not asked.has_first
         self._admission.output(asked, tokens, time.monotonic())
         if is_first:
-            self._go_on()
+            self._let_through()
+
+    def pause(self, asked: Asked) -> None:
+        """What has come waits for its reader."""
+        self._admission.pause(asked, time.monotonic())
+
+    def go_on(self, asked: Asked) -> None:
+        """Its reader has taken it."""
+        self._admission.go_on(asked, time.monotonic())
 
     async def _turn(self, asked: Asked) -> None:
         turn = self._turns[asked] = asyncio.get_running_loop().create_future()
@@ -79,7 +91,7 @@ class Gate:
         finally:
             del self._turns[asked]
 
-    def _go_on(self) -> None:
+    def _let_through(self) -> None:
         for asked in self._admission.passed(time.monotonic()):
             turn = self._turns.get(asked)
             if turn is not None and not turn.done():
@@ -94,7 +106,7 @@ class Gate:
                 turn = self._turns.get(asked)
                 if turn is not None and not turn.done():
                     turn.set_exception(_error(self._admission.late_refusal(asked, now_s), asked.priority))
-            self._go_on()
+            self._let_through()
 
 
 def _error(refusal: Refusal, priority: Priority) -> OpenAIError:

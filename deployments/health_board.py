@@ -13,12 +13,12 @@ import ray
 from ray import serve
 from ray.serve.config import DeploymentActorConfig
 
-from router.outliers import OutlierConfig, Outliers
+from router.outliers import OutlierConfig, Outliers, Seen
 from router.ray_actors import keep_announced
 from router.ray_health import board_key
 
 _WATCH_S = 5.0
-# While somebody is ejected, callers ask whether they may probe.
+# While somebody is ejected, callers hear whether somebody may be probed.
 _PROBE_WATCH_S = 0.5
 
 
@@ -34,24 +34,22 @@ class HealthBoard:
         name = ray.get_runtime_context().get_actor_name() or ""
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(key, name))
 
-    async def tell(self, caller: str, pool: str, seen: Sequence[tuple[str, bool]]) -> None:
-        """What a caller has seen in a pool, in its order: the id of a replica, and whether it failed."""
+    async def tell(self, pool: str, seen: Sequence[Seen]) -> None:
+        """What a caller has seen in a pool, in its order."""
         now_s = time.monotonic()
-        for replica_id, has_failed in seen:
-            if has_failed:
-                self._outliers.failed(replica_id, pool, caller, now_s)
-            else:
-                self._outliers.answered(replica_id, caller, now_s)
+        for one in seen:
+            self._outliers.saw(one, pool, now_s)
         self._note(now_s)
 
-    async def watch(
-        self, caller: str, pool: str, version: int
-    ) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
-        """Who is ejected, who is suspected and whom the caller may probe, as soon as that is news.
+    async def probe(self, replica_id: str) -> bool:
+        """Whether the request that asks is the one to show whether an ejected replica still fails."""
+        return self._outliers.probe(replica_id, time.monotonic())
+
+    async def watch(self, pool: str, version: int) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
+        """Who is ejected, who is suspected, as soon as that is news, and who of a pool may be probed.
 
         Args:
-            caller: who asks.
-            pool: which it sends to.
+            pool: which the caller sends to.
             version: what it was told last.
         """
         if version == self._version:
@@ -62,7 +60,7 @@ class HealthBoard:
                 pass
         now_s = time.monotonic()
         self._note(now_s)
-        return self._version, *self._said, self._outliers.probes(caller, pool, now_s)
+        return self._version, *self._said, self._outliers.due(pool, now_s)
 
     def _note(self, now_s: float) -> None:
         said = (self._outliers.ejected(now_s), self._outliers.suspects())

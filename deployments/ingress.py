@@ -1,10 +1,8 @@
 """The OpenAI-compatible HTTP endpoint: picks a group, forwards to its decode pool, keeps its place in the stream."""
 
 import asyncio
-import json
 import logging
 import random
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -24,11 +22,15 @@ from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
 from deployments.api_keys import ApiKeys
+from deployments.asked import asked_of
 from deployments.config import IngressConfig
-from deployments.frames import DONE, FAILED, LOST, DecodeRequest, Frame, failure
+from deployments.frames import DONE, FAILED, FULL, LOST, DecodeRequest, Frame, failure
 from deployments.gate import Gate
+from deployments.http_headers import is_request_id
+from deployments.json_body import check_content_type, json_object
 from deployments.metrics_port import MetricsPort
 from deployments.openai_errors import OpenAIError
+from deployments.recent import Recent
 from deployments.replica_port import listen_on_node_address
 from deployments.request_body import Bodies, Body, read_body
 from deployments.sent import SentFrames
@@ -37,29 +39,20 @@ from deployments.waits import Wait, Waits
 from router import known_pools
 from router.admission import Asked, Priority
 from router.outliers import OutlierConfig
-from router.ray_coordinator import find_coordinator, is_alive
+from router.ray_coordinator import answers, find_coordinator
 from router.ray_health import HealthFeed
+from router.stream_pace import StreamPace
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_HEALTH_TIMEOUT_S = 5.0
+_HEALTH_TIMEOUT_S, _HEALTH_KEEP_S = 5.0, 1.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
-# A shorter stream's pace says little.
-_LEAST_PACE_TOKENS = 8
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
-_BYTES_PER_TOKEN = 4
-_NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S = 5.0, 5.0, 1.0
-_MOST_ANSWERS = 10_000  # decode takes fewer
+_NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S, _FULL_S = 5.0, 5.0, 1.0, 0.5
 # What has been written is on its way to its client for a moment yet.
 _WRITTEN_S, _DRAIN_POLL_S = 0.5, 0.1
 # From drained to deleted.
 _END_S = 60.0
-_MAX_DEPTH = 100  # what is deeper than some hundred cannot be sent to decode
-# A prompt of a million token ids, and more. Eight million small lists in 32 MiB held up an ingress replica for over a
-# minute, and took 1 GB.
-_MAX_VALUES = 1_200_000
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -101,36 +94,6 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
         tandem_metrics.TPOT_S.observe((last_s - first_s) / (tokens - 1))
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
-    if (values := raw.count(b",") + raw.count(b"[") + raw.count(b"{")) > _MAX_VALUES:  # those in texts too
-        raise OpenAIError(400, f"the body has about {values} values (commas and brackets), more than {_MAX_VALUES}")
-    try:
-        body = json.loads(raw.decode())  # of bytes, json takes what is half of a surrogate pair in them
-    except UnicodeDecodeError as error:
-        raise OpenAIError(400, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}") from None
-    except (ValueError, RecursionError) as error:
-        raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise OpenAIError(400, f"the body must be a JSON object, got {type(body).__name__}")
-    if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH and _depth(body) > _MAX_DEPTH:
-        raise OpenAIError(400, f"the body is nested more than {_MAX_DEPTH} deep")
-    if _SURROGATE.search(raw):
-        try:
-            json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise OpenAIError(400, "the body has half a surrogate pair (\\ud800 to \\udfff): no text has it") from None
-    return body
-
-
-def _depth(value: Any) -> int:
-    """How many lists and objects lie in each other, without recursion."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, (dict, list))]:
-        depth += 1
-        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
-    return depth
-
-
 def _leaving() -> OpenAIError:
     return OpenAIError(
         503, "this endpoint is being shut down; send the request again", code="overloaded", retry_after_s=_LEAVING_S
@@ -140,7 +103,7 @@ def _leaving() -> OpenAIError:
 def _request_id(request: Request) -> str:
     # Serve gives every request an id, the client's own if it sent one, and returns it in X-Request-ID.
     given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+    return given if is_request_id(given) else uuid.uuid4().hex
 
 
 def _priority(request: Request) -> Priority:
@@ -151,30 +114,9 @@ def _priority(request: Request) -> Priority:
     return Priority[given.upper()]
 
 
-def _prompt_tokens(body: dict[str, Any], size_bytes: int) -> int:
-    """How many tokens a prompt has, about: its ids, or 4 bytes of the body each."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-        return len(prompt)
-    return max(1, size_bytes // _BYTES_PER_TOKEN)
-
-
-def _place(body: dict[str, Any], size_bytes: int, key: str | None, priority: Priority) -> Asked:
-    """What admission is told of a request; decode refuses what is no number."""
-    most_tokens, answers = body.get("max_completion_tokens") or body.get("max_tokens"), body.get("n")
-    return Asked(
-        tokens=_prompt_tokens(body, size_bytes),
-        most_output_tokens=most_tokens if isinstance(most_tokens, int) and most_tokens > 0 else None,
-        is_stream=body.get("stream") is True,
-        key=key,
-        priority=priority,
-        answers=min(answers, _MOST_ANSWERS) if isinstance(answers, int) and answers > 0 else 1,
-    )
-
-
 def _is_whole(last: str | None) -> bool:
-    """Whether nothing can follow this text of a response: a stream's end, a whole body, or no text at all."""
-    return last is None or last == DONE or not last.startswith("data: ")
+    """Whether nothing can follow this text of a response: a stream's end, or a whole body."""
+    return last is not None and (last == DONE or not last.startswith("data: "))
 
 
 async def _unary(handle: DeploymentHandle, method: str) -> Any:
@@ -238,11 +180,16 @@ class Ingress:
         self._config = config
         self._timeout_s = config.request_timeout_s
         self._retries = config.retries
-        self._keys = None if config.api_keys_file is None else ApiKeys(config.api_keys_file)
+        with self._start.judged():
+            file, limited = config.api_keys_file, config.admission.keys
+            self._keys = None if file is None else ApiKeys(file, limited=limited)
         self._gate = Gate(config.admission, replicas=config.replicas, prefill_replicas=prefill_replicas)
         self._max_model_len = max_model_len
-        self._bodies = Bodies(config.max_bodies_bytes)
+        known = [most for most in (max_model_len, config.max_prompt_tokens) if most is not None]
+        self._most_prompt_tokens = min(known, default=None)
+        self._bodies = Bodies(config)
         self._reads = 0  # bodies
+        self._unhealthy = Recent(self._look_for_health, _HEALTH_KEEP_S)
         self._drains_until_s = 0.0
         self._rng = random.Random()
         context = serve.get_replica_context()
@@ -255,7 +202,7 @@ class Ingress:
         }
         for feed in self._health.values():
             feed.start()
-        self._waits = Waits(partial(is_alive, context.app_name), self._is_stranded)
+        self._waits = Waits(partial(answers, context.app_name), self._is_stranded)
         self._watching = asyncio.create_task(self._waits.run())
         self._has_public_metrics = config.metrics_on_public_port
         metrics_port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._metrics_page)
@@ -271,12 +218,16 @@ class Ingress:
         """200 when every group's decode pool answers."""
         if self._is_draining():
             return _error_response(_leaving())
+        error = await self._unhealthy.get()  # nobody is asked for a key here, and each look asks every pool
+        return Response(status_code=200) if error is None else _error_response(error)
+
+    async def _look_for_health(self) -> OpenAIError | None:
         for handle in self._groups.values():
             try:
                 await asyncio.wait_for(_unary(handle, "check_health"), _HEALTH_TIMEOUT_S)
             except Exception as error:
-                return _error_response(OpenAIError(503, f"no healthy decode replica: {type(error).__name__}"))
-        return Response(status_code=200)
+                return OpenAIError(503, f"no healthy decode replica: {type(error).__name__}")
+        return None
 
     @app.get("/metrics")
     async def metrics(self, request: Request) -> Response:
@@ -378,6 +329,7 @@ class Ingress:
             if self._is_draining():
                 raise _leaving()
             key = self._check_key(request)  # before the body is read
+            check_content_type(request.headers.get("content-type"))
             response = await self._respond(endpoint, request, request_id, arrived_s, key)
         except OpenAIError as error:
             response = _error_response(error)
@@ -388,11 +340,17 @@ class Ingress:
         self, endpoint: str, request: Request, request_id: str, arrived_s: float, key: str | None
     ) -> Response:
         self._check_pools()
-        self._gate.check(key, self._reads)
-        held = Body(self._bodies)
+        priority = _priority(request)
+        self._gate.check(key, priority, self._reads)
+        held = Body(self._bodies, key)
         try:
-            body, size = await self._body(request, held)
-            place = _place(body, size, key, _priority(request))
+            try:
+                body = await self._body(request, held)
+            except OpenAIError as error:
+                if error.status != 429:  # which is about others' bodies
+                    self._gate.refused(key)
+                raise
+            place = asked_of(endpoint, body, key, priority, self._most_prompt_tokens)
             frames = self._admitted(place, held, self._frames(endpoint, body, request_id, arrived_s))
             first = await anext(frames)
         except StopAsyncIteration:
@@ -408,18 +366,18 @@ class Ingress:
             return Response(text, status_code=first.status, headers=again, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
 
-    async def _body(self, request: Request, held: Body) -> tuple[dict[str, Any], int]:
-        """The request's JSON object, checked as far as an endpoint can, and its bytes."""
+    async def _body(self, request: Request, held: Body) -> dict[str, Any]:
+        """The request's JSON object, checked as far as an endpoint can."""
         self._reads += 1
         try:
             raw = await read_body(request, self._config, held)
         finally:
             self._reads -= 1
-        body = _json_object(raw)
+        body = json_object(raw, held.take)
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
         self._check_model(body["model"])
-        return body, len(raw)
+        return body
 
     def _check_pools(self) -> None:
         """Raise 503 where no decode replica runs at all: who came before waits, but nobody else."""
@@ -447,7 +405,9 @@ class Ingress:
                     elif not frame.text:
                         self._gate.first(place)
                     if frame.text:
+                        self._gate.pause(place)
                         yield frame
+                        self._gate.go_on(place)
         finally:
             held.free()
 
@@ -482,13 +442,15 @@ class Ingress:
         )
         sent, failed_groups = SentFrames(), set[str]()
         lost: Frame | None = None
-        for _ in range(1 + self._retries):
+        tries, deadline_s = 1 + self._retries, arrived_s + self._timeout_s
+        while tries:
             group = self._group(failed_groups)
-            asked.avoid, asked.probe = self._health[group].guide()
-            async with aclosing(self._attempt(group, asked, arrived_s + self._timeout_s)) as frames:
+            asked.avoid, asked.probe = await self._health[group].guide()
+            async with aclosing(self._attempt(group, asked, deadline_s)) as frames:
                 was_lost, lost = lost is not None, None
                 async for frame in frames:
-                    if frame.error in LOST:
+                    # All streams of a replica that was lost come to the others at once, and wait for room there.
+                    if frame.error in LOST or (frame.error == FULL and asked.sent is not None):
                         lost = frame
                         break
                     if was_lost and frame.error is None:
@@ -499,16 +461,19 @@ class Ingress:
                     yield frame
             if lost is None:
                 return
+            if lost.error == FULL and time.monotonic() + _FULL_S < deadline_s:
+                await asyncio.sleep(_FULL_S)
+                continue
+            tries -= 1
             failed_groups.add(group)
             exclude = asked.exclude if asked.routed_to is None else asked.exclude | {asked.routed_to}
-            asked = replace(asked, sent=sent.sent(), exclude=exclude, routed_to=None)
+            asked = replace(asked, sent=sent.sent(), exclude=exclude, routed_to=None, refused=set())
         if lost is not None:
             yield lost
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
-        health, has_failed = self._health[group], False
-        tokens, first_s, last_s = 0, 0.0, 0.0
+        health, pace, has_failed = self._health[group], StreamPace(), False
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
@@ -516,38 +481,41 @@ class Ingress:
         wait = Wait(health.pool, asked)
         self._waits.add(wait)
         self._in_flight[group] += 1
+
+        def judge(*, has_ended: bool) -> None:
+            if (pace_s := pace.judged_s(time.monotonic(), has_ended=has_ended)) is not None:
+                health.paced(asked, pace_s, self._slow_tpot_s)
+
         try:
             while True:
+                pace.wait(time.monotonic())
                 try:
                     async with wait.frame(deadline_s):
                         frame = await anext(iterator)
                 except StopAsyncIteration:
                     done = True
                     break
+                pace.frame(sum(map(len, frame.outputs)), time.monotonic())
+                judge(has_ended=False)
+                health.refused(asked)
                 if not frame.text:
                     yield frame
                     continue
                 if frame.error in FAILED:
                     has_failed = True
-                    health.failed(asked.routed_to)  # at once: who asked may go elsewhere and not come back here
+                    health.failed(asked)  # at once: who asked may go elsewhere and not come back here
                 text = frame.text
-                if frame.outputs:
-                    last_s = time.monotonic()
-                    first_s = first_s or last_s
-                    tokens += sum(map(len, frame.outputs))
                 yield frame
-            if _is_whole(text) and not has_failed:  # at the end: a stream that begins well may be slow
-                has_pace = tokens >= _LEAST_PACE_TOKENS
-                pace_s = (last_s - first_s) / tokens if has_pace else None
-                health.answered(asked.routed_to, pace_s, self._slow_tpot_s)
             if not _is_whole(text):
-                health.failed(asked.routed_to)
+                health.failed(asked)
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
+            elif not has_failed:
+                health.answered(asked)
         except TimeoutError:
-            if wait.is_lost and _is_whole(text) and text is not None:
+            if wait.is_lost and _is_whole(text):
                 return
             if text is None or wait.is_lost:
-                health.failed(asked.routed_to)
+                health.failed(asked)
             yield (
                 _LOST
                 if wait.is_lost
@@ -556,14 +524,18 @@ class Ingress:
                 )
             )
         except BackPressureError as error:
-            yield failure(503, f"every decode replica is full: {error.message}", "overloaded")
-        except (RayError, RayServeException, AioRpcError) as error:  # Serve passes most gRPC errors on as they are
-            if text is not None and _is_whole(text):
+            yield failure(503, f"every decode replica is full: {error.message}", FULL)
+        except Exception as error:  # Serve's and Ray's, and most of gRPC's, which Serve passes on as they are
+            if _is_whole(text):
                 return  # it ended after its last word
-            logger.warning("request %s lost its decode replica: %s", asked.request_id, error)
-            health.failed(asked.routed_to)
+            is_known = isinstance(error, (RayError, RayServeException, AioRpcError))
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("request %s lost its decode replica: %s", asked.request_id, what, exc_info=not is_known)
+            health.failed(asked)
             yield _LOST
         finally:
+            judge(has_ended=True)
+            health.refused(asked)
             self._waits.remove(wait)
             self._in_flight[group] -= 1
             if not done:

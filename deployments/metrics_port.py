@@ -9,9 +9,13 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from deployments.locks import CLAIMS, try_lock
+from deployments.locks import CLAIMS, own_folder, try_lock
 
 logger = logging.getLogger("ray.serve")
+
+# aiohttp tells of every malformed request, in its client's words. Not a logger of the tree: who sets that up anew, as
+# vLLM does, would switch it on again.
+_silent = logging.Logger(f"{__name__}.http", level=logging.CRITICAL + 1)
 
 _LOOK_S = 2.0
 
@@ -60,13 +64,13 @@ class MetricsPort:
             OSError: the port is somebody else's, or cannot be had.
         """
         if self._lock is None:
-            self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self._lock_file.parent)
             self._lock = try_lock(self._lock_file)
         if self._lock is None:
             return None
         app = web.Application()
         app.router.add_get("/metrics", self._answer)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, logger=_silent)
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._port).start()
@@ -76,4 +80,9 @@ class MetricsPort:
         return runner
 
     async def _answer(self, _: web.Request) -> web.Response:
-        return web.Response(body=await self._page(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        try:
+            page = await self._page()
+        except Exception:
+            logger.exception("the metrics page failed")
+            raise
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})

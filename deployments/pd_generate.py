@@ -17,6 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
+from deployments.first_tokens import FirstTokens
 from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
 from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
 from deployments.pull_watch import PullWatch
@@ -53,7 +54,7 @@ class RequestTrace:
     sent: Sent | None = None  # by the replica that began the stream
     outputs: list[tuple[int, ...]] = field(default_factory=list)  # of one stream of tokens
     tokens: int = 0  # of all there are
-    has_first: asyncio.Event = field(default_factory=asyncio.Event)  # set where prefill computed it
+    has_first: asyncio.Event = field(default_factory=asyncio.Event)  # on prefill, or here
     error: Exception | None = None
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
@@ -92,6 +93,8 @@ class PDGenerate:
         self._engine_generate = client.generate
         self._prefill = prefill
         self._stats = stats
+        self._first_tokens = FirstTokens(client)
+        stats.on_step = self._first_tokens.look
         self._requests = requests
         self._handoff_s = 0.0
         self._handoffs = 0
@@ -182,7 +185,11 @@ class PDGenerate:
         if path is PrefillPath.REMOTE and ids is not None:
             handed_over = await self._remote_prefill(ids, prompt, request_id, kwargs.get("priority", 0))
             answered_s = time.monotonic()
-            if handed_over is None:
+            if handed_over is not None and self._is_late(handed_over):
+                logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
+                await self._release(request_id, handed_over)
+                handed_over, path, reason = None, PrefillPath.LOCAL, PathReason.KV_LATE
+            elif handed_over is None:
                 path, reason = PrefillPath.LOCAL, PathReason.PREFILL_FAILED
             else:
                 trace.has_first.set()
@@ -197,6 +204,8 @@ class PDGenerate:
         first = True
         if handed_over is not None:
             self._pulls.begin(handed_over)
+        elif sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
+            self._first_tokens.watch(request_id, trace.has_first)
         try:
             async with aclosing(self._engine_generate(prompt, sampling_params, request_id, **kwargs)) as outputs:
                 async for output in outputs:
@@ -204,6 +213,7 @@ class PDGenerate:
                         raise EngineDeadError  # it ends what it has when it is told to end; who leaves cancels
                     if first:
                         first = False
+                        trace.has_first.set()
                         self._local_prefill_tokens -= local_tokens
                         local_tokens = 0
                         if handed_over is not None:
@@ -224,6 +234,7 @@ class PDGenerate:
                 await self._release(request_id, handed_over)
             raise
         finally:
+            self._first_tokens.leave(request_id)
             self._local_prefill_tokens -= local_tokens
             if handed_over is not None:
                 self._pulls.left(handed_over)
@@ -272,7 +283,7 @@ class PDGenerate:
             return None  # one prompt at a time waits to see whether prefill is back
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
-        avoid, probe = self._health.guide()
+        avoid, probe = await self._health.guide()
         peers, now_s = self._pulls.peers, time.monotonic()
         link = peers.probe(now_s) if probe is None else None
         if probe is None and link is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
@@ -291,15 +302,14 @@ class PDGenerate:
             peers.unknown(link, time.monotonic())
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
-            again = replace(request, last_resort=request.routed_to, probe=None, routed_to=None)
+            again = replace(request, last_resort=request.routed_to, probe=None, routed_to=None, refused=set())
             result = await self._ask_prefill(again, deadline_s)
+        return result
+
+    def _is_late(self, result: PrefillResult) -> bool:
         # From now on this engine's heartbeats keep the lease; what stood still before it knew of the KV may have let it
         # end, and blocks that are another prompt's by now would be pulled without an error (vllm issue 52234).
-        if result is not None and time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s:
-            logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
-            await self._release(request_id, result)
-            return None
-        return result
+        return time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s
 
     async def _ask_prefill(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:
         request_id, ids = request.request_id, request.token_ids
@@ -313,14 +323,16 @@ class PDGenerate:
                     result = answer
             if isinstance(result, PrefillRefusal):
                 logger.debug("prefill refuses request %s: %s", request_id, result.why)
-                self._health.answered(request.routed_to)
+                self._health.answered(request)
+            elif result is None:
+                raise RuntimeError("it answered with nothing")
             else:
-                took_s = time.monotonic() - started_s
-                REMOTE_PREFILL_S.observe(took_s)
-                pace_s = took_s * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
-                self._health.answered(request.routed_to, pace_s, self._config.outlier.slow_prefill_s)
-                if result is not None:
-                    self._pulls.peers.heard(result.replica_id, time.monotonic())
+                REMOTE_PREFILL_S.observe(time.monotonic() - started_s)
+                self._health.answered(request)
+                if result.computed_s is not None:  # without the queue, which says nothing of the replica
+                    pace_s = result.computed_s * 1000 / max(len(ids), _LEAST_PACE_TOKENS)
+                    self._health.paced(request, pace_s, self._config.outlier.slow_prefill_s)
+                self._pulls.peers.heard(result.replica_id, time.monotonic())
             if self._prefill_failures >= _FAILURES_OF_AN_OUTAGE:
                 logger.warning("prefill answers again")
             self._prefill_failures = 0
@@ -336,6 +348,7 @@ class PDGenerate:
         except Exception as error:
             self._report_failure(request, error)
         finally:
+            self._health.refused(request)
             if result is None:
                 self._backlog.failed(len(ids))
             else:
@@ -343,7 +356,7 @@ class PDGenerate:
         return result if isinstance(result, PrefillResult) else None
 
     def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
-        self._health.failed(request.routed_to)
+        self._health.failed(request)
         self._prefill_failures += 1
         level = logging.WARNING if self._prefill_failures == _FAILURES_OF_AN_OUTAGE else logging.DEBUG
         logger.log(level, "prefill of request %s failed: %s", request.request_id, cause)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.locks import try_lock
+from deployments.locks import own_folder, try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class PortClaim:
         Raises:
             OSError: every port is taken, or ``host`` is no address of this machine.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
         for port in range(FIRST_PORT, _LAST_PORT + 1):
             lock = try_lock(folder / f"port-{port}")
             if lock is None:

@@ -11,6 +11,7 @@ from ray.serve.llm.deployment import PDPrefillServer
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.metrics.stats import RequestStateStats
 
 from deployments.engine_failure import named_cause
 from deployments.engine_host import ANSWER_S, EngineHost, engine_client, lease_s
@@ -45,7 +46,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
     ) -> None:
         self._lease_s = lease_s(llm_config)
         await self._prepare_host(llm_config, cores_per_worker)
-        with named_cause():
+        with self._start.judged(), named_cause():
             await super().__init__(llm_config)
         self._watch_host(engine_silence_s)
 
@@ -83,18 +84,18 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
         """Prefill one prompt and say where decode finds its KV, or why not.
 
-        A stream of one, since Serve tells its request router of a plain call only once the call has ended.
+        A stream of one, since of a plain call Serve knows only at its end whether the replica took it.
 
         Raises:
             RuntimeError: the engine ended the request without KV to hand over.
         """
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
-        params = None
+        params, computed_s = None, None
         sampling, priority = prefill_sampling(), request.priority
         try:
             async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
-                params = output.kv_transfer_params
+                params, computed_s = output.kv_transfer_params, _computed_s(output.metrics)
         except (GracefulHTTPError, VLLMClientError) as error:
             # As an answer: raised, some of vLLM's would not survive the way to decode, and look like a broken replica.
             yield PrefillRefusal(
@@ -108,4 +109,12 @@ class PrefillServer(EngineHost, PDPrefillServer):
             answered_at_s=time.time(),
             backlog_tokens=client.get_num_queued_tokens(),
             replica_id=self.replica_id,
+            computed_s=computed_s,
         )
+
+
+def _computed_s(metrics: RequestStateStats | None) -> float | None:
+    """From when the engine began with a prompt to its first token, by the engine's own clock."""
+    if metrics is None or not metrics.scheduled_ts or not metrics.first_token_ts:
+        return None
+    return metrics.first_token_ts - metrics.scheduled_ts

@@ -44,6 +44,7 @@ class PullWatch:
         self._stuck = StuckPulls(pull_timeout_s)
         self._pulls: dict[str, _Pull] = {}
         self._unmended: dict[str, list[_Pull]] = {}  # of engines whose link could not be dropped yet: what was lost
+        self._known: list[str] = []  # failures of the last report that came
         self._has_work = asyncio.Event()
         self._steps: set[asyncio.Task[None]] = set()
 
@@ -100,9 +101,10 @@ class PullWatch:
     async def _look(self) -> None:
         ended = {name: pull for name, pull in self._pulls.items() if pull.is_here or pull.is_left}
         async with asyncio.timeout(ANSWER_S):
-            reports = await self._client.collective_rpc(METHOD_PULLS)
+            reports = await self._client.collective_rpc(METHOD_PULLS, args=(self._known,))
         now_s = time.monotonic()
         running, failed = merged([one[0] for one in reports]), merged([one[1] for one in reports])
+        self._known = list(failed)
         for name, pull in ended.items():
             if name in failed or name in running:
                 continue

@@ -39,8 +39,9 @@ _MOST_PARTS = 10_000  # of all messages' contents
 # Prompts times n: each is a request of its own to the engine. vLLM takes as many prompts, and more answers.
 _MOST_ANSWERS = 1024
 
-# Ours alone: a client that could set them could read other requests' KV, or end the engine with what it cannot parse.
-_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id")
+# Ours alone: a client that could set them could read other requests' KV, end the engine with what it cannot parse, or
+# pass everybody else in an engine with `scheduling_policy: priority`, whatever its key's `highest_priority`.
+_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority")
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
@@ -64,6 +65,8 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     ignored = [key for key in fields if key not in model.model_fields]
     if ignored:
         logger.debug("request %s: ignored fields %s", request_id, ignored)
+        for name in ignored:  # vLLM would keep them until the request has ended
+            del fields[name]
     try:
         return model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:

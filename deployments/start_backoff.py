@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ray import serve
 from ray.experimental import internal_kv
@@ -38,6 +40,7 @@ class StartBackoff:
         self._prefix = f"tandem:starts:{self._app}:{self._deployment}:".encode()
         self._key = self._prefix + context.replica_id.unique_id.encode()
         self._growing: asyncio.Task[None] | None = None
+        self._has_failed = False
 
     async def wait(self) -> None:
         """Wait before anything dear is started, if this pool's replicas have crashed of late."""
@@ -56,15 +59,26 @@ class StartBackoff:
             )
             await asyncio.sleep(wait_s)
 
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Around what may fail of a start: that is a crash, though Serve ends the replica in peace then."""
+        try:
+            yield
+        except Exception:
+            self._has_failed = True
+            raise
+
     def ready(self) -> None:
         """It serves from now on."""
         self._growing = asyncio.create_task(self._grow_up())
 
     def leave(self) -> None:
-        """It is told to go; where it never was ready, that is a crash too."""
+        """It is told to go, whether it was ready or not."""
         if self._growing is not None:
             self._growing.cancel()
-            internal_kv._internal_kv_del(self._key)
+        if not self._has_failed:
+            with suppress(Exception):  # Ray's store is away: this counts as a crash
+                internal_kv._internal_kv_del(self._key)
 
     async def _grow_up(self) -> None:
         await asyncio.sleep(_GROWN_UP_S)

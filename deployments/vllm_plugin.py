@@ -1,4 +1,4 @@
-"""What Tandem installs into vLLM: core binding, one process per CPU engine, a quiet NIXL thread, two watches.
+"""What Tandem installs into vLLM: core binding, one process per CPU engine, a quiet NIXL thread, two watches, a filter.
 
 vLLM loads the entry point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in
 each worker.
@@ -19,11 +19,13 @@ logger = logging.getLogger(__name__)
 _WATCH_INTERVAL_S = 1.0
 _NIXL_POLL_US = 1
 _SIDE_CHANNEL_THREAD = "nixl_handshake_listener"
+_DUMP_LOGGER = "vllm.logging_utils.dump_input"
 _IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 def register() -> None:
     """Entry point: the front end decides how the engine runs; the processes that it starts prepare themselves."""
+    logging.getLogger(_DUMP_LOGGER).addFilter(_has_no_text)
     parent = multiprocessing.parent_process()
     if parent is None:
         _keep_worker_in_engine_core()
@@ -32,6 +34,15 @@ def register() -> None:
     _bind_cores()
     _quieten_nixl()
     threading.excepthook = partial(_end_with_side_channel, threading.excepthook)
+
+
+def _has_no_text(record: logging.LogRecord) -> bool:
+    """Drop vLLM's dump of the requests in a step that failed, unless it is known to have no text of them.
+
+    It leaves prompts out, not stop strings, bad words and schemas (vllm/logging_utils/dump_input.py:79). The engine's
+    configuration and its counts stay.
+    """
+    return str(record.msg).startswith(("Dumping input data for V1 LLM engine", "Dumping scheduler stats"))
 
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:

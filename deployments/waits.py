@@ -1,8 +1,9 @@
-"""Ends waits for replicas that no longer exist: a node that is lost without a word closes no connection."""
+"""Ends waits for replicas that no longer exist or answer nothing: neither closes a connection."""
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 _QUIET_S = 5.0
 _EVERY_S = 2.0
+# Who has not answered so many questions in a row, each within its own time, hangs.
+_SILENCES = 2
 
 
 class Wait:
@@ -63,7 +66,8 @@ class Waits:
         """Begin with none.
 
         Args:
-            is_alive: whether a replica (its deployment, its id) still exists; it may block for milliseconds.
+            is_alive: asks a replica (its deployment, its id) something; ``False`` where there is none any more, and
+                a ``TimeoutError`` where it does not answer. It may block for seconds.
             is_stranded: whether a deployment has no replica while another one has that could answer.
             quiet_s: nobody looks before a wait has lasted so long.
             every_s: how often somebody looks.
@@ -82,6 +86,7 @@ class Waits:
 
     async def run(self) -> None:
         """Look after those who wait for long, for ever."""
+        silences: Counter[tuple[str, str]] = Counter()
         while True:
             await asyncio.sleep(self._every_s)
             quiet: dict[tuple[str, str], list[Wait]] = {}
@@ -92,12 +97,22 @@ class Waits:
                     quiet.setdefault((wait.deployment, wait.asked.routed_to), []).append(wait)
                 elif self._is_stranded(wait.deployment):
                     wait.lose()
-            for (deployment, replica_id), waits in quiet.items():
-                try:
-                    is_gone = not await asyncio.to_thread(self._is_alive, deployment, replica_id)
-                except Exception as error:  # blind: whoever waits goes on waiting
-                    logger.debug("whether %s of %s is alive is unknown: %s", replica_id, deployment, error)
-                    continue
-                for wait in waits if is_gone else ():
-                    if wait in self._waits and wait.asked.routed_to == replica_id:
+            silences = Counter({replica: silences[replica] for replica in quiet})
+            are_silent = await asyncio.gather(*(self._is_silent(*replica) for replica in quiet))
+            for (replica, waits), is_silent in zip(quiet.items(), are_silent, strict=True):
+                silences[replica] = silences[replica] + is_silent if is_silent else 0
+                for wait in waits if silences[replica] >= _SILENCES else ():
+                    if wait in self._waits and wait.asked.routed_to == replica[1]:
                         wait.lose()
+
+    async def _is_silent(self, deployment: str, replica_id: str) -> int:
+        """How many more silences this is: none, one, or at once enough."""
+        try:
+            is_alive = await asyncio.to_thread(self._is_alive, deployment, replica_id)
+        except TimeoutError:
+            logger.debug("%s of %s does not answer", replica_id, deployment)
+            return 1
+        except Exception as error:  # blind: whoever waits goes on waiting
+            logger.debug("whether %s of %s is alive is unknown: %s", replica_id, deployment, error)
+            return 0
+        return 0 if is_alive else _SILENCES

@@ -1,6 +1,6 @@
 """What Tandem adds to vLLM's workers: methods that ``collective_rpc`` runs between two engine steps."""
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 METHOD_UNREAD_KV = "tandem_unread_kv_requests"
@@ -22,24 +22,26 @@ class WorkerExtension:
         """Prompts whose KV this worker keeps for decode engines that have not pulled it (private in vLLM 0.29)."""
         return len(getattr(_nixl_worker(), "_reqs_to_send", ()))
 
-    def tandem_pulls(self) -> tuple[dict[str, str], dict[str, str]]:
-        """KV that is being pulled, and pulls that have failed since the last call: prefill's request -> its engine.
+    def tandem_pulls(self, known: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
+        """KV that is being pulled, and pulls that have failed: prefill's request -> its engine.
 
         A pull that is through, and waits for a step to see that, is not being pulled.
+
+        Args:
+            known: failures that have been told, and are forgotten now: an answer may not arrive.
         """
         worker = _nixl_worker()
         if worker is None:
             return {}, {}
-        failed, noted = _failed_pulls(worker), {}
-        while failed:
-            name, engine_id = failed.popleft()
-            noted[name] = engine_id
+        failed = _failed_pulls(worker)
+        for name in known:
+            failed.pop(name, None)
         running = {}
         for req_id, handles in list(worker._recving_transfers.items()):
             remote = worker._recving_metadata[req_id].remote
             if any(_is_running(worker, handle) for handle in handles):
                 running[remote.request_id] = remote.engine_id
-        return running, noted
+        return running, dict(failed)
 
     def tandem_forget_peer(self, engine_id: str) -> bool:
         """Drop the link to a prefill engine, so that the next pull makes a new one; its pulls fail.
@@ -104,21 +106,21 @@ def _nixl_worker() -> Any:
     return getattr(get_kv_transfer_group(), "connector_worker", None) if has_kv_transfer_group() else None
 
 
-def _failed_pulls(worker: Any) -> deque[tuple[str, str]]:
+def _failed_pulls(worker: Any) -> dict[str, str]:
     """Where a worker's failed pulls are noted; the first call has it note them.
 
     vLLM counts them without saying whose they are. A hand-over that is only refused pulls no blocks; vLLM's own
     method fails for those, on the thread that shakes hands.
     """
-    failed: deque[tuple[str, str]] | None = getattr(worker, "_tandem_failed_pulls", None)
+    failed: dict[str, str] | None = getattr(worker, "_tandem_failed_pulls", None)
     if failed is None:
-        failed = worker._tandem_failed_pulls = deque()
+        failed = worker._tandem_failed_pulls = {}
         handle_failure = worker._handle_failed_transfer
 
         def note(req_id: str, handle: int | None) -> None:
             meta = worker._recving_metadata.get(req_id)
             if meta is not None and any(meta.local_block_ids):
-                failed.append((meta.remote.request_id, meta.remote.engine_id))
+                failed[meta.remote.request_id] = meta.remote.engine_id
             handle_failure(req_id, handle)
 
         worker._handle_failed_transfer = note

@@ -9,21 +9,23 @@ class InFlight:
     """The requests of one router. Others may send to the same replicas: of them it knows what replicas answer."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[str, str], int] = {}
+        self._tokens: dict[tuple[str, str], list[int]] = {}
         self._tokens_by_replica: Counter[str] = Counter()
 
     def begin(self, replica_id: str, request_id: str, tokens: int) -> None:
-        """A request has gone to a replica; it may go there again under the same id."""
-        key = (replica_id, request_id)
-        self._tokens[key] = self._tokens.get(key, 0) + tokens
+        """A request has gone to a replica; it may go there again under the same id before its first end is known."""
+        self._tokens.setdefault((replica_id, request_id), []).append(tokens)
         self._tokens_by_replica[replica_id] += tokens
 
     def end(self, replica_id: str, request_id: str) -> bool:
         """It has ended there; ``False`` if it was never in flight."""
-        tokens = self._tokens.pop((replica_id, request_id), None)
-        if tokens is None:
+        key = (replica_id, request_id)
+        begun = self._tokens.get(key)
+        if begun is None:
             return False
-        self._tokens_by_replica[replica_id] -= tokens
+        self._tokens_by_replica[replica_id] -= begun.pop(0)
+        if not begun:
+            del self._tokens[key]
         if self._tokens_by_replica[replica_id] <= 0:
             del self._tokens_by_replica[replica_id]
         return True

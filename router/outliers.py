@@ -8,7 +8,9 @@ replica returns by one probe at a time instead of by the clock alone.
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +20,12 @@ class OutlierConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    failures: int = Field(3, ge=1, le=100, description="A replica that fails so often in a row gets no more traffic.")
+    failures: int = Field(
+        3,
+        ge=1,
+        le=100,
+        description="A replica that fails so often, and half of the time, of late gets no more traffic.",
+    )
     ejection_s: float = Field(
         5.0,
         gt=0.0,
@@ -64,16 +71,45 @@ class UsualPace:
         return usual_s is not None and pace_s > max(least_s, self._slow_factor * usual_s)
 
 
+class By(StrEnum):
+    """What an answer is judged by; each by itself, for an answer that shows no pace says nothing of slowness."""
+
+    ERROR = "error"
+    PACE = "pace"
+
+
+class Seen(NamedTuple):
+    """What a caller saw of a replica; ``is_probe``: by the request that was to show whether it still fails."""
+
+    replica_id: str
+    has_failed: bool
+    by: By = By.ERROR
+    is_probe: bool = False
+
+
 @dataclass(slots=True)
 class _Suspect:
-    """A replica that has failed since it last answered."""
+    """A replica that has failed of late; ``seen``: its last answers, whether each failed."""
 
     pool: str
-    failures: int = 0
+    seen: dict[By, deque[bool]]
+    heard_s: float = 0.0
     ejections: int = 0
     until_s: float | None = None  # ejected
-    prober: str | None = None  # who may send the one request
-    probe_until_s: float = 0.0
+    probed_until_s: float | None = None  # a request is on its way to show whether it still fails
+
+    def fails(self, failures: int) -> bool:
+        """Whether among its last few, however many of them one looks at, so many failed and half of them."""
+        return any(_fails(seen, failures) for seen in self.seen.values())
+
+
+def _fails(seen: Collection[bool], failures: int) -> bool:
+    failed = 0
+    for count, has_failed in enumerate(reversed(list(seen)), start=1):
+        failed += has_failed
+        if failed >= failures and 2 * failed >= count:
+            return True
+    return False
 
 
 class Outliers:
@@ -82,29 +118,33 @@ class Outliers:
     _PROBE_S = 60.0  # a whole answer
     # Nothing heard of a suspect for so long: it has gone, or it was one bad moment.
     _FORGET_S = 600.0
+    _LEAST_KEPT = 10
 
     def __init__(self, config: OutlierConfig) -> None:
         self._config = config
+        self._kept = max(self._LEAST_KEPT, 2 * config.failures)
         self._suspects: dict[str, _Suspect] = {}
-        self._heard_s: dict[str, float] = {}
 
-    def failed(self, replica_id: str, pool: str, caller: str, now_s: float) -> None:
-        """A request to it has failed."""
-        suspect = self._suspects.setdefault(replica_id, _Suspect(pool))
-        self._heard_s[replica_id] = now_s
-        if suspect.until_s is None:
-            suspect.failures += 1
-            if suspect.failures >= self._config.failures:
-                self._eject(suspect, now_s)
-        elif suspect.prober == caller:
+    def saw(self, seen: Seen, pool: str, now_s: float) -> None:
+        """A request to a replica has failed, or has been answered."""
+        suspect = self._suspects.get(seen.replica_id)
+        if suspect is None:
+            if not seen.has_failed:
+                return
+            suspect = self._suspects[seen.replica_id] = _Suspect(pool, {by: deque(maxlen=self._kept) for by in By})
+        suspect.heard_s = now_s
+        if suspect.until_s is not None:
+            if not seen.is_probe or suspect.probed_until_s is None:
+                return  # sent before
+            suspect.probed_until_s = None
+            if not seen.has_failed:
+                suspect.until_s = None
+                suspect.seen[seen.by].clear()
+        suspect.seen[seen.by].append(seen.has_failed)
+        if seen.has_failed and suspect.fails(self._config.failures):
             self._eject(suspect, now_s)
-        # Else it was sent before.
-
-    def answered(self, replica_id: str, caller: str, now_s: float) -> None:
-        """A request to it has been answered."""
-        suspect = self._suspects.get(replica_id)
-        if suspect is not None and (suspect.until_s is None or suspect.prober == caller):
-            del self._suspects[replica_id], self._heard_s[replica_id]
+        elif not any(map(any, suspect.seen.values())):
+            del self._suspects[seen.replica_id]
 
     def suspects(self) -> frozenset[str]:
         """Those whose next answer is news."""
@@ -112,27 +152,34 @@ class Outliers:
 
     def ejected(self, now_s: float) -> frozenset[str]:
         """Those that get no traffic but a probe."""
-        for replica_id, heard_s in list(self._heard_s.items()):
-            if now_s - heard_s > self._FORGET_S:
-                del self._suspects[replica_id], self._heard_s[replica_id]
+        self._suspects = {
+            name: suspect for name, suspect in self._suspects.items() if now_s - suspect.heard_s <= self._FORGET_S
+        }
         return frozenset(name for name, suspect in self._suspects.items() if suspect.until_s is not None)
 
-    def probes(self, caller: str, pool: str, now_s: float) -> frozenset[str]:
-        """Which of the ejected ones of a pool this caller may send one request to.
+    def due(self, pool: str, now_s: float) -> frozenset[str]:
+        """Which of the ejected ones of a pool one request may be sent to."""
+        return frozenset(
+            name for name, suspect in self._suspects.items() if suspect.pool == pool and self._is_due(suspect, now_s)
+        )
 
-        Another one may after a minute without a result.
+    def probe(self, replica_id: str, now_s: float) -> bool:
+        """Whether a request that is there may be sent to an ejected replica.
+
+        Another one may after its result, or after a minute without one.
         """
-        granted = set()
-        for name, suspect in self._suspects.items():
-            if suspect.pool != pool or suspect.until_s is None or now_s < suspect.until_s:
-                continue
-            if suspect.prober is None or now_s >= suspect.probe_until_s:
-                suspect.prober, suspect.probe_until_s = caller, now_s + self._PROBE_S
-                granted.add(name)
-        return frozenset(granted)
+        suspect = self._suspects.get(replica_id)
+        if suspect is None or not self._is_due(suspect, now_s):
+            return False
+        suspect.probed_until_s = now_s + self._PROBE_S
+        return True
+
+    def _is_due(self, suspect: _Suspect, now_s: float) -> bool:
+        is_probed = suspect.probed_until_s is not None and now_s < suspect.probed_until_s
+        return suspect.until_s is not None and now_s >= suspect.until_s and not is_probed
 
     def _eject(self, suspect: _Suspect, now_s: float) -> None:
         longer_s = self._config.ejection_s * 2.0**suspect.ejections
         suspect.until_s = now_s + min(longer_s, self._config.most_ejection_s)
         suspect.ejections = min(suspect.ejections + 1, 30)
-        suspect.prober = None
+        suspect.probed_until_s = None

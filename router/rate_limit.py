@@ -24,7 +24,9 @@ class KeyLimits(BaseModel):
     max_requests: int | None = Field(None, ge=1, description="At a time, of each replica of the endpoint.")
     share: float = Field(1.0, gt=0.0, le=1000.0, description="Of what all who wait get, in proportion to other keys.")
     highest_priority: Literal["high", "normal", "low"] = Field(
-        "high", description="Who asks for a higher one gets this one."
+        "high",
+        description="Who asks for a higher one gets this one. As it stands anybody may ask for any: the header orders "
+        "the requests of clients who trust each other, and where they do not, set this.",
     )
 
 
@@ -85,7 +87,7 @@ class RateLimits:
     def over(self, name: str | None, now_s: float) -> OverLimit | None:
         """Which limit one more request of a key would be over."""
         limits = self._limits(name)
-        key = self._keys.get(name) or self._keys.setdefault(name, self._new(limits, now_s))
+        key = self._of(name, now_s)
         if limits.max_requests is not None and key.here >= limits.max_requests:
             return OverLimit(f"{key.here} requests of this key are here (max_requests)", 1.0)
         if key.requests is not None and (after_s := key.requests.empty_s(1.0, now_s)):
@@ -93,6 +95,19 @@ class RateLimits:
         if key.tokens is not None and (after_s := key.tokens.empty_s(1.0, now_s)):
             return OverLimit(f"more than {limits.tokens_per_minute:g} tokens in a minute of this key", after_s)
         return None
+
+    def refund(self, name: str | None, tokens: int) -> None:
+        """A request of so many prompt tokens was not answered: nobody computed anything for it."""
+        key = self._keys[name]
+        if key.requests is not None:
+            key.requests.take(-1.0)
+        if key.tokens is not None:
+            key.tokens.take(-tokens)
+
+    def refused(self, name: str | None, now_s: float) -> None:
+        """A request whose body is refused costs one too: it had to be read."""
+        if (bucket := self._of(name, now_s).requests) is not None:
+            bucket.take(1.0)
 
     def spend(self, name: str | None, tokens: int) -> None:
         """Output tokens of a key's requests have come."""
@@ -104,8 +119,12 @@ class RateLimits:
         """One of its requests is no longer here."""
         self._keys[name].here -= 1
 
-    def _new(self, limits: KeyLimits, now_s: float) -> _Key:
-        def bucket(per_minute: float | None) -> _Bucket | None:
-            return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
+    def _of(self, name: str | None, now_s: float) -> _Key:
+        if name not in self._keys:
+            limits = self._limits(name)
 
-        return _Key(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))
+            def bucket(per_minute: float | None) -> _Bucket | None:
+                return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
+
+            self._keys[name] = _Key(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))
+        return self._keys[name]

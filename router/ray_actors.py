@@ -1,6 +1,7 @@
 """An application's own actors, by name: Serve chooses the names, so each actor tells its own under a known key."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -26,5 +27,6 @@ async def keep_announced(key: bytes, name: str) -> None:
     internal_kv._internal_kv_put(key, name.encode(), overwrite=True)
     while True:
         await asyncio.sleep(_ANNOUNCE_S)
-        if await asyncio.to_thread(find_actor, key) is None:
-            internal_kv._internal_kv_put(key, name.encode(), overwrite=True)
+        with suppress(Exception):  # Ray's store is away for a moment
+            if await asyncio.to_thread(find_actor, key) is None:
+                internal_kv._internal_kv_put(key, name.encode(), overwrite=True)

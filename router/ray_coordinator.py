@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError
 from ray.experimental import internal_kv
 from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
@@ -17,6 +18,8 @@ from router.ray_actors import NAMESPACE, find_actor
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+# Of a replica whose event loop is held up by one large prompt.
+_ANSWER_S = 5.0
 
 
 def coordinator_key(app: str) -> bytes:
@@ -52,6 +55,21 @@ def is_alive(app: str, deployment: str, replica_id: str) -> bool:
     try:
         ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
     except ValueError:
+        return False
+    return True
+
+
+def answers(app: str, deployment: str, replica_id: str) -> bool:
+    """Whether a replica's actor exists; asks it something. Blocks for a few milliseconds, or for seconds.
+
+    Raises:
+        TimeoutError: it has not answered: its process stands still.
+    """
+    replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
+    try:
+        actor = ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
+        ray.get(actor.get_num_ongoing_requests.remote(), timeout=_ANSWER_S)
+    except (ValueError, ActorDiedError):
         return False
     return True
 

@@ -2,18 +2,27 @@
 
 import asyncio
 import logging
-import uuid
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
-from router.outliers import OutlierConfig, UsualPace
+from router.outliers import By, OutlierConfig, Seen, UsualPace
 from router.ray_actors import find_actor
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _MOST_NEWS = 1000
+# A request waits no longer to hear whether it is the probe.
+_GRANT_S = 0.2
+
+
+class Routed(Protocol):
+    """A request, as the router leaves it: where it is, whom it was to probe, and who did not take it."""
+
+    routed_to: str | None
+    probe: str | None
+    refused: set[str]
 
 
 def board_key(app: str) -> bytes:
@@ -27,12 +36,12 @@ class HealthFeed:
     def __init__(self, app: str, pool: str, config: OutlierConfig) -> None:
         self._key = board_key(app)
         self.pool = pool
-        self._caller = uuid.uuid4().hex
         self._usual = UsualPace(config)
+        self._board: Any = None
         self._ejected: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
-        self._probes: set[str] = set()
-        self._seen: list[tuple[str, bool]] = []
+        self._due: set[str] = set()
+        self._seen: list[Seen] = []
         self._told: set[str] = set()  # who failed here of late; the board may not have said so yet
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -41,54 +50,70 @@ class HealthFeed:
         """Begin to listen and to tell, on the running event loop."""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell())]
 
-    def guide(self) -> tuple[frozenset[str], str | None]:
-        """Whom the next request must not go to, and whom it probes, where that is this caller's turn."""
-        if not self._probes:
+    async def guide(self) -> tuple[frozenset[str], str | None]:
+        """Whom a request that is about to be sent must not go to, and whom it probes, where the board wants that."""
+        if not self._due:
             return self._ejected, None
-        probe = self._probes.pop()
-        return self._ejected - {probe}, probe
+        probe = self._due.pop()
+        try:
+            async with asyncio.timeout(_GRANT_S):
+                is_granted = await self._board.probe.remote(probe)
+        except Exception as error:
+            logger.debug("the health board grants no probe: %s", error)
+            is_granted = False
+        return (self._ejected - {probe}, probe) if is_granted else (self._ejected, None)
 
-    def failed(self, replica_id: str | None) -> None:
-        """A request has failed there; ``None``: nobody knows where."""
-        if replica_id is not None:
-            self._told.add(replica_id)
-            self._note(replica_id, True)
+    def failed(self, request: Routed) -> None:
+        """A request has failed where it was; those that did not take it before have failed too."""
+        self.refused(request)
+        self._note(request, By.ERROR, True)
 
-    def answered(self, replica_id: str | None, pace_s: float | None = None, least_s: float = 0.0) -> None:
-        """A request has been answered there.
+    def refused(self, request: Routed) -> None:
+        """A request has gone on from those that could not be reached, if there were any."""
+        while request.refused:
+            self._say(Seen(request.refused.pop(), True))
+
+    def answered(self, request: Routed) -> None:
+        """A request has been answered, at whatever pace."""
+        self._note(request, By.ERROR, False)
+
+    def paced(self, request: Routed, pace_s: float, least_s: float) -> None:
+        """A request has shown at which pace its replica answers.
 
         Args:
-            replica_id: where; ``None``: nobody knows.
-            pace_s: how long it took by a measure that does not depend on lengths; ``None``: do not judge by it.
+            request: it.
+            pace_s: how long it took by a measure that does not depend on lengths.
             least_s: what is never slow.
         """
-        if replica_id is None:
-            return
-        if pace_s is not None and self._usual.is_slow(pace_s, least_s):
-            self.failed(replica_id)
-        elif replica_id in self._suspects or replica_id in self._told:
-            self._note(replica_id, False)
+        self._note(request, By.PACE, self._usual.is_slow(pace_s, least_s))
 
-    def _note(self, replica_id: str, has_failed: bool) -> None:
+    def _note(self, request: Routed, by: By, has_failed: bool) -> None:
+        replica_id = request.routed_to
+        if replica_id is not None and (has_failed or replica_id in self._suspects or replica_id in self._told):
+            self._say(Seen(replica_id, has_failed, by, is_probe=replica_id == request.probe))
+
+    def _say(self, seen: Seen) -> None:
+        if seen.has_failed:
+            self._told.add(seen.replica_id)
         if len(self._seen) < _MOST_NEWS:
-            self._seen.append((replica_id, has_failed))
+            self._seen.append(seen)
             self._has_news.set()
 
     async def _listen(self) -> None:
-        handle: Any = None
         version = -1
         while ray.is_initialized():
             try:
-                if handle is None:
-                    handle, version = await asyncio.to_thread(find_actor, self._key), -1
-                if handle is not None:
-                    heard = await handle.watch.remote(self._caller, self.pool, version)
-                    version, self._ejected, self._suspects, probes = heard
-                    self._probes = (self._probes | probes) & self._ejected
+                found = await asyncio.to_thread(find_actor, self._key)
+                if found is not None and (self._board is None or found._actor_id != self._board._actor_id):
+                    self._board, version = found, -1  # the first, or that of a redeployed application
+                if self._board is not None:
+                    heard = await self._board.watch.remote(self.pool, version)
+                    version, self._ejected, self._suspects, due = heard
+                    self._due = set(due)
                     continue
             except Exception as error:  # whatever it is, this must go on
                 logger.debug("the health board does not answer: %s", error)
-                handle, self._ejected, self._suspects = None, frozenset(), frozenset()
+                self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
             await asyncio.sleep(_RETRY_S)
 
     async def _tell(self) -> None:
@@ -99,7 +124,7 @@ class HealthFeed:
             try:
                 handle = await asyncio.to_thread(find_actor, self._key)
                 if handle is not None:
-                    await handle.tell.remote(self._caller, self.pool, seen)
+                    await handle.tell.remote(self.pool, seen)
             except Exception as error:
                 logger.debug("the health board does not listen: %s", error)
-            self._told &= {name for name, _ in self._seen}
+            self._told &= {one.replica_id for one in self._seen}

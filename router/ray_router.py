@@ -6,7 +6,8 @@ import random
 import time
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+from ray.serve.exceptions import RayServeException
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from router import known_pools
 from router.membership import obeyed, routable
@@ -24,6 +25,8 @@ _SILENCE_S = 15.0
 _EXCLUDED_S = 5.0
 # Serve's own wait for a queue length (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
 _ANSWER_S = 0.1
+# Who could not be reached is tried last for so long.
+_UNREACHED_S = 5.0
 
 
 class TandemRouter(RequestRouter):
@@ -32,7 +35,8 @@ class TandemRouter(RequestRouter):
     One instance lives in every process that holds a handle. Of a request's first argument it reads ``work_tokens``, how
     many tokens it is worth (1 where there is none), ``exclude``, replicas that it must not go to, and ``avoid``, those
     that it goes to only where most of the pool are such, ``probe``, one that it tries first, and ``last_resort``, one
-    that it tries last. It sets ``routed_to`` there, for the caller to know.
+    that it tries last. It sets ``routed_to`` there, for the caller to know, as soon as it has chosen, and adds to
+    ``refused`` those that did not take it since they could not be reached.
     """
 
     def initialize_state(
@@ -56,6 +60,7 @@ class TandemRouter(RequestRouter):
         self._pool = PoolRouter(policy, asked_replicas, random.Random())
         self._seen: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}
+        self._unreached_s: dict[str, float] = {}
         self._feed: MembershipFeed | None = None
         if is_gated:
             self._feed = MembershipFeed(self._deployment_id.app_name)
@@ -82,9 +87,9 @@ class TandemRouter(RequestRouter):
         if asked := self._pool.ask(ordered):
             answers = await asyncio.gather(*map(self._queue, asked))
             ordered = self._pool.informed(ordered, dict(zip(asked, answers, strict=True)))
-        first, last = getattr(asked_for, "probe", None), getattr(asked_for, "last_resort", None)
-        if first is not None or last is not None:
-            ordered.sort(key=lambda view: (view.replica_id == last, view.replica_id != first))
+        first, last = getattr(asked_for, "probe", None), {getattr(asked_for, "last_resort", None), *self._unreached()}
+        if first is not None or last != {None}:
+            ordered.sort(key=lambda view: (view.replica_id in last, view.replica_id != first))
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
@@ -111,19 +116,59 @@ class TandemRouter(RequestRouter):
         self._by_id = {replica.replica_id.unique_id: replica for replica in candidates}
         self._pool.set_replicas(routable(list(self._by_id), seen[1]))
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Count the request's tokens against the replica that got it."""
-        if not pending_request.metadata.is_streaming:
-            return  # Serve tells of a plain gRPC call, such as a health check, after its end (DECISIONS 12)
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Serve's own (private), by which a request gets its replica: from here on it is there, accepted or not.
+
+        Serve tries for ever where a replica cannot be reached.
+
+        Raises:
+            RayServeException: the same one could not be reached again: there is no better one.
+        """
+        if is_retry:
+            self._left(_asked(pending_request))
+        replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        self.chosen(pending_request, replica.replica_id.unique_id)
+        return replica
+
+    def _left(self, asked: Any) -> None:
+        """The replica that was chosen before has not taken the request: it is full, or cannot be reached."""
+        name = getattr(asked, "routed_to", None)
+        if name is None:
+            return
+        if name in self._unreached():
+            if name in asked.refused:
+                raise RayServeException(f"{name} of {self._deployment_id.name} cannot be reached")
+            asked.refused.add(name)
+        asked.routed_to = None
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """It could not be reached."""
+        super().on_replica_actor_unavailable(replica_id)
+        self._unreached_s[replica_id.unique_id] = time.monotonic()
+
+    def _unreached(self) -> set[str]:
+        """Who could not be reached of late."""
+        if not self._unreached_s:
+            return set()
+        since_s = time.monotonic() - _UNREACHED_S
+        self._unreached_s = {name: at_s for name, at_s in self._unreached_s.items() if at_s > since_s}
+        return set(self._unreached_s)
+
+    def chosen(self, pending_request: PendingRequest, replica_id: str) -> None:
+        """Count the request's tokens against the replica that gets it.
+
+        Not by ``on_request_routed``: Serve calls that once a replica has accepted, and one that hangs never does.
+        """
         asked = _asked(pending_request)
         if hasattr(asked, "routed_to"):
-            asked.routed_to = replica_id.unique_id
+            asked.routed_to = replica_id
         tokens = int(getattr(asked, "work_tokens", 1))
-        self._pool.begin(replica_id.unique_id, pending_request.metadata.internal_request_id, tokens)
+        self._pool.begin(replica_id, pending_request.metadata.internal_request_id, tokens)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Give the tokens back."""
-        # Serve also tells of attempts that a replica refused, which were never routed.
+        """Give the tokens back; Serve tells of each attempt, of those too that a replica did not take."""
         self._pool.end(replica_id.unique_id, internal_request_id)
 
 

@@ -21,6 +21,7 @@ class PathReason(StrEnum):
     DECODE_BUSY = "decode_busy"
     NOT_TRANSFERABLE = "not_transferable"
     PREFILL_FAILED = "prefill_failed"
+    KV_LATE = "kv_late"  # its lease on prefill may have ended before decode knew of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

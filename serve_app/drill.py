@@ -21,10 +21,11 @@ from serve_app.drill_faults import (
     PART_LABEL,
     engines_that_run,
     expire_lease,
-    replica_pids,
 )
-from serve_app.drill_load import Answer, run_load
+from serve_app.drill_load import OUTPUT_TOKENS, Answer, run_load
 from serve_app.drill_stacks import STACKS, faults_of
+from serve_app.drill_verdict import VERDICTS, verdict
+from serve_app.processes import SINGLE_KINDS, count_kinds, replica_pids
 from serve_app.quickstart import without_keys
 from serve_app.sdk import App
 from serve_app.validate import load_serve_yaml
@@ -32,8 +33,11 @@ from serve_app.validate import load_serve_yaml
 _ENGINE_NODES = 3
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
+# Long prompts before a lease runs out, so that KV of some is on its way to the decode replica that stands still then.
+_LONG_PROMPTS, _LONG_BEFORE_S = 12, 0.1
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
+_MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
 # A request's id in an error would make each a kind of its own.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -49,6 +53,7 @@ def drill(
     seconds: float,
     say: Say,
     on_answer: Callable[[], None] = lambda: None,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
     """Run each fault on a local cluster, one after the other; a new one where the last fault left something broken.
 
@@ -60,6 +65,7 @@ def drill(
         seconds: of load, for the undisturbed run and for each fault; the fault comes after two fifths.
         say: told what happens.
         on_answer: called after each answer.
+        on_row: told each row as soon as it is there.
 
     Returns:
         One row per fault.
@@ -88,6 +94,7 @@ def drill(
                 fault = left.pop(0)
                 row = _row(app, stack, fault, break_part[fault], ask, at_s=_FAULT_AT_FRAC * seconds, say=say)
                 rows.append(row)
+                on_row(row)
                 is_whole = row["recovered_s"] is not None
     return rows
 
@@ -104,69 +111,91 @@ def _row(
 ) -> dict[str, Any]:
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
+    if fault == "expire-lease":
+        ask = partial(ask, long_at_s=[at_s - _LONG_BEFORE_S] * _LONG_PROMPTS)
     say(f"{stack}, {fault}: undisturbed run")
     before = asyncio.run(ask(salt=f"{fault}-before"))
     counted, replicas, whole = counters(app), replica_pids(app.processes()), _running(app)
+    fault_s: list[float] = []
 
     def inject() -> None:
+        fault_s.append(time.monotonic())
         say(f"{stack}, {fault}: {break_part(app.processes())}")
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
-    row = {"stack": stack, **compare(fault, before, after)}
+    row = {"stack": stack, **compare(fault, before, after, fault_s[0])}
     for name, value in counters(app).items():  # a replica of the ingress that has ended counts no more
         row[name] = row.get(name, 0) + max(0, value - counted.get(name, 0))
     row["recovered_s"] = _recovered(app, whole)
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
+    row["held"] = STACKS[stack].held(app) if row["recovered_s"] is not None else {}
     return row
 
 
-def compare(fault: str, before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
+def compare(
+    fault: str,
+    before: Sequence[Answer],
+    after: Sequence[Answer],
+    fault_s: float,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> dict[str, Any]:
     """What a fault did to the answers.
 
     Args:
         fault: its name.
         before: of an undisturbed run of the same requests.
         after: of the run with the fault.
+        fault_s: when it came, by the clock of the answers' spans.
+        output_tokens: that each answer has if nothing is wrong.
     """
     row: dict[str, Any] = {"fault": fault, "requests": len(after)}
-    row |= dict.fromkeys(("lost", "duplicated", "truncated", "wrong_tokens", "cut_at_front", "retried", "resumed"), 0)
-    errors: dict[str, int] = {}
+    row |= dict.fromkeys((*VERDICTS, "retried", "resumed", "failed_undisturbed"), 0)
+    errors: Counter[str] = Counter()
+    front_ended_s = [fault_s] if fault in FRONT_FAULTS else []
     for expected, answer in zip(before, after, strict=True):
         row["retried"] += answer.retries
-        if verdict := _verdict(fault, expected, answer):
-            row[verdict] += 1
-            why = _UUID.sub("...", answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}")
-            errors[why] = errors.get(why, 0) + 1
-    row["added_ttft_p99_s"] = _p99([one.ttft_s for one in after]) - _p99([one.ttft_s for one in before])
-    row["added_gap_p99_s"] = _p99([one.gap_s for one in after]) - _p99([one.gap_s for one in before])
-    row["failed_undisturbed"] = sum(not one.is_ended for one in before)
-    row["errors"] = errors
+        if not expected.is_ended or len(expected.token_ids) != output_tokens:
+            row["failed_undisturbed"] += 1  # and nobody knows what would be right
+            errors[_UUID.sub("...", f"undisturbed: {expected.error or len(expected.token_ids)}")] += 1
+        elif one := verdict(answer, expected.token_ids, front_ended_s):
+            row[one] += 1
+            why = answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}"
+            errors[_UUID.sub("...", why)] += 1
+    row["in_flight_at_fault"] = sum(one.span_s[0] <= fault_s <= one.span_s[1] for one in after)
+    row["added_ttft_p99_s"] = _added_p99([one.ttft_s for one in before], [one.ttft_s for one in after])
+    row["added_gap_p99_s"] = _added_p99([one.gap_s for one in before], [one.gap_s for one in after])
+    row["errors"] = dict(errors)
     return row
 
 
-def _verdict(fault: str, expected: Answer, answer: Answer) -> str | None:
-    if answer.is_cut and fault in FRONT_FAULTS:
-        return "cut_at_front"
-    if not answer.is_ended:
-        return "lost"
-    got, wanted = answer.token_ids, expected.token_ids
-    if got == wanted:
+def failures(row: dict[str, Any]) -> list[str]:
+    """What a row says that must not be, in words; of a stack of ours."""
+    said = [f"{name.replace('_', ' ')}: {row[name]} of {row['requests']}" for name in _MUST_BE_ZERO if row[name]]
+    if row["recovered_s"] is None:
+        said.append(f"not whole again {_RECOVERY_S:g} s after the load")
+    if row["held"]:
+        said.append(f"still held by replicas: {row['held']}")
+    if not row["in_flight_at_fault"]:
+        said.append("no request was under way when it broke, so this shows nothing: raise --rate")
+    if row.get("kv_late") == 0 and row["fault"] == "expire-lease":
+        said.append("no KV came late, so this shows nothing: run it again")
+    return said
+
+
+def _added_p99(before: Sequence[float | None], after: Sequence[float | None]) -> float | None:
+    known = [[value for value in values if value is not None] for values in (before, after)]
+    if not all(known):
         return None
-    if len(got) < len(wanted) and got == wanted[: len(got)]:
-        return "truncated"
-    return "duplicated" if len(got) > len(wanted) else "wrong_tokens"
-
-
-def _p99(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.quantile(known, 0.99)) if known else float("nan")
+    return float(np.quantile(known[1], 0.99) - np.quantile(known[0], 0.99))
 
 
 def _running(app: App) -> Counter[str]:
-    """How many replicas of each deployment run, and how many engines."""
+    """How many replicas of each deployment run, how many engines, and which of the parts that are there once."""
     running = Counter({name: states.get("RUNNING", 0) for name, states in app.status().replicas.items()})
-    running["engines"] = engines_that_run(app.processes())  # Serve does not see that one hangs
-    return running
+    processes = app.processes()
+    running["engines"] = engines_that_run(processes)  # Serve does not see that one hangs
+    kinds = count_kinds(processes)
+    return running + Counter({name: min(1, kinds[name]) for name in SINGLE_KINDS})
 
 
 def _recovered(app: App, whole: Counter[str]) -> float | None:

@@ -1,20 +1,20 @@
-"""What ``tandem drill`` breaks: processes of a local cluster, found by the titles that Ray and vLLM give them."""
+"""What ``tandem drill`` breaks: processes of a local cluster, the youngest of a kind first."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain, product
 
 import psutil
 
 from serve_app.drill_links import Connection, connections, cut, silence
+from serve_app.processes import Processes, title
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
 _ENGINE = "VLLM::EngineCore"
-
-Processes = Sequence[psutil.Process]
 
 
 class DrillError(RuntimeError):
@@ -51,39 +51,46 @@ def hang_decode_engine(processes: Processes) -> str:
     return _signal(_engine(processes, "decode"), signal.SIGSTOP)
 
 
+def hang_decode(processes: Processes) -> str:
+    """Stop the front of a decode replica for good; its engine goes on."""
+    return _signal(_replica(processes, "decode"), signal.SIGSTOP)
+
+
 def kill_controller(processes: Processes) -> str:
     """End Serve's controller."""
-    return _kill(_one(processes, "ServeController"))
+    return _kill(_one(processes, "Serve controller", "ServeController"))
 
 
 def kill_coordinator(processes: Processes) -> str:
     """End the coordinator of the autoscaler."""
-    return _kill(_one(processes, "Coordinator"))
+    return _kill(_one(processes, "coordinator (an application has one where args.autoscale is given)", "Coordinator"))
 
 
 def kill_ingress(processes: Processes) -> str:
     """End a replica of the endpoint."""
-    return _kill(_one(processes, "ServeReplica", ":ingress"))
+    return _kill(_one(processes, "ingress replica", "ServeReplica", ":ingress"))
 
 
 def kill_proxy(processes: Processes) -> str:
     """End the HTTP proxy, HAProxy, which Serve starts again."""
-    found = [one for one in processes if _title(one).split(" ")[0].endswith("haproxy")]
+    found = [one for one in processes if title(one).split(" ")[0].endswith("haproxy")]
     if not found:
         raise DrillError("no HAProxy runs here: set serve_environment()'s variables for the cluster")
-    for one in found:  # a worker that was replaced may be ending yet
-        _kill(one)
+    for one in found:
+        with suppress(DrillError):  # a worker that was replaced may be ending yet
+            _kill(one)
     return f"SIGKILL to haproxy ({', '.join(str(one.pid) for one in found)})"
 
 
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
-    raylets = [one for one in processes if "raylet" in _title(one).split(" ")[0] and NODE_LABEL in _title(one)]
+    raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
         if any(_is_replica(one, "decode") for one in below):
             for one in below:
-                _kill(one)
+                with suppress(DrillError):  # those below another that has just been ended may end by themselves
+                    _kill(one)
             return f"a node of {len(below)} processes"
     raise DrillError("no node but the head runs a decode replica")
 
@@ -113,6 +120,7 @@ FAULTS: dict[str, Callable[..., str]] = {
     "kill-decode-engine": kill_decode_engine,
     "hang-engine": hang_decode_engine,
     "hang-prefill-engine": hang_prefill_engine,
+    "hang-decode": hang_decode,
     "break-nixl": break_nixl,
     "silence-nixl": silence_nixl,
     "expire-lease": expire_lease,
@@ -126,14 +134,9 @@ FAULTS: dict[str, Callable[..., str]] = {
 FRONT_FAULTS = ("kill-ingress", "kill-proxy")
 
 
-def replica_pids(processes: Processes) -> set[int]:
-    """The processes of all replicas that run."""
-    return {one.pid for one in processes if "ServeReplica" in _title(one)}
-
-
 def engines_that_run(processes: Processes) -> int:
     """How many engines there are, without those that are stopped."""
-    return sum(_ENGINE in _title(one) and not _is_stopped(one) for one in processes)
+    return sum(_ENGINE in title(one) and not _is_stopped(one) for one in processes)
 
 
 def _is_stopped(process: psutil.Process) -> bool:
@@ -143,35 +146,33 @@ def _is_stopped(process: psutil.Process) -> bool:
         return True
 
 
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline()) or process.name()
-    except psutil.Error:
-        return ""
-
-
-def _one(processes: Processes, *words: str) -> psutil.Process:
-    found = [one for one in processes if all(word in _title(one) for word in words)]
+def _one(processes: Processes, what: str, *words: str) -> psutil.Process:
+    found = [one for one in processes if all(word in title(one) for word in words)]
     if not found:
-        raise DrillError(f"no process here is called {' '.join(words)}")
-    return min(found, key=lambda one: one.pid)
+        raise DrillError(f"there is no {what} to end: no process here is called {' '.join(words)}")
+    return _youngest(found)
+
+
+def _youngest(found: Iterable[psutil.Process]) -> psutil.Process:
+    # Where faults go on for long, one of each kind then lives through all of them, and shows what it keeps.
+    return max(found, key=lambda one: (one.create_time(), one.pid))
 
 
 def _is_replica(process: psutil.Process, role: str) -> bool:
     """Ours are called ``decode:GROUP``, those of Ray Serve LLM ``Decode:MODEL``."""
-    title = _title(process)
-    return "ServeReplica" in title and f":{role}:" in title.lower()
+    name = title(process)
+    return "ServeReplica" in name and f":{role}:" in name.lower()
 
 
 def _replica(processes: Processes, role: str) -> psutil.Process:
     found = [one for one in processes if _is_replica(one, role)]
     if not found:
         raise DrillError(f"no process here is a {role} replica")
-    return min(found, key=lambda one: one.pid)
+    return _youngest(found)
 
 
 def _engine(processes: Processes, role: str) -> psutil.Process:
-    return _engines(processes, role)[0]
+    return _youngest(_engines(processes, role))
 
 
 def _engines(processes: Processes, role: str) -> list[psutil.Process]:
@@ -180,7 +181,7 @@ def _engines(processes: Processes, role: str) -> list[psutil.Process]:
         for process in processes
         if _is_replica(process, role)
         for child in process.children(recursive=True)
-        if _ENGINE in _title(child)
+        if _ENGINE in title(child)
     ]
     if not found:
         raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")
@@ -206,6 +207,9 @@ def _kill(process: psutil.Process) -> str:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> str:
-    title = _title(process)
-    os.kill(process.pid, number)
-    return f"{number.name} to {title.split(' ')[0]} ({process.pid})"
+    name = title(process).split(" ")[0]
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        raise DrillError(f"process {process.pid} has ended just before {number.name}: run the drill again") from None
+    return f"{number.name} to {name} ({process.pid})"

@@ -17,6 +17,7 @@ _RETRY_S = 0.3
 _INPUT_TOKENS = (40, 400)
 OUTPUT_TOKENS = 300
 _TOKEN_RANGE = (300, 1000)
+_OTHER_SEED = 1_000_003
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +62,7 @@ async def run_load(
     seconds: float,
     seed: int,
     salt: str,
+    long_at_s: Sequence[float] = (),
     faults: Sequence[tuple[float, Callable[[], None]]] = (),
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
@@ -73,13 +75,17 @@ async def run_load(
         seconds: for how long.
         seed: of the prompts.
         salt: what prefix caches keep apart.
+        long_at_s: when to send one more long prompt, seconds after the start.
         faults: what breaks something, and when it is called, seconds after the start.
         on_answer: called after each answer.
 
     Returns:
-        One answer per request, in the order in which they were sent.
+        One answer per request, in the order in which they were sent, and then those to ``long_at_s``.
     """
     count = max(1, round(rate * seconds))
+    more = prompts(seed + _OTHER_SEED, len(_INPUT_TOKENS) * len(long_at_s))[
+        len(_INPUT_TOKENS) - 1 :: len(_INPUT_TOKENS)
+    ]
     bodies = [
         {
             "model": model,
@@ -91,14 +97,15 @@ async def run_load(
             "return_token_ids": True,
             "cache_salt": salt,
         }
-        for prompt in prompts(seed, count)
+        for prompt in [*prompts(seed, count), *more]
     ]
+    sent_at_s = [*(number / rate for number in range(count)), *long_at_s]
     timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         started_s = time.monotonic()
 
         async def one(number: int) -> Answer:
-            await asyncio.sleep(max(0.0, started_s + number / rate - time.monotonic()))
+            await asyncio.sleep(max(0.0, started_s + sent_at_s[number] - time.monotonic()))
             sent_s = time.monotonic()
             answer = await _ask(session, f"{url}/v1/completions", bodies[number])
             answer.span_s = sent_s, time.monotonic()
@@ -110,7 +117,7 @@ async def run_load(
             await asyncio.to_thread(fault)
 
         broken = [asyncio.create_task(break_it(at_s, fault)) for at_s, fault in faults]
-        answers = await asyncio.gather(*(one(number) for number in range(count)))
+        answers = await asyncio.gather(*(one(number) for number in range(len(bodies))))
         await asyncio.gather(*broken)
     return answers
 

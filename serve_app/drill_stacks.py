@@ -1,9 +1,12 @@
 """What ``tandem drill`` can break: Tandem, or Ray Serve LLM's own P/D of the same engines on the same nodes."""
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.types import PathReason
 from serve_app.cluster import LocalCluster, NodeSpec
 from serve_app.metrics_page import scrape
 from serve_app.peer import peer_document
@@ -12,6 +15,9 @@ from serve_app.sdk import App, Status, deploy
 from serve_app.validate import parse_app_config
 
 _START_TIMEOUT_S = 600.0
+# KV that decode could not ask prefill to free is freed with its lease, of 12 s in a drill.
+_RELEASE_S = 30.0
+_LATE = str(PathReason.KV_LATE)
 
 OnStatus = Callable[[Status], None]
 Start = Callable[[dict[str, Any], Sequence[NodeSpec], OnStatus], App]
@@ -25,11 +31,14 @@ class Stack:
         start: an application on a cluster of its own, from a Serve YAML of ours.
         counters: how often its endpoint went on with another replica, and what became of links, so far; nothing where
             nobody counts.
+        held: what its replicas still hold of requests and of KV a while after the last answer; nothing where nobody
+            can say.
         lacks: faults of parts that it does not have.
     """
 
     start: Start
     counters: Callable[[App], dict[str, int]]
+    held: Callable[[App], dict[str, float]] = lambda app: {}
     lacks: tuple[str, ...] = ()
 
 
@@ -56,14 +65,27 @@ def _start_peer(document: dict[str, Any], nodes: Sequence[NodeSpec], on_status: 
 
 
 def _tandem_counters(app: App) -> dict[str, int]:
-    totals = dict.fromkeys(("retried", "resumed", "link_failures", "link_repairs"), 0)
-    for sample in scrape(app.metrics_url, *(f"tandem_{name}_total" for name in totals)):
-        totals[sample.name.removeprefix("tandem_").removesuffix("_total")] += int(sample.value)
+    counted = ("retried", "resumed", "link_failures", "link_repairs", "prefill_path")
+    totals = dict.fromkeys((*counted[:-1], _LATE), 0)
+    for sample in scrape(app.metrics_url, *(f"tandem_{name}_total" for name in counted)):
+        name = sample.name.removeprefix("tandem_").removesuffix("_total")
+        name = sample.labels["reason"] if name == "prefill_path" else name
+        if name in totals:
+            totals[name] += int(sample.value)
     return totals
 
 
+def _tandem_held(app: App) -> dict[str, float]:
+    from serve_app.ray_held import held
+
+    until_s = time.monotonic() + _RELEASE_S
+    while any((kept := asyncio.run(held(app.name))).values()) and time.monotonic() < until_s:
+        time.sleep(1.0)
+    return {name: value for name, value in kept.items() if value}
+
+
 STACKS = {
-    "tandem": Stack(start=_start_tandem, counters=_tandem_counters),
+    "tandem": Stack(start=_start_tandem, counters=_tandem_counters, held=_tandem_held),
     "ray-serve-llm": Stack(start=_start_peer, counters=lambda _: {}, lacks=("kill-coordinator",)),
 }
 

@@ -1,6 +1,5 @@
 """JSON bodies that are wrong in one way or many, drawn from the schemas of vLLM's own request models."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -261,8 +260,3 @@ class _Drawn:
             {name: part for name, part in parts.items() if name in required},
             optional={name: part for name, part in parts.items() if name not in required},
         )
-
-
-def in_bytes(body: Any) -> bytes:
-    """As a client sends it; halves of surrogate pairs as escapes."""
-    return json.dumps(body).encode()

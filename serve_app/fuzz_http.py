@@ -1,65 +1,46 @@
-"""What goes over the wire when Tandem is fuzzed, well-formed HTTP and not, and what of it comes back."""
+"""Which requests Tandem is fuzzed with: well-formed HTTP and not, with API keys that are right and not."""
 
-import asyncio
-import io
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/metrics", "other")
-_HEAD = "Host: 127.0.0.1\r\nConnection: close\r\n"
-_MOST_BYTES = 64 << 20
+from serve_app.fuzz_wire import API_ROUTES, METRICS_PORT, OTHER_ROUTE, Ask, post
+
+# A header line, and whether the endpoint lets in whoever sends it.
+Authorization = tuple[str, bool]
+Authorizations = st.SearchStrategy[Authorization]
+
+_RIGHT_FRAC = 0.9
+_NO_KEYS = ["", "Authorization: \r\n", "Authorization: Bearer\r\n", "Authorization: Bearer \xff\r\n",
+            "Authorization: Basic eDp5\r\n", "Authorization: Bearer " + "k" * 1000 + "\r\n",
+            "Authorization: Bearer tk-\r\n"]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request.
-
-    Attributes:
-        route: of ``ROUTES``.
-        kind: how it was made.
-        parts: the bytes, written one after the other.
-        pause_s: between parts.
-        leaves: the client goes without reading an answer.
-        is_http: well-formed, so that Tandem must answer, in OpenAI's shape where it refuses.
-        body: the JSON that it carries, if it does.
-        header: more header lines, of requests with a body.
-    """
-
-    route: str
-    kind: str
-    parts: tuple[bytes, ...]
-    pause_s: float = 0.0
-    leaves: bool = False
-    is_http: bool = True
-    body: dict[str, Any] | None = None
-    header: str = ""
+def bearer(key: str | None) -> str:
+    """The header line of a key, if there is one."""
+    return "" if key is None else f"Authorization: Bearer {key}\r\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What came back: a status, or why there is none (``cut``, ``hang``, ``left``)."""
-
-    status: int | None = None
-    text: str = ""
-    why: str | None = None
-    took_s: float = 0.0
-
-
-def post(route: str, raw: bytes, *, kind: str, header: str = "", **fields: Any) -> Ask:
-    """A well-formed POST of these bytes."""
-    head = (
-        f"POST {route} HTTP/1.1\r\n{_HEAD}Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n{header}\r\n"
-    )
-    return Ask(route=route, kind=kind, parts=(head.encode("latin-1") + raw,), header=header, **fields)
+def _authorizations(key: str | None) -> Authorizations:
+    """Mostly the right key; where none is asked for, whatever is sent is right."""
+    wrong: list[Authorization] = [(line, key is None) for line in _NO_KEYS]
+    right: list[Authorization] = [(bearer(key), True)]
+    if key is not None:
+        lines = [key, f"Basic {key}", f"Bearer {key[:-1]}", f"Bearer {key} {key}"]
+        wrong += [(f"Authorization: {line}\r\n", False) for line in lines] + [(f"X-Api-Key: {key}\r\n", False)]
+        right += [(f"authorization:bearer   {key} \r\n", True)]
+    rights = round(len(wrong) * _RIGHT_FRAC / (1.0 - _RIGHT_FRAC) / len(right))
+    return st.sampled_from(right * rights + wrong)
 
 
-def _other_json(route: str, valid: bytes) -> st.SearchStrategy[Ask]:
+def _post(route: str, raw: bytes, authorization: Authorization, header: str = "", *, kind: str, **fields: Any) -> Ask:
+    line, has_key = authorization
+    return post(route, raw, kind=kind, header=line + header, has_key=has_key, **fields)
+
+
+def _other_json(route: str, valid: bytes, authorizations: Authorizations) -> st.SearchStrategy[Ask]:
     """Bodies that are no JSON, or JSON that no text can be."""
     cut = st.integers(0, len(valid) - 1).map(lambda at: valid[:at])
     flipped = st.builds(
@@ -118,7 +99,12 @@ def _other_json(route: str, valid: bytes) -> st.SearchStrategy[Ask]:
             "Accept-Encoding: *;q=0\r\n",
         ]
     )
-    return st.builds(lambda raw, header: post(route, raw, kind="bytes", header=header), raws, types)
+    return st.builds(
+        lambda raw, authorization, header: _post(route, raw, authorization, header, kind="bytes"),
+        raws,
+        authorizations,
+        types,
+    )
 
 
 _BULK = (
@@ -132,19 +118,19 @@ _BULK = (
 )  # fmt: skip
 
 
-def _bulk(route: str, valid: bytes, most_bytes: int) -> st.SearchStrategy[Ask]:
+def _bulk(route: str, valid: bytes, authorizations: Authorizations, most_bytes: int) -> st.SearchStrategy[Ask]:
     """Lists of many small things, up to the largest body and beyond."""
 
-    def one(what: tuple[str, bytes, bytes, int], size: int) -> Ask:
+    def one(what: tuple[str, bytes, bytes, int], authorization: Authorization, size: int) -> Ask:
         name, first, more, width = what
         text = first + more * (size // width)
         end = b'"]' if name == "user" else b"]"
-        return post(route, valid[:-1] + b', "%s": ' % name.encode() + text + end + b"}", kind="bulk")
+        return _post(route, valid[:-1] + b', "%s": ' % name.encode() + text + end + b"}", authorization, kind="bulk")
 
     sizes = st.sampled_from(
         [size for size in (2_000, 20_000, 200_000, 2 << 20, 8 << 20, 31 << 20, 40 << 20) if size <= most_bytes]
     )
-    return st.builds(one, st.sampled_from(_BULK), sizes)
+    return st.builds(one, st.sampled_from(_BULK), authorizations, sizes)
 
 
 _PATHS = ["/", "//", "/v1", "/v1/", "/v1/models/", "/v1/models/nobody", "/v1/models/a/b/../c", "/v1/models/%00",
@@ -171,12 +157,18 @@ _METHODS = [
     "G",
     "X" * 200,
 ]
-_HEADERS = [
+_POST_HEADERS = [
     "X-Request-Id: same\r\n", "X-Request-Id: \r\n", "X-Request-Id: a b\r\n", "X-Request-Id: " + "i" * 5000 + "\r\n",
     "X-Request-Id: \xe9\xff\r\n",
-    "X-Request-Id: ../../x\r\n", "X-Request-Id: a\r\nX-Request-Id: b\r\n", "serve_multiplexed_model_id: x\r\n",
+    "X-Request-Id: ../../x\r\n",
+    "X-Tandem-Priority: high\r\n", "X-Tandem-Priority: low\r\n", "x-tandem-priority: NORMAL\r\n",
+    "X-Tandem-Priority: \r\n", "X-Tandem-Priority: urgent\r\n", "X-Tandem-Priority: 0\r\n",
+    "X-Tandem-Priority: high, low\r\n", "X-Tandem-Priority: \xff\r\n", "X-Tandem-Priority: " + "p" * 5000 + "\r\n",
+]  # fmt: skip
+_HEADERS = [
+    *_POST_HEADERS, "X-Request-Id: a\r\nX-Request-Id: b\r\n", "serve_multiplexed_model_id: x\r\n",
     "serve-multiplexed-model-id: x\r\n",
-    "Authorization: Bearer \xff\r\n", "Authorization: Basic eDp5\r\n", "Cookie: " + "a=b; " * 3000 + "\r\n",
+    "Cookie: " + "a=b; " * 3000 + "\r\n",
     "X-Junk: " + "j" * 60_000 + "\r\n",
     "".join(f"X-{n}: {n}\r\n" for n in range(90)), "Expect: 100-continue\r\n", "Expect: nonsense\r\n", "Accept: \r\n",
     "Content-Type: text/xml\r\n",
@@ -207,12 +199,12 @@ _HOSTS = [
 ]
 
 
-def _gets(model: str) -> st.SearchStrategy[Ask]:
-    """Requests without a body, wherever and however."""
-    own = ["/v1/models", f"/v1/models/{model}", "/health", "/metrics", "/v1/chat/completions", "/v1/completions"]
+def _gets(own: list[str], authorizations: Authorizations) -> st.SearchStrategy[Ask]:
+    """Requests without a body, however, half of them to the server's own paths."""
 
-    def one(method: str, path: str, header: str, host: str) -> Ask:
-        line = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{header}\r\n"
+    def one(method: str, path: str, authorization: Authorization, header: str, host: str) -> Ask:
+        key, has_key = authorization
+        line = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{key}{header}\r\n"
         is_http = (
             method in _METHODS[:7]
             and path.startswith("/")
@@ -223,21 +215,23 @@ def _gets(model: str) -> st.SearchStrategy[Ask]:
             and line.isascii()
             and "\x7f" not in line
         )
-        return Ask(route=_route(path, model), kind="get", parts=(line.encode("latin-1"),), is_http=is_http)
+        parts = (line.encode("latin-1"),)
+        return Ask(route=_route(path), kind="get", parts=parts, is_http=is_http, has_key=has_key)
 
     hosts = st.sampled_from([_HOSTS[0]] * 20 + _HOSTS)
     methods = st.sampled_from(["GET"] * 12 + _METHODS)
-    return st.builds(one, methods, st.sampled_from(own * 6 + _PATHS), st.just("") | st.sampled_from(_HEADERS), hosts)
+    paths, headers = st.sampled_from(own * 6 + _PATHS), st.just("") | st.sampled_from(_HEADERS)
+    return st.builds(one, methods, paths, authorizations, headers, hosts)
 
 
-def _route(path: str, model: str) -> str:
+def _route(path: str) -> str:
     plain = path.partition("?")[0]
-    if plain in ROUTES:
+    if plain in API_ROUTES:
         return plain
-    return "/v1/models/{model}" if plain.startswith("/v1/models/") else "other"
+    return "/v1/models/{model}" if plain.startswith("/v1/models/") else OTHER_ROUTE
 
 
-def _hostile(route: str, valid: bytes) -> st.SearchStrategy[Ask]:
+def _hostile(route: str, valid: bytes, authorizations: Authorizations) -> st.SearchStrategy[Ask]:
     """Bytes that are no HTTP, or HTTP that contradicts itself."""
     line = f"POST {route} HTTP/1.1\r\nHost: x\r\n".encode()
     size, chunked = b"Content-Length: %d\r\n", b"Transfer-Encoding: chunked\r\n"
@@ -279,25 +273,34 @@ def _hostile(route: str, valid: bytes) -> st.SearchStrategy[Ask]:
         (line + size % length + b"\r\n" + valid) * 5 + line + size % length + end + valid,
         (line + size % length + b"\r\n" + valid) * 3 + b"garbage\r\n\r\n",
     ]  # fmt: skip
-    odd = st.builds(
-        lambda wire, header: Ask(
-            route=route, kind="wire", parts=(wire.replace(end, header.encode("latin-1") + end, 1),), is_http=False
-        ),
-        st.sampled_from(wires),
-        st.just("") | st.just("") | st.sampled_from(_HEADERS),
-    )
+    host = b"Host: x\r\n"
+
+    def broken(wire: bytes, authorization: Authorization, header: str) -> Ask:
+        wire = wire.replace(host, host + authorization[0].encode("latin-1"))
+        raw = wire.replace(end, header.encode("latin-1") + end, 1)
+        return Ask(route=route, kind="wire", parts=(raw,), is_http=False, has_key=authorization[1])
+
+    def half_of(whole: Ask, frac: float) -> Ask:
+        raw = whole.parts[0]
+        parts = (raw[: 1 + int(frac * (len(raw) - 1))],)
+        return replace(whole, kind="half", parts=parts, leaves=True, is_http=False)
+
+    headers = st.just("") | st.just("") | st.sampled_from(_HEADERS)
+    odd = st.builds(broken, st.sampled_from(wires), authorizations, headers)
     noise = st.binary(min_size=1, max_size=300).map(
-        lambda raw: Ask(route="other", kind="wire", parts=(raw,), is_http=False)
+        lambda raw: Ask(route=OTHER_ROUTE, kind="wire", parts=(raw,), is_http=False)
     )
-    whole = post(route, valid, kind="whole").parts[0]
-    half = st.integers(1, len(whole) - 1).map(
-        lambda at: Ask(route=route, kind="half", parts=(whole[:at],), leaves=True, is_http=False)
+    wholes = authorizations.map(lambda authorization: _post(route, valid, authorization, kind="whole"))
+    half = st.builds(half_of, wholes, st.floats(0.0, 1.0, exclude_max=True))
+    gone = st.builds(
+        lambda whole, wait_s: replace(whole, kind="gone", parts=(*whole.parts, b""), pause_s=wait_s, leaves=True),
+        wholes,
+        st.sampled_from([0.0, 0.0, 0.02, 0.1]),
     )
-    gone = st.sampled_from([0.0, 0.0, 0.02, 0.1]).map(
-        lambda wait_s: Ask(route=route, kind="gone", parts=(whole, b""), pause_s=wait_s, leaves=True)
-    )
-    slow = st.integers(2, 12).map(
-        lambda count: Ask(route=route, kind="slow", pause_s=0.05, parts=tuple(_pieces(whole, count)))
+    slow = st.builds(
+        lambda whole, count: replace(whole, kind="slow", parts=tuple(_pieces(whole.parts[0], count)), pause_s=0.05),
+        wholes,
+        st.integers(2, 12),
     )
     return st.sampled_from([odd] * 6 + [noise, half, gone, slow]).flatmap(lambda kind: kind)
 
@@ -307,109 +310,50 @@ def _pieces(raw: bytes, count: int) -> list[bytes]:
     return [raw[at : at + width] for at in range(0, len(raw), width)]
 
 
+def _of_metrics_port(asks: st.SearchStrategy[Ask]) -> st.SearchStrategy[Ask]:
+    return asks.map(lambda ask: replace(ask, route=METRICS_PORT))
+
+
 def asks(
-    model: str, bodies: dict[str, st.SearchStrategy[dict[str, Any]]], *, is_deep: bool, most_bulk_bytes: int
+    model: str,
+    bodies: dict[str, st.SearchStrategy[dict[str, Any]]],
+    *,
+    key: str | None,
+    is_deep: bool,
+    most_bulk_bytes: int,
 ) -> st.SearchStrategy[Ask]:
     """Requests of every kind.
 
     Args:
         model: the name that the endpoint serves.
         bodies: by endpoint, ``chat`` and ``completions``.
+        key: an API key that the endpoint knows; ``None`` where it asks for none.
         is_deep: nearly all of them JSON bodies.
         most_bulk_bytes: the longest bodies, to both sides of the limit.
     """
     kinds: list[st.SearchStrategy[Ask]] = []
+    authorizations = _authorizations(key)
+    headers = st.sampled_from([""] * 30 + _POST_HEADERS)
     for endpoint, drawn in bodies.items():
         route = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
         prompt: dict[str, Any] = (
             {"messages": [{"role": "user", "content": "x"}]} if endpoint == "chat" else {"prompt": "x"}
         )
         valid = json.dumps({"model": model, "max_tokens": 4, **prompt}).encode()
-        headers = st.sampled_from([""] * 9 + _HEADERS[:6])
         of_schema = st.builds(
-            lambda body, header, route=route: post(
-                route, json.dumps(body).encode(), kind="json", body=body, header=header
+            lambda body, authorization, header, route=route: _post(
+                route, json.dumps(body).encode(), authorization, header, kind="json", body=body
             ),
             drawn,
+            authorizations,
             headers,
         )
         kinds += [of_schema] * (36 if is_deep else 12)
-        kinds += [_other_json(route, valid)] * 4 + [_hostile(route, valid)] * 3
+        kinds += [_other_json(route, valid, authorizations)] * 4 + [_hostile(route, valid, authorizations)] * 3
         if most_bulk_bytes:
-            kinds.append(_bulk(route, valid, most_bulk_bytes))
-    kinds += [_gets(model)] * (2 if is_deep else 10)
+            kinds.append(_bulk(route, valid, authorizations, most_bulk_bytes))
+    own = ["/v1/models", f"/v1/models/{model}", "/health", "/metrics", "/v1/chat/completions", "/v1/completions"]
+    kinds += [_gets(own, authorizations)] * (2 if is_deep else 10)
+    kinds += [_of_metrics_port(_gets(["/metrics"] * len(own), authorizations))] * (1 if is_deep else 3)
+    kinds.append(_of_metrics_port(_hostile("/metrics", b"{}", authorizations)))
     return st.sampled_from(kinds).flatmap(lambda kind: kind)
-
-
-async def send(host: str, port: int, ask: Ask, deadline_s: float) -> Reply:
-    """Send one request on a connection of its own, and read all that comes."""
-    began_s = time.monotonic()
-
-    def reply(**fields: Any) -> Reply:
-        return Reply(took_s=time.monotonic() - began_s, **fields)
-
-    got = bytearray()
-    writer: asyncio.StreamWriter | None = None
-    try:
-        async with asyncio.timeout(deadline_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            reading = asyncio.create_task(_read(reader, got))
-            try:
-                for part in ask.parts:
-                    writer.write(part)
-                    await writer.drain()
-                    await asyncio.sleep(ask.pause_s)
-                if ask.leaves:
-                    return reply(why="left")
-                if not ask.is_http and writer.can_write_eof():
-                    await asyncio.sleep(0.2)
-                    writer.write_eof()  # whoever waits for more of it would wait for ever
-            except ConnectionError:
-                pass  # refused before all of it was sent: the answer is there to be read
-            finally:
-                if ask.leaves:
-                    reading.cancel()
-            await reading
-    except TimeoutError:
-        return reply(why="hang", text=got[:300].decode("latin-1"))
-    except OSError as error:
-        return reply(why="cut", text=f"{type(error).__name__}: {error}")
-    finally:
-        if writer is not None:
-            writer.transport.abort()
-    return _parsed(bytes(got), ask, reply)
-
-
-async def _read(reader: asyncio.StreamReader, got: bytearray) -> None:
-    try:
-        while len(got) < _MOST_BYTES and (piece := await reader.read(1 << 16)):
-            got += piece
-    except ConnectionError:
-        pass
-
-
-class _Wire(io.BytesIO):
-    """What came, as ``http.client`` wants to read it."""
-
-    def makefile(self, *_: object) -> "_Wire":
-        return self
-
-    def close(self) -> None:
-        """More answers may follow."""
-
-
-def _parsed(got: bytes, ask: Ask, reply: Callable[..., Reply]) -> Reply:
-    """The worst of the answers that came: several, where several requests went over one connection."""
-    wire = _Wire(got)
-    worst: Reply | None = None
-    method = ask.parts[0].partition(b" ")[0].decode("latin-1")
-    while wire.tell() < len(got):
-        response = HTTPResponse(wire, method=method)  # type: ignore[arg-type]
-        try:
-            response.begin()
-            text = response.read().decode(errors="replace")
-        except (HTTPException, ValueError, OSError) as error:
-            return reply(why="cut", text=f"{type(error).__name__}: {error}; {got[:200]!r}")
-        if worst is None or response.status > (worst.status or 0):
-            worst = reply(status=response.status, text=text)
-    return worst or reply(why="cut", text="closed without an answer")

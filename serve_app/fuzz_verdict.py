@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.fuzz_http import Ask, Reply
+from serve_app.fuzz_wire import METRICS_PORT, OTHER_ROUTE, Ask, Reply
 
+_KEYED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/metrics")
+_JSON_ROUTES = _KEYED[:4]
+_DONE = "data: [DONE]"
 _MOST_ERROR_CHARS = 16_384
 _SHOWN_CHARS = 400
 _SENT_CHARS = 3000
@@ -49,42 +52,104 @@ class Tally:
             return
         self.findings[key] = {"what": what, "part": part, "count": 1, "said": said[:_SHOWN_CHARS], **more}
         if ask is not None:
+            request = {name: getattr(ask, name) for name in ("kind", "route", "header", "has_key", "body")}
             sent = b"".join(ask.parts)[:_SENT_CHARS].decode("latin-1")
-            request = {"kind": ask.kind, "route": ask.route, "header": ask.header, "body": ask.body, "sent": sent}
-            self.findings[key] |= request
+            self.findings[key] |= {**request, "sent": sent}
 
 
 def verdict(ask: Ask, reply: Reply) -> str | None:
-    """What is wrong with an answer: ``five_xx``, ``hang``, ``cut`` or ``shape``; ``None`` where nothing is."""
+    """What is wrong with an answer; ``None`` where nothing is.
+
+    ``five_xx``: a server's error; ``hang``: no answer, or the endpoint's own that it took too long; ``cut``: part of an
+    answer; ``auth``: let in without a key or refused with one; ``refused``: for want of room, though there is room;
+    ``shape``: neither what was asked for nor an error in OpenAI's words.
+    """
     if reply.why == "hang":
         return "hang"
     if reply.status is None:
         return "cut" if reply.why == "cut" and ask.is_http else None
     if reply.status >= 500:
         return "five_xx"
-    if (
-        reply.status >= 400
-        and ask.is_http
-        and not ask.parts[0].startswith(b"HEAD")
-        and not _is_openai_error(reply.text)
-    ):
-        return "shape"
-    if reply.status == 200 and "data: " in reply.text[:6] and _stream_fault(reply.text):
-        return "five_xx" if '"server_error"' in reply.text else "shape"
+    if reply.status >= 400:
+        return _of_refusal(ask, reply)
+    if ask.is_http and not ask.has_key and ask.route in _KEYED:
+        return "auth"
+    if reply.text.startswith("data: "):
+        return _of_stream(reply.text)
+    return _of_answer(ask, reply) if ask.is_http and not _is_head(ask) else None
+
+
+def _of_refusal(ask: Ask, reply: Reply) -> str | None:
+    error = _error(reply.text)
+    # Of what was wholly sent; others may be waited for in vain.
+    if reply.status == 408 and (ask.is_http or _is_timeout(error)):
+        return "hang"
+    # No limit of admission is in the way.
+    if reply.status == 429 and "ingress.max_bodies_bytes" not in str(error.get("message")):
+        return "refused"
+    if reply.status == 401 and ask.is_http and ask.has_key:
+        return "auth"
+    has_words = ask.is_http and not _is_head(ask) and ask.route != METRICS_PORT
+    return "shape" if has_words and not (_is_openai_error(error) and len(reply.text) < _MOST_ERROR_CHARS) else None
+
+
+def _of_stream(text: str) -> str | None:
+    """A server's error in it, that it took too long, or no end."""
+    events = [event for event in text.split("\n\n") if event]
+    found = {_of_event(event) for event in events if event != _DONE}
+    found.add(None if events[-1] == _DONE else "shape")
+    return next((what for what in ("five_xx", "hang", "shape") if what in found), None)
+
+
+def _of_event(event: str) -> str | None:
+    said = _object(event.removeprefix("data: "))
+    error = _error(event.removeprefix("data: "))
+    if error.get("type") == "server_error":
+        return "five_xx"
+    if _is_timeout(error):
+        return "hang"
+    return "shape" if said is None or (error and not _is_openai_error(error)) else None
+
+
+def _of_answer(ask: Ask, reply: Reply) -> str | None:
+    """Of what is no refusal and no stream."""
+    if reply.status != 200:
+        is_slash = reply.status == 307 and ask.route == OTHER_ROUTE  # FastAPI's own, to the path without its last one
+        return None if is_slash else "shape"
+    if ask.route in ("/metrics", METRICS_PORT):
+        return None if "# TYPE tandem_" in reply.text else "shape"
+    if ask.route in _JSON_ROUTES:
+        said = _object(reply.text)
+        return "shape" if not said or "error" in said else None
     return None
 
 
-def _is_openai_error(text: str) -> bool:
+def _is_head(ask: Ask) -> bool:
+    return ask.parts[0].startswith(b"HEAD")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is, if it is one."""
     try:
-        error = json.loads(text)["error"]
-        return len(text) < _MOST_ERROR_CHARS and bool(error["message"]) and {"type", "param", "code"} <= error.keys()
-    except (ValueError, LookupError, TypeError):
-        return False
+        said = json.loads(text)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
-def _stream_fault(text: str) -> bool:
-    """Whether a stream ends with a server's error, or without its end."""
-    return not text.rstrip().endswith("data: [DONE]") or '"server_error"' in text
+def _error(text: str) -> dict[str, Any]:
+    """The error that a text tells of; empty if it does of none."""
+    error = (_object(text) or {}).get("error")
+    return error if isinstance(error, dict) else {}
+
+
+def _is_openai_error(error: dict[str, Any]) -> bool:
+    return bool(error.get("message")) and {"type", "param", "code"} <= error.keys()
+
+
+def _is_timeout(error: dict[str, Any]) -> bool:
+    """Whether the endpoint says that an answer took longer than it may; in a stream there is no status to say so."""
+    return error.get("code") == "timeout" or "ingress.request_timeout_s" in str(error.get("message"))
 
 
 def _gist(said: str) -> str:

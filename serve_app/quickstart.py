@@ -29,6 +29,7 @@ _WHY = {
     PathReason.DECODE_BUSY: "decode was busy",
     PathReason.NOT_TRANSFERABLE: "cannot be handed over",
     PathReason.PREFILL_FAILED: "prefill failed",
+    PathReason.KV_LATE: "prefill's answer came late",
 }
 
 

@@ -4,7 +4,7 @@ import ray
 from ray import serve
 
 _TIMEOUT_S = 30.0
-_ENGINE = ("running_requests", "waiting_requests", "deferred_requests", "kv_usage_frac")
+_ENGINE = ("running_requests", "waiting_requests", "deferred_requests", "kv_usage_frac", "unread_kv_requests")
 
 
 def placement_groups() -> int:
@@ -25,7 +25,9 @@ async def held(application: str) -> dict[str, float]:
         if name == "ingress":
             continue
         handle = serve.get_deployment_handle(name, application)
+        if not handle.is_initialized:  # Serve keeps it, and would tie it to an event loop that ends with this call
+            handle._init(_run_router_in_separate_loop=True)
         for stats in await handle.broadcast("record_autoscaling_stats").results_async(timeout_s=_TIMEOUT_S):
             for key in _ENGINE:
-                totals[key] += stats[key]
+                totals[key] += stats.get(key, 0.0)  # prefill alone keeps KV for others
     return totals

@@ -2,7 +2,8 @@
 
 Three faults each minute end replicas, the endpoint's among them, and Serve's controller, at about 70 % of what the
 engines can do. Every token of every answer is held against what an emulated engine says, and at the end nothing may be
-left behind or have grown.
+left behind or have grown: of each kind the processes that live through it all, and the sum of those that replace each
+other.
 """
 
 import asyncio
@@ -12,45 +13,41 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console
 
 from serve_app.cluster import driver_environment
 from serve_app.drill_faults import FAULTS, FRONT_FAULTS, DrillError
 from serve_app.drill_load import OUTPUT_TOKENS, Answer, prompts, run_load
-from serve_app.fuzz_memory import Memory
-from serve_app.validate import load_serve_yaml
+from serve_app.drill_verdict import VERDICTS, verdict
+from serve_app.fixed_counts import fixed_counts
+from serve_app.output import write_file
+from serve_app.process_memory import Growth, Memory
+from serve_app.processes import listening, title
 
-_CONFIG = Path(__file__).parents[1] / "configs" / "emulated.yaml"
 _REPLICAS = 2
 _FAULTS = ("kill-prefill", "kill-decode", "kill-ingress", "kill-controller")
 _FAULTS_PER_MINUTE = 3
-# Two decode replicas of 24 streams each finish 6.4 of these answers per second.
+# Two decode replicas of 24 streams each finish 6.6 of these answers per second.
 _MAX_RUNNING, _RATE = 24, 4.5
 _MOST_GROWTH_FRAC = 0.05
+# Those that the soak ends again and again are new and small at any time: of them the sum counts too.
+_KINDS = ("ingress", "decode replica", "prefill replica", "serve controller", "serve proxy", "haproxy", "health board")
+_CLUSTER_KINDS = ("ray gcs", "raylet")
 _SAMPLE_S = 2.0
 _REST_S = 90.0
-# To find a part's process and end it.
-_FAULT_TAKES_S = 3.0
+# A part that is just starting again cannot be ended yet.
+_AGAIN_S, _TRIES = 1.0, 10
 
 
 def document() -> dict[str, Any]:
     """The emulated application with two replicas of everything and no autoscaler."""
-    served = load_serve_yaml(_CONFIG)
-    application = served["applications"][0]
-    del application["autoscaling_policy"]
-    args = application["args"]
-    del args["autoscale"]
-    for role in ("prefill", "decode"):
-        pool = args["groups"][0][role]
-        del pool["max_replicas"]
-        pool["replicas"] = _REPLICAS
-        pool["emulator"] |= {"start_s": 2.0, "max_running": _MAX_RUNNING, "chunk_s": 0.25}
-    args["ingress"] |= {"replicas": _REPLICAS}
+    served = fixed_counts("emulated", _REPLICAS, start_s=2.0, max_running=_MAX_RUNNING, chunk_s=0.25)
+    served["applications"][0]["args"]["ingress"] |= {"replicas": _REPLICAS}
     return served
 
 
@@ -80,11 +77,13 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
                 memory.sample((time.monotonic() - started_s) / seconds)
 
         def fault() -> None:
-            for name in rng.sample(_FAULTS, len(_FAULTS)):
+            for number, name in enumerate(rng.sample(_FAULTS, len(_FAULTS)) * _TRIES):
+                if number and number % len(_FAULTS) == 0:
+                    time.sleep(_AGAIN_S)
                 at_s = time.monotonic()
                 try:
                     said = FAULTS[name](app.processes())
-                except DrillError:  # that part is just starting again
+                except DrillError:
                     continue
                 done[name] += 1
                 if name in FRONT_FAULTS:
@@ -92,14 +91,16 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
                 say(f"{sum(done.values())} of {count}, {name}: {said}")
                 return
 
-        watching = threading.Thread(target=watch, daemon=True)
-        watching.start()
+        watching = ThreadPoolExecutor(1).submit(watch)
         faults = [((number + rng.random()) * seconds / count, fault) for number in range(count)]
-        answers = asyncio.run(
-            run_load(app.url, app.config.model.id, rate=_RATE, seconds=seconds, seed=seed, salt="soak", faults=faults)
+        load = run_load(
+            app.url, app.config.model.id, rate=_RATE, seconds=seconds, seed=seed, salt="soak", faults=faults
         )
-        is_over.set()
-        watching.join()
+        try:
+            answers = asyncio.run(load)
+        finally:
+            is_over.set()
+        watching.result()
         say("what is left is counted")
         left = _left(app)
         until_s = time.monotonic() + _REST_S
@@ -107,21 +108,32 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
             time.sleep(2.0)
             left = _left(app)
         held = asyncio.run(_held(app.name))
-    growth = memory.totals()
+    alive, together = memory.growth(), memory.totals()
     return {
         "minutes": minutes,
         "seed": seed,
         "faults": dict(done),
         **judged(answers, seed, fronts_s),
-        "memory": growth,
+        "memory": {"of the process that grew most": alive, "of all of a kind": together},
         "left": {name: {"before": at_rest.get(name, 0), "after": left.get(name, 0)} for name in {**at_rest, **left}},
         "held": held,
         "findings": [
-            *(f"{kind} grew by {row['growth_frac']:.1%}" for kind, row in growth.items() if _grew(row)),
+            *([] if sum(done.values()) == count else [f"{sum(done.values())} faults of {count}"]),
+            *grown(alive, together),
             *(f"{name}: {at_rest.get(name, 0)} before, {left.get(name, 0)} after" for name in _differ(at_rest, left)),
             *(f"{name} is {value:g} at rest" for name, value in held.items() if value),
         ],
     }
+
+
+def grown(alive: Growth, together: Growth) -> list[str]:
+    """What has grown, of processes that lived through it and of kinds; and what nobody has seen."""
+    unseen = [name for name in (*_KINDS, *_CLUSTER_KINDS) if name not in {**alive, **together}]
+    return [
+        *(f"nothing is known of the memory of {name}" for name in unseen),
+        *(f"one {name} grew by {row['growth_frac']:.1%}" for name, row in alive.items() if _grew(row)),
+        *(f"all {name} grew by {row['growth_frac']:.1%}" for name, row in together.items() if _grew(row)),
+    ]
 
 
 def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> dict[str, Any]:
@@ -134,30 +146,17 @@ def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> d
     """
     from deployments.emulator import next_tokens  # it imports ray
 
-    row: dict[str, Any] = {"requests": len(answers)}
-    row |= dict.fromkeys(("lost", "duplicated", "truncated", "wrong_tokens", "cut_at_front", "retried"), 0)
+    row: dict[str, Any] = {"requests": len(answers), **dict.fromkeys((*VERDICTS, "retried"), 0)}
     errors: Counter[str] = Counter()
     for prompt, answer in zip(prompts(seed, len(answers)), answers, strict=True):
         row["retried"] += answer.retries
-        got, wanted = answer.token_ids, next_tokens(prompt[-1], OUTPUT_TOKENS)
-        shared = min(len(got), len(wanted))
-        if got[:shared] != wanted[:shared]:
-            row["wrong_tokens"] += 1
-        elif answer.is_cut and any(_is_within(at_s, answer.span_s) for at_s in fronts_s):
-            row["cut_at_front"] += 1
-        elif not answer.is_ended:
-            row["lost"] += 1
-            errors[str(answer.error)] += 1
-        elif len(got) != len(wanted):
-            row["duplicated" if len(got) > len(wanted) else "truncated"] += 1
+        if what := verdict(answer, next_tokens(prompt[-1], OUTPUT_TOKENS), fronts_s):
+            row[what] += 1
+            errors[f"{what}: {answer.error or len(answer.token_ids)}"] += 1
     waits = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)
     row["ttft_p99_s"] = waits[int(0.99 * len(waits))] if waits else None
     row["errors"] = dict(errors)
     return row
-
-
-def _is_within(at_s: float, span_s: tuple[float, float]) -> bool:
-    return span_s[0] - _FAULT_TAKES_S <= at_s <= span_s[1]
 
 
 def _grew(row: dict[str, float]) -> bool:
@@ -174,13 +173,9 @@ def _left(app: Any) -> dict[str, int]:
 
     found: Counter[str] = Counter({"placement groups": placement_groups()})
     for process in app.processes():
-        try:
-            title = " ".join(process.cmdline())
-            if "ServeReplica" in title:
-                found[title.split()[0]] += 1
-                found["ports of replicas"] += sum(one.status == "LISTEN" for one in process.net_connections("tcp"))
-        except psutil.Error:
-            continue
+        if "ServeReplica" in (name := title(process)):
+            found[name.split()[0]] += 1
+            found["ports of replicas"] += listening(process)
     return dict(found)
 
 
@@ -199,14 +194,13 @@ def main(
     driver_environment()  # before anything imports ray
     console = Console()
     result = run(minutes, seed, lambda line: console.print(line, highlight=False, markup=False))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    shown = ("requests", "lost", "duplicated", "truncated", "wrong_tokens", "cut_at_front", "retried")
-    console.print(", ".join(f"{name} {result[name]}" for name in shown), highlight=False)
+    write_file(out, json.dumps(result, indent=1) + "\n", "--out")
+    shown = ("requests", *VERDICTS, "retried")
+    console.print(", ".join(f"{name.replace('_', ' ')} {result[name]}" for name in shown), highlight=False)
     for line in result["findings"]:
         console.print(line, highlight=False, markup=False)
     console.print(f"written to {out}")
-    if result["findings"] or any(result[name] for name in ("lost", "duplicated", "truncated", "wrong_tokens")):
+    if result["findings"] or any(result[name] for name in VERDICTS if name != "cut_at_front"):
         raise typer.Exit(1)
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -72,8 +74,6 @@ def test_between_two_looks_the_file_is_left_alone(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no key"),
-        ("# none\n", "no key"),
         ("a sha256:12\n", "line 1 is not"),
         ("\na b c\n", "line 2 is not"),
         (f"{key_line('a', 'x')}\n{key_line('a', 'y')}", "line 2: this name"),
@@ -86,6 +86,72 @@ def test_what_is_no_key_file_is_refused(file: Path, text: str, said: str) -> Non
     file.write_text(text)
     with pytest.raises(ValueError, match=f"api_keys_file .*{said}"):
         ApiKeys(file)
+
+
+@pytest.mark.parametrize("text", ["", "# none\n"])
+def test_an_endpoint_does_not_start_with_a_file_without_keys(file: Path, text: str) -> None:
+    assert parse_keys(text) == {}
+    file.write_text(text)
+    with pytest.raises(ValueError, match="it has no key: make one"):
+        ApiKeys(file)
+
+
+@pytest.mark.parametrize("text", ["", "# none\n"])
+def test_the_only_key_is_withdrawn_by_deleting_its_line(
+    file: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = new_key()
+    file.write_text(key_line("a", key) + "\n")
+    keys = ApiKeys(file, Clock())
+    assert keys.name_of(f"Bearer {key}") == "a"
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING, logger="ray.serve"):
+        assert [keys.name_of(f"Bearer {key}"), keys.name_of(f"Bearer {key}")] == [None, None]
+    assert [message.partition(": ")[2] for message in caplog.messages] == ["nobody is let in"]
+    file.write_text(key_line("a", key) + "\n")
+    assert keys.name_of(f"Bearer {key}") == "a"
+
+
+def test_a_file_that_could_not_be_read_is_read_once_it_can(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = new_key(), new_key()
+    file.write_text(key_line("a", first) + "\n")
+    keys = ApiKeys(file, Clock())
+    file.write_text(key_line("bb", second) + "\n")
+    with monkeypatch.context() as broken:
+
+        def read_text(path: Path) -> str:
+            raise PermissionError(13, "Permission denied")
+
+        broken.setattr(Path, "read_text", read_text)
+        assert keys.name_of(f"Bearer {first}") == "a"
+    assert keys.name_of(f"Bearer {second}") == "bb"
+
+
+def test_a_change_that_keeps_time_and_size_is_one_too(file: Path) -> None:
+    first, second = new_key(), new_key()
+    file.write_text(key_line("a", first) + "\n")
+    stat = file.stat()
+    keys = ApiKeys(file, Clock())
+    time.sleep(0.02)  # a tick of the kernel's clock
+    file.write_text(key_line("a", second) + "\n")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_size) == (stat.st_mtime_ns, stat.st_size)
+    assert keys.name_of(f"Bearer {first}") is None
+    assert keys.name_of(f"Bearer {second}") == "a"
+
+
+def test_limits_of_a_key_that_is_not_there_are_told_at_the_start_and_at_each_change(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text(key_line("team-a", new_key()) + "\n")
+    with caplog.at_level(logging.WARNING, logger="ray.serve"):
+        keys = ApiKeys(file, Clock(), limited=["team-a", "Team-a"])
+        keys.name_of(None)
+        assert ["limits of 'Team-a'" in message for message in caplog.messages] == [True]
+        file.write_text(key_line("other", new_key()) + "\n")
+        keys.name_of(None)
+    assert len(caplog.messages) == 3
+    assert "limits of 'team-a'" in caplog.messages[2]
 
 
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:

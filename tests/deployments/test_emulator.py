@@ -95,6 +95,26 @@ async def test_time_is_the_profiles(engine: Any) -> None:
     assert client.stats.load.output_tokens == 1
 
 
+async def test_what_a_prompt_takes_does_not_grow_with_the_queue_before_it(engine: Any) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    from deployments.prefill import _computed_s
+
+    async def ended(number: int) -> tuple[float, float]:
+        prompt = {"type": "token", "prompt_token_ids": [number, *range(3000)]}
+        started_s = time.monotonic()
+        *_, last = [
+            one async for one in engine._engine_client.generate(prompt, SamplingParams(max_tokens=1), f"{number}")
+        ]
+        return time.monotonic() - started_s, _computed_s(last.metrics) or 0.0
+
+    answers = await asyncio.gather(*map(ended, range(12)))
+    alone_s = 3000 * 0.269 / 1700 / 20
+    assert max(waited_s for waited_s, _ in answers) > 10 * alone_s
+    # Of two prompts that share steps, and what a loaded machine adds.
+    assert all(0.5 * alone_s < computed_s < 5 * alone_s + 0.1 for _, computed_s in answers), answers
+
+
 async def test_kv_that_prefill_hands_over_saves_decode_the_prompt(engine: Any) -> None:
     from vllm.sampling_params import SamplingParams
 
@@ -142,3 +162,14 @@ async def test_utilisation_is_what_was_busy_and_activity_what_was_computed(engin
     assert 0.0 < busy["sm_activity_frac"] < busy["gpu_utilization_frac"] <= 1.0
     await asyncio.sleep(0.05)
     assert stats.gpu_report() == {"gpu_utilization_frac": 0.0, "sm_activity_frac": 0.0}
+
+
+async def test_a_first_token_is_known_before_the_answer_is_whole(engine: Any) -> None:
+    client, has_first = engine._engine_client, asyncio.Event()
+    assert not client.has_first("r1")
+    client.stats.on_step = lambda: client.has_first("r1") and has_first.set()
+    answer = asyncio.create_task(said(engine.completions(request(prompt=list(range(50))))))
+    async with asyncio.timeout(10):
+        await has_first.wait()
+    assert not answer.done()
+    await answer

@@ -84,11 +84,50 @@ def test_who_can_no_longer_be_in_time_is_told_so() -> None:
 def test_what_is_refused_anyhow_is_so_before_its_body_is_read(config: dict[str, Any], coming: int) -> None:
     async def run() -> None:
         gate = Gate(AdmissionConfig.model_validate(config), replicas=1, prefill_replicas=1)
-        gate.check(None, 0)
-        gate.check(None, 1)
+        gate.check(None, Priority.NORMAL, 0)
+        gate.check(None, Priority.NORMAL, 1)
         async with gate.enter(asked()):
             with pytest.raises(OpenAIError) as refused:
-                gate.check(None, coming)
+                gate.check(None, Priority.NORMAL, coming)
             assert refused.value.status == 429
+
+    asyncio.run(run())
+
+
+def test_who_makes_room_for_others_is_told_so() -> None:
+    async def run() -> None:
+        gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
+        gate._admission._capacity.tokens_s = 1.0
+        async with gate.enter(asked(5000)):
+
+            async def wait(priority: Priority) -> None:
+                one = asked(5000)
+                one.priority = priority
+                async with gate.enter(one):
+                    pass
+
+            low = asyncio.create_task(wait(Priority.LOW))
+            await asyncio.sleep(0)
+            high = asyncio.create_task(wait(Priority.HIGH))
+            with pytest.raises(OpenAIError, match=r"took its room \(admission\.max_queued_tokens\)") as refused:
+                await asyncio.wait_for(low, 5.0)
+            assert refused.value.status == 429
+            assert gate._admission.waiting == 1
+        await asyncio.wait_for(high, 5.0)
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_takes_its_time_says_nothing_of_the_engines() -> None:
+    async def run() -> None:
+        gate = Gate(AdmissionConfig(ttft_s=60.0, tpot_s=0.05), replicas=1, prefill_replicas=1)
+        one = asked()
+        async with gate.enter(one):
+            gate.output(one, 1)
+            assert one.is_paced
+            gate.pause(one)
+            assert not one.is_paced
+            gate.go_on(one)
+            assert one.is_paced
 
     asyncio.run(run())

@@ -23,11 +23,24 @@ async def seen(*headers: tuple[bytes, bytes], kind: str = "http") -> Any:
 
 @pytest.mark.parametrize("value", [b"", b"plain", "käse".encode(), b"a\tb"])
 async def test_what_is_utf8_stays(value: bytes) -> None:
-    assert await seen((b"x-request-id", value)) == [(b"x-request-id", value)]
+    assert await seen((b"x-session-id", value)) == [(b"x-session-id", value)]
 
 
 async def test_what_is_not_utf8_is_taken_as_latin1() -> None:
-    assert await seen((b"x-request-id", b"k\xe4se\xff")) == [(b"x-request-id", "käseÿ".encode())]
+    assert await seen((b"x-session-id", b"k\xe4se\xff")) == [(b"x-session-id", "käseÿ".encode())]
+
+
+@pytest.mark.parametrize("value", [b"my-id-1", b"chatcmpl-A.b:c_9", b"i" * 128])
+async def test_a_request_keeps_its_id(value: bytes) -> None:
+    assert await seen((b"X-Request-Id", value)) == [(b"X-Request-Id", value)]
+
+
+@pytest.mark.parametrize("value", [b"", b"a b", b"a\n", b"../x", "käse".encode(), b"\xff", b"i" * 129, b"said so"])
+async def test_what_is_no_id_reaches_no_log(value: bytes) -> None:
+    assert await seen((b"X-Request-Id", value), (b"host", b"x"), (b"x-request-id", b"ok")) == [
+        (b"host", b"x"),
+        (b"x-request-id", b"ok"),
+    ]
 
 
 @pytest.mark.parametrize(

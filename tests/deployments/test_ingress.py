@@ -1,34 +1,285 @@
-"""What the endpoint makes of a body before a decode replica has looked at it."""
+"""What the endpoint makes of a body, and of what decode replicas answer or do not; Serve's handles are fakes."""
 
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from router.admission import Priority
-
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize(
-    ("body", "most_output_tokens", "answers"),
-    [
-        ({"max_tokens": 5, "n": 3}, 5, 3),
-        ({"max_tokens": 5, "max_completion_tokens": 7}, 7, 1),
-        ({"max_tokens": -(10**400), "n": -(10**400)}, None, 1),
-        ({"max_tokens": 10**400, "n": 10**400}, 10**400, 10_000),
-        ({"max_tokens": "5", "n": "3"}, None, 1),
-        ({"max_tokens": 0, "n": 0}, None, 1),
-        ({}, None, 1),
-    ],
-)
-def test_admission_hears_only_numbers_that_make_sense(
-    body: dict[str, Any], most_output_tokens: int | None, answers: int
-) -> None:
-    from deployments.ingress import _place
-    from router.admission import Admission, AdmissionConfig
+class Clock:
+    """The machine's, which replicas hurry on."""
 
-    place = _place({"prompt": "x", **body}, 100, None, Priority.NORMAL)
-    assert (place.tokens, place.most_output_tokens, place.answers) == (25, most_output_tokens, answers)
-    admission = Admission(AdmissionConfig(ttft_s=1.0), replicas=1, prefill_replicas=1, now_s=0.0)
-    assert admission.arrive(place, 0.0) is None
-    assert admission.passed(0.0) == [place]
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Stream:
+    """What a replica answers: frames, seconds before the next one, an error, or ``...`` for nothing any more."""
+
+    def __init__(self, said: list[Any], clock: Clock) -> None:
+        self._said, self._clock = said, clock
+        self.is_cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for one in self._said:
+            if isinstance(one, float):
+                self._clock.ahead_s += one
+            elif isinstance(one, Exception):
+                raise one
+            elif one is ...:
+                await asyncio.sleep(60.0)
+            else:
+                yield one
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """Serve's handle of one pool: each request goes to the replica that is next, which answers so much."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.next: list[tuple[str, list[Any]]] = []
+        self.asked: list[Any] = []
+        self.streams: list[Stream] = []
+
+    def remote(self, asked: Any) -> Stream:
+        asked.routed_to, said = self.next.pop(0)
+        self.asked.append(replace(asked))
+        self.streams.append(Stream(said, self.clock))
+        return self.streams[-1]
+
+
+@pytest.fixture(name="clock")
+def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    from deployments.ingress import Ingress
+
+    clock = Clock()
+    monkeypatch.setitem(Ingress._attempt.__globals__, "time", clock)  # Serve's copy of them
+    return clock
+
+
+def endpoint(clock: Clock, groups: str = "a", *, retries: int = 2, timeout_s: float = 60.0) -> Any:
+    """An endpoint without Serve, one pool a group; replicas are named after theirs."""
+    from deployments.ingress import Ingress
+    from deployments.waits import Waits
+    from router.outliers import OutlierConfig
+    from router.ray_health import HealthFeed
+
+    class Endpoint(Ingress):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """Serve awaits it."""
+
+    made = Endpoint.__new__(Endpoint)
+    made._groups = {name: Handle(clock) for name in groups}
+    made._decode_replicas, made._in_flight = dict.fromkeys(groups, 1), dict.fromkeys(groups, 0)
+    made._rng = SimpleNamespace(random=lambda: 0.0)  # equals in the groups' order
+    made._retries, made._timeout_s, made._slow_tpot_s = retries, timeout_s, OutlierConfig().slow_tpot_s
+    made._gate = SimpleNamespace(has_objective=False)
+    made._health = {name: HealthFeed("nobody", f"decode:test_ingress:{name}", OutlierConfig()) for name in groups}
+    for health in made._health.values():
+        health._suspects = frozenset(f"{name}{number}" for name in groups for number in range(9))  # all is news
+        for _ in range(20):
+            health._usual.is_slow(0.02, OutlierConfig().slow_tpot_s)
+    made._waits = Waits(lambda *_: True, lambda pool: False)
+    return made
+
+
+def event(token: int) -> Any:
+    from deployments.frames import Frame
+
+    return Frame(f"data: {token}\n\n", outputs=((token,),), tokens=1)
+
+
+def whole(tokens: int = 20) -> Any:
+    from deployments.frames import Frame
+
+    return Frame("{}", outputs=(tuple(range(tokens)),), tokens=tokens)
+
+
+def done() -> Any:
+    from deployments.frames import DONE, Frame
+
+    return Frame(DONE)
+
+
+def lost() -> Exception:
+    from ray.exceptions import RayError
+
+    return RayError("gone")
+
+
+def frames(made: Any) -> Any:
+    return made._frames("completions", {}, "r", time.monotonic())
+
+
+async def texts(made: Any) -> list[str]:
+    return [frame.text for frame in await answer(made)]
+
+
+async def answer(made: Any) -> list[Any]:
+    async with asyncio.timeout(10.0):
+        return [frame async for frame in frames(made)]
+
+
+def seen(made: Any, group: str = "a") -> list[tuple[str, str, bool]]:
+    """What the endpoint would tell the health board, in its order: of whom, by what, and whether it failed."""
+    return [(one.replica_id, str(one.by), one.has_failed) for one in made._health[group]._seen]
+
+
+async def test_an_answer_that_is_lost_twice_comes_from_a_third_replica(clock: Clock) -> None:
+    made = endpoint(clock)
+    pool = made._groups["a"]
+    pool.next = [("a0", [lost()]), ("a1", [lost()]), ("a2", [whole()])]
+    assert await answer(made) == [whole()]
+    assert [asked.exclude for asked in pool.asked] == [set(), {"a0"}, {"a0", "a1"}]
+    assert [asked.sent for asked in pool.asked] == [None] * 3
+    assert seen(made) == [("a0", "error", True), ("a1", "error", True), ("a2", "error", False)]
+    assert made._in_flight == {"a": 0} and not made._waits._waits
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_a_request_ends_no_more_replicas_than_it_may(clock: Clock, retries: int) -> None:
+    made = endpoint(clock, retries=retries)
+    made._groups["a"].next = [(f"a{number}", [lost()]) for number in range(9)]
+    (frame,) = await answer(made)
+    assert (frame.status, frame.error) == (503, "replica_lost")
+    assert len(made._groups["a"].asked) == 1 + retries
+
+
+async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(clock: Clock) -> None:
+    made = endpoint(clock)
+    pool = made._groups["a"]
+    pool.next = [("a0", [event(1), event(2), lost()]), ("a1", [event(3)]), ("a2", [event(4), done()])]
+    assert await texts(made) == [*(event(token).text for token in (1, 2, 3, 4)), done().text]
+    assert [None if asked.sent is None else asked.sent.outputs for asked in pool.asked] == [
+        None,
+        ((1,), (2,)),
+        ((1,), (2,), (3,)),
+    ]
+    assert [stream.is_cancelled for stream in pool.streams] == [True, False, False]
+    assert [replica for replica, by, has_failed in seen(made) if has_failed] == ["a0", "a1"]
+
+
+async def test_what_a_group_has_lost_goes_to_another_and_comes_back_where_all_have(clock: Clock) -> None:
+    made = endpoint(clock, "ab")
+    made._groups["a"].next = [("a0", [lost()]), ("a1", [whole()])]
+    made._groups["b"].next = [("b0", [lost()])]
+    assert await answer(made) == [whole()]
+    assert [asked.exclude for asked in (*made._groups["a"].asked, *made._groups["b"].asked)] == [
+        set(),
+        {"a0", "b0"},
+        {"a0"},
+    ]
+    assert seen(made, "b") == [("b0", "error", True)]
+
+
+@pytest.mark.parametrize("said", [[], [RuntimeError("Unexpected error (StatusCode.UNKNOWN): ?")], [ValueError("?")]])
+async def test_whatever_ends_without_an_answer_is_lost_and_tried_again(
+    clock: Clock, said: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", said), ("a1", [whole()])]
+    with caplog.at_level(logging.WARNING, "deployments.ingress"):
+        assert await answer(made) == [whole()]
+    assert seen(made) == [("a0", "error", True), ("a1", "error", False)]
+    assert [type(error).__name__ in record.message for error, record in zip(said, caplog.records, strict=True)] == [
+        True for _ in said
+    ]
+
+
+async def test_what_breaks_after_the_last_word_is_not_lost(clock: Clock) -> None:
+    for last in (whole(), done()):
+        made = endpoint(clock)
+        made._groups["a"].next = [("a0", [last, lost()])]
+        assert await answer(made) == [last]
+        assert seen(made) == []
+
+
+async def test_who_could_not_be_reached_is_told_of_as_soon_as_another_answers(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._groups["a"].next = [("a1", [event(1), done()])]
+    stream = frames(made)
+    pool, remote = made._groups["a"], made._groups["a"].remote
+
+    def refused(asked: Any) -> Any:
+        asked.refused.add("a0")  # by the router
+        return remote(asked)
+
+    pool.remote = refused
+    await anext(stream)
+    assert seen(made) == [("a0", "error", True)]
+    assert [frame.text async for frame in stream] == [done().text]
+    assert seen(made) == [("a0", "error", True), ("a1", "error", False)]
+
+
+SLOW = [one for token in range(12) for one in (event(token), 2.0)]
+
+
+async def test_a_slow_stream_speaks_against_its_replica_however_it_ends(clock: Clock) -> None:
+    made = endpoint(clock, timeout_s=0.5)
+    slow = ("a0", "pace", True)
+    made._groups["a"].next = [("a0", [*SLOW, done()]), ("a0", [*SLOW, ...]), ("a0", [*SLOW, ...])]
+    await answer(made)
+    assert seen(made) == [("a0", "error", False), slow]
+    assert (await answer(made))[-1].error == "timeout"
+    assert seen(made)[2:] == [slow]
+    stream = frames(made)
+    for _ in range(12):
+        await anext(stream)
+    await stream.aclose()  # its client has left
+    assert seen(made)[3:] == [slow]
+
+
+async def test_a_long_stream_is_judged_before_it_ends(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [one for token in range(200) for one in (event(token), 2.0)])]
+    stream = frames(made)
+    for number in range(200):
+        assert len(seen(made)) == (number > 64)
+        await anext(stream)
+    await stream.aclose()
+    assert seen(made) == [("a0", "pace", True)]
+
+
+async def test_a_slow_reader_and_an_answer_in_one_piece_show_no_pace(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [*map(event, range(50)), done()]), ("a0", [30.0, whole()])]
+    async for _ in frames(made):
+        clock.ahead_s += 2.0
+    await answer(made)
+    assert seen(made) == [("a0", "error", False)] * 2
+
+
+async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [event(1), ...])]
+    stream = frames(made)
+    await anext(stream)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await stream.aclose()
+    assert seen(made) == []
+    assert made._groups["a"].streams[0].is_cancelled and made._in_flight == {"a": 0}
+
+
+async def test_nothing_at_all_until_the_deadline_is_a_failure(clock: Clock) -> None:
+    made = endpoint(clock, timeout_s=0.1)
+    made._groups["a"].next = [("a0", [...])]
+    (frame,) = await answer(made)
+    assert (frame.status, frame.error) == (408, "timeout")
+    assert seen(made) == [("a0", "error", True)]

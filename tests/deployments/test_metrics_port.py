@@ -104,3 +104,15 @@ async def test_an_address_that_is_not_this_machines_is_told(start: Start, caplog
     start(b"page", host="192.0.2.1")  # for documents alone: nobody's
     await asyncio.sleep(0.3)
     assert [record.getMessage().startswith("no metrics on 192.0.2.1:") for record in caplog.records] == [True]
+
+
+async def test_nothing_of_a_malformed_request_is_logged(
+    start: Start, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(b"page")
+    await becomes(port, b"page")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET secret\r\nHost: x\r\n\r\n")
+    assert b"400" in await reader.readline()
+    writer.close()
+    assert not caplog.records

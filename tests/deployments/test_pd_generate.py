@@ -109,7 +109,7 @@ async def sent(prefill: Prefill, calls: int) -> None:
             await asyncio.sleep(0)
 
 
-def answered(backlog_tokens: int = 0, ago_s: float = 0.0) -> Any:
+def answered(backlog_tokens: int = 0, ago_s: float = 0.0, computed_s: float | None = None) -> Any:
     from deployments.handoff import PrefillResult
 
     return PrefillResult(
@@ -117,6 +117,7 @@ def answered(backlog_tokens: int = 0, ago_s: float = 0.0) -> Any:
         answered_at_s=time.time() - ago_s,
         replica_id="p",
         backlog_tokens=backlog_tokens,
+        computed_s=computed_s,
     )
 
 
@@ -170,8 +171,6 @@ async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill)
     from deployments.handoff import PrefillRefusal
 
     generate = decode(client, prefill)
-    told: list[str] = []
-    generate._health.failed = told.append
     for number in range(5):  # more than an outage has
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await sent(prefill, 2 * number + 1)
@@ -180,7 +179,57 @@ async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill)
         prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p2"))
         await task
         assert client.asked[-1] == ("r", None)
-    assert told == []
+    assert failures(generate) == []
+
+
+def failures(generate: Any) -> list[str]:
+    """Whom this decode replica would tell the health board of, in turn."""
+    return [one.replica_id for one in generate._health._seen if one.has_failed]
+
+
+@pytest.mark.parametrize(("computed_s", "waited_s", "slow"), [(0.1, 50.0, 0), (9.0, 0.0, 1), (None, 50.0, 0)])
+async def test_what_waits_in_a_queue_of_prefill_says_nothing_of_its_health(
+    client: Client, prefill: Prefill, monkeypatch: Any, computed_s: float | None, waited_s: float, slow: int
+) -> None:
+    from deployments import pd_generate
+
+    generate, clock_s = decode(client, prefill), time.monotonic()
+    monkeypatch.setattr(pd_generate, "time", SimpleNamespace(monotonic=lambda: clock_s, time=time.time))
+    for number in range(21):
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, number + 1)
+        is_last = number == 20
+        clock_s += waited_s if is_last else 0.1
+        prefill.calls[-1].set_result(answered(computed_s=computed_s if is_last else 0.1))
+        await task
+    assert len(failures(generate)) == slow
+
+
+async def test_prefill_that_answers_with_nothing_has_failed(client: Client, prefill: Prefill) -> None:
+    async def nothing() -> AsyncIterator[Any]:
+        for never in ():
+            yield never
+
+    generate, remote = decode(client, prefill), prefill.remote
+
+    def silent(request: Any) -> AsyncIterator[Any]:
+        remote(request)
+        return nothing()
+
+    prefill.remote = silent  # type: ignore[method-assign]
+    await run(generate, LONG)
+    assert failures(generate) == ["p1", "p2"]
+    assert client.asked == [("r", None)]
+
+
+async def test_who_did_not_take_a_prompt_is_told_of_though_another_took_it(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    prefill.requests[0].refused.add("p0")
+    prefill.calls[0].set_result(answered())
+    await task
+    assert failures(generate) == ["p0"]
 
 
 @pytest.mark.parametrize(("ago_s", "is_pulled"), [(29.0, True), (31.0, False)])
@@ -307,10 +356,64 @@ async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, pr
 
 async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
-    generate._health._ejected, generate._health._probes = frozenset({"p8", "p9"}), {"p9"}
+
+    async def grant(replica_id: str) -> bool:
+        return True
+
+    health = generate._health
+    health._ejected, health._due = frozenset({"p8", "p9"}), {"p9"}
+    health._board = SimpleNamespace(probe=SimpleNamespace(remote=grant))
     for number in range(2):
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await sent(prefill, number + 1)
         prefill.calls[number].set_result(answered())
         await task
     assert [(one.avoid, one.probe) for one in prefill.requests] == [({"p8"}, "p9"), ({"p8", "p9"}, None)]
+
+
+@pytest.mark.parametrize("ids", [SHORT, LONG])
+async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the_engine_has_it(
+    client: Client, prefill: Prefill, ids: list[int]
+) -> None:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    from deployments.pd_generate import CURRENT_TRACE, RequestTrace
+
+    generate, trace, ends = decode(client, prefill), RequestTrace(), asyncio.Event()
+    state = SimpleNamespace(is_prefilling=True)
+    client.output_processor = SimpleNamespace(  # type: ignore[attr-defined]
+        external_req_ids={"r": ["r-0"]}, request_states={"r-0": state}
+    )
+
+    async def answer(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        await ends.wait()
+        part = SimpleNamespace(token_ids=[7], finish_reason="stop")
+        yield SimpleNamespace(num_cached_tokens=0, outputs=[part], finished=True, metrics=None)
+
+    generate._engine_generate = answer
+    CURRENT_TRACE.set(trace)
+    sampling = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def run() -> None:
+        async for _ in generate({"type": "token", "prompt_token_ids": ids}, sampling, "r"):
+            pass
+
+    asking = asyncio.create_task(run())
+    if ids is LONG:
+        await sent(prefill, 1)
+        assert not trace.has_first.is_set()
+        prefill.calls[0].set_result(answered())
+    else:
+        async with asyncio.timeout(10):
+            while not generate._first_tokens._waiting:
+                await asyncio.sleep(0)
+        generate._stats.on_step()
+        assert not trace.has_first.is_set()
+        state.is_prefilling = False
+        generate._stats.on_step()
+    async with asyncio.timeout(10):
+        await trace.has_first.wait()
+    assert not asking.done()
+    ends.set()
+    await asking
+    assert not generate._first_tokens._waiting

@@ -16,6 +16,7 @@ class Engine:
         self.running: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.is_dropped = True
+        self.answers_late = 0
         self.forgotten: list[str] = []
         self.released: list[str] = []
         self.polls = 0
@@ -23,8 +24,13 @@ class Engine:
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         if method == "tandem_pulls":
             self.polls += 1
-            failed, self.failed = self.failed, {}
-            return [[dict(self.running), failed]]
+            for name in args[0] if args else ():
+                self.failed.pop(name, None)
+            report = [[dict(self.running), dict(self.failed)]]
+            if self.answers_late:
+                self.answers_late -= 1
+                raise TimeoutError
+            return report
         self.forgotten += args
         self.running = {name: engine for name, engine in self.running.items() if engine not in args}
         return [True, self.is_dropped]
@@ -87,6 +93,19 @@ async def test_a_pull_that_takes_too_long_is_ended_with_its_link(watch: Any, eng
     await until(watch, engine, "p1")
     assert engine.forgotten == ["e1"]
     assert engine.released == ["r1"]
+
+
+async def test_a_failure_is_heard_though_the_answer_that_told_it_came_too_late(watch: Any, engine: Engine) -> None:
+    engine.failed, engine.answers_late = {"r1": "e1"}, 2
+    watch.begin(handed_over("r1"))
+    watch.here(handed_over("r1"))
+    await until(watch, engine, "p1")
+    assert engine.forgotten == ["e1"]
+    watch.begin(handed_over("r2"))
+    watch.here(handed_over("r2"))
+    await until(watch, engine)
+    assert engine.failed == {}
+    assert engine.forgotten == ["e1"]
 
 
 async def test_a_link_that_could_not_be_dropped_is_dropped_later(watch: Any, engine: Engine) -> None:

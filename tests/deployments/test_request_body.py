@@ -1,4 +1,4 @@
-"""How much of a body is read, and for how long."""
+"""How much of a body is read, for how long, and how much of a key's."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ CONFIG = IngressConfig(max_body_bytes=1024, max_bodies_bytes=2048, body_timeout_
 
 
 def alone() -> Body:
-    return Body(Bodies(2048))
+    return Body(Bodies(CONFIG), None)
 
 
 def request(*parts: bytes, gap_s: float = 0.0, is_whole: bool = True) -> Request:
@@ -50,15 +50,67 @@ async def test_a_body_that_is_not_whole_in_time_is_refused(parts: list[bytes]) -
 
 
 async def test_all_bodies_together_have_a_limit_until_their_requests_have_ended() -> None:
-    bodies = Bodies(2048)
-    held = [Body(bodies) for _ in range(3)]
+    bodies = Bodies(CONFIG)
+    held = [Body(bodies, None) for _ in range(3)]
     for body in held[:2]:
         await read_body(request(b"a" * 1000), CONFIG, body)
-    with pytest.raises(OpenAIError, match=r"2000 bytes are here \(ingress\.max_bodies_bytes\)") as refusal:
+    with pytest.raises(OpenAIError, match=r"take 2000 bytes are here \(ingress\.max_bodies_bytes\)") as refusal:
         await read_body(request(b"a" * 49), CONFIG, held[2])
     assert (refusal.value.status, refusal.value.headers()["Retry-After"]) == (429, "1")
     held[2].free()
     held[0].free()
     held[0].free()
     assert bodies.held_bytes == 1000
-    assert len(await read_body(request(b"a" * 1000), CONFIG, Body(bodies))) == 1000
+    assert len(await read_body(request(b"a" * 1000), CONFIG, Body(bodies, None))) == 1000
+
+
+async def test_a_body_takes_more_once_its_values_are_counted() -> None:
+    bodies = Bodies(CONFIG)
+    body, other = Body(bodies, None), Body(bodies, None)
+    await read_body(request(b"a" * 1000), CONFIG, body)
+    body.take(600)
+    with pytest.raises(OpenAIError, match="take 1600 bytes") as refusal:
+        await read_body(request(b"a" * 449), CONFIG, other)
+    assert refusal.value.status == 429
+    with pytest.raises(OpenAIError, match="takes 2049 bytes of memory, and one may take 2048") as refusal:
+        body.take(449)
+    assert refusal.value.status == 413  # it will not do later either
+    body.free()
+    assert bodies.held_bytes == 0
+
+
+async def test_one_key_leaves_room_for_the_others() -> None:
+    bodies = Bodies(CONFIG)
+    first, second, other = Body(bodies, "a"), Body(bodies, "a"), Body(bodies, "b")
+    first.take(1000)
+    with pytest.raises(OpenAIError, match="requests of this key that take 1000 bytes are here") as refusal:
+        second.take(25)
+    assert refusal.value.status == 429
+    other.take(1024)
+    with pytest.raises(OpenAIError, match="takes 1025 bytes of memory, and one may take 1024") as refusal:
+        other.take(1)
+    assert refusal.value.status == 413
+    first.free()
+    second.take(1024)
+    assert bodies.held_bytes == 2048
+    with pytest.raises(OpenAIError, match="requests that take 2048 bytes are here"):
+        Body(bodies, "c").take(1)
+
+
+async def test_requests_of_a_key_count_from_before_their_first_byte_until_they_have_ended() -> None:
+    config = IngressConfig.model_validate(
+        {"api_keys_file": "/keys", "admission": {"key": {"max_requests": 2}, "keys": {"much": {}}}}
+    )
+    bodies = Bodies(config)
+    held = [Body(bodies, "a"), Body(bodies, "a")]
+    with pytest.raises(OpenAIError, match=r"2 requests of this key are here \(max_requests\)") as refusal:
+        Body(bodies, "a")
+    assert (refusal.value.status, refusal.value.code) == (429, "rate_limit_exceeded")
+    assert refusal.value.headers()["Retry-After"] == "1"
+    for key in ("b", *["much"] * 9):
+        Body(bodies, key)
+    held[0].free()
+    held[0].free()
+    Body(bodies, "a")
+    with pytest.raises(OpenAIError, match="2 requests"):
+        Body(bodies, "a")

@@ -39,3 +39,18 @@ def test_more_than_anybody_needs_is_refused(endpoint: str, fields: dict[str, Any
 )
 def test_what_somebody_may_need_passes(endpoint: str, fields: dict[str, Any]) -> None:
     assert parse_request(endpoint, {"model": "m", **fields}, "id").n == fields.get("n", 1)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_what_vllm_does_not_know_is_not_kept_for_as_long_as_the_request_runs(endpoint: str) -> None:
+    body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "cache_salt": "s", "mine": ["x" * 1000]}
+    request = parse_request(endpoint, body, "id")
+    assert not request.model_extra or "mine" not in request.model_extra
+    assert request.cache_salt == "s"
+    assert "mine" in body
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_client_passes_nobody_by_in_the_engine(endpoint: str) -> None:
+    body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "priority": -100}
+    assert parse_request(endpoint, body, "id").priority == 0

@@ -1,8 +1,12 @@
-"""What Tandem installs into vLLM's processes, as far as it can be seen without vLLM."""
+"""What Tandem installs into vLLM's processes, as far as it can be seen without an engine."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from deployments.vllm_plugin import _bound_cores
+from deployments.vllm_plugin import _bound_cores, register
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,18 @@ def test_binding_names_its_cores(spec: str, cores: set[int]) -> None:
 @pytest.mark.parametrize("spec", ["", "auto", "nobind", "0,auto", "-1", "0-x", "0;1", "1,,2"])
 def test_unreadable_binding_binds_nothing(spec: str) -> None:
     assert _bound_cores(spec) == set()
+
+
+def test_a_step_that_fails_leaves_no_text_of_its_requests_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.logging_utils import dump_input
+
+    monkeypatch.setattr("deployments.vllm_plugin._keep_worker_in_engine_core", lambda: None)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    register()
+    request: Any = SimpleNamespace(stop=["secret-stop"], bad_words=["secret-word"])
+    with caplog.at_level(logging.ERROR, logger=dump_input.logger.name):
+        dump_input.dump_engine_exception("the configuration", SimpleNamespace(new=[request]), "the counts")  # type: ignore[arg-type]
+    assert "secret" not in caplog.text
+    assert "the configuration" in caplog.text and "the counts" in caplog.text

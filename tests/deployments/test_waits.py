@@ -1,6 +1,7 @@
 """When a wait for a replica's next frame ends."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -66,6 +67,50 @@ async def test_who_waits_for_a_pool_without_replicas_goes_elsewhere_if_there_is_
 ) -> None:
     wait, _ = await waited(None, lambda *_: True, deadline_s=60.0 if is_lost else 0.3, stranded=stranded)
     assert wait.is_lost is is_lost
+
+
+async def test_who_answers_nothing_twice_in_a_row_hangs() -> None:
+    said = iter([TimeoutError, True, TimeoutError, TimeoutError])
+    seen = []
+
+    def is_alive(*_: str) -> bool:
+        seen.append(next(said))
+        if seen[-1] is TimeoutError:
+            raise TimeoutError
+        return True
+
+    wait, _ = await waited("r1", is_alive, deadline_s=60.0)
+    assert wait.is_lost
+    assert len(seen) == 4
+
+
+async def test_one_that_hangs_does_not_keep_others_from_being_looked_after() -> None:
+    hangs = threading.Event()
+
+    def is_alive(_: str, replica_id: str) -> bool:
+        if replica_id == "hangs":
+            hangs.wait(5.0)
+            raise TimeoutError
+        return False
+
+    waits = Waits(is_alive, lambda _: False, quiet_s=0.0, every_s=0.01)
+    watching = asyncio.create_task(waits.run())
+    lost = {name: Wait("decode:g0", asked(name)) for name in ("hangs", "gone")}
+    for wait in lost.values():
+        waits.add(wait)
+
+    async def wait_for(wait: Wait) -> None:
+        async with wait.frame(time.monotonic() + 60.0):
+            await asyncio.sleep(60.0)
+
+    tasks = [asyncio.create_task(wait_for(wait)) for wait in lost.values()]
+    await asyncio.sleep(0.1)
+    hangs.set()
+    async with asyncio.timeout(10.0):
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    watching.cancel()
+    assert all(isinstance(end, TimeoutError) for end in ends)
+    assert all(wait.is_lost for wait in lost.values())
 
 
 async def test_blind_or_quick_nobody_is_lost() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 import requests
-import yaml
 
 from deployments.ports import free_ports
+from serve_app.fixed_counts import fixed_counts
 from serve_app.metrics_page import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -21,15 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 def emulated_document(**ingress: Any) -> dict[str, Any]:
     """One emulated prefill and one decode replica that start at once, without an autoscaler."""
-    document: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document = fixed_counts("emulated", 1, start_s=0.0)
     document["http_options"]["port"] = free_ports(1)[0]
-    application = document["applications"][0]
-    del application["autoscaling_policy"], application["args"]["autoscale"]
-    for role in ("prefill", "decode"):
-        pool = application["args"]["groups"][0][role]
-        del pool["max_replicas"]
-        pool["emulator"] |= {"start_s": 0.0, "profile": str(ROOT / pool["emulator"]["profile"])}
-    application["args"]["ingress"] |= ingress
+    document["applications"][0]["args"]["ingress"] |= ingress
     return document
 
 
@@ -90,7 +84,8 @@ def keeps_to_itself(app: Any, model: str) -> None:
     for path, body in asked:
         body = {"model": model, "max_tokens": 4, **body}
         statuses.add(requests.post(f"{app.url}/v1/{path}", json=body, timeout=120).status_code)
-    broken = requests.post(f"{app.url}/v1/completions", data=f'{{"prompt": "{text}"', timeout=60)
+    headers = {"Content-Type": "application/json"}
+    broken = requests.post(f"{app.url}/v1/completions", data=f'{{"prompt": "{text}"', headers=headers, timeout=60)
     assert {200, 400} <= statuses | {broken.status_code}
     time.sleep(2.0)  # logs are written behind
     files = [path for path in app._cluster.folder.rglob("*") if path.is_file()]

@@ -85,7 +85,7 @@ def dripped(app: Any, head: bytes, most_s: float) -> tuple[bytes, float]:
         return answer, time.monotonic() - began_s
 
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 def test_a_body_that_comes_too_slowly_is_refused(app: Any) -> None:

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 
 from deployments.ports import free_ports
+from serve_app.fuzz_http import bearer
+from serve_app.fuzz_parts import Part, emulated_part
+from serve_app.fuzz_run import fuzz
+from serve_app.fuzz_verdict import Tally
+from serve_app.fuzz_wire import ROUTES
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 @pytest.fixture(scope="module", name="part")
-def _part() -> Any:
-    from serve_app.fuzz import emulated_part
-
-    return emulated_part(300, most_bulk_bytes=200_000)
+def _part(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    return emulated_part(300, tmp_path_factory.mktemp("fuzz"), most_bulk_bytes=200_000)
 
 
 @pytest.fixture(scope="module", name="app")
-def _app(part: Any) -> Iterator[Any]:
+def _app(part: Part) -> Iterator[Any]:
     from serve_app.sdk import deploy
 
     with deploy({**part.document, "http_options": {"port": free_ports(1)[0]}}) as running:
         yield running
 
 
-def test_three_hundred_bad_requests_find_nothing(app: Any, part: Any) -> None:
-    from serve_app.fuzz import fuzz
-    from serve_app.fuzz_verdict import Tally
-
+def test_three_hundred_bad_requests_find_nothing(app: Any, part: Part) -> None:
     tally = Tally()
     asyncio.run(fuzz(app, part, 1, tally))
     # So few requests say nothing about memory.
@@ -38,6 +38,11 @@ def test_three_hundred_bad_requests_find_nothing(app: Any, part: Any) -> None:
     assert tally.requests == 300
     assert tally.by_status["200"] > 20
     assert tally.by_status["400"] > 100
+    assert tally.by_status["401"] > 5
+    assert set(tally.by_route) == set(ROUTES)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 
 
 def raw(url: str, request: bytes) -> bytes:
@@ -50,16 +55,17 @@ def raw(url: str, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     "header", [b"X-Request-Id: \xe9\xff", b"X-Session-ID: \xff", b"X-Request-Timeout-Seconds: 0.001"]
 )
-def test_no_header_breaks_a_request_or_takes_its_time_away(app: Any, header: bytes) -> None:
+def test_no_header_breaks_a_request_or_takes_its_time_away(app: Any, part: Part, header: bytes) -> None:
     body = b'{"model": "llama-70b", "prompt": "x", "max_tokens": 200}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    head = POST + b"Content-Length: %d\r\n" % len(body)
+    head += bearer(part.key).encode()
     assert raw(app.url, head + header + b"\r\n\r\n" + body).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("value", [b'"\xed\xa0\x80"', b'"\xff"'])
-def test_a_body_that_is_not_utf8_is_refused(app: Any, value: bytes) -> None:
+def test_a_body_that_is_not_utf8_is_refused(app: Any, part: Part, value: bytes) -> None:
     body = b'{"model": "llama-70b", "prompt": "x", "stop": ' + value + b"}"
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    answer = raw(app.url, head + body)
+    head = POST + b"Content-Length: %d\r\n" % len(body)
+    answer = raw(app.url, head + bearer(part.key).encode() + b"\r\n" + body)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"not UTF-8" in answer

@@ -333,9 +333,19 @@ async def test_bad_input_is_an_openai_error_and_the_next_request_works(
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"text"'])
 async def test_malformed_json_is_a_400(app: Any, raw: bytes) -> None:
-    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", data=raw) as response:
+    async with (
+        aiohttp.ClientSession(headers={"Content-Type": "application/json"}) as session,
+        session.post(f"{app.url}/v1/completions", data=raw) as response,
+    ):
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_another_sites_page_may_post_unasked_is_refused(app: Any) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x"})  # aiohttp calls this text/plain
+    async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", data=body) as response:
+        assert response.status == 415
+        assert "application/json" in (await response.json())["error"]["message"]
 
 
 async def test_unknown_paths_and_methods_are_openai_errors(app: Any) -> None:

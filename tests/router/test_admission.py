@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from router.admission import Admission, AdmissionConfig, Asked, Priority
 from router.rate_limit import KeyLimits
+from tests.router import overloaded
 
 SLO = AdmissionConfig(ttft_s=1.0)
 
@@ -53,7 +54,8 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> Non
     full, now_s = busy()
     refusal = full.arrive(asked(), now_s)
     assert refusal is not None
-    # 1,000 tokens on their way and 3,000 before it, at 1,000 per second: 4 s, and 0.8 s would have been bearable.
+    # 1,000 tokens on their way of which half are computed, 3,000 before it and its own 1,000, at 1,000 per second:
+    # 4.5 s, and 0.8 s would have been bearable.
     assert (refusal.reason, refusal.retry_after_s) == ("predicted_ttft", 4.0)
     assert "ttft_s" in refusal.message
     assert "4 s" in refusal.message
@@ -80,7 +82,7 @@ def test_who_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() ->
 def test_long_prompts_have_the_time_that_they_need() -> None:
     full, now_s = busy(AdmissionConfig(ttft_s=1.0, ttft_s_per_input_token=0.005))
     assert full.arrive(asked(500), now_s) is not None
-    assert full.arrive(asked(1000), now_s) is None
+    assert full.arrive(asked(1500), now_s) is None  # 3.5 s before it and 1.5 s of its own, and it has 0.8 of 7.5 s
 
 
 def test_higher_priorities_overtake_and_lower_ones_see_all_before_them() -> None:
@@ -193,13 +195,14 @@ def test_an_answer_in_one_piece_that_says_nothing_makes_room_after_its_time() ->
     silent = asked(5000, is_stream=False)
     held.arrive(silent, 0.0)
     assert held.passed(0.0) == []  # the long prompt is on its way still
-    held._window_prompts = 0
+    held._window.clear()
     assert held.passed(0.0) == [silent]
     assert held._window_tokens == 5000
     held.late(199.0)
     assert held._window_tokens == 5000
     held.late(200.0)
     assert held._window_tokens == 0
+    assert held._capacity._prompt_tokens == 0  # it is no sign that it has been computed
 
 
 def test_several_answers_to_one_prompt_count_as_what_they_are() -> None:
@@ -234,7 +237,72 @@ def test_little_traffic_is_no_sign_of_little_capacity() -> None:
         free.passed(float(second))
         free.output(one, 1, second + 0.5)
         free.leave(one, second + 0.5)
-    assert free._capacity.tokens_s == pytest.approx(2000.0)
+    assert free._capacity.tokens_s == pytest.approx(4000.0)  # each of the long ones took half a second
+
+
+def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
+    held = held_back(1e9)
+    long = [asked(key="long") for _ in range(10)]
+    held._waiting_tokens = 0
+    for one in long:
+        held.arrive(one, 0.0)
+        held.arrive(asked(key="short"), 0.0)
+    held.passed(0.0)
+    held._capacity.tokens_s = 1.0
+    held.arrive(asked(key="other"), 0.0)  # somebody waits: nothing is forgotten
+    for key in ("long", "short"):
+        held.arrive(asked(key=key), 0.0)
+    starts = {key: held._shares[Priority.NORMAL].start(key) for key in ("long", "short")}
+    held.output(long[0], 1128, 1.0)  # 128 were charged
+    held.leave(long[0], 1.0)
+    assert held._shares[Priority.NORMAL].start("long") == pytest.approx(starts["long"] + 1000.0)
+    assert held._shares[Priority.NORMAL].start("short") == starts["short"]
+
+
+def test_who_was_dropped_pays_nothing() -> None:
+    config = AdmissionConfig(ttft_s=1.0, key=KeyLimits(tokens_per_minute=6000.0, requests_per_minute=60.0))
+    full = admission(config)
+    full._capacity.tokens_s = 100.0
+    full.arrive(asked(3000, key="other"), 0.0)
+    full.passed(0.0)
+    waits = [asked(900, key="a") for _ in range(2)]
+    assert full.arrive(waits[0], 0.0) is None
+    start = full._shares[Priority.NORMAL].start("a")
+    assert full.arrive(waits[1], 0.0) is None
+    refusal = full.arrive(asked(1, key="a"), 0.0)
+    assert refusal is not None
+    assert refusal.reason == "key"
+    full.leave(waits[1], 0.5)
+    assert full._shares[Priority.NORMAL].start("a") == start
+    assert full.late(0.7) == [waits[0]]
+    assert full._rates._keys["a"].tokens is not None
+    assert full._rates._keys["a"].tokens.empty_s(1000.0, 0.7) == 0.0  # all that may be kept
+    assert full.arrive(asked(900, key="a"), 0.7) is None
+
+
+def test_who_comes_before_others_has_their_room_among_the_prompts_that_wait() -> None:
+    held = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
+    held.arrive(asked(100_000), 0.0)
+    held.passed(0.0)
+    held._capacity.tokens_s = 1e4
+    low = [asked(priority=Priority.LOW) for _ in range(5)]
+    assert [held.arrive(one, 0.0) for one in low] == [None] * 5
+    assert held.arrive(asked(priority=Priority.LOW), 0.0) is not None
+    assert held.arrive(asked(1500, priority=Priority.HIGH), 0.0) is None
+    dropped = held.late(0.0)
+    assert dropped == [low[4], low[3]]
+    refusal = held.late_refusal(dropped[0], 0.0)
+    assert refusal.reason == "queued_tokens"
+    assert held.waiting == 4
+    # A prompt larger than all of the room waits alone.
+    large = asked(9000, priority=Priority.HIGH)
+    other = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
+    other.arrive(asked(100_000), 0.0)
+    other.passed(0.0)
+    other._capacity.tokens_s = 1e4
+    assert other.arrive(asked(priority=Priority.LOW), 0.0) is None
+    assert other.arrive(large, 0.0) is None
+    assert list(other._held) == [large]
 
 
 def test_prompt_tokens_that_wait_are_bounded() -> None:
@@ -255,6 +323,89 @@ def test_requests_are_bounded() -> None:
     full.passed(0.0)
     full.leave(here[0], 1.0)
     assert full.arrive(asked(), 1.0) is None
+
+
+def test_the_last_of_the_room_is_for_higher_priorities() -> None:
+    full = admission(AdmissionConfig(max_requests=40))
+    counts = {}
+    for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH):
+        while full.refuse(None, priority, 0, 0.0) is None:
+            assert full.arrive(asked(priority=priority), 0.0) is None
+        assert full.arrive(asked(priority=priority), 0.0) is not None
+        counts[priority] = full.here
+    assert counts == {Priority.LOW: 36, Priority.NORMAL: 38, Priority.HIGH: 40}
+
+
+def test_a_key_has_no_more_of_the_room_than_its_highest_priority() -> None:
+    full = admission(AdmissionConfig(max_requests=20, key=KeyLimits(highest_priority="low")))
+    for _ in range(18):
+        assert full.arrive(asked(priority=Priority.HIGH), 0.0) is None
+    assert full.refuse("a", Priority.HIGH, 0, 0.0) is not None
+    assert full.refuse("a", Priority.HIGH, -1, 0.0) is None
+
+
+def test_a_prompt_that_takes_too_long_by_itself_is_refused_while_others_wait() -> None:
+    full, now_s = busy(AdmissionConfig(ttft_s=5.0), waits_s=1.0)
+    # 1,000 on their way, computed by now, and 3,000 before it: 3 s; 0.8 of 5 s would be bearable.
+    assert full.arrive(asked(1001), now_s) is not None
+    assert full.arrive(asked(1000), now_s) is None
+
+
+def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> None:
+    free = admission()
+    for second in range(60):
+        one = asked(10)
+        free.arrive(one, float(second))
+        free.passed(float(second))
+        free.output(one, 1, second + 0.1)
+        free.leave(one, second + 0.1)
+    assert free._capacity.tokens_s == pytest.approx(50.0)  # 10 in a fifth of a second, the least that is believed
+    small, long = asked(10), asked(30_000)
+    free.arrive(small, 60.0)
+    free.passed(60.0)
+    assert free.arrive(long, 60.0) is None
+    assert free.passed(60.0) == []
+    assert free.late(60.5) == []
+    free.first(small, 60.6)
+    assert free.passed(60.6) == [long]
+
+
+def test_nobody_follows_while_the_oldest_prompt_takes_too_long_whatever_was_learned() -> None:
+    free = admission()
+    free._capacity.tokens_s = 1e9  # by prompts that need not be computed
+    first, second, third = asked(), asked(), asked()
+    free.arrive(first, 0.0)
+    assert free.passed(0.0) == [first]
+    free.arrive(second, 0.59)
+    assert free.passed(0.59) == [second]
+    free.arrive(third, 0.61)
+    assert free.passed(0.61) == []  # 1.5 of the 0.4 s that all on their way should take have passed
+    free.first(first, 0.7)
+    assert free.passed(0.7) == [third]
+
+
+def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
+    full = admission(AdmissionConfig(ttft_s=2.0, tpot_s=0.05))
+    slow, quick = asked(10), asked(10)
+    slow.answers = 64
+    for one in (slow, quick):
+        full.arrive(one, 0.0)
+        full.passed(0.0)
+        full.output(one, 1, 0.0)
+    full.pause(slow, 0.0)
+    for step in range(1, 3000):
+        now_s = 0.02 * step
+        full.pause(quick, now_s)
+        full.go_on(quick, now_s + 0.001)
+        full.output(quick, 1, now_s + 0.001)
+        full.passed(now_s + 0.001)
+    assert full._capacity.most_streams is None
+    full.go_on(slow, 60.1)
+    full.output(slow, 10_000, 60.1)  # what has gathered is no pace either
+    assert not slow.is_paced
+    assert full._capacity._output_tokens < 100
+    full.leave(slow, 60.2)
+    assert (full._capacity._seen, full._capacity._answers) == (1, 1)
 
 
 def test_who_leaves_while_waiting_takes_nothing_along() -> None:
@@ -333,6 +484,103 @@ def test_streams_are_as_many_as_keep_their_pace() -> None:
             slow += pace_s > 0.05
     assert 32 <= sum(counts) / len(counts) <= 40
     assert slow < 0.02 * len(counts)
+
+
+POOLS = {
+    "short": (
+        overloaded.short,
+        overloaded.Engines(prefill=1, prompt_tokens_per_s=20_000.0, decode=2.0, step_s=0.012, stream_s=0.0006),
+        AdmissionConfig(ttft_s=1.0, tpot_s=0.05),
+    ),
+    "mixed": (
+        overloaded.mixed,
+        overloaded.Engines(prefill=2, prompt_tokens_per_s=20_000.0, decode=2.0, step_s=0.015, stream_s=0.0007),
+        AdmissionConfig(ttft_s=2.0, tpot_s=0.05),
+    ),
+    "cached": (
+        overloaded.cached,
+        overloaded.Engines(prefill=2, prompt_tokens_per_s=15_000.0, decode=2.0, step_s=0.015, stream_s=0.0007),
+        AdmissionConfig(ttft_s=1.5, tpot_s=0.05),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stream", "replicas"),
+    [("short", True, 3), ("short", False, 1), ("mixed", True, 3), ("cached", False, 1)],
+)
+def test_an_overload_keeps_what_engines_can_do_and_half_a_load_is_let_through(
+    name: str, is_stream: bool, replicas: int
+) -> None:
+    shape, engines, config = POOLS[name]
+
+    def run(load: float) -> overloaded.Seconds:
+        return overloaded.run(shape, engines, config, [(0.0, load)], seconds=60, is_stream=is_stream, replicas=replicas)
+
+    rest, much = run(0.5), run(5.0)
+    # Prompts of a second that come together are late with 1.5 s for them: 3 % without admission.
+    assert rest.refused_frac(0, 60) < (0.03 if name == "cached" else 0.02)
+    # Answers in one piece tell their pace once they are whole: those of the first half minute are all too slow.
+    most = engines.requests_per_s(shape, 0.05)
+    assert much.good_per_s(35, 60) > 0.9 * most
+
+
+@pytest.mark.parametrize(("name", "load"), [("short", 2.0), ("mixed", 0.5)])
+def test_a_hiccup_of_three_seconds_is_over_after_fifteen(name: str, load: float) -> None:
+    shape, engines, config = POOLS[name]
+    seen = overloaded.run(shape, engines, config, [(0.0, load)], seconds=80, stalls=(40.0, 43.0))
+    least = 0.85 * min(1.0, load) * engines.requests_per_s(shape, 0.05)  # arrivals are random: 10 % in 20 s
+    assert seen.good_per_s(58, 78) > least
+    if load < 1.0:
+        assert seen.refused_frac(48, 80) < 0.01
+
+
+@pytest.mark.parametrize(("name", "scale"), [("short", 0.5), ("mixed", 2.0)])
+def test_other_counts_of_engines_are_learned_in_fifteen_seconds(name: str, scale: float) -> None:
+    shape, engines, config = POOLS[name]
+    seen = overloaded.run(shape, engines, config, [(0.0, 2.0)], seconds=80, scales=(40.0, scale))
+    least = 0.8 * scale * engines.requests_per_s(shape, 0.05)  # half of the engines have 1 prompt at a time
+    assert seen.good_per_s(55, 78) > least
+
+
+def test_a_load_that_rises_tenfold_is_held_from_its_second_second_on() -> None:
+    shape, engines, config = POOLS["short"]
+    seen = overloaded.run(shape, engines, config, [(0.0, 0.5), (30.0, 5.0)], seconds=80)
+    assert seen.good_per_s(45, 80) > 0.9 * engines.requests_per_s(shape, 0.05)
+
+
+def test_prompts_that_need_not_be_computed_do_not_switch_admission_off() -> None:
+    """Ten of 30,000 tokens in one second, and sixteen of eight million, before five times too much is asked."""
+    rng = random.Random(0)
+    for tokens, count in ((30_000, 10), (8_000_000, 16)):
+        pool = admission()
+        queue: deque[Asked] = deque()
+        left_tokens, next_s, in_time = 0.0, 0.0, 0
+        for step in range(10_000):
+            now_s = 0.005 * step
+            if step == 2000:
+                for _ in range(count):
+                    one = asked(tokens)
+                    assert pool.arrive(one, now_s) is None
+                    queue.extend(other for other in pool.passed(now_s) if other is not one)
+                    pool.output(one, 1, now_s)
+                    pool.leave(one, now_s)
+            while next_s <= now_s:
+                next_s += rng.expovariate(5.0 if now_s < 20.0 else 50.0)
+                pool.arrive(asked(rng.randrange(200, 1800)), now_s)
+            if step % 10 == 0:
+                pool.late(now_s)
+            queue.extend(pool.passed(now_s))
+            left_tokens += 50.0
+            while queue and left_tokens >= queue[0].tokens:
+                one = queue.popleft()
+                left_tokens -= one.tokens
+                pool.output(one, 1, now_s)
+                pool.leave(one, now_s)
+                in_time += now_s > 25.0 and now_s - one.arrived_s <= 1.0
+            left_tokens = min(left_tokens, 0.0) if not queue else left_tokens
+        # 10 and more per second, since the longer ones wait too long, in 25 seconds; five seconds after it begins.
+        assert in_time > 0.9 * 250
 
 
 def test_a_pace_or_a_queue_without_a_first_token_is_refused() -> None:

@@ -7,6 +7,7 @@ from router.capacity import Capacity
 
 def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> None:
     capacity = Capacity(None, 0.0)
+    capacity.busy(1.0, 0.0)
     for second in range(1, 40):
         capacity.first(1000)
         capacity.learn(float(second))
@@ -29,14 +30,103 @@ def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> Non
 @pytest.mark.parametrize(("tokens", "is_too_slow"), [(100, False), (10, True)])
 def test_answers_in_one_piece_are_judged_at_their_end(tokens: int, is_too_slow: bool) -> None:
     capacity = Capacity(0.05, 0.0)
-    capacity.streams(10, 0.0, is_seen=False)
-    capacity.streams(1, 0.0, is_seen=True)
+    capacity.answers(11, 0.0)
+    capacity.streams(1, 0.0)
+    first = capacity.mark(0.0)
     for tenth in range(1, 31):
         capacity.output(4)  # the stream's: 40 tokens/s
         capacity.learn(0.1 * tenth)
     assert capacity.most_streams is None
     for _ in range(10):
-        capacity.output(tokens, 3.0)
-        capacity.streams(-1, 3.0, is_seen=False)
+        capacity.whole(tokens, 1, first, 3.0)
+        capacity.answers(-1, 3.0)
     capacity.learn(4.1)
     assert (capacity.most_streams is not None) == is_too_slow
+
+
+def test_no_round_raises_the_rate_to_more_than_twice() -> None:
+    """Prompts that need not be computed come through as fast as they come."""
+    capacity = Capacity(None, 0.0)
+    capacity.busy(1.0, 0.0)
+    capacity.first(1000)
+    capacity.learn(1.0)
+    capacity.first(8_000_000)
+    capacity.idle()
+    capacity.learn(2.0)
+    assert capacity.tokens_s == 2000.0
+
+
+def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
+    capacity = Capacity(None, 0.0)
+    for second in range(60):
+        capacity.busy(0.5, float(second))  # one prefill replica of two, for half a second
+        capacity.first(1000)
+        capacity.busy(0.0, second + 0.5)
+        capacity.idle()
+        capacity.learn(second + 1.0)
+    assert capacity.tokens_s == pytest.approx(4000.0)  # in a quarter of each second
+    assert not capacity.is_known(60.0)  # there may be more in them when all have work
+
+
+def test_a_rate_is_known_once_engines_had_work_all_the_time_and_is_doubted_again_later() -> None:
+    capacity = Capacity(None, 0.0)
+    capacity.busy(1.0, 0.0)
+    capacity.first(1000)
+    capacity.idle()
+    capacity.learn(1.0)
+    assert capacity.is_known(1.0)
+    assert capacity.is_known(60.0)
+    assert not capacity.is_known(61.0)
+
+
+def test_engines_that_stand_still_for_a_while_are_no_slower_afterwards() -> None:
+    capacity = Capacity(None, 0.0)
+    for second in range(1, 31):
+        capacity.first(1000)
+        capacity.learn(float(second))
+    for second in range(31, 34):
+        capacity.learn(float(second))  # nothing comes
+    assert capacity.tokens_s == pytest.approx(1000.0)
+    capacity.first(4000)  # what waited comes at once
+    capacity.learn(34.0)
+    assert capacity.tokens_s == pytest.approx(1000.0)
+
+
+class Decode:
+    """A capacity of streams whose pace each second is given."""
+
+    def __init__(self) -> None:
+        self.capacity, self.now_s = Capacity(0.05, 0.0), 0.0
+
+    def second(self, answers: int, pace_s: float, *, holds_back: bool = False) -> float | None:
+        capacity = self.capacity
+        capacity.answers(answers, self.now_s)
+        capacity.streams(answers, self.now_s)
+        if holds_back:
+            capacity.hold_back()
+        self.now_s += 1.0
+        capacity.output(round(answers / pace_s))
+        capacity.learn(self.now_s)
+        capacity.answers(-answers, self.now_s)
+        capacity.streams(-answers, self.now_s)
+        return capacity.most_streams
+
+
+def test_a_slow_round_does_not_lower_the_streams_far_below_what_was_good_before() -> None:
+    decode = Decode()
+    for _ in range(10):
+        assert decode.second(100, 0.03) is None
+    assert [decode.second(80, 0.5) for _ in range(2)] == pytest.approx([80.0, 64.0])  # a fifth less each round
+
+
+@pytest.mark.parametrize(("holds_back", "least", "most"), [(True, 6.25, 12.5), (False, 5.5, 5.6)])
+def test_streams_grow_back_while_pace_is_good(holds_back: bool, least: float, most: float) -> None:
+    decode = Decode()
+    assert decode.second(10, 0.5) == pytest.approx(5.0)
+    while decode.second(5, 0.02) == 5.0:  # the slow round fades
+        assert decode.now_s < 10.0
+    # To a quarter more than was there in the rounds that count, of 5 and of 10, where somebody is held back; else by a
+    # fiftieth each round.
+    rounds = [decode.second(5, 0.02, holds_back=holds_back) for _ in range(4)]
+    assert rounds == sorted(rounds)
+    assert least <= (rounds[-1] or 0.0) <= most

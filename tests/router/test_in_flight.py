@@ -19,6 +19,16 @@ def test_requests_count_from_begin_to_end() -> None:
     assert flying.view("a").queued_tokens == 100
 
 
+def test_a_request_that_comes_back_before_its_first_end_is_known_still_counts() -> None:
+    flying = InFlight()
+    flying.begin("a", "1", 300)
+    flying.begin("a", "1", 300)
+    assert flying.end("a", "1")
+    assert flying.view("a").queued_tokens == 300
+    assert flying.end("a", "1") and not flying.end("a", "1")
+    assert flying.view("a").queued_tokens == 0
+
+
 def test_what_a_replica_answers_counts_where_it_is_more_than_ones_own() -> None:
     flying = InFlight()
     flying.begin("a", "1", 200)
@@ -32,7 +42,7 @@ def test_nothing_is_left_when_all_have_ended(requests: list[tuple[str, int, int]
     flying = InFlight()
     for replica, number, tokens in requests:
         flying.begin(replica, str(number), tokens)
-    for replica, number in {(replica, number) for replica, number, _ in requests}:
+    for replica, number, _ in requests:
         assert flying.end(replica, str(number))
     for replica in "ab":
         assert flying.view(replica).queued_tokens == 0

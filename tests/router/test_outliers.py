@@ -2,67 +2,112 @@
 
 import pytest
 
-from router.outliers import OutlierConfig, Outliers, UsualPace, usable
+from router.outliers import By, OutlierConfig, Outliers, Seen, UsualPace, usable
 
 CONFIG = OutlierConfig()
 
 
-def failing(times: int, *, at_s: float = 0.0) -> Outliers:
+def see(outliers: Outliers, answers: str, *, by: By = By.ERROR, at_s: float = 0.0, is_probe: bool = False) -> None:
+    """What callers see of one replica, in this order: ``x`` for a failure, ``.`` for an answer."""
+    for answer in answers:
+        outliers.saw(Seen("r", answer == "x", by, is_probe), "pool", at_s)
+
+
+def failing(*, by: By = By.ERROR) -> Outliers:
     outliers = Outliers(CONFIG)
-    for number in range(times):
-        outliers.failed("r", "pool", f"caller {number}", at_s)
+    see(outliers, "xxx", by=by)
     return outliers
 
 
-@pytest.mark.parametrize(("failures", "ejected"), [(1, set()), (2, set()), (3, {"r"}), (4, {"r"})])
-def test_the_third_failure_in_a_row_ejects_whoever_saw_it(failures: int, ejected: set[str]) -> None:
-    assert failing(failures).ejected(0.0) == ejected
+@pytest.mark.parametrize(
+    ("answers", "is_ejected"),
+    [
+        ("x", False),
+        ("xx", False),
+        ("xxx", True),
+        ("xx.x", True),
+        ("x.x.x", True),  # every other one
+        ("..........x.x.x", True),  # nothing is kept before the first failure
+        ("x.........xxx", True),
+        ("x..x..x..x..x", False),  # a third
+        ("xx....x", False),
+        ("xx...x", True),
+        ("xx..........x", False),  # so long ago
+    ],
+)
+def test_who_fails_three_times_and_half_of_the_time_of_late_is_ejected(answers: str, is_ejected: bool) -> None:
+    outliers = Outliers(CONFIG)
+    see(outliers, answers)
+    assert outliers.ejected(0.0) == ({"r"} if is_ejected else set())
 
 
-def test_an_answer_between_failures_begins_the_row_anew() -> None:
-    outliers = failing(2)
-    outliers.answered("r", "another", 0.0)
-    for _ in range(2):
-        outliers.failed("r", "pool", "caller", 0.0)
-    assert outliers.ejected(0.0) == set()
-    outliers.failed("r", "pool", "caller", 0.0)
+def test_ten_answers_after_its_last_failure_nobody_is_a_suspect() -> None:
+    outliers = Outliers(CONFIG)
+    see(outliers, "x.........")
+    assert outliers.suspects() == {"r"}
+    see(outliers, ".")
+    assert outliers.suspects() == set()
+
+
+def test_an_answer_that_shows_no_pace_says_nothing_of_slowness() -> None:
+    outliers = Outliers(CONFIG)
+    for _ in range(3):
+        see(outliers, "x", by=By.PACE)
+        see(outliers, "....", by=By.ERROR)
     assert outliers.ejected(0.0) == {"r"}
+    outliers = Outliers(CONFIG)
+    see(outliers, "x..x..x..x", by=By.PACE)
+    assert outliers.ejected(0.0) == set()
 
 
-def test_after_the_ejection_one_caller_at_a_time_may_try() -> None:
-    outliers = failing(3)
-    assert outliers.probes("a", "pool", 4.9) == set()
-    assert outliers.probes("b", "other", 5.0) == set()
-    assert outliers.probes("a", "pool", 5.0) == {"r"}
-    assert outliers.probes("b", "pool", 6.0) == outliers.probes("a", "pool", 6.0) == set()
+def test_after_the_ejection_one_request_at_a_time_may_try() -> None:
+    outliers = failing()
+    assert outliers.due("pool", 4.9) == set() and not outliers.probe("r", 4.9)
+    assert outliers.due("other", 5.0) == set()
+    assert outliers.due("pool", 5.0) == {"r"}
+    assert outliers.probe("r", 5.0)
+    assert outliers.due("pool", 6.0) == set() and not outliers.probe("r", 6.0)
     assert outliers.ejected(6.0) == {"r"}
-    assert outliers.probes("b", "pool", 65.0) == {"r"}  # nothing was heard of the first
-    outliers.answered("r", "b", 65.1)
+    assert outliers.probe("r", 65.0)  # nothing was heard of the first
+    see(outliers, ".", is_probe=True)
     assert outliers.ejected(65.1) == outliers.suspects() == set()
 
 
 def test_only_the_probe_says_anything_of_an_ejected_replica() -> None:
-    outliers = failing(3)
-    outliers.answered("r", "late", 1.0)
-    outliers.failed("r", "pool", "late", 1.0)
-    assert outliers.probes("a", "pool", 5.0) == {"r"}
-    outliers.answered("r", "late", 5.1)
+    outliers = failing()
+    see(outliers, ".x", at_s=1.0)
+    assert outliers.probe("r", 5.0)
+    see(outliers, "..........", at_s=5.1)  # whoever sent them, before
     assert outliers.ejected(5.1) == {"r"}
+    see(outliers, "x", at_s=5.2, is_probe=True)
+    see(outliers, ".", at_s=5.3, is_probe=True)  # it had failed by its pace, and then ended well
+    assert outliers.ejected(5.3) == {"r"}
+    assert outliers.due("pool", 15.1) == set() and outliers.due("pool", 15.2) == {"r"}
+
+
+def test_who_was_slow_and_answers_the_probe_in_one_piece_is_back_until_it_is_slow_once_more() -> None:
+    outliers = failing(by=By.PACE)
+    assert outliers.probe("r", 5.0)
+    see(outliers, ".", at_s=5.1, is_probe=True)
+    assert outliers.ejected(5.1) == set()
+    see(outliers, "x", by=By.PACE, at_s=5.2)
+    assert outliers.ejected(5.2) == {"r"}
+    assert outliers.due("pool", 15.1) == set()  # twice as long
 
 
 def test_each_probe_that_fails_doubles_the_wait_up_to_a_minute() -> None:
-    outliers, now_s, waits = failing(3), 0.0, []
+    outliers, now_s, waits = failing(), 0.0, []
     for _ in range(7):
         since_s = now_s
-        while not outliers.probes("a", "pool", now_s):
+        while not outliers.probe("r", now_s):
             now_s += 0.5
         waits.append(now_s - since_s)
-        outliers.failed("r", "pool", "a", now_s)
+        see(outliers, "x", at_s=now_s, is_probe=True)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
 
 
 def test_who_is_not_heard_of_is_forgotten() -> None:
-    outliers = failing(3)
+    outliers = failing()
     assert outliers.ejected(601.0) == outliers.suspects() == set()
 
 
@@ -89,8 +134,22 @@ def test_slow_is_what_is_slow_for_its_pool() -> None:
     assert not usual.is_slow(4.9, 2.0) and usual.is_slow(5.1, 2.0)
 
 
-def test_under_overload_everything_is_slow_and_so_nothing_is() -> None:
+def test_once_half_of_what_is_known_is_slow_that_is_usual() -> None:
     usual = UsualPace(CONFIG)
-    for _ in range(50):
+    for _ in range(200):
         usual.is_slow(0.2, 2.0)
-    assert sum(usual.is_slow(10.0, 2.0) for _ in range(200)) < 60
+    # 101 are kept: slow is usual once 51 of them are.
+    assert [usual.is_slow(10.0, 2.0) for _ in range(200)] == [True] * 51 + [False] * 149
+
+
+def test_under_overload_everything_is_slow_and_so_nobody_is_ejected() -> None:
+    usual, outliers, pool = UsualPace(CONFIG), Outliers(CONFIG), list("abcd")
+    for _ in range(200):
+        usual.is_slow(0.2, 2.0)
+    left = []
+    for number in range(200):
+        name = pool[number % 4]
+        outliers.saw(Seen(name, usual.is_slow(10.0, 2.0), By.PACE), "pool", 0.0)
+        left.append(usable(pool, outliers.ejected(0.0), 0.5))
+    # Each has been slow three times within the same four answers: for two of them, half of the pool is out.
+    assert [number for number, names in enumerate(left) if names != pool] == [8, 9]

@@ -21,6 +21,15 @@ def test_requests_in_a_minute_are_limited_key_by_key() -> None:
     assert of.enter("a", 1, 1.5) is not None
 
 
+def test_a_request_whose_body_is_refused_counts_too() -> None:
+    of = limits(requests_per_minute=60)
+    for _ in range(10):
+        assert of.over("a", 0.0) is None
+        of.refused("a", 0.0)
+    assert of.over("a", 0.0) is not None
+    assert of.over("b", 0.0) is None
+
+
 def test_rates_are_shared_out_among_the_replicas() -> None:
     of = RateLimits(lambda name: KeyLimits(requests_per_minute=60), 5)
     taken = sum(of.enter("a", 1, second / 10) is None for second in range(601))
@@ -44,3 +53,12 @@ def test_requests_at_a_time_are_limited() -> None:
     assert of.enter("a", 1, 0.0) is not None
     of.leave("a")
     assert of.enter("a", 1, 0.0) is None
+
+
+def test_what_was_not_answered_is_given_back() -> None:
+    of = limits(requests_per_minute=6, tokens_per_minute=600)
+    assert of.enter("a", 5000, 0.0) is None
+    assert of.enter("a", 1, 0.0) is not None
+    of.leave("a")
+    of.refund("a", 5000)
+    assert of.enter("a", 5000, 0.0) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,26 +15,39 @@ class Handle:
 
     def __init__(self, board: Any) -> None:
         self._board = board
+        self._actor_id = id(board)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._board, name)
         return type("Method", (), {"remote": staticmethod(method)})
 
 
-@pytest.fixture(name="board")
-def _board(monkeypatch: Any) -> Iterator[Any]:
-    import ray
-
+def made_board() -> Any:
     from deployments.health_board import HealthBoard
-    from router import ray_health
     from router.outliers import OutlierConfig, Outliers
 
     board = HealthBoard.__new__(HealthBoard)  # its announcement needs a cluster
     board._outliers = Outliers(OutlierConfig(ejection_s=0.5))
     board._said, board._version, board._changed = (frozenset(), frozenset()), 0, asyncio.Event()
-    monkeypatch.setattr(ray_health, "find_actor", lambda key: Handle(board))
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     return board
+
+
+@pytest.fixture(name="announced")
+def _announced(monkeypatch: Any) -> Iterator[list[Any]]:
+    """The boards that have been started; the last is the one to ask."""
+    import ray
+
+    from router import ray_health
+
+    boards = [made_board()]
+    monkeypatch.setattr(ray_health, "find_actor", lambda key: Handle(boards[-1]))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    return boards
+
+
+@pytest.fixture(name="board")
+def _board(announced: list[Any]) -> Any:
+    return announced[0]
 
 
 def feed(pool: str = "decode:g0") -> Any:
@@ -43,6 +57,11 @@ def feed(pool: str = "decode:g0") -> Any:
     one = HealthFeed("app", pool, OutlierConfig())
     one.start()
     return one
+
+
+def at(replica_id: str | None, *, probe: str | None = None, refused: frozenset[str] = frozenset()) -> Any:
+    """A request that the router has sent somewhere."""
+    return SimpleNamespace(routed_to=replica_id, probe=probe, refused=set(refused))
 
 
 async def until(holds: Any, within_s: float = 5.0) -> None:
@@ -55,39 +74,76 @@ async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
     for one in feeds[:3]:
-        one.failed("r")
+        one.failed(at("r"))
     await until(lambda: all("r" in one._ejected for one in feeds), within_s=1.0)
-    assert feeds[3].guide() == ({"r"}, None)
+    assert await feeds[3].guide() == ({"r"}, None)
 
 
-async def test_one_caller_at_a_time_probes_and_its_success_returns_the_replica(board: Any) -> None:
+async def test_one_request_at_a_time_probes_and_its_success_returns_the_replica(board: Any) -> None:
     feeds = [feed() for _ in range(3)]
     await asyncio.sleep(0.05)
     for one in feeds:
-        one.failed("r")
-    await until(lambda: any(one._probes for one in feeds))
-    await asyncio.sleep(1.2)
-    (prober,) = [one for one in feeds if one._probes]
-    assert prober.guide() == (frozenset(), "r")
-    assert prober.guide() == ({"r"}, None)
-    prober.answered("r")
+        one.failed(at("r"))
+    await until(lambda: all(one._due for one in feeds))
+    guides = await asyncio.gather(*(one.guide() for one in feeds))
+    assert sorted(guides, key=str) == sorted([(frozenset(), "r"), ({"r"}, None), ({"r"}, None)], key=str)
+    await asyncio.sleep(0.6)
+    assert not any(one._due for one in feeds)
+    feeds[0].answered(at("r"))  # sent before the ejection
+    await asyncio.sleep(0.1)
+    assert all("r" in one._ejected for one in feeds)
+    feeds[0].answered(at("r", probe="r"))
     await until(lambda: not any(one._ejected for one in feeds))
 
 
-async def test_a_slow_answer_counts_as_a_failure(board: Any) -> None:
+async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> None:
+    idle, busy = feed(), feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        busy.failed(at("r"))
+    await until(lambda: idle._due and busy._due)
+    await asyncio.sleep(1.0)  # the idle one hears of it more than once
+    assert await busy.guide() == (frozenset(), "r")
+
+
+async def test_a_board_that_hangs_grants_nothing_and_holds_nobody_up(board: Any) -> None:
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: one._due)
+    board.probe = lambda name: asyncio.sleep(60.0)
+    async with asyncio.timeout(1.0):
+        assert await one.guide() == ({"r"}, None)
+
+
+async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(20):
-        one.answered("well", 0.1, 2.0)
+        one.paced(at("well"), 0.1, 2.0)
     for _ in range(3):
-        one.answered("slow", 30.0, 2.0)
+        one.paced(at("slow"), 30.0, 2.0)
+        one.answered(at("slow"))
     await until(lambda: "slow" in one._ejected)
+
+
+async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        request = at("well", refused=frozenset({"r"}))
+        one.refused(request)
+        one.refused(request)
+        one.answered(request)
+    await until(lambda: "r" in one._ejected)
+    assert board._outliers.suspects() == {"r"}
 
 
 async def test_what_went_nowhere_says_nothing(board: Any) -> None:
     one = feed()
     for _ in range(10):
-        one.failed(None)
+        one.failed(at(None))
     await asyncio.sleep(0.1)
     assert not board._outliers.suspects()
 
@@ -96,9 +152,9 @@ async def test_answers_between_failures_keep_their_place(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(5):  # all before the board has been told of the first
-        one.failed("r")
-        one.failed("r")
-        one.answered("r")
+        one.failed(at("r"))
+        for _ in range(2):
+            one.answered(at("r"))
     await asyncio.sleep(0.3)
     assert not board._outliers.ejected(0.0)
 
@@ -107,10 +163,25 @@ async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_e
     gone, other, new = feed(), feed("prefill:g0"), None
     await asyncio.sleep(0.05)
     for _ in range(3):
-        gone.failed("r")
+        gone.failed(at("r"))
     await until(lambda: "r" in other._ejected)
     for task in gone._tasks:
         task.cancel()
     new = feed()
-    await until(lambda: "r" in new._probes, within_s=15.0)
-    assert not other._probes
+    await until(lambda: "r" in new._due, within_s=15.0)
+    assert not other._due
+
+
+async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_speaks(
+    announced: list[Any], monkeypatch: Any
+) -> None:
+    from deployments import health_board
+
+    monkeypatch.setattr(health_board, "_WATCH_S", 0.1)
+    one, other = feed(), feed()
+    await asyncio.sleep(0.05)
+    announced.append(made_board())  # the application is updated; the old board lives on for a while
+    await asyncio.sleep(0.3)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: all("r" in caller._ejected for caller in (one, other)))

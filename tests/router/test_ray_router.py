@@ -65,8 +65,6 @@ async def test_a_request_says_where_it_must_not_go_and_what_it_avoids(router: An
     for _ in range(20):
         ranks = await router.choose_replicas(names[1:], asked)
         assert ranks[0][0].replica_id.unique_id == "b"
-    router.on_request_routed(asked, names[1].replica_id, None)
-    assert asked.args[0].routed_to == "b"
 
 
 async def first_choice(router: Any, *replicas: Any) -> str:
@@ -76,34 +74,17 @@ async def first_choice(router: Any, *replicas: Any) -> str:
 
 async def test_the_replica_with_fewer_tokens_in_flight_is_tried_first(router: Any) -> None:
     a, b = replica("a"), replica("b")
-    router.on_request_routed(pending("1", 500), a.replica_id, None)
+    router.chosen(pending("1", 500), a.replica_id.unique_id)
     for number in range(3):
-        router.on_request_routed(pending(f"2{number}", 100), b.replica_id, None)
+        router.chosen(pending(f"2{number}", 100), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
     router.on_request_completed(a.replica_id, "1")
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
-async def test_a_plain_call_told_of_after_its_end_leaves_nothing_behind(router: Any) -> None:
-    a, b = replica("a"), replica("b")
-    for number in range(50):
-        router.on_request_completed(a.replica_id, str(number))
-        router.on_request_routed(pending(str(number), is_streaming=False), a.replica_id, None)
-    assert {await first_choice(router, a, b) for _ in range(50)} == {"a", "b"}
-
-
-async def test_a_request_that_a_replica_first_refused_counts_once_it_is_taken(router: Any) -> None:
-    a, b = replica("a"), replica("b")
-    router.on_request_completed(a.replica_id, "1")  # refused
-    router.on_request_routed(pending("1", 100), a.replica_id, None)
-    assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
-    router.on_request_completed(a.replica_id, "1")
-    assert {await first_choice(router, a, b) for _ in range(50)} == {"a", "b"}
-
-
 async def test_a_request_without_a_size_counts_one(router: Any) -> None:
     a, b = replica("a"), replica("b")
-    router.on_request_routed(pending("1"), a.replica_id, None)
+    router.chosen(pending("1"), a.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
 
 
@@ -127,7 +108,7 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
     candidates = [a, b]
     await router.choose_replicas(candidates)
     views = router._pool._views
-    router.on_request_routed(pending("1", 500), a.replica_id, None)
+    router.chosen(pending("1", 500), a.replica_id.unique_id)
     ranks = [(await router.choose_replicas(candidates))[0][0] for _ in range(20)]
     assert router._pool._views is views
     assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
@@ -138,12 +119,12 @@ async def test_what_other_routers_send_counts_where_replicas_are_asked(router: A
     a, b, c = replica("a", 3), replica("b", 2), replica("c", 4)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}
     for number in range(2):
-        router.on_request_routed(pending(str(number)), b.replica_id, None)
+        router.chosen(pending(str(number)), b.replica_id.unique_id)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {
         "b"
     }  # the two that it has are this router's own
     for number in range(2, 4):
-        router.on_request_routed(pending(str(number)), b.replica_id, None)
+        router.chosen(pending(str(number)), b.replica_id.unique_id)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # they have not arrived yet
 
 
@@ -151,16 +132,16 @@ async def test_prefill_is_asked_for_its_tokens(router: Any) -> None:
     router.initialize_state(asked_replicas=2, asks_tokens=True)
     a, b = replica("a", 3), replica("b", 2)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
-    router.on_request_routed(pending("1", 29), b.replica_id, None)
+    router.chosen(pending("1", 29), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}  # 29 of its own are fewer than a's 30
-    router.on_request_routed(pending("2", 2), b.replica_id, None)
+    router.chosen(pending("2", 2), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
 async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:
     router.initialize_state(asked_replicas=2)
     silent, busy, far = replica("silent", None), replica("busy", 9), replica("far")
-    router.on_request_routed(pending("1", 500), far.replica_id, None)
+    router.chosen(pending("1", 500), far.replica_id.unique_id)
     ranks = await router.choose_replicas([silent, busy, far])
     assert [rank[0].replica_id.unique_id for rank in ranks] == ["busy", "far", "silent"]
 
@@ -179,3 +160,174 @@ async def test_an_answer_that_serves_nobody_is_not_asked_for_again_at_once(route
     assert not request.routing_context.should_backoff
     assert await router.choose_replicas([], request) == []
     assert request.routing_context.should_backoff
+
+
+@pytest.fixture(name="serve_router")
+async def _serve_router() -> Any:
+    """Serve's own router (private) over Tandem's, but for its controller, its metrics and its actors."""
+    from contextlib import nullcontext
+
+    from ray.serve._private.common import DeploymentHandleSource, DeploymentID
+    from ray.serve._private.router import AsyncioRouter
+
+    from router.ray_router import TandemRouter
+
+    serve = AsyncioRouter.__new__(AsyncioRouter)
+    name = DeploymentID("decode:test_serve_router", "tandem")
+    serve._request_router = TandemRouter(name, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    serve._request_router.initialize_state()
+    serve.deployment_id, serve._event_loop = name, asyncio.get_running_loop()
+    serve._enable_strict_max_ongoing_requests = True
+    serve._request_router_initialized = asyncio.Event()
+    serve._request_router_initialized.set()
+    serve._metrics_manager = SimpleNamespace(
+        wrap_queued_request=lambda *_: nullcontext(),
+        inc_num_running_requests_for_replica=lambda *_: None,
+        dec_num_running_requests_for_replica=lambda *_: None,
+    )
+    serve._resolve_args_with_metrics = lambda pending: asyncio.sleep(0)
+    return serve
+
+
+class Sent:
+    """What Serve has of a request that it has sent to a replica."""
+
+    def __init__(self, has_accepted: Any) -> None:
+        self._has_accepted = has_accepted
+        self._callbacks: list[Any] = []
+
+    def add_done_callback(self, callback: Any) -> None:
+        self._callbacks.append(callback)
+
+    async def get_rejection_response(self) -> Any:
+        from ray.serve._private.common import ReplicaQueueLengthInfo
+
+        try:
+            return ReplicaQueueLengthInfo(accepted=await self._has_accepted(), num_ongoing_requests=1)
+        except Exception:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(None)
+
+
+def serving(name: str, has_accepted: Any) -> Any:
+    one = replica(name)
+    one.sent = []
+
+    def try_send_request(pending: Any, with_rejection: bool) -> Sent:
+        assert with_rejection
+        one.sent.append(Sent(has_accepted))
+        return one.sent[-1]
+
+    one.try_send_request = try_send_request
+    one.actor_id, one.is_cross_language, one.max_ongoing_requests = None, False, 100
+    return one
+
+
+async def takes() -> bool:
+    return True
+
+
+async def is_full() -> bool:
+    return False
+
+
+async def is_cut_off() -> bool:
+    from ray.exceptions import ActorUnavailableError
+
+    raise ActorUnavailableError("its port refuses connections", b"x" * 16)
+
+
+async def hangs() -> bool:
+    await asyncio.sleep(60.0)
+    return True
+
+
+def queued(router: Any, name: str) -> int:
+    return int(router._request_router._pool._in_flight.view(name).queued_tokens)
+
+
+def asking(tokens: int = 7) -> Any:
+    request = pending("1", tokens)
+    request.args[0] = SimpleNamespace(work_tokens=tokens, routed_to=None, refused=set())
+    return request
+
+
+async def test_a_request_that_is_not_accepted_is_known_to_be_there_and_counts_there(serve_router: Any) -> None:
+    serve_router._request_router.update_replicas([serving("frozen", hangs)])
+    request = asking()
+    task = asyncio.create_task(serve_router.route_and_send_request(request, "response"))
+    await asyncio.sleep(0.1)
+    assert request.args[0].routed_to == "frozen"
+    assert queued(serve_router, "frozen") == 7
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert queued(serve_router, "frozen") == 0
+
+
+async def test_a_request_that_cannot_be_sent_goes_to_another_and_says_so(serve_router: Any) -> None:
+    cut_off, well = serving("cut off", is_cut_off), serving("well", takes)
+    serve_router._request_router.update_replicas([cut_off, well])
+    serve_router._request_router.chosen(asking(5), "well")  # so the other one is preferred
+    requests = [asking() for _ in range(5)]
+    for request in requests:
+        async with asyncio.timeout(5.0):
+            await serve_router.route_and_send_request(request, "response")
+        assert request.args[0].routed_to == "well"
+    assert [request.args[0].refused for request in requests] == [{"cut off"}, *[set()] * 4]  # tried last from then on
+    assert len(cut_off.sent) == 1 and queued(serve_router, "cut off") == 0
+    assert queued(serve_router, "well") == 5 + 7 * 5
+
+
+async def test_where_nobody_else_is_a_request_that_cannot_be_sent_fails(serve_router: Any) -> None:
+    from ray.serve.exceptions import RayServeException
+
+    serve_router._request_router.update_replicas([serving("cut off", is_cut_off)])
+    request = asking()
+    with pytest.raises(RayServeException, match="cut off of decode:test_serve_router cannot be reached"):
+        async with asyncio.timeout(5.0):
+            await serve_router.route_and_send_request(request, "response")
+    assert request.args[0].routed_to == "cut off"
+    assert queued(serve_router, "cut off") == 0
+
+
+async def test_who_is_full_is_asked_again_and_has_not_failed(serve_router: Any) -> None:
+    answers = iter([False] * 3 + [True])
+
+    async def is_full_at_first() -> bool:
+        return next(answers)
+
+    one = serving("a", is_full_at_first)
+    serve_router._request_router.update_replicas([one])
+    request = asking()
+    async with asyncio.timeout(10.0):
+        await serve_router.route_and_send_request(request, "response")
+    assert (request.args[0].routed_to, request.args[0].refused, len(one.sent)) == ("a", set(), 4)
+    assert queued(serve_router, "a") == 7
+
+
+def test_the_router_survives_the_way_by_value_that_serve_sends_it(monkeypatch: Any) -> None:
+    from ray import cloudpickle
+
+    from router import ray_router
+
+    cloudpickle.register_pickle_by_value(ray_router)
+    try:
+        pickled = cloudpickle.dumps(ray_router.TandemRouter)
+    finally:
+        cloudpickle.unregister_pickle_by_value(ray_router)
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})  # as in another process
+    sent = cloudpickle.loads(pickled)
+    assert sent is not ray_router.TandemRouter
+    calls = []
+    router = sent.__new__(sent)
+    router._unreached_s = {}
+    router._replica_queue_len_cache = SimpleNamespace(invalidate_key=calls.append)
+    router._queue_len_gauge_last_update = {}
+    router.on_replica_actor_unavailable(replica("a").replica_id)
+    assert len(calls) == 1 and router._unreached() == {"a"}

@@ -1,14 +1,16 @@
 """What a drill says of the answers that it compares, and how it lays an application out."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve_app.drill import compare, on_two_parts
+from serve_app.drill import compare, failures, on_two_parts
 from serve_app.drill_faults import FAULTS, DrillError
 from serve_app.drill_load import Answer
+from serve_app.drill_verdict import VERDICTS
 from serve_app.validate import load_serve_yaml
 
 CONFIG = Path(__file__).parents[2] / "configs" / "drill_tiny.yaml"
@@ -18,52 +20,81 @@ def answer(*ids: int, ended: bool = True, **fields: Any) -> Answer:
     return Answer(token_ids=list(ids), is_ended=ended, ttft_s=0.1, **fields)
 
 
-@pytest.mark.parametrize(
-    ("got", "verdict"),
-    [
-        (answer(1, 2, 3), None),
-        (answer(1, 2), "truncated"),
-        (answer(), "truncated"),
-        (answer(1, 2, 2, 3), "duplicated"),
-        (answer(1, 2, 4), "wrong_tokens"),
-        (answer(2, 3), "wrong_tokens"),
-        (answer(1, 2, 3, ended=False), "lost"),
-        (answer(1, 2, ended=False, is_cut=True), "lost"),
-    ],
-)
-def test_every_token_of_every_answer_counts(got: Answer, verdict: str | None) -> None:
-    row = compare("kill-decode", [answer(1, 2, 3)] * 2, [answer(1, 2, 3), got])
-    told = ("lost", "duplicated", "truncated", "wrong_tokens", "cut_at_front")
-    assert {name: row[name] for name in told} == {name: int(name == verdict) for name in told}
-    assert row["requests"] == 2
+def compared(fault: str, before: list[Answer], after: list[Answer]) -> dict[str, Any]:
+    return compare(fault, before, after, fault_s=10.0, output_tokens=len(before[0].token_ids))
+
+
+def test_every_token_of_every_answer_counts() -> None:
+    row = compared("kill-decode", [answer(1, 2, 3)] * 3, [answer(1, 2, 3), answer(1, 2, 4), answer(1, 2)])
+    assert {name: row[name] for name in VERDICTS} == {
+        name: int(name in ("wrong_tokens", "truncated")) for name in VERDICTS
+    }
+    assert row["requests"] == 3
 
 
 def test_a_stream_is_cut_at_the_front_only_where_the_front_was_broken() -> None:
-    cut = answer(1, ended=False, is_cut=True, error="ClientPayloadError")
-    assert compare("kill-ingress", [answer(1, 2)], [cut])["cut_at_front"] == 1
-    assert compare("kill-decode", [answer(1, 2)], [cut])["lost"] == 1
-    error = answer(1, ended=False, error="the decode replica was lost")
-    assert compare("kill-ingress", [answer(1, 2)], [error])["lost"] == 1
+    cut = answer(1, ended=False, is_cut=True, error="ClientPayloadError", span_s=(9.0, 11.0))
+    assert compared("kill-ingress", [answer(1, 2)], [cut])["cut_at_front"] == 1
+    assert compared("kill-decode", [answer(1, 2)], [cut])["lost"] == 1
+    error = answer(1, ended=False, error="the decode replica was lost", span_s=(9.0, 11.0))
+    assert compared("kill-ingress", [answer(1, 2)], [error])["lost"] == 1
 
 
 def test_added_latency_is_between_the_runs_and_retries_add_up() -> None:
     before = [Answer(is_ended=True, ttft_s=0.1, gap_s=0.01)] * 100
     after = [Answer(is_ended=True, ttft_s=0.1, gap_s=0.01)] * 98
     after += [Answer(is_ended=True, ttft_s=2.1, gap_s=1.01, retries=2)] * 2
-    row = compare("kill-ingress", before, after)
+    row = compared("kill-ingress", before, after)
     assert math.isclose(row["added_ttft_p99_s"], 2.0)
     assert math.isclose(row["added_gap_p99_s"], 1.0)
     assert row["retried"] == 4
 
 
+def test_nothing_is_said_of_the_latency_of_answers_that_nobody_had() -> None:
+    row = compared("kill-decode", [answer(1)], [Answer(error="HTTP 500")])
+    assert row["added_ttft_p99_s"] is None
+    assert json.loads(json.dumps(row, allow_nan=False))["lost"] == 1
+
+
+def test_who_was_under_way_when_the_part_broke_is_counted() -> None:
+    spans = [(1.0, 9.9), (9.0, 10.0), (10.0, 20.0), (10.1, 20.0)]
+    row = compared("kill-decode", [answer(1)] * 4, [answer(1, span_s=span) for span in spans])
+    assert row["in_flight_at_fault"] == 2
+
+
 def test_errors_that_differ_by_a_request_id_are_of_one_kind() -> None:
     ids = ("24e504a6-3ca1-4d15-900f-2908f56025de", "7ca7a9a0-148e-4f5b-ae0c-34eeda24fabe")
     failed = [answer(ended=False, error=f"HTTP 500 (Request ID: {one})") for one in ids]
-    assert compare("kill-decode", [answer(1)] * 2, failed)["errors"] == {"HTTP 500 (Request ID: ...)": 2}
+    assert compared("kill-decode", [answer(1)] * 2, failed)["errors"] == {"HTTP 500 (Request ID: ...)": 2}
 
 
-def test_an_undisturbed_run_that_fails_is_told() -> None:
-    assert compare("kill-decode", [answer(ended=False)], [answer()])["failed_undisturbed"] == 1
+@pytest.mark.parametrize("undisturbed", [answer(1, 2, 3, ended=False), answer(1, 2), answer()])
+def test_an_undisturbed_run_that_fails_is_told_and_is_no_measure(undisturbed: Answer) -> None:
+    row = compare("kill-decode", [undisturbed], [answer(1, 2, 3)], fault_s=10.0, output_tokens=3)
+    assert row["failed_undisturbed"] == 1
+    assert not any(row[name] for name in VERDICTS)
+
+
+def fine() -> dict[str, Any]:
+    row = compared("expire-lease", [answer(1)], [answer(1, span_s=(9.0, 11.0))])
+    return {**row, "recovered_s": 0.1, "held": {}, "kv_late": 2}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lost": 1}, "lost: 1 of 1"),
+        ({"failed_undisturbed": 1}, "failed undisturbed"),
+        ({"recovered_s": None}, "not whole again"),
+        ({"held": {"kv_usage_frac": 0.1}}, "still held"),
+        ({"in_flight_at_fault": 0}, "no request was under way"),
+        ({"kv_late": 0}, "no KV came late"),
+    ],
+)
+def test_what_must_not_be_fails_a_drill(wrong: dict[str, Any], said: str) -> None:
+    assert failures(fine()) == []
+    (line,) = failures({**fine(), **wrong})
+    assert said in line
 
 
 def test_the_endpoint_and_the_engines_are_on_different_nodes() -> None:

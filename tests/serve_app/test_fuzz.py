@@ -4,27 +4,57 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from serve_app.fuzz import drawn
+from deployments.api_keys import ApiKeys
 from serve_app.fuzz_bodies import bodies
-from serve_app.fuzz_http import ROUTES, Ask, Reply, asks, post, send
-from serve_app.fuzz_memory import Memory
+from serve_app.fuzz_http import asks
+from serve_app.fuzz_parts import Part, emulated_part, parts
+from serve_app.fuzz_run import Progress, drawn, ended, known_answers, send_all
 from serve_app.fuzz_verdict import Tally, smaller, verdict
+from serve_app.fuzz_wire import API_ROUTES, METRICS_PORT, ROUTES, Ask, Reply, post, send
+from serve_app.validate import parse_app_config
 
 SCHEMA: dict[str, Any] = {
     "properties": {"prompt": {"type": "string"}, "n": {"type": "integer"}, "part": {"$ref": "#/$defs/Part"}},
     "$defs": {"Part": {"properties": {"x": {"enum": [1, 2]}, "y": {"anyOf": [{"type": "null"}, {"type": "array"}]}}}},
 }
-ERROR = json.dumps({"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": None}})
 ASK = post("/v1/completions", b"{}", kind="json", body={})
+KEY = "tk-abc"
 
 
-def strategy() -> Any:
+def error(message: str = "no", **more: Any) -> str:
+    return json.dumps(
+        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None, **more}}
+    )
+
+
+ERROR = error()
+# As the endpoint says it (deployments/ingress.py).
+LATE = error("the request took longer than 30 s (ingress.request_timeout_s)")
+
+
+def stream(*events: str) -> str:
+    return "".join(f"data: {event}\n\n" for event in events)
+
+
+def get(path: str, **fields: Any) -> Ask:
+    return Ask(route=path, kind="get", parts=(f"GET {path} HTTP/1.1\r\n\r\n".encode(),), **fields)
+
+
+def strategy(key: str | None = KEY) -> Any:
     both = {name: bodies(name, SCHEMA, "m") for name in ("chat", "completions")}
-    return asks("m", both, is_deep=False, most_bulk_bytes=20_000)
+    return asks("m", both, key=key, is_deep=False, most_bulk_bytes=20_000)
+
+
+@pytest.fixture(name="part")
+def _part(tmp_path: Path) -> Part:
+    return emulated_part(20, tmp_path)
 
 
 def test_the_same_seed_draws_the_same_requests() -> None:
@@ -32,33 +62,121 @@ def test_the_same_seed_draws_the_same_requests() -> None:
     assert drawn(strategy(), 60, 1) != drawn(strategy(), 60, 2)
 
 
-def test_every_route_and_every_kind_is_drawn() -> None:
-    made = [ask for number in range(8) for ask in drawn(strategy(), 100, number)]
+@pytest.fixture(scope="module", name="made")
+def _made() -> list[Ask]:
+    one = strategy()
+    return [ask for number in range(12) for ask in drawn(one, 100, number)]
+
+
+def test_every_route_and_every_kind_is_drawn(made: list[Ask]) -> None:
     assert {ask.route for ask in made} == set(ROUTES)
     assert {ask.kind for ask in made} == {"json", "bytes", "bulk", "get", "wire", "half", "gone", "slow"}
 
 
+def test_most_requests_carry_the_key_and_some_none_or_another(made: list[Ask]) -> None:
+    right = f"Authorization: Bearer {KEY}\r\n".encode()
+    of_post = [ask for ask in made if ask.kind in ("json", "bytes", "bulk")]
+    let_in = [ask for ask in of_post if ask.has_key]
+    assert 0.8 < len(let_in) / len(of_post) < 0.97
+    assert all(KEY.encode() in b"".join(ask.parts) for ask in let_in)
+    refused = [b"".join(ask.parts) for ask in of_post if not ask.has_key]
+    assert not any(right in raw for raw in refused)
+    assert any(b"Authorization" not in raw for raw in refused)
+    assert all(ask.has_key for ask in drawn(strategy(None), 100, 1))
+
+
+def test_priorities_are_drawn_good_and_bad(made: list[Ask]) -> None:
+    for line in (b"X-Tandem-Priority: high\r\n", b"X-Tandem-Priority: urgent\r\n"):
+        assert any(line in ask.parts[0] for ask in made)
+
+
+@pytest.mark.ray
+def test_routes_are_those_of_the_endpoint() -> None:
+    from deployments.ingress import app
+
+    assert {route.path.replace(":path", "") for route in app.routes} == set(API_ROUTES)
+
+
+SLOW = Ask(route="/v1/completions", kind="slow", parts=(b"POST ", b"/v1"), pause_s=0.05)
+HALF = Ask(route="/v1/completions", kind="half", parts=(b"POST ",), is_http=False)
+PAGE = "# HELP tandem_x x\n# TYPE tandem_x gauge\ntandem_x 1.0\n"
+
+
 @pytest.mark.parametrize(
-    ("reply", "what"),
+    ("ask", "reply", "what"),
     [
-        (Reply(status=200, text="{}"), None),
-        (Reply(status=400, text=ERROR), None),
-        (Reply(status=500, text=ERROR), "five_xx"),
-        (Reply(status=503, text=ERROR), "five_xx"),
-        (Reply(status=400, text="<html>"), "shape"),
-        (Reply(status=404, text='{"detail": "Not Found"}'), "shape"),
-        (Reply(status=400, text=ERROR.replace('"no"', '""')), "shape"),
-        (Reply(status=400, text='{"error": "no"}'), "shape"),
-        (Reply(status=200, text="data: {}\n\ndata: [DONE]\n\n"), None),
-        (Reply(status=200, text="data: {}\n\n"), "shape"),
-        (Reply(status=200, text='data: {"error": {"type": "server_error"}}\n\ndata: [DONE]\n\n'), "five_xx"),
-        (Reply(why="hang"), "hang"),
-        (Reply(why="cut"), "cut"),
-        (Reply(why="left"), None),
+        (ASK, Reply(status=200, text='{"id": "x"}'), None),
+        (ASK, Reply(status=400, text=ERROR), None),
+        (ASK, Reply(status=500, text=ERROR), "five_xx"),
+        (ASK, Reply(status=503, text=ERROR), "five_xx"),
+        (ASK, Reply(status=400, text="<html>"), "shape"),
+        (ASK, Reply(status=404, text='{"detail": "Not Found"}'), "shape"),
+        (ASK, Reply(status=400, text=error("")), "shape"),
+        (ASK, Reply(status=400, text=error("x" * 20_000)), "shape"),
+        (ASK, Reply(status=400, text='{"error": "no"}'), "shape"),
+        (ASK, Reply(why="hang"), "hang"),
+        (ASK, Reply(why="cut"), "cut"),
+        (ASK, Reply(why="left"), None),
+        # A 408 to what was wholly sent.
+        (ASK, Reply(status=408, text=LATE), "hang"),
+        (ASK, Reply(status=408, text="<html>"), "hang"),
+        (SLOW, Reply(status=408, text=ERROR), "hang"),
+        (get("/v1/models"), Reply(status=408, text=ERROR), "hang"),
+        (HALF, Reply(status=408, text="<html>"), None),
+        (HALF, Reply(status=408, text=LATE), "hang"),
+        # A 200 with nothing in it.
+        (ASK, Reply(status=200, text=""), "shape"),
+        (ASK, Reply(status=200, text="{}"), "shape"),
+        (ASK, Reply(status=200, text="[1]"), "shape"),
+        (ASK, Reply(status=200, text='{"id": '), "shape"),
+        (ASK, Reply(status=200, text=ERROR), "shape"),
+        (get("/v1/models"), Reply(status=200, text=""), "shape"),
+        (get("/v1/models"), Reply(status=200, text='{"data": []}'), None),
+        (get("/v1/models/{model}"), Reply(status=200, text="<html>"), "shape"),
+        (get("/health"), Reply(status=200, text=""), None),
+        (get("/metrics"), Reply(status=200, text=PAGE), None),
+        (get("/metrics"), Reply(status=200, text=""), "shape"),
+        (Ask(route="/v1/models", kind="get", parts=(b"HEAD /",)), Reply(status=200, text=""), None),
+        # Elsewhere.
+        (ASK, Reply(status=302, text=""), "shape"),
+        (ASK, Reply(status=204, text=""), "shape"),
+        (get("other"), Reply(status=302, text=""), "shape"),
+        (get("other"), Reply(status=307, text=""), None),
+        (get("/v1/models"), Reply(status=307, text=""), "shape"),
+        # For want of room.
+        (ASK, Reply(status=429, text=error("too many (ingress.max_bodies_bytes)", code="overloaded")), None),
+        (ASK, Reply(status=429, text=error("8 are here (admission.max_requests)", code="overloaded")), "refused"),
+        (HALF, Reply(status=429, text=ERROR), "refused"),
+        # Keys.
+        (ASK, Reply(status=401, text=ERROR), "auth"),
+        (replace(ASK, has_key=False), Reply(status=401, text=ERROR), None),
+        (replace(ASK, has_key=False), Reply(status=401, text="<html>"), "shape"),
+        (replace(ASK, has_key=False), Reply(status=200, text='{"id": "x"}'), "auth"),
+        (replace(ASK, has_key=False), Reply(status=200, text=stream("{}", "[DONE]")), "auth"),
+        (get("/v1/models", has_key=False), Reply(status=200, text='{"data": []}'), "auth"),
+        (get("/metrics", has_key=False), Reply(status=200, text=PAGE), "auth"),
+        (get("/health", has_key=False), Reply(status=200, text=""), None),
+        # The metrics port asks for no key, and has no words of OpenAI's.
+        (get(METRICS_PORT, has_key=False), Reply(status=200, text=PAGE), None),
+        (get(METRICS_PORT), Reply(status=200, text="nothing"), "shape"),
+        (get(METRICS_PORT), Reply(status=404, text="404: Not Found"), None),
+        (get(METRICS_PORT), Reply(status=500, text=""), "five_xx"),
+        (get(METRICS_PORT), Reply(why="cut"), "cut"),
+        # Streams.
+        (ASK, Reply(status=200, text=stream("{}", "[DONE]")), None),
+        (ASK, Reply(status=200, text=stream("{}")), "shape"),
+        (ASK, Reply(status=200, text=stream("{}", "garbage", "[DONE]")), "shape"),
+        (ASK, Reply(status=200, text=stream("{}", '{"error": {"message": "no"}}', "[DONE]")), "shape"),
+        (ASK, Reply(status=200, text=stream("{}", ERROR, "[DONE]")), None),
+        (ASK, Reply(status=200, text=stream("{}", error(type="server_error"), "[DONE]")), "five_xx"),
+        (ASK, Reply(status=200, text=stream("{}", error(type="server_error"))), "five_xx"),
+        (ASK, Reply(status=200, text=stream(LATE, "[DONE]")), "hang"),
+        (ASK, Reply(status=200, text=stream("{}", error(code="timeout"), "[DONE]")), "hang"),
+        (ASK, Reply(status=200, text=stream(json.dumps({"x": '"server_error"'}), "[DONE]")), None),
     ],
 )
-def test_verdict(reply: Reply, what: str | None) -> None:
-    assert verdict(ASK, reply) == what
+def test_verdict(ask: Ask, reply: Reply, what: str | None) -> None:
+    assert verdict(ask, reply) == what
 
 
 def test_what_is_no_http_may_be_refused_in_any_words_but_not_with_a_servers_error() -> None:
@@ -90,24 +208,103 @@ def test_smaller_leaves_out_one_thing_at_a_time() -> None:
     ]
 
 
-def test_memory_is_compared_between_the_thirds_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class One:
-        pid, rss = 7, 0
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_is_fuzzed_is_a_valid_application(index: int, tmp_path: Path) -> None:
+    part = parts(100, tmp_path)[index]
+    (application,) = yaml.safe_load(yaml.safe_dump(part.document))["applications"]
+    config = parse_app_config(application["args"])
+    assert "autoscaling_policy" not in application
+    assert config.autoscale is None
+    assert config.ingress.metrics_on_public_port
+    assert Path(config.model.source).is_absolute() or config.model.source.startswith("emulated/")
 
-        def cmdline(self) -> list[str]:
-            return ["ray::ServeReplica:tandem:decode:g0"]
 
-        def memory_info(self) -> Any:
-            return self
+def test_the_emulated_part_has_a_key_and_limits_that_refuse_nobody(part: Part) -> None:
+    config = parse_app_config(part.document["applications"][0]["args"])
+    assert config.ingress.api_keys_file is not None
+    assert ApiKeys(config.ingress.api_keys_file).name_of(f"Bearer {part.key}") == "fuzz"
+    assert config.ingress.admission.ttft_s == 250.0
+    assert config.ingress.replicas == 2
+    for pool in config.groups[0].pools().values():
+        assert pool.emulator is not None
+        assert (pool.replicas, pool.emulator.start_s, pool.emulator.time_factor) == (2, 0.0, 20.0)
 
-    one: Any = One()
-    memory = Memory(lambda: [one])
-    for done, mib in ((0.0, 900), (0.1, 900), (0.2, 100), (0.4, 100), (0.6, 500), (0.8, 104), (1.0, 104)):
-        one.rss = mib << 20
-        memory.sample(done)
-    assert memory.growth() == {
-        "decode replica": {"first_third_mib": 100.0, "last_third_mib": 104.0, "growth_frac": pytest.approx(0.04)}
-    }
+
+def answers(*statuses: int) -> Callable[[Ask], Awaitable[Reply]]:
+    said = json.dumps({"choices": [{"text": "x"}], "usage": {}})
+    left = list(statuses)
+
+    async def ask(one: Ask) -> Reply:
+        assert f"Bearer {KEY}".encode() in one.parts[0]
+        status = left.pop(0)
+        return Reply(status=status, text=said if status == 200 else ERROR)
+
+    return ask
+
+
+async def test_a_normal_request_that_is_not_answered_is_found_though_it_never_was(part: Part) -> None:
+    tally, keyed = Tally(), replace(part, key=KEY)
+    answered = await known_answers(answers(200, 200), keyed, "m", tally, salt="before")
+    assert (list(answered.values()), tally.findings) == ([("x", {}), ("x", {})], {})
+    for salt in ("before", "after"):
+        await known_answers(answers(400, 200), keyed, "m", tally, salt=salt)
+    assert [finding["what"] for finding in tally.findings.values()] == ["known", "known"]
+
+
+async def ok(ask: Ask) -> Reply:
+    return Reply(status=200, text='{"id": "x"}')
+
+
+async def test_all_requests_are_sent_and_counted_while_somebody_watches(part: Part) -> None:
+    seen: list[Progress] = []
+
+    async def watch(progress: Progress) -> None:
+        seen.append(progress)
+        await asyncio.Event().wait()
+
+    tally = Tally()
+    await send_all([[ASK] * 15, [ASK] * 5], part, ok, watch, tally, lambda: None)
+    assert (tally.requests, seen[0].done, len(seen[0].recent)) == (20, 20, 16)
+
+
+async def test_what_ends_the_watching_ends_it_all(part: Part) -> None:
+    async def watch(_: Progress) -> None:
+        raise OSError("no /proc")
+
+    async def never(_: Ask) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(send_all([[ASK] * 20], part, never, watch, Tally(), lambda: None), 5.0)
+    assert raised.group_contains(OSError, match="no /proc")
+
+
+class Process:
+    def __init__(self, pid: int, title: str) -> None:
+        self.pid = pid
+        self.title = title
+
+    def cmdline(self) -> list[str]:
+        return [self.title]
+
+
+@pytest.mark.parametrize(
+    ("now", "gone"),
+    [
+        ({1: "ray::ServeReplica:tandem:decode:g0", 2: "haproxy -db -f x.cfg"}, set()),
+        ({2: "haproxy -db -f x.cfg"}, {1}),
+        ({1: "ray::IDLE", 2: "haproxy -db -f x.cfg"}, {1}),
+        ({1: "ray::ServeReplica:tandem:decode:g0"}, {2}),
+        ({1: "ray::ServeReplica:tandem:decode:g0", 3: "haproxy -db -f x.cfg"}, {2}),
+        ({1: "ray::ServeReplica:tandem:decode:g0", 3: "haproxy -db -f x.cfg -sf 2 -x admin.sock"}, set()),
+        ({1: "ray::ServeReplica:tandem:decode:g0", 3: "haproxy -db -f x.cfg -sf 9 -x 2"}, {2}),
+        ({3: "haproxy -db -f x.cfg -sf 7 2"}, {1}),
+    ],
+)
+def test_a_process_has_ended_unless_haproxy_was_reloaded(now: dict[int, str], gone: set[int]) -> None:
+    processes: Any = [Process(pid, title) for pid, title in now.items()]
+    assert ended({1, 2}, processes) == gone
 
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -150,7 +347,6 @@ async def test_an_answer_is_read_to_its_end(said: bytes, ends: bool, status: int
 
 
 async def test_a_client_that_leaves_waits_for_nothing() -> None:
-    async with endpoint(b"", ends=False) as port:
+    async with endpoint(b"", ends=False) as port, asyncio.timeout(1.0):
         reply = await send("127.0.0.1", port, Ask(route="/health", kind="gone", parts=(b"GET",), leaves=True), 5.0)
     assert reply.why == "left"
-    assert reply.took_s < 1.0

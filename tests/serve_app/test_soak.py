@@ -1,13 +1,18 @@
-"""How the soak judges answers, and what it takes for grown."""
+"""How the soak judges answers, what it takes for grown, and how much it asks of the engines."""
+
+from pathlib import Path
 
 import pytest
 
+from autoscale.profile import EngineProfile
 from serve_app.drill_load import OUTPUT_TOKENS, Answer, prompts
-from serve_app.fuzz_memory import _thirds
+from serve_app.drill_verdict import VERDICTS
+from serve_app.soak import _CLUSTER_KINDS, _KINDS, _RATE, document, grown
 
-pytestmark = pytest.mark.vllm
+ROW = {"first_third_mib": 100.0, "last_third_mib": 104.0, "growth_frac": 0.04}
 
 
+@pytest.mark.vllm
 def test_every_kind_of_wrong_answer_is_counted() -> None:
     from deployments.emulator import next_tokens
     from serve_app.soak import judged
@@ -19,27 +24,27 @@ def test_every_kind_of_wrong_answer_is_counted() -> None:
         "lost": Answer(error="HTTP 500"),
         "duplicated": Answer(token_ids=[*right, right[-1]], is_ended=True),
         "truncated": Answer(token_ids=right[:-1], is_ended=True),
-        "wrong_tokens": Answer(token_ids=[right[0] + 1, *right[1:]], is_ended=True),
+        "wrong_tokens": Answer(token_ids=[*right[:8], *right[:-8]], is_ended=True),
         "cut_at_front": Answer(token_ids=right[:5], is_cut=True, span_s=(90.0, 101.0)),
     }
     for name, answer in answers.items():
         row = judged([answer], 0, [100.0])
-        assert {one: row[one] for one in answers if one != "right"} == {
-            one: int(one == name) for one in answers if one != "right"
-        }
+        assert {one: row[one] for one in VERDICTS} == {one: int(one == name) for one in VERDICTS}
 
 
-@pytest.mark.parametrize("fronts_s", [[], [80.0, 102.0]])
-def test_a_stream_that_breaks_while_its_front_lives_is_lost(fronts_s: list[float]) -> None:
-    from serve_app.soak import judged
+def test_what_grew_and_what_nobody_saw_is_told() -> None:
+    everything = dict.fromkeys((*_KINDS, *_CLUSTER_KINDS), ROW)
+    assert grown(everything, {}) == grown({}, everything) == []
+    assert grown({**everything, "ingress": {**ROW, "growth_frac": 0.06}}, {}) == ["one ingress grew by 6.0%"]
+    assert grown(everything, {"ingress": {**ROW, "growth_frac": 0.06}}) == ["all ingress grew by 6.0%"]
+    (line,) = grown({name: row for name, row in everything.items() if name != "decode replica"}, {})
+    assert line == "nothing is known of the memory of decode replica"
 
-    row = judged([Answer(token_ids=[], is_cut=True, span_s=(90.0, 101.0))], 0, fronts_s)
-    assert (row["cut_at_front"], row["lost"]) == (0, 1)
 
-
-def test_growth_is_of_thirds_after_the_warm_up() -> None:
-    mib = 2**20
-    samples = [(done / 100, (100 if done < 60 else 110) * mib) for done in range(15, 101)]
-    row = _thirds([(0.0, 500 * mib), *samples])
-    assert row is not None
-    assert row["growth_frac"] == pytest.approx(0.1)
+def test_the_load_is_seven_tenths_of_what_decode_can_do() -> None:
+    pool = document()["applications"][0]["args"]["groups"][0]["decode"]
+    profile = EngineProfile.load(Path(pool["emulator"]["profile"]))
+    running = pool["emulator"]["max_running"]
+    step_s = profile.decode.seconds_for(running, 220 + OUTPUT_TOKENS / 2)  # prompts of 40 and of 400 tokens
+    can_do = pool["replicas"] * running / (OUTPUT_TOKENS * step_s)
+    assert pytest.approx(0.7, abs=0.04) == _RATE / can_do

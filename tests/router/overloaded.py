@@ -1,0 +1,200 @@
+"""Prefill and decode engines behind replicas of the endpoint, in steps of 20 ms, of which too much is asked."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from router.admission import Admission, AdmissionConfig, Asked, Priority
+
+_STEP_S = 0.02
+_LATE_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One request: its prompt's tokens, those of them that are computed, and its output tokens."""
+
+    tokens: int
+    computed_tokens: int
+    output_tokens: int
+
+
+def short(rng: random.Random) -> Shape:
+    """Decode has most to do."""
+    tokens = rng.randrange(50, 400)
+    return Shape(tokens=tokens, computed_tokens=tokens, output_tokens=rng.randrange(50, 300))
+
+
+def mixed(rng: random.Random) -> Shape:
+    """A tenth of the prompts are long; both pools have much to do."""
+    tokens = rng.randrange(8000, 30_000) if rng.random() < 0.1 else rng.randrange(50, 1500)
+    return Shape(tokens=tokens, computed_tokens=tokens, output_tokens=rng.randrange(20, 300))
+
+
+def cached(rng: random.Random) -> Shape:
+    """Of seven prompts in ten all but the last question has been computed before; prefill has most to do."""
+    tokens = rng.randrange(500, 16_000)
+    computed = tokens if rng.random() < 0.3 else 200
+    return Shape(tokens=tokens, computed_tokens=computed, output_tokens=rng.randrange(30, 150))
+
+
+@dataclass(slots=True, kw_only=True)
+class Engines:
+    """Prefill replicas that take one prompt after the other, and decode replicas that share all streams.
+
+    Attributes:
+        prefill: replicas.
+        prompt_tokens_per_s: of each.
+        decode: replicas, of which each step takes ``step_s`` and ``stream_s`` for each stream.
+    """
+
+    prefill: int
+    prompt_tokens_per_s: float
+    decode: float
+    step_s: float
+    stream_s: float
+
+    def requests_per_s(self, shape: Callable[[random.Random], Shape], tpot_s: float) -> float:
+        """What they can do at most."""
+        rng = random.Random(9)
+        shapes = [shape(rng) for _ in range(2000)]
+        computed = sum(one.computed_tokens for one in shapes) / len(shapes)
+        output = sum(one.output_tokens for one in shapes) / len(shapes)
+        streams = self.decode * (tpot_s - self.step_s) / self.stream_s
+        return min(self.prefill * self.prompt_tokens_per_s / computed, streams / (output * tpot_s))
+
+
+@dataclass(slots=True)
+class _Sent:
+    shape: Shape
+    pool: Admission
+    sent_s: float
+    left_s: float = 0.0
+    first_s: float = 0.0
+    fresh: float = 1.0
+    produced: int = 0
+
+
+@dataclass(slots=True)
+class Seconds:
+    """What was asked, refused and answered in time, second by second of the time at which it was known."""
+
+    asked: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    good: list[int] = field(default_factory=list)
+
+    def good_per_s(self, first: int, last: int) -> float:
+        """Answers within both objectives."""
+        return sum(self.good[first:last]) / (last - first)
+
+    def refused_frac(self, first: int, last: int) -> float:
+        """Of those that came."""
+        return sum(self.refused[first:last]) / sum(self.asked[first:last])
+
+
+def run(
+    shape: Callable[[random.Random], Shape],
+    engines: Engines,
+    config: AdmissionConfig,
+    loads: Sequence[tuple[float, float]],
+    *,
+    seconds: int,
+    is_stream: bool = True,
+    replicas: int = 1,
+    stalls: tuple[float, float] = (0.0, 0.0),
+    scales: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> Seconds:
+    """Send requests at random times.
+
+    Args:
+        shape: draws one.
+        engines: at the start.
+        config: the objectives.
+        loads: from when on how much is asked, of what engines can do at the start.
+        seconds: how long.
+        is_stream: whether tokens are seen as they come.
+        replicas: of the endpoint.
+        stalls: from when until when no engine does anything.
+        scales: when there are how many times as many engines.
+        seed: of arrivals and shapes.
+    """
+    assert config.ttft_s is not None
+    assert config.tpot_s is not None
+    rng, most_per_s = random.Random(seed), engines.requests_per_s(shape, config.tpot_s)
+    pools = [Admission(config, replicas=replicas, prefill_replicas=engines.prefill, now_s=0.0) for _ in range(replicas)]
+    seen = Seconds(*([0] * seconds for _ in range(3)))
+    sent: dict[Asked, _Sent] = {}
+    queue: deque[Asked] = deque()
+    computing: list[Asked] = []
+    streams: dict[Asked, None] = {}
+    prefill, decode, next_s = engines.prefill, engines.decode, 0.0
+    for step in range(round(seconds / _STEP_S)):
+        now_s = step * _STEP_S
+        second = int(now_s)
+        load = [factor for from_s, factor in loads if from_s <= now_s][-1]
+        if scales is not None and now_s >= scales[0]:
+            prefill, decode = max(1, round(engines.prefill * scales[1])), engines.decode * scales[1]
+        while next_s <= now_s:
+            next_s += rng.expovariate(load * most_per_s)
+            drawn, pool = shape(rng), rng.choice(pools)
+            one = Asked(
+                tokens=drawn.tokens, most_output_tokens=None, is_stream=is_stream, key=None, priority=Priority.NORMAL
+            )
+            seen.asked[second] += 1
+            if pool.arrive(one, now_s) is None:
+                sent[one] = _Sent(drawn, pool, now_s, drawn.computed_tokens / engines.prompt_tokens_per_s)
+            else:
+                seen.refused[second] += 1
+        for pool in pools:
+            if pool.waiting and step % _LATE_STEPS == 0:
+                for one in pool.late(now_s):
+                    seen.refused[second] += 1
+                    del sent[one]
+            queue.extend(pool.passed(now_s))
+        if stalls[0] <= now_s < stalls[1]:
+            continue
+        room_s = [_STEP_S] * max(prefill, len(computing))
+        for index, left_s in enumerate(room_s):
+            while left_s > 0.0:
+                if index >= len(computing):
+                    if index >= prefill or not queue:
+                        break
+                    computing.append(queue.popleft())
+                one = computing[index]
+                of = sent[one]
+                used_s = min(left_s, of.left_s)
+                of.left_s -= used_s
+                left_s -= used_s
+                if of.left_s > 1e-9:
+                    break
+                of.first_s, of.produced = now_s, 1
+                streams[one] = None
+                if is_stream:
+                    of.pool.output(one, 1, now_s)
+                else:
+                    of.pool.first(one, now_s)
+                if queue and index < prefill:
+                    computing[index] = queue.popleft()
+                else:
+                    computing[index] = computing[-1]
+                    computing.pop()
+        pace_s = engines.step_s + engines.stream_s * len(streams) / decode
+        for one in list(streams):
+            of = sent[one]
+            of.fresh += _STEP_S / pace_s
+            tokens = min(int(of.fresh), of.shape.output_tokens - of.produced)
+            of.fresh -= int(of.fresh)
+            of.produced += tokens
+            if tokens and is_stream:
+                of.pool.output(one, tokens, now_s)
+            if of.produced < of.shape.output_tokens:
+                continue
+            if not is_stream:
+                of.pool.output(one, of.produced, now_s)
+            of.pool.leave(one, now_s)
+            del streams[one], sent[one]
+            tpot_s = (now_s - of.first_s) / of.shape.output_tokens
+            seen.good[second] += of.first_s - of.sent_s <= config.ttft_s and tpot_s <= config.tpot_s
+    return seen
