@@ -19,13 +19,12 @@ from serve_app.drill_faults import (
     FRONT_FAULTS,
     NODE_LABEL,
     PART_LABEL,
-    engines_that_run,
     expire_lease,
 )
 from serve_app.drill_load import OUTPUT_TOKENS, Answer, run_load
 from serve_app.drill_stacks import STACKS, faults_of
 from serve_app.drill_verdict import VERDICTS, verdict
-from serve_app.processes import SINGLE_KINDS, count_kinds, replica_pids
+from serve_app.processes import SINGLE_KINDS, count_kinds, count_running, replica_pids
 from serve_app.quickstart import without_keys
 from serve_app.sdk import App
 from serve_app.validate import load_serve_yaml
@@ -34,7 +33,7 @@ _ENGINE_NODES = 3
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
 # Long prompts before a lease runs out, so that KV of some is on its way to the decode replica that stands still then.
-_LONG_PROMPTS, _LONG_BEFORE_S = 12, 0.1
+_LONG_PROMPTS, _LONG_BEFORE_S = 4, 0.5
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
 _MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
@@ -162,6 +161,7 @@ def compare(
             why = answer.error or f"{len(answer.token_ids)} tokens of {len(expected.token_ids)}"
             errors[_UUID.sub("...", why)] += 1
     row["in_flight_at_fault"] = sum(one.span_s[0] <= fault_s <= one.span_s[1] for one in after)
+    row["broke_after_s"] = [round(one.span_s[1] - fault_s, 2) for one in after if one.is_cut]
     row["added_ttft_p99_s"] = _added_p99([one.ttft_s for one in before], [one.ttft_s for one in after])
     row["added_gap_p99_s"] = _added_p99([one.gap_s for one in before], [one.gap_s for one in after])
     row["errors"] = dict(errors)
@@ -190,19 +190,19 @@ def _added_p99(before: Sequence[float | None], after: Sequence[float | None]) ->
 
 
 def _running(app: App) -> Counter[str]:
-    """How many replicas of each deployment run, how many engines, and which of the parts that are there once."""
+    """How many replicas of each deployment run, what of their processes does, and which parts that are there once."""
     running = Counter({name: states.get("RUNNING", 0) for name, states in app.status().replicas.items()})
     processes = app.processes()
-    running["engines"] = engines_that_run(processes)  # Serve does not see that one hangs
     kinds = count_kinds(processes)
-    return running + Counter({name: min(1, kinds[name]) for name in SINGLE_KINDS})
+    # Serve does not see at once that one hangs.
+    return running + count_running(processes) + Counter({name: min(1, kinds[name]) for name in SINGLE_KINDS})
 
 
 def _recovered(app: App, whole: Counter[str]) -> float | None:
     """Seconds until everything runs again; ``None`` when it does not."""
     started_s = time.monotonic()
     while time.monotonic() - started_s < _RECOVERY_S:
-        if app.status().state == "RUNNING" and _running(app) >= whole:
+        if app.is_answering() and app.status().state == "RUNNING" and _running(app) >= whole:
             return time.monotonic() - started_s
         time.sleep(_POLL_S)
     return None

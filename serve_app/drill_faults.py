@@ -10,11 +10,10 @@ from itertools import chain, product
 import psutil
 
 from serve_app.drill_links import Connection, connections, cut, silence
-from serve_app.processes import Processes, title
+from serve_app.processes import ENGINE, Processes, title
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
-_ENGINE = "VLLM::EngineCore"
 
 
 class DrillError(RuntimeError):
@@ -134,18 +133,6 @@ FAULTS: dict[str, Callable[..., str]] = {
 FRONT_FAULTS = ("kill-ingress", "kill-proxy")
 
 
-def engines_that_run(processes: Processes) -> int:
-    """How many engines there are, without those that are stopped."""
-    return sum(_ENGINE in title(one) and not _is_stopped(one) for one in processes)
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return True
-
-
 def _one(processes: Processes, what: str, *words: str) -> psutil.Process:
     found = [one for one in processes if all(word in title(one) for word in words)]
     if not found:
@@ -181,7 +168,7 @@ def _engines(processes: Processes, role: str) -> list[psutil.Process]:
         for process in processes
         if _is_replica(process, role)
         for child in process.children(recursive=True)
-        if _ENGINE in title(child)
+        if ENGINE in title(child)
     ]
     if not found:
         raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")

@@ -13,9 +13,13 @@ import aiohttp
 _TIMEOUT_S = 120.0
 _RETRIES = 5
 _RETRY_S = 0.3
+# As who waits for the only proxy of a node to be started again.
+_CONNECT_S = 30.0
 # Every other prompt is above the default bound of local prefill.
 _INPUT_TOKENS = (40, 400)
 OUTPUT_TOKENS = 300
+# More than decode takes over from a queue on prefill, which computes it for a second or two on a CPU.
+_LONG_TOKENS = 3000
 _TOKEN_RANGE = (300, 1000)
 _OTHER_SEED = 1_000_003
 
@@ -29,7 +33,7 @@ class Answer:
         is_ended: by ``[DONE]`` and without an error.
         is_cut: the connection broke after the response's headers, and not since nothing came any more.
         error: what the endpoint or the connection said.
-        retries: sent again, since the connection broke before there were headers.
+        retries: sent again, since the connection broke before there were headers; who is not let in at all waits.
         ttft_s: from first sent to the first token.
         gap_s: the longest time between two events.
         span_s: when it was sent and when it ended, by the monotonic clock.
@@ -83,9 +87,8 @@ async def run_load(
         One answer per request, in the order in which they were sent, and then those to ``long_at_s``.
     """
     count = max(1, round(rate * seconds))
-    more = prompts(seed + _OTHER_SEED, len(_INPUT_TOKENS) * len(long_at_s))[
-        len(_INPUT_TOKENS) - 1 :: len(_INPUT_TOKENS)
-    ]
+    rng = random.Random(seed + _OTHER_SEED)
+    more = [[rng.randrange(*_TOKEN_RANGE) for _ in range(_LONG_TOKENS)] for _ in long_at_s]
     bodies = [
         {
             "model": model,
@@ -137,10 +140,12 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
                 return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.error = f"{type(error).__name__}: {error}"
-            if has_headers or isinstance(error, TimeoutError) or answer.retries == _RETRIES:
+            is_refused = isinstance(error, aiohttp.ClientConnectorError)
+            left = time.monotonic() - sent_s < _CONNECT_S if is_refused else answer.retries < _RETRIES
+            if has_headers or isinstance(error, TimeoutError) or not left:
                 answer.is_cut = has_headers and not isinstance(error, TimeoutError)
                 return answer
-            answer.retries += 1
+            answer.retries += not is_refused
             answer.error = None
             await asyncio.sleep(_RETRY_S)
 

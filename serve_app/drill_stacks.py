@@ -1,7 +1,5 @@
 """What ``tandem drill`` can break: Tandem, or Ray Serve LLM's own P/D of the same engines on the same nodes."""
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +74,9 @@ def _tandem_counters(app: App) -> dict[str, int]:
 
 
 def _tandem_held(app: App) -> dict[str, float]:
-    from serve_app.ray_held import held
+    from serve_app.ray_held import left_after
 
-    until_s = time.monotonic() + _RELEASE_S
-    while any((kept := asyncio.run(held(app.name))).values()) and time.monotonic() < until_s:
-        time.sleep(1.0)
-    return {name: value for name, value in kept.items() if value}
+    return left_after(app.name, _RELEASE_S)
 
 
 STACKS = {

@@ -9,12 +9,13 @@ import psutil
 Processes = Sequence[psutil.Process]
 
 OTHER = "other"
+ENGINE = "VLLM::EngineCore"
 # Of a process's title -> what it is; the first that fits.
 _KINDS = (
     (":ingress", "ingress"),
     (":decode:", "decode replica"),
     (":prefill:", "prefill replica"),
-    ("VLLM::EngineCore", "engine"),
+    (ENGINE, "engine"),
     ("HAProxyManager", "serve proxy"),
     ("ProxyActor", "serve proxy"),
     ("haproxy", "haproxy"),
@@ -45,6 +46,24 @@ def kind(process: psutil.Process) -> str:
 def count_kinds(processes: Processes) -> Counter[str]:
     """How many processes of each kind there are."""
     return Counter(kind(process) for process in processes)
+
+
+def count_running(processes: Processes) -> Counter[str]:
+    """How many engines and how many replicas there are, without those whose process is stopped."""
+    found = Counter[str]()
+    for process in processes:
+        name = title(process)
+        part = "engines" if ENGINE in name else "replicas" if "ServeReplica" in name else None
+        if part is not None and not _is_stopped(process):
+            found[part] += 1
+    return found
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return True
 
 
 def replica_pids(processes: Processes) -> set[int]:

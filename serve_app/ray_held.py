@@ -1,9 +1,13 @@
 """What the replicas of an application hold at one instant, as they say themselves."""
 
+import asyncio
+import time
+
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _POLL_S = 30.0, 1.0
 _ENGINE = ("running_requests", "waiting_requests", "deferred_requests", "kv_usage_frac", "unread_kv_requests")
 
 
@@ -13,13 +17,19 @@ def placement_groups() -> int:
 
 
 async def held(application: str) -> dict[str, float]:
-    """Requests in replicas' hands and in engines, and KV in use, summed over all replicas; all 0 at rest."""
+    """Requests in replicas' hands and in engines, and KV in use, summed over all replicas; all 0 at rest.
+
+    Raises:
+        RayError: a replica has just ended.
+        TimeoutError: one does not answer.
+    """
     actors = [
         ray.get_actor(actor["name"], namespace=actor["namespace"])
         for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["name"].startswith(f"SERVE_REPLICA::{application}#")
     ]
-    counts = [await actor.get_num_ongoing_requests.remote() for actor in actors]
+    async with asyncio.timeout(_TIMEOUT_S):
+        counts = [await actor.get_num_ongoing_requests.remote() for actor in actors]
     totals = {"ongoing_requests": float(sum(counts)), **dict.fromkeys(_ENGINE, 0.0)}
     for name in serve.status().applications[application].deployments:
         if name == "ingress":
@@ -31,3 +41,16 @@ async def held(application: str) -> dict[str, float]:
             for key in _ENGINE:
                 totals[key] += stats.get(key, 0.0)  # prefill alone keeps KV for others
     return totals
+
+
+def left_after(application: str, seconds: float) -> dict[str, float]:
+    """What replicas hold still after a while, as ``held``; nothing as soon as that is nothing."""
+    until_s = time.monotonic() + seconds
+    while True:
+        try:
+            left = {name: value for name, value in asyncio.run(held(application)).items() if value}
+        except (RayError, TimeoutError) as error:
+            left = {f"unknown: {type(error).__name__}": 1.0}
+        if not left or time.monotonic() > until_s:
+            return left
+        time.sleep(_POLL_S)

@@ -255,7 +255,7 @@ class App:
             last = status
             if status.state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise DeployError(f"application {self.name}: {_first_cause(self._failures() or [status.message])}")
-            if status.state == "RUNNING" and self._answers():
+            if status.state == "RUNNING" and self.is_answering():
                 return
             if not self.is_alive:
                 raise DeployError("the local Ray cluster has ended")
@@ -272,7 +272,8 @@ class App:
         application = serve.status().applications[self.name]
         return [d.message for d in application.deployments.values() if d.status.value == "DEPLOY_FAILED"]
 
-    def _answers(self) -> bool:
+    def is_answering(self) -> bool:
+        """Whether the endpoint answers that it is healthy."""
         try:
             with urllib.request.urlopen(f"{self.url}{self._health_path}", timeout=10) as response:  # noqa: S310
                 return bool(response.status == 200)

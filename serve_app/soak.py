@@ -107,7 +107,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
         while left != at_rest and time.monotonic() < until_s:
             time.sleep(2.0)
             left = _left(app)
-        held = asyncio.run(_held(app.name))
+        held = _held(app.name)
     alive, together = memory.growth(), memory.totals()
     return {
         "minutes": minutes,
@@ -121,7 +121,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
             *([] if sum(done.values()) == count else [f"{sum(done.values())} faults of {count}"]),
             *grown(alive, together),
             *(f"{name}: {at_rest.get(name, 0)} before, {left.get(name, 0)} after" for name in _differ(at_rest, left)),
-            *(f"{name} is {value:g} at rest" for name, value in held.items() if value),
+            *(f"{name} is {value:g} at rest" for name, value in held.items()),
         ],
     }
 
@@ -179,10 +179,10 @@ def _left(app: Any) -> dict[str, int]:
     return dict(found)
 
 
-async def _held(application: str) -> dict[str, float]:
-    from serve_app.ray_held import held
+def _held(application: str) -> dict[str, float]:
+    from serve_app.ray_held import left_after
 
-    return await held(application)
+    return left_after(application, _REST_S)
 
 
 def main(

@@ -17,9 +17,7 @@ FAULTS = [
     "kill-engine-worker",
     "hang-engine",
     "hang-decode",
-    "expire-lease",
     "kill-ingress",
-    "kill-proxy",
     "node-loss",
 ]
 
@@ -42,7 +40,7 @@ def test_nothing_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any
 
     row = rows[fault]
     assert failures(row) == [], row
-    if fault not in ("kill-ingress", "kill-proxy"):
+    if fault != "kill-ingress":
         assert row["cut_at_front"] == 0
 
 

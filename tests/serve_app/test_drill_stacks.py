@@ -15,9 +15,10 @@ import pytest
 
 from serve_app import drill as drill_module
 from serve_app.cli import main
-from serve_app.drill_faults import FAULTS, engines_that_run
+from serve_app.drill_faults import FAULTS
 from serve_app.drill_load import OUTPUT_TOKENS, run_load
 from serve_app.drill_stacks import STACKS, Stack, faults_of
+from serve_app.processes import count_running
 from serve_app.sdk import Status
 from tests.serve_app.fake_endpoint import FakeEndpoint, raw, refuse
 
@@ -55,6 +56,9 @@ class FakeApp:
         self._replicas -= 1
         return Status(state="RUNNING", message="", replicas={"decode": {"RUNNING": self._replicas}})
 
+    def is_answering(self) -> bool:
+        return True
+
     def processes(self) -> list[psutil.Process]:
         return self._processes
 
@@ -73,13 +77,20 @@ def test_the_replicas_of_both_stacks_are_found_by_their_role(make_process: MakeP
     assert ingress.is_running()
 
 
-def test_an_engine_that_is_stopped_does_not_run(make_process: MakeProcess) -> None:
-    engines = [make_process("VLLM::EngineCore"), make_process("VLLM::EngineCore_DP0")]
-    assert engines_that_run([*engines, make_process("ray::ServeReplica:tandem:ingress")]) == 2
-    engines[0].suspend()
-    while engines[0].status() != psutil.STATUS_STOPPED:
+@pytest.mark.parametrize(
+    ("titles", "part"),
+    [
+        (["VLLM::EngineCore", "VLLM::EngineCore_DP0"], "engines"),
+        (["ray::ServeReplica:tandem:decode:g0", "ray::ServeReplica:tandem:ingress"], "replicas"),
+    ],
+)
+def test_what_is_stopped_does_not_run(make_process: MakeProcess, titles: list[str], part: str) -> None:
+    processes = [*map(make_process, titles), make_process("ray::ServeController")]
+    assert count_running(processes) == {part: 2}
+    processes[0].suspend()
+    while processes[0].status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    assert engines_that_run(engines) == 1
+    assert count_running(processes) == {part: 1}
 
 
 def test_the_peer_has_no_coordinator_that_could_be_ended() -> None:
@@ -113,7 +124,7 @@ async def test_long_prompts_come_at_their_time_beside_the_others(make_endpoint: 
     answers = await run_load(endpoint.url, "m", **load, long_at_s=[0.5, 0.5])
     assert [answer.is_ended for answer in answers] == [True] * 7
     lengths = sorted(len(body["prompt"]) for body in endpoint.bodies)
-    assert lengths == [40, 40, 40, 400, 400, 400, 400]
+    assert lengths == [40, 40, 40, 400, 400, 3000, 3000]
     again = make_endpoint(ANSWER)
     await run_load(again.url, "m", **load, long_at_s=[0.5, 0.5])
     assert sorted(map(str, (body["prompt"] for body in again.bodies))) == sorted(
