@@ -29,7 +29,8 @@ from serve_app.quickstart import without_keys
 from serve_app.sdk import App
 from serve_app.validate import load_serve_yaml
 
-_ENGINE_NODES = 3
+# Each has room for one engine's replica, so that a lost one takes no whole pool; one is spare.
+_ENGINE_NODES, _ENGINE_NODE_CPUS = 5, 1
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
 # Long prompts before a lease runs out, so that KV of some is on its way to the decode replica that stands still then.
@@ -73,7 +74,10 @@ def drill(
     args = document["applications"][0]["args"]
     nodes = [
         NodeSpec(cpus=2, labels={PART_LABEL: "front"}),
-        *(NodeSpec(cpus=2, labels={PART_LABEL: "engines", NODE_LABEL: str(number)}) for number in range(_ENGINE_NODES)),
+        *(
+            NodeSpec(cpus=_ENGINE_NODE_CPUS, labels={PART_LABEL: "engines", NODE_LABEL: str(number)})
+            for number in range(_ENGINE_NODES)
+        ),
     ]
     lease_s = ConnectorConfig.model_validate(args.get("kv_transfer") or {}).lease_s
     break_part: dict[str, Callable[..., str]] = {
