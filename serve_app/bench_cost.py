@@ -179,7 +179,9 @@ def main(
             result[name] = summary(measured)
             write_file(out, json.dumps(result, indent=1) + "\n", "--out")
     columns = ("base, ms", "this, ms", "ratio", "ratio above rest", "at rest, cores")
-    table = Table("engines", *columns, title="CPU time per request")
+    table = Table("engines", title="CPU time per request")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
     for name in engines or ENGINES:
         row = result[name]
         table.add_row(
