@@ -76,11 +76,13 @@ class Gate:
 
     def pause(self, asked: Asked) -> None:
         """What has come waits for its reader."""
-        self._admission.pause(asked, time.monotonic())
+        if self.has_objective:  # else nobody asks for their pace, and this is done for every frame
+            self._admission.pause(asked, time.monotonic())
 
     def go_on(self, asked: Asked) -> None:
         """Its reader has taken it."""
-        self._admission.go_on(asked, time.monotonic())
+        if self.has_objective:
+            self._admission.go_on(asked, time.monotonic())
 
     async def _turn(self, asked: Asked) -> None:
         turn = self._turns[asked] = asyncio.get_running_loop().create_future()
