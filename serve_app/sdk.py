@@ -357,7 +357,10 @@ class App:
     def close(self) -> None:
         """Leave: ends everything where ``deploy`` started the cluster, else only the connection."""
         import ray
+        from ray.serve import context
 
+        if context._global_client is not None:  # what it has asked replicas with would go on reporting to a dead Serve
+            context._global_client.shutdown_cached_handles()
         ray.shutdown()
         if self._cluster is not None:
             self._cluster.close()

@@ -52,3 +52,41 @@ def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_an
     assert cause.startswith("RuntimeError: HAProxy crashed: notice")
     assert cause.endswith("notice cannot bind socket")
     assert len(cause) < 520
+
+
+def test_nothing_asks_a_serve_that_was_left(root: Path) -> None:
+    # Serve's handles report for ever, from a thread of their own, and Ray starts a cluster for who asks without one.
+    script = """
+import time
+from pathlib import Path
+from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+driver_environment()
+import ray
+from ray import serve
+from serve_app.validate import load_serve_yaml
+from serve_app.ray_schema import single_app_config
+from serve_app.sdk import App, connect
+
+@serve.deployment(autoscaling_config={"min_replicas": 1, "max_replicas": 2})
+class One:
+    def __call__(self):
+        return 1
+
+document = load_serve_yaml(Path("configs/emulated.yaml"))
+cluster = LocalCluster([NodeSpec(cpus=2)])
+app = App(document, single_app_config(document), cluster, cluster.address, "127.0.0.1", 1)
+connect(cluster.address)
+serve.run(One.bind(), name="one")
+handle = serve.get_deployment_handle("One", "one")
+handle._init(_run_router_in_separate_loop=True)
+assert handle.remote().result() == 1
+time.sleep(11.0)  # a report every 10 s
+app.close()
+time.sleep(11.0)
+assert not ray.is_initialized()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Failed to run metrics task" not in done.stderr
