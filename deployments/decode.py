@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from autoscale.request_stats import RequestStats
 from autoscale.slo import SloConfig
+from deployments.calls import streamed
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
@@ -61,7 +62,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
-            prefill=prefill_server.options(method_name="prefill", stream=True),
+            prefill=streamed(prefill_server, "prefill"),
             stats=engine_stats(),
             requests=self._requests,
             config=router,

@@ -41,7 +41,7 @@ _MOST_LATE_S = 0.25
 # As vLLM writes JSON, in which what goes on elsewhere is compared.
 _COMPACT = (",", ":")
 _OBJECTS = {True: "chat.completion", False: "text_completion"}
-_WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+_WORDS = (" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta")
 # So large a prime that no answer looks like a part of itself, or like another's.
 _TOKENS = 1_000_003
 
@@ -422,7 +422,7 @@ def _event(chunk: dict[str, Any]) -> str:
 
 
 def _text(token_ids: Sequence[int]) -> str:
-    return "".join(f" {_WORDS[token % len(_WORDS)]}" for token in token_ids)
+    return "".join([_WORDS[token % len(_WORDS)] for token in token_ids])
 
 
 def _tokens(text: str) -> list[int]:

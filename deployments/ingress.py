@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from deployments import metrics as tandem_metrics
 from deployments.api_keys import ApiKeys
 from deployments.asked import asked_of
+from deployments.calls import streamed
 from deployments.config import IngressConfig
 from deployments.frames import DONE, FAILED, FULL, LOST, DecodeRequest, Frame, failure
 from deployments.gate import Gate
@@ -173,7 +174,7 @@ class Ingress:
         await self._start.wait()
         self._model_id = model_id
         self._created_s = int(time.time())
-        self._groups = {name: handle.options(method_name="respond", stream=True) for name, handle in groups.items()}
+        self._groups = {name: streamed(handle, "respond") for name, handle in groups.items()}
         self._engines = [*groups.values(), *prefills.values()]
         self._decode_replicas = decode_replicas
         self._in_flight = dict.fromkeys(groups, 0)
@@ -478,26 +479,27 @@ class Ingress:
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
         text: str | None = None
-        wait = Wait(health.pool, asked)
+        wait = Wait(health.pool, asked, deadline_s)
         self._waits.add(wait)
         self._in_flight[group] += 1
 
-        def judge(*, has_ended: bool) -> None:
-            if (pace_s := pace.judged_s(time.monotonic(), has_ended=has_ended)) is not None:
-                health.paced(asked, pace_s, self._slow_tpot_s)
+        waits_s: float | None = None  # since when
 
         try:
             while True:
-                pace.wait(time.monotonic())
+                waits_s = time.monotonic()
                 try:
-                    async with wait.frame(deadline_s):
-                        frame = await anext(iterator)
+                    frame = await wait.frame(iterator)
                 except StopAsyncIteration:
                     done = True
                     break
-                pace.frame(sum(map(len, frame.outputs)), time.monotonic())
-                judge(has_ended=False)
-                health.refused(asked)
+                now_s = time.monotonic()
+                pace_s = pace.frame(sum(map(len, frame.outputs)), now_s - waits_s, now_s)
+                waits_s = None
+                if pace_s is not None:
+                    health.paced(asked, pace_s, self._slow_tpot_s)
+                if asked.refused:
+                    health.refused(asked)
                 if not frame.text:
                     yield frame
                     continue
@@ -534,7 +536,10 @@ class Ingress:
             health.failed(asked)
             yield _LOST
         finally:
-            judge(has_ended=True)
+            now_s = time.monotonic()
+            pace_s = pace.ended(0.0 if waits_s is None else now_s - waits_s, now_s)
+            if pace_s is not None:
+                health.paced(asked, pace_s, self._slow_tpot_s)
             health.refused(asked)
             self._waits.remove(wait)
             self._in_flight[group] -= 1

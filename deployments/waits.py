@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-from deployments.frames import DecodeRequest
+from deployments.frames import DecodeRequest, Frame
 
 logger = logging.getLogger(__name__)
 
@@ -18,38 +18,68 @@ _SILENCES = 2
 
 
 class Wait:
-    """One request that waits for frames of a replica; ``is_lost`` once that replica is known to be gone."""
+    """One request that waits for frames of a replica, one after the other.
 
-    def __init__(self, deployment: str, asked: DecodeRequest) -> None:
+    One timer serves all of them: an ``asyncio.timeout`` each took a tenth of what an ingress replica does.
+    """
+
+    def __init__(self, deployment: str, asked: DecodeRequest, deadline_s: float) -> None:
+        """``deadline_s``, monotonic, is that of the whole request; it holds until ``close``."""
         self.deployment = deployment
         self.asked = asked
-        self.is_lost = False
-        self._since_s = 0.0
-        self._timeout: asyncio.Timeout | None = None
+        self.is_lost = False  # its replica is known to be gone
+        self.since_s: float | None = None  # since when it waits for a frame, if it does
+        self._is_over = False
+        self._task: asyncio.Task[Any] | None = None  # the one that waits
+        self._timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), self._end)
 
-    @asynccontextmanager
-    async def frame(self, deadline_s: float) -> AsyncGenerator[None, None]:
-        """The wait for one frame.
+    async def frame(self, frames: AsyncIterator[Frame]) -> Frame:
+        """The next frame.
 
         Raises:
-            TimeoutError: ``deadline_s``, monotonic, has passed, or the replica is gone.
+            TimeoutError: the deadline has passed, or the replica is gone.
+            StopAsyncIteration: there are no more.
         """
-        self._since_s = time.monotonic()
-        async with asyncio.timeout(deadline_s - self._since_s) as self._timeout:
-            try:
-                yield
-            finally:
-                self._timeout = None
+        if self._has_ended():
+            raise TimeoutError
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        self.since_s = time.monotonic()
+        try:
+            return await anext(frames)
+        except asyncio.CancelledError:
+            # One is ours; any other means that the client has left at the same time.
+            if self._has_ended() and task.cancelling() <= cancelling + 1:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._task = self.since_s = None
+            if self._has_ended():
+                task.uncancel()
 
     def quiet_s(self) -> float:
         """How long the wait for this frame lasts; 0 while there is none."""
-        return 0.0 if self._timeout is None else time.monotonic() - self._since_s
+        return 0.0 if self.since_s is None else time.monotonic() - self.since_s
 
     def lose(self) -> None:
         """End the wait."""
-        if self._timeout is not None:
+        if self._task is not None and not self._is_over:
             self.is_lost = True
-            self._timeout.reschedule(asyncio.get_running_loop().time())
+            self._end()
+
+    def close(self) -> None:
+        """It has ended."""
+        self._timer.cancel()
+
+    def _has_ended(self) -> bool:
+        return self._is_over
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            if self._task is not None:
+                self._task.cancel()
 
 
 class Waits:
@@ -81,7 +111,8 @@ class Waits:
         self._waits.add(wait)
 
     def remove(self, wait: Wait) -> None:
-        """Watch over it no longer."""
+        """It has ended."""
+        wait.close()
         self._waits.discard(wait)
 
     async def run(self) -> None:

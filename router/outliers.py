@@ -66,9 +66,10 @@ class UsualPace:
 
     def is_slow(self, pace_s: float, least_s: float) -> bool:
         """Whether an answer was much slower than is usual, and than ``least_s``; it counts from now on."""
-        usual_s = median(self._seen_s) if len(self._seen_s) >= self._LEAST else None
+        may_be = pace_s > least_s and len(self._seen_s) >= self._LEAST
+        is_slow = may_be and pace_s > self._slow_factor * median(self._seen_s)
         self._seen_s.append(pace_s)
-        return usual_s is not None and pace_s > max(least_s, self._slow_factor * usual_s)
+        return is_slow
 
 
 class By(StrEnum):

@@ -15,35 +15,37 @@ class StreamPace:
 
     def __init__(self) -> None:
         self._first_s: float | None = None
-        self._waits_since_s: float | None = None
         self._waited_s = 0.0
         self._tokens = 0
         self._is_judged = False
 
-    def wait(self, now_s: float) -> None:
-        """The caller waits for the next frame from now on."""
-        self._waits_since_s = now_s
+    def frame(self, tokens: int, waited_s: float, now_s: float) -> float | None:
+        """A frame with so many tokens has come, for which the caller waited so long.
 
-    def frame(self, tokens: int, now_s: float) -> None:
-        """A frame with so many tokens has come."""
-        if self._first_s is not None:
-            self._waited_s = self._waited_so_far_s(now_s)
-            self._tokens += tokens
-        elif tokens:
-            self._first_s = now_s
-        self._waits_since_s = None
+        Returns:
+            Seconds per token, once per stream: as soon as enough have come.
+        """
+        if self._first_s is None:
+            if tokens:
+                self._first_s = now_s
+            return None
+        self._waited_s += waited_s
+        self._tokens += tokens
+        return self._judged_s(self._ENOUGH_TOKENS, now_s)
 
-    def judged_s(self, now_s: float, *, has_ended: bool) -> float | None:
-        """Seconds per token, once per stream: as soon as enough have come, or where it ends in whatever way."""
-        if self._first_s is None or self._is_judged:
+    def ended(self, waited_s: float, now_s: float) -> float | None:
+        """It has ended, in whatever way, after so long a wait for what has not come.
+
+        Returns:
+            Seconds per token, unless they have been told.
+        """
+        self._waited_s += waited_s
+        return self._judged_s(self._LEAST_TOKENS, now_s)
+
+    def _judged_s(self, least_tokens: int, now_s: float) -> float | None:
+        if self._first_s is None or self._is_judged or self._tokens < least_tokens:
             return None
-        if self._tokens < (self._LEAST_TOKENS if has_ended else self._ENOUGH_TOKENS):
-            return None
-        waited_s = self._waited_so_far_s(now_s)
-        if waited_s < self._LEAST_WAITED_FRAC * (now_s - self._first_s):
+        if self._waited_s < self._LEAST_WAITED_FRAC * (now_s - self._first_s):
             return None
         self._is_judged = True
-        return waited_s / self._tokens
-
-    def _waited_so_far_s(self, now_s: float) -> float:
-        return self._waited_s + (0.0 if self._waits_since_s is None else now_s - self._waits_since_s)
+        return self._waited_s / self._tokens

@@ -33,8 +33,8 @@ from serve_app.validate import load_serve_yaml
 _ENGINE_NODES, _ENGINE_NODE_CPUS = 5, 1
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
-# Long prompts before a lease runs out, so that KV of some is on its way to the decode replica that stands still then.
-_LONG_PROMPTS, _LONG_BEFORE_S = 4, 0.5
+# Long prompts about the time when a decode replica stands still, so that prefill answers some of its own meanwhile.
+_LONG_PROMPTS_S = tuple(0.1 * number for number in range(-8, 3))
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
 _MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
@@ -115,7 +115,7 @@ def _row(
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
     if fault == "expire-lease":
-        ask = partial(ask, long_at_s=[at_s - _LONG_BEFORE_S] * _LONG_PROMPTS)
+        ask = partial(ask, long_at_s=[at_s + after_s for after_s in _LONG_PROMPTS_S])
     say(f"{stack}, {fault}: undisturbed run")
     before = asyncio.run(ask(salt=f"{fault}-before"))
     counted, replicas, whole = counters(app), replica_pids(app.processes()), _running(app)

@@ -3,16 +3,24 @@
 import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from deployments.frames import DecodeRequest
+from deployments.frames import DecodeRequest, Frame
 from deployments.waits import Wait, Waits
 
 
 def asked(replica_id: str | None) -> DecodeRequest:
     return DecodeRequest(endpoint="chat", body={}, request_id="r", arrived_at_s=0.0, routed_to=replica_id)
+
+
+async def frames(*after_s: float) -> AsyncGenerator[Frame, None]:
+    """One frame after each of these times."""
+    for seconds in after_s:
+        await asyncio.sleep(seconds)
+        yield Frame("said")
 
 
 async def waited(
@@ -26,11 +34,10 @@ async def waited(
     """A wait for a frame that comes after ``frame_s``, and whether it timed out; asked about after 50 ms."""
     waits = Waits(is_alive, lambda pool: pool == stranded, quiet_s=0.05, every_s=0.01)
     watching = asyncio.create_task(waits.run())
-    wait = Wait("decode:g0", asked(replica_id))
+    wait = Wait("decode:g0", asked(replica_id), time.monotonic() + deadline_s)
     waits.add(wait)
     try:
-        async with wait.frame(time.monotonic() + deadline_s):
-            await asyncio.sleep(frame_s)
+        await wait.frame(frames(frame_s))
     except TimeoutError:
         return wait, True
     finally:
@@ -95,15 +102,11 @@ async def test_one_that_hangs_does_not_keep_others_from_being_looked_after() -> 
 
     waits = Waits(is_alive, lambda _: False, quiet_s=0.0, every_s=0.01)
     watching = asyncio.create_task(waits.run())
-    lost = {name: Wait("decode:g0", asked(name)) for name in ("hangs", "gone")}
+    lost = {name: Wait("decode:g0", asked(name), time.monotonic() + 60.0) for name in ("hangs", "gone")}
     for wait in lost.values():
         waits.add(wait)
 
-    async def wait_for(wait: Wait) -> None:
-        async with wait.frame(time.monotonic() + 60.0):
-            await asyncio.sleep(60.0)
-
-    tasks = [asyncio.create_task(wait_for(wait)) for wait in lost.values()]
+    tasks = [asyncio.create_task(wait.frame(frames(60.0))) for wait in lost.values()]
     await asyncio.sleep(0.1)
     hangs.set()
     async with asyncio.timeout(10.0):
@@ -123,10 +126,49 @@ async def test_blind_or_quick_nobody_is_lost() -> None:
 
 
 async def test_a_client_that_reads_slowly_is_no_wait() -> None:
-    wait = Wait("decode:g0", asked("r1"))
-    async with wait.frame(time.monotonic() + 1.0):
-        pass
+    wait = Wait("decode:g0", asked("r1"), time.monotonic() + 60.0)
+    coming = frames(0.0, 0.0)
+    assert (await wait.frame(coming)).text == "said"
     await asyncio.sleep(0.05)
     assert wait.quiet_s() == 0.0
     wait.lose()
     assert not wait.is_lost
+    await wait.frame(coming)
+    with pytest.raises(StopAsyncIteration):
+        await wait.frame(coming)
+    wait.close()
+
+
+async def test_a_deadline_that_passes_while_nobody_waits_ends_the_next_wait_and_cancels_nothing_else() -> None:
+    wait = Wait("decode:g0", asked("r1"), time.monotonic() + 0.02)
+    coming = frames(0.0, 0.0)
+    await wait.frame(coming)
+    await asyncio.sleep(0.1)  # where a client reads
+    with pytest.raises(TimeoutError):
+        await wait.frame(coming)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_deadline_within_a_wait_leaves_the_task_as_it_was() -> None:
+    wait = Wait("decode:g0", asked("r1"), time.monotonic() + 0.02)
+    with pytest.raises(TimeoutError):
+        await wait.frame(frames(60.0))
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0.0)
+
+
+@pytest.mark.parametrize("also_late", [False, True])
+async def test_a_client_that_leaves_cancels_even_if_its_time_is_up_at_the_same_moment(also_late: bool) -> None:
+    wait = Wait("decode:g0", asked("r1"), time.monotonic() + 60.0)
+    task = asyncio.create_task(wait.frame(frames(60.0)))
+    await asyncio.sleep(0.01)
+    if also_late:
+        wait.lose()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    wait.close()
