@@ -17,6 +17,7 @@ from serve_app.cluster import NodeSpec
 from serve_app.drill_faults import (
     FAULTS,
     FRONT_FAULTS,
+    GATHER_S,
     NODE_LABEL,
     PART_LABEL,
     expire_lease,
@@ -33,8 +34,8 @@ from serve_app.validate import load_serve_yaml
 _ENGINE_NODES, _ENGINE_NODE_CPUS = 5, 1
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
-# Long prompts about the time when a decode replica stands still, so that prefill answers some of its own meanwhile.
-_LONG_PROMPTS_S = tuple(0.1 * number for number in range(-8, 3))
+# When long prompts come in that time.
+_LONG_PROMPTS_FRAC = (0.2, 0.3, 0.4, 0.5)
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
 _MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
@@ -115,15 +116,16 @@ def _row(
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
     if fault == "expire-lease":
-        ask = partial(ask, long_at_s=[at_s + after_s for after_s in _LONG_PROMPTS_S])
+        ask = partial(ask, long_at_s=[at_s + frac * GATHER_S for frac in _LONG_PROMPTS_FRAC])
     say(f"{stack}, {fault}: undisturbed run")
     before = asyncio.run(ask(salt=f"{fault}-before"))
-    counted, replicas, whole = counters(app), replica_pids(app.processes()), _running(app)
+    processes = app.processes()  # a busy machine takes seconds to list them, and the fault would come too late
+    counted, replicas, whole = counters(app), replica_pids(processes), _running(app)
     fault_s: list[float] = []
 
     def inject() -> None:
         fault_s.append(time.monotonic())
-        say(f"{stack}, {fault}: {break_part(app.processes())}")
+        say(f"{stack}, {fault}: {break_part(processes)}")
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
     row = {"stack": stack, **compare(fault, before, after, fault_s[0])}

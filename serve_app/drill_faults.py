@@ -14,6 +14,8 @@ from serve_app.processes import ENGINE, Processes, title
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
+# How long prefill stands still before a lease begins to run out.
+GATHER_S = 2.0
 
 
 class DrillError(RuntimeError):
@@ -95,9 +97,19 @@ def lose_node(processes: Processes) -> str:
 
 
 def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
-    """Stop the front of a decode replica for longer than prefill keeps KV; its engine goes on."""
-    replica = _replica(processes, "decode")
-    said = _signal(replica, signal.SIGSTOP)
+    """Stop the front of a decode replica for longer than prefill keeps KV; its engine goes on.
+
+    Prefill engines stand still until then, so that prompts of that replica are with them for certain.
+    """
+    replica, engines = _replica(processes, "decode"), _engines(processes, "prefill")
+    for engine in engines:
+        engine.suspend()
+    try:
+        time.sleep(GATHER_S)
+        said = _signal(replica, signal.SIGSTOP)
+    finally:
+        for engine in engines:
+            engine.resume()
     time.sleep(seconds)
     return f"{said}, {_signal(replica, signal.SIGCONT)} after {seconds:g} s"
 
