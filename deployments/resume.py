@@ -115,14 +115,15 @@ async def resumed(
                 if new[: len(known)] != known or (part.finish_reason is not None and expected):
                     raise NotResumableError("the other replica's engine chose other tokens")
                 new = new[len(known) :]
-                if not new and part.finish_reason is None:
-                    continue
                 reason = None if part.finish_reason is None else _REASONS[part.finish_reason]
-                said = front.feed(new, reason, part.stop_reason)
-                if said is not None:
-                    yield said
-                    if said.finished:
-                        return
+                # One by one, as an engine gives them: what has gathered on its way here may go beyond a stop string.
+                pieces: list[list[int]] = [[token] for token in new] or ([[]] if reason is not None else [])
+                for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
+                    said = front.feed(piece, *((None, None) if left else (reason, part.stop_reason)))
+                    if said is not None:
+                        yield said
+                        if said.finished:
+                            return
     finally:
         front.close()
 

@@ -359,8 +359,10 @@ class App:
         import ray
         from ray.serve import context
 
-        if context._global_client is not None:  # what it has asked replicas with would go on reporting to a dead Serve
-            context._global_client.shutdown_cached_handles()
+        if context._global_client is not None:
+            for handle in context._global_client.handle_cache.values():
+                if handle.is_initialized and handle._is_router_running_in_separate_loop():
+                    handle.shutdown()  # its thread would go on reporting to a Serve that is no more (DECISIONS 145)
         ray.shutdown()
         if self._cluster is not None:
             self._cluster.close()
