@@ -28,7 +28,7 @@ class Wait:
         self.deployment = deployment
         self.asked = asked
         self.is_lost = False  # its replica is known to be gone
-        self.since_s: float | None = None  # since when it waits for a frame, if it does
+        self._since_s: float | None = None  # since when it waits for a frame, if it does
         self._is_over = False
         self._task: asyncio.Task[Any] | None = None  # the one that waits
         self._timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), self._end)
@@ -45,7 +45,7 @@ class Wait:
         task = self._task = asyncio.current_task()
         assert task is not None
         cancelling = task.cancelling()
-        self.since_s = time.monotonic()
+        self._since_s = time.monotonic()
         try:
             return await anext(frames)
         except asyncio.CancelledError:
@@ -54,13 +54,13 @@ class Wait:
                 raise TimeoutError from None
             raise
         finally:
-            self._task = self.since_s = None
+            self._task = self._since_s = None
             if self._has_ended():
                 task.uncancel()
 
     def quiet_s(self) -> float:
         """How long the wait for this frame lasts; 0 while there is none."""
-        return 0.0 if self.since_s is None else time.monotonic() - self.since_s
+        return 0.0 if self._since_s is None else time.monotonic() - self._since_s
 
     def lose(self) -> None:
         """End the wait."""
