@@ -15,8 +15,8 @@ from router.ray_coordinator import is_alive
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 600.0
-# A replica that has been ready for so long is no crash, however it ends.
-_GROWN_UP_S = 60.0
+# A replica that has been ready for so long is no crash, however it ends: who was killed from outside is needed soon.
+_GROWN_UP_S = 20.0
 # Within the window: mishaps.
 _FREE_CRASHES = 2
 _MOST_S = 60.0
@@ -30,8 +30,8 @@ def backoff_s(crashes: int) -> float:
 class StartBackoff:
     """One replica's start, from its constructor on.
 
-    A replica that is killed cannot say so. So each leaves a note in Ray's key-value store when it starts, and takes it
-    back once it has grown up or is told to go: the notes of those that are no more are crashes.
+    A replica that is killed cannot say so. So each leaves a note in Ray's key-value store when it begins, after its
+    wait, and takes it back once it has grown up or is told to go: the notes of those that are no more are crashes.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,11 @@ class StartBackoff:
     async def wait(self) -> None:
         """Wait before anything dear is started, if this pool's replicas have crashed of late."""
         crashes = await asyncio.to_thread(self._crashes)
-        internal_kv._internal_kv_put(self._key, json.dumps(time.time()).encode())
         wait_s = backoff_s(crashes)
         if wait_s:
             logger.warning(
-                "%d replicas of %s ended within %g s of their start in the last %g minutes, so this one waits %g s; "
-                "their logs may say why",
+                "%d replicas of %s ended before they had served for %g s, in the last %g minutes, so this one waits "
+                "%g s; their logs may say why",
                 crashes,
                 self._deployment,
                 _GROWN_UP_S,
@@ -58,6 +57,7 @@ class StartBackoff:
                 wait_s,
             )
             await asyncio.sleep(wait_s)
+        internal_kv._internal_kv_put(self._key, json.dumps(time.time()).encode())
 
     @contextmanager
     def judged(self) -> Iterator[None]:
