@@ -34,7 +34,7 @@ from serve_app.validate import load_serve_yaml
 _ENGINE_NODES, _ENGINE_NODE_CPUS = 5, 1
 _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
-# When of that time long prompts come.
+# When long prompts come, as shares of GATHER_S.
 _LONG_PROMPTS_FRAC = (0.2, 0.3, 0.4, 0.5)
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
