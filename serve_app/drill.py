@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ from deployments.ports import free_ports
 from kvtransfer.connector import ConnectorConfig
 from serve_app.cluster import NodeSpec
 from serve_app.drill_faults import (
+    DECODE_FAULTS,
     FAULTS,
     FRONT_FAULTS,
     GATHER_S,
+    LINK_FAULTS,
     NODE_LABEL,
     PART_LABEL,
     expire_lease,
 )
-from serve_app.drill_load import OUTPUT_TOKENS, Answer, run_load
+from serve_app.drill_load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
 from serve_app.drill_stacks import STACKS, faults_of
 from serve_app.drill_verdict import VERDICTS, verdict
 from serve_app.processes import SINGLE_KINDS, count_kinds, count_running, replica_pids
@@ -36,8 +38,12 @@ _FAULT_AT_FRAC = 0.4
 _BEYOND_LEASE_S = 3.0
 # When long prompts come, as shares of GATHER_S.
 _LONG_PROMPTS_FRAC = (0.2, 0.3, 0.4, 0.5)
+# What comes just before a part breaks, so that each of its kind has something to do, however fast the machine is.
+_BURST, _BURST_BEFORE_S = 2 * INPUT_TOKENS, 0.3
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
+# For so long requests are sent again to see whether links carry KV.
+_LOOK_S = 5.0
 _MUST_BE_ZERO = ("lost", "duplicated", "truncated", "wrong_tokens", "failed_undisturbed")
 # A request's id in an error would make each a kind of its own.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -115,8 +121,10 @@ def _row(
 ) -> dict[str, Any]:
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
+    more = [(at_s - _BURST_BEFORE_S, input_tokens) for input_tokens in _BURST]
     if fault == "expire-lease":
-        ask = partial(ask, long_at_s=[at_s + frac * GATHER_S for frac in _LONG_PROMPTS_FRAC])
+        more += [(at_s + frac * GATHER_S, LONG_TOKENS) for frac in _LONG_PROMPTS_FRAC]
+    ask = partial(ask, more=more)
     say(f"{stack}, {fault}: undisturbed run")
     before = asyncio.run(ask(salt=f"{fault}-before"))
     processes = app.processes()  # a busy machine takes seconds to list them, and the fault would come too late
@@ -129,12 +137,34 @@ def _row(
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
     row = {"stack": stack, **compare(fault, before, after, fault_s[0])}
-    for name, value in counters(app).items():  # a replica of the ingress that has ended counts no more
-        row[name] = row.get(name, 0) + max(0, value - counted.get(name, 0))
     row["recovered_s"] = _recovered(app, whole)
+    if fault in LINK_FAULTS and row["recovered_s"] is not None:
+        _wait_for_links(app, stack, counted, partial(ask, seconds=_LOOK_S, more=(), salt=f"{fault}-again"))
+    for name, value in since(counted, counters(app)).items():
+        row[name] = row.get(name, 0) + value
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
     row["held"] = STACKS[stack].held(app) if row["recovered_s"] is not None else {}
     return row
+
+
+def _wait_for_links(
+    app: App, stack: str, counted: Mapping[tuple[str, str], int], ask: Callable[..., Coroutine[Any, Any, list[Answer]]]
+) -> None:
+    """Send requests until KV comes again over a link that failed: what has no work shows nothing."""
+    until_s = time.monotonic() + _RECOVERY_S
+    while time.monotonic() < until_s:
+        done = since(counted, STACKS[stack].counters(app))
+        if done.get("link_repairs") or not done.get("link_failures"):
+            return
+        asyncio.run(ask())
+
+
+def since(before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str], int]) -> Counter[str]:
+    """By name what was counted between two looks, over all replicas; one that has ended counts no more."""
+    counted: Counter[str] = Counter()
+    for key, value in after.items():
+        counted[key[0]] += value - before.get(key, 0)
+    return counted
 
 
 def compare(
@@ -185,6 +215,12 @@ def failures(row: dict[str, Any]) -> list[str]:
         said.append("no request was under way when it broke, so this shows nothing: raise --rate")
     if row.get("kv_late") == 0 and row["fault"] == "expire-lease":
         said.append("no KV came late, so this shows nothing: run it again")
+    if row["fault"] in DECODE_FAULTS and not row["retried"] + row["resumed"]:
+        said.append("no stream was with the replica that broke, so this shows nothing: run it again")
+    if row["fault"] in LINK_FAULTS and not row.get("link_failures"):
+        said.append("no KV was to come over a link that broke, so this shows nothing: run it again")
+    elif row["fault"] in LINK_FAULTS and not row.get("link_repairs"):
+        said.append(f"KV comes over no link again {_RECOVERY_S:g} s after the load")
     return said
 
 

@@ -141,6 +141,10 @@ FAULTS: dict[str, Callable[..., str]] = {
     "kill-proxy": kill_proxy,
     "node-loss": lose_node,
 }
+# These take a decode replica with all of its streams.
+DECODE_FAULTS = ("kill-decode", "kill-decode-engine", "hang-engine", "hang-decode", "node-loss")
+# After these, decode can pull no KV from prefill until both have made new links.
+LINK_FAULTS = ("break-nixl", "silence-nixl")
 # After these, streams whose front has died end as transport errors.
 FRONT_FAULTS = ("kill-ingress", "kill-proxy")
 

@@ -16,10 +16,10 @@ _RETRY_S = 0.3
 # As who waits for the only proxy of a node to be started again.
 _CONNECT_S = 30.0
 # Every other prompt is above the default bound of local prefill.
-_INPUT_TOKENS = (40, 400)
+INPUT_TOKENS = (40, 400)
 OUTPUT_TOKENS = 300
 # More than decode takes over from a queue on prefill, which computes it for a second or two on a CPU.
-_LONG_TOKENS = 3000
+LONG_TOKENS = 3000
 _TOKEN_RANGE = (300, 1000)
 _OTHER_SEED = 1_000_003
 
@@ -53,7 +53,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     """The token ids of so many prompts, short and long ones in turn."""
     rng = random.Random(seed)
     return [
-        [rng.randrange(*_TOKEN_RANGE) for _ in range(_INPUT_TOKENS[number % len(_INPUT_TOKENS)])]
+        [rng.randrange(*_TOKEN_RANGE) for _ in range(INPUT_TOKENS[number % len(INPUT_TOKENS)])]
         for number in range(count)
     ]
 
@@ -66,7 +66,7 @@ async def run_load(
     seconds: float,
     seed: int,
     salt: str,
-    long_at_s: Sequence[float] = (),
+    more: Sequence[tuple[float, int]] = (),
     faults: Sequence[tuple[float, Callable[[], None]]] = (),
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
@@ -79,16 +79,16 @@ async def run_load(
         seconds: for how long.
         seed: of the prompts.
         salt: what prefix caches keep apart.
-        long_at_s: when to send one more long prompt, seconds after the start.
+        more: of each further prompt when it is sent, seconds after the start, and how many tokens it has.
         faults: what breaks something, and when it is called, seconds after the start.
         on_answer: called after each answer.
 
     Returns:
-        One answer per request, in the order in which they were sent, and then those to ``long_at_s``.
+        One answer per request, in the order in which they were sent, and then those to ``more``.
     """
     count = max(1, round(rate * seconds))
     rng = random.Random(seed + _OTHER_SEED)
-    more = [[rng.randrange(*_TOKEN_RANGE) for _ in range(_LONG_TOKENS)] for _ in long_at_s]
+    further = [[rng.randrange(*_TOKEN_RANGE) for _ in range(input_tokens)] for _, input_tokens in more]
     bodies = [
         {
             "model": model,
@@ -100,9 +100,9 @@ async def run_load(
             "return_token_ids": True,
             "cache_salt": salt,
         }
-        for prompt in [*prompts(seed, count), *more]
+        for prompt in [*prompts(seed, count), *further]
     ]
-    sent_at_s = [*(number / rate for number in range(count)), *long_at_s]
+    sent_at_s = [*(number / rate for number in range(count)), *(at_s for at_s, _ in more)]
     timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         started_s = time.monotonic()

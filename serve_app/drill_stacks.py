@@ -1,6 +1,7 @@
 """What ``tandem drill`` can break: Tandem, or Ray Serve LLM's own P/D of the same engines on the same nodes."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,15 @@ class Stack:
 
     Attributes:
         start: an application on a cluster of its own, from a Serve YAML of ours.
-        counters: how often its endpoint went on with another replica, and what became of links, so far; nothing where
-            nobody counts.
+        counters: by name and replica how often its endpoint went on with another replica, and what became of links,
+            so far; nothing where nobody counts.
         held: what its replicas still hold of requests and of KV a while after the last answer; nothing where nobody
             can say.
         lacks: faults of parts that it does not have.
     """
 
     start: Start
-    counters: Callable[[App], dict[str, int]]
+    counters: Callable[[App], Mapping[tuple[str, str], int]]
     held: Callable[[App], dict[str, float]] = lambda app: {}
     lacks: tuple[str, ...] = ()
 
@@ -62,14 +63,15 @@ def _start_peer(document: dict[str, Any], nodes: Sequence[NodeSpec], on_status: 
     return app
 
 
-def _tandem_counters(app: App) -> dict[str, int]:
+def _tandem_counters(app: App) -> Counter[tuple[str, str]]:
     counted = ("retried", "resumed", "link_failures", "link_repairs", "prefill_path")
-    totals = dict.fromkeys((*counted[:-1], _LATE), 0)
+    names = (*counted[:-1], _LATE)
+    totals = Counter({(name, ""): 0 for name in names})
     for sample in scrape(app.metrics_url, *(f"tandem_{name}_total" for name in counted)):
         name = sample.name.removeprefix("tandem_").removesuffix("_total")
         name = sample.labels["reason"] if name == "prefill_path" else name
-        if name in totals:
-            totals[name] += int(sample.value)
+        if name in names:
+            totals[name, sample.labels["replica"]] += int(sample.value)
     return totals
 
 

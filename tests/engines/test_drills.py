@@ -40,24 +40,15 @@ def test_nothing_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any
     from serve_app.drill import failures
 
     row = rows[fault]
+    # Among them that streams of a lost decode replica went on from another, and that links were made anew.
     assert failures(row) == [], json.dumps(row)
     if fault != "kill-ingress":
         assert row["cut_at_front"] == 0
-
-
-@pytest.mark.parametrize("fault", ["kill-decode-engine", "hang-engine", "hang-decode", "node-loss"])
-def test_streams_of_a_decode_replica_that_was_lost_went_on_from_another(
-    rows: dict[str, dict[str, Any]], fault: str
-) -> None:
-    assert rows[fault]["resumed"] + rows[fault]["retried"] > 0, rows[fault]
 
 
 def test_a_serve_controller_that_died_finds_its_replicas_and_replaces_none(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["kill-controller"]["replicas_ended"] == 0
 
 
-def test_a_link_that_was_cut_carries_kv_again(rows: dict[str, dict[str, Any]]) -> None:
-    row = rows["break-nixl"]
-    assert row["link_failures"] > 0
-    assert row["link_repairs"] > 0
-    assert row["replicas_ended"] == 0
+def test_a_link_that_was_cut_costs_no_replica(rows: dict[str, dict[str, Any]]) -> None:
+    assert rows["break-nixl"]["replicas_ended"] == 0

@@ -3,14 +3,16 @@
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 
-from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, total
+from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -27,6 +29,17 @@ def _app() -> Iterator[Any]:
         yield running
 
 
+def serves_metrics(app: Any) -> psutil.Process:
+    """The replica of the endpoint that has the metrics port."""
+    port = int(app.metrics_url.rsplit(":", 1)[1].removesuffix("/metrics"))
+    (owner,) = [
+        process
+        for process in replica_processes(app, "ingress")
+        if any(one.status == "LISTEN" and one.laddr.port == port for one in process.net_connections("tcp"))
+    ]
+    return owner
+
+
 async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_serves_them(app: Any) -> None:
     answer = requests.get(f"{app.url}/metrics", timeout=30)
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
@@ -35,14 +48,7 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
     for _ in range(8):  # the balancer gives both some
         assert requests.post(f"{app.url}/v1/completions", json=body, timeout=60).status_code == 200
     assert total(app, "tandem_requests_total", endpoint="completions", code="200") == 8
-    port = int(app.metrics_url.rsplit(":", 1)[1].removesuffix("/metrics"))
-    (owner,) = [
-        process
-        for process in app.processes()
-        if any(one.status == "LISTEN" and one.laddr.port == port for one in process.net_connections("tcp"))
-    ]
-    assert "ingress" in owner.name() or "ingress" in " ".join(owner.cmdline())
-    owner.kill()
+    serves_metrics(app).kill()
 
     def answers() -> bool:
         try:
@@ -51,6 +57,20 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
             return False
 
     await eventually(answers, within_s=30.0)
+
+
+async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any) -> None:
+    def roles() -> Counter[str]:
+        return Counter(labels["role"] for labels, _ in samples(app, "tandem_resumed_total"))
+
+    whole = Counter(ingress=2, decode=1, prefill=1)
+    await eventually(lambda: roles() == whole, within_s=60.0)  # another one was ended above
+    (other,) = set(replica_processes(app, "ingress")) - {serves_metrics(app)}
+    other.suspend()
+    try:
+        assert roles() == whole - Counter(ingress=1)
+    finally:
+        other.resume()
 
 
 @pytest.mark.parametrize(

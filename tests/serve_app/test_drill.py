@@ -75,11 +75,23 @@ def test_an_undisturbed_run_that_fails_is_told_and_is_no_measure(undisturbed: An
     assert not any(row[name] for name in VERDICTS)
 
 
-def fine() -> dict[str, Any]:
-    row = compared("expire-lease", [answer(1)], [answer(1, span_s=(9.0, 11.0))])
-    return {**row, "recovered_s": 0.1, "held": {}, "kv_late": 2}
+# What must have been counted for the drill to show what it is for.
+SHOWN = {
+    "kill-controller": {},
+    "expire-lease": {"kv_late": 2},
+    "break-nixl": {"link_failures": 4, "link_repairs": 1},
+    "hang-decode": {"resumed": 1},
+    "node-loss": {"retried": 1},
+}
 
 
+def fine(fault: str) -> dict[str, Any]:
+    row = compared(fault, [answer(1)], [answer(1, span_s=(9.0, 11.0))])
+    counted = dict.fromkeys(("kv_late", "link_failures", "link_repairs"), 0)
+    return {**row, "recovered_s": 0.1, "held": {}, **counted, **SHOWN[fault]}
+
+
+@pytest.mark.parametrize("fault", SHOWN)
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -88,12 +100,26 @@ def fine() -> dict[str, Any]:
         ({"recovered_s": None}, "not whole again"),
         ({"held": {"kv_usage_frac": 0.1}}, "still held"),
         ({"in_flight_at_fault": 0}, "no request was under way"),
-        ({"kv_late": 0}, "no KV came late"),
     ],
 )
-def test_what_must_not_be_fails_a_drill(wrong: dict[str, Any], said: str) -> None:
-    assert failures(fine()) == []
-    (line,) = failures({**fine(), **wrong})
+def test_what_must_not_be_fails_a_drill(fault: str, wrong: dict[str, Any], said: str) -> None:
+    assert failures(fine(fault)) == []
+    (line,) = failures({**fine(fault), **wrong})
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("fault", "nothing", "said"),
+    [
+        ("expire-lease", "kv_late", "no KV came late"),
+        ("break-nixl", "link_failures", "no KV was to come"),
+        ("break-nixl", "link_repairs", "over no link again"),
+        ("hang-decode", "resumed", "no stream was with"),
+        ("node-loss", "retried", "no stream was with"),
+    ],
+)
+def test_a_drill_that_shows_nothing_fails(fault: str, nothing: str, said: str) -> None:
+    (line,) = failures({**fine(fault), nothing: 0})
     assert said in line
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from serve_app import drill as drill_module
 from serve_app.cli import main
+from serve_app.drill import since
 from serve_app.drill_faults import FAULTS
 from serve_app.drill_load import OUTPUT_TOKENS, run_load
 from serve_app.drill_stacks import STACKS, Stack, faults_of
@@ -104,29 +105,32 @@ def test_what_the_endpoint_and_its_decode_replicas_counted_is_read_off_the_page(
     page = """# TYPE tandem_resumed counter
 tandem_resumed_total{replica="a"} 2.0
 tandem_resumed_total{replica="b"} 1.0
+# TYPE tandem_link_failures counter
+tandem_link_failures_total{replica="c",why="stuck"} 1.0
+tandem_link_failures_total{replica="c",why="failed"} 2.0
 # TYPE tandem_prefill_path counter
-tandem_prefill_path_total{path="local",reason="kv_late"} 4.0
-tandem_prefill_path_total{path="local",reason="short"} 50.0
+tandem_prefill_path_total{path="local",reason="kv_late",replica="c"} 4.0
+tandem_prefill_path_total{path="local",reason="short",replica="c"} 50.0
 """
     app: Any = SimpleNamespace(metrics_url=f"{make_endpoint(ANSWER, page).url}/metrics")
-    assert STACKS["tandem"].counters(app) == {
-        "retried": 0,
-        "resumed": 3,
-        "link_failures": 0,
-        "link_repairs": 0,
-        "kv_late": 4,
-    }
+    counters = STACKS["tandem"].counters(app)
+    assert since({}, counters) == {"retried": 0, "resumed": 3, "link_failures": 3, "link_repairs": 0, "kv_late": 4}
+    # A replica that has ended since takes nothing away.
+    before = {("resumed", "a"): 1, ("resumed", "gone"): 100}
+    assert since(before, counters)["resumed"] == 2
 
 
-async def test_long_prompts_come_at_their_time_beside_the_others(make_endpoint: Callable[..., FakeEndpoint]) -> None:
+async def test_further_prompts_come_beside_the_others_and_are_always_the_same(
+    make_endpoint: Callable[..., FakeEndpoint],
+) -> None:
     endpoint = make_endpoint(ANSWER)
     load = {"rate": 5.0, "seconds": 1.0, "seed": 1, "salt": "x"}
-    answers = await run_load(endpoint.url, "m", **load, long_at_s=[0.5, 0.5])
+    answers = await run_load(endpoint.url, "m", **load, more=[(0.5, 3000), (0.5, 50)])
     assert [answer.is_ended for answer in answers] == [True] * 7
     lengths = sorted(len(body["prompt"]) for body in endpoint.bodies)
-    assert lengths == [40, 40, 40, 400, 400, 3000, 3000]
+    assert lengths == [40, 40, 40, 50, 400, 400, 3000]
     again = make_endpoint(ANSWER)
-    await run_load(again.url, "m", **load, long_at_s=[0.5, 0.5])
+    await run_load(again.url, "m", **load, more=[(0.5, 3000), (0.5, 50)])
     assert sorted(map(str, (body["prompt"] for body in again.bodies))) == sorted(
         map(str, (body["prompt"] for body in endpoint.bodies))
     )
@@ -163,8 +167,8 @@ def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(
     told = [(row["fault"], row["stack"], row["failed_undisturbed"], row["lost"], row["recovered_s"]) for row in rows]
     assert told == [
         ("kill-ingress", "tandem", 0, 0, None),
-        ("kill-ingress", "ray-serve-llm", 5, 0, None),  # nobody knows what would have been right
+        ("kill-ingress", "ray-serve-llm", 9, 0, None),  # nobody knows what would have been right
         ("kill-controller", "tandem", 0, 0, None),
-        ("kill-controller", "ray-serve-llm", 5, 0, None),
+        ("kill-controller", "ray-serve-llm", 9, 0, None),
     ]
     assert starts == ["tandem", "tandem", "ray-serve-llm", "ray-serve-llm"]
