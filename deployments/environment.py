@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from deployments.controller_hook import IMPORT_PATH
 from deployments.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
-from deployments.scheduler_hook import IMPORT_PATH
 
 # Serve has no setting for these, and pastes the one before them into HAProxy's configuration as it is. A request of
 # which a part was still to come when its head was sent on cannot be sent again, so it is sent on as a whole (what is
@@ -85,7 +85,7 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         # A replica whose process stands still cannot end in peace; Serve would wait for that as long as a drain takes.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # Which replica stops is the joint policy's choice.
+        # Which replica stops is the joint policy's choice, and proxies start with their routes.
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": IMPORT_PATH,
         # A header that is no UTF-8 was a 500 of Serve's, and some headers are switches of its.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HEADERS_IMPORT_PATH,

@@ -1,8 +1,4 @@
-"""The one use of Serve's private scheduler: which replica stops is the plan's choice, not Serve's.
-
-Serve calls ``install`` in its controller, if the controller's environment names it in
-``RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH``. Without it everything works but that choice.
-"""
+"""The one use of Serve's private scheduler: which replica stops is the plan's choice, not Serve's."""
 
 import logging
 from collections.abc import Iterable
@@ -11,8 +7,6 @@ from typing import Any
 from autoscale.ray_victims import VICTIMS
 
 logger = logging.getLogger("ray.serve")
-
-IMPORT_PATH = "deployments.scheduler_hook.install"
 
 
 def install() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 import psutil
 
@@ -62,14 +62,21 @@ class Memory:
                 grown[self._kinds[pid]] = {**most, "steady_mib": steady_mib}
         return grown
 
-    def totals(self) -> Growth:
-        """As ``growth``, of all processes of a kind together: for where they end and others take their place."""
-        sums: dict[str, dict[float, int]] = {}
+    def means(self) -> Growth:
+        """As ``growth``, of what those of a kind have on average: for where they end and others take their place.
+
+        Not of their sum, which is mostly how many are there: of HAProxies, those that end their streams beside those
+        that have taken over.
+        """
+        sizes: dict[str, dict[float, list[int]]] = {}
         for pid, samples in self._seen.items():
             for done, rss in samples:
-                of_kind = sums.setdefault(self._kinds[pid], {})
-                of_kind[done] = of_kind.get(done, 0) + rss
-        rows = {one: _growth(list(of_kind.items())) for one, of_kind in sums.items() if one != OTHER}
+                sizes.setdefault(self._kinds[pid], {}).setdefault(done, []).append(rss)
+        rows = {
+            one: _growth([(done, fmean(here)) for done, here in of_kind.items()])
+            for one, of_kind in sizes.items()
+            if one != OTHER
+        }
         return {one: row for one, row in rows.items() if row is not None}
 
 
@@ -80,7 +87,7 @@ def has_grown(row: dict[str, float]) -> bool:
     return is_much or row["steady_mib"] > _MOST_STEADY_MIB
 
 
-def _growth(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
+def _growth(samples: Sequence[tuple[float, float]]) -> dict[str, float] | None:
     """What the thirds after the warm-up have, and how steadily it rose; ``None``: it was not there all the time."""
     third = (1.0 - _WARM_UP_FRAC) / 3
     first = [rss for done, rss in samples if _WARM_UP_FRAC <= done < _WARM_UP_FRAC + third]
@@ -96,9 +103,9 @@ def _growth(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
     }
 
 
-def _steady_mib(samples: Sequence[tuple[float, int]]) -> float:
+def _steady_mib(samples: Sequence[tuple[float, float]]) -> float:
     """What the whole time adds at the pace after the warm-up, where each part of it adds about as much; else 0."""
-    parts: list[list[int]] = [[] for _ in range(_PARTS)]
+    parts: list[list[float]] = [[] for _ in range(_PARTS)]
     for done, rss in samples:
         if done >= _WARM_UP_FRAC:
             parts[min(_PARTS - 1, int((done - _WARM_UP_FRAC) / (1.0 - _WARM_UP_FRAC) * _PARTS))].append(rss)

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscale.ratio import pd_text
+from deployments.controller_hook import IMPORT_PATH
 from deployments.scaling_metrics import missing_s, pool_counts, serving_counts
-from deployments.scheduler_hook import IMPORT_PATH
 
 
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:

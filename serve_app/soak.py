@@ -2,7 +2,7 @@
 
 Three faults each minute end replicas, the endpoint's among them, and Serve's controller, at about 70 % of what the
 engines can do. Every token of every answer is held against what an emulated engine says, and at the end nothing may be
-left behind or have grown: of each kind the processes that live through it all, and the sum of those that replace each
+left behind or have grown: of each kind the processes that live through it all, and the mean of those that replace each
 other.
 """
 
@@ -27,7 +27,7 @@ from serve_app.drill_verdict import VERDICTS, verdict
 from serve_app.fixed_counts import fixed_counts
 from serve_app.output import write_file
 from serve_app.process_memory import Growth, Memory
-from serve_app.processes import listening, title
+from serve_app.processes import OTHER, count_kinds, listening, title
 
 _REPLICAS = 2
 _FAULTS = ("kill-prefill", "kill-decode", "kill-ingress", "kill-controller")
@@ -35,9 +35,10 @@ _FAULTS_PER_MINUTE = 3
 # Two decode replicas of 24 streams each finish 6.6 of these answers per second.
 _MAX_RUNNING, _RATE = 24, 4.5
 _MOST_GROWTH_FRAC = 0.05
-# Those that the soak ends again and again are new and small at any time: of them the sum counts too.
-_KINDS = ("ingress", "decode replica", "prefill replica", "serve controller", "serve proxy", "haproxy", "health board")
-_CLUSTER_KINDS = ("ray gcs", "raylet")
+_KINDS = (
+    *("ingress", "decode replica", "prefill replica", "serve controller", "serve proxy", "haproxy", "health board"),
+    *("ray gcs", "raylet"),
+)
 _SAMPLE_S = 2.0
 _REST_S = 90.0
 # A part that is just starting again cannot be ended yet.
@@ -108,31 +109,31 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
             time.sleep(2.0)
             left = _left(app)
         held = _held(app.name)
-    alive, together = memory.growth(), memory.totals()
+    alive, average = memory.growth(), memory.means()
     return {
         "minutes": minutes,
         "seed": seed,
         "faults": dict(done),
         **judged(answers, seed, fronts_s),
-        "memory": {"of the process that grew most": alive, "of all of a kind": together},
+        "memory": {"of the process that grew most": alive, "on average of a kind": average},
         "left": {name: {"before": at_rest.get(name, 0), "after": left.get(name, 0)} for name in {**at_rest, **left}},
         "held": held,
         "findings": [
             *([] if sum(done.values()) == count else [f"{sum(done.values())} faults of {count}"]),
-            *grown(alive, together),
+            *grown(alive, average),
             *(f"{name}: {at_rest.get(name, 0)} before, {left.get(name, 0)} after" for name in _differ(at_rest, left)),
             *(f"{name} is {value:g} at rest" for name, value in held.items()),
         ],
     }
 
 
-def grown(alive: Growth, together: Growth) -> list[str]:
+def grown(alive: Growth, average: Growth) -> list[str]:
     """What has grown, of processes that lived through it and of kinds; and what nobody has seen."""
-    unseen = [name for name in (*_KINDS, *_CLUSTER_KINDS) if name not in {**alive, **together}]
+    unseen = [name for name in _KINDS if name not in {**alive, **average}]
     return [
         *(f"nothing is known of the memory of {name}" for name in unseen),
         *(f"one {name} grew by {row['growth_frac']:.1%}" for name, row in alive.items() if _grew(row)),
-        *(f"all {name} grew by {row['growth_frac']:.1%}" for name, row in together.items() if _grew(row)),
+        *(f"{name}, on average, grew by {row['growth_frac']:.1%}" for name, row in average.items() if _grew(row)),
     ]
 
 
@@ -171,10 +172,11 @@ def _left(app: Any) -> dict[str, int]:
     """Placement groups, processes by kind, and ports that replicas listen on."""
     from serve_app.ray_held import placement_groups
 
-    found: Counter[str] = Counter({"placement groups": placement_groups()})
-    for process in app.processes():
-        if "ServeReplica" in (name := title(process)):
-            found[name.split()[0]] += 1
+    processes = app.processes()
+    found = Counter({"placement groups": placement_groups()}) + count_kinds(processes)
+    found[OTHER] = 0  # Ray's idle workers, which come and go
+    for process in processes:
+        if "ServeReplica" in title(process):
             found["ports of replicas"] += listening(process)
     return dict(found)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from deployments.scheduler_hook import IMPORT_PATH, _choose
+from deployments.controller_hook import IMPORT_PATH
+from deployments.scheduler_hook import _choose
 
 
 class Named(str):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import requests
 
+from serve_app.drill_faults import kill_proxy
 from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -71,6 +72,21 @@ async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any)
         assert roles() == whole - Counter(ingress=1)
     finally:
         other.resume()
+
+
+async def test_whoever_waits_for_the_only_proxy_to_come_back_finds_its_routes_there(app: Any) -> None:
+    kill_proxy(app.processes())
+    statuses: list[int | None] = []
+
+    def is_back() -> bool:
+        try:
+            statuses.append(requests.get(f"{app.url}/v1/models", timeout=10).status_code)
+        except requests.ConnectionError:
+            statuses.append(None)
+        return statuses[-1] == 200
+
+    await eventually(is_back, within_s=60.0)
+    assert set(statuses) == {None, 200}
 
 
 @pytest.mark.parametrize(

@@ -75,15 +75,15 @@ def test_of_a_kind_the_process_counts_that_grew_most() -> None:
     assert memory.growth()["decode replica"]["growth_frac"] > 0.04
 
 
-def test_totals_are_of_all_processes_of_a_kind_and_of_those_that_replace_each_other() -> None:
-    processes = [decode(7), decode(8), Fake(9, "haproxy -db"), Fake(10, "python train.py")]
+def test_means_are_of_those_that_replace_each_other_however_many_are_there() -> None:
+    processes = [decode(7), decode(8), decode(9), Fake(10, "haproxy -db"), Fake(11, "python train.py")]
     memory = sampled(
         processes,
-        *((done, (100, -1, 10, 5)) for done in (0.2, 0.3)),
-        *((done, (-1, 130, 10, 500)) for done in (0.8, 0.9, 1.0)),
+        *((done, (100, -1, -1, 10, 5)) for done in (0.2, 0.3)),
+        *((done, (-1, 120, 140, 10, 500)) for done in (0.8, 0.9, 1.0)),
     )
-    totals = memory.totals()
-    assert {kind: row["growth_frac"] for kind, row in totals.items()} == {
+    means = memory.means()
+    assert {kind: row["growth_frac"] for kind, row in means.items()} == {
         "decode replica": pytest.approx(0.3),
         "haproxy": 0.0,
     }
