@@ -65,7 +65,7 @@ class Memory:
     def means(self) -> Growth:
         """As ``growth``, of what those of a kind have on average: for where they end and others take their place.
 
-        Not of their sum, which is mostly how many are there: of HAProxies, those that end their streams beside those
+        Not of their sum, which rises with how many are there: of HAProxies, those that end their streams beside those
         that have taken over.
         """
         sizes: dict[str, dict[float, list[int]]] = {}
