@@ -126,24 +126,25 @@ async def _unary(handle: DeploymentHandle, method: str) -> Any:
 
 async def _broadcast(handle: DeploymentHandle, method: str) -> list[Any]:
     """What those replicas of one deployment answer that do so in time."""
+    until_s = time.monotonic() + _METRICS_TIMEOUT_S
     try:
         async with asyncio.timeout(_METRICS_TIMEOUT_S):
             # results_async() answers with nothing where one replica does not answer.
             asked = await handle.broadcast(method)._fetch_replica_results_async()
-    except (
-        TimeoutError,
-        RayServeException,
-    ) as error:  # Serve starts all of them anew: others have figures all the same
+    except (TimeoutError, RayServeException) as error:
+        # Serve starts all of them anew: the others have figures all the same.
         logger.warning("no replica of %s gives its metrics: %s", handle.deployment_name, error or "not in time")
         return []
     replies = [asyncio.ensure_future(one.get_async()) for one in asked]
-    done, late = await asyncio.wait(replies, timeout=_METRICS_TIMEOUT_S) if replies else (set(), set())
+    if not replies:
+        return []
+    done, late = await asyncio.wait(replies, timeout=max(0.0, until_s - time.monotonic()))
     for reply in late:
         reply.cancel()
     if late:
         missing = len(late), len(replies), handle.deployment_name, _METRICS_TIMEOUT_S
         logger.warning("%d of %d replicas of %s did not give their metrics in %g s", *missing)
-    return [reply.result() for reply in done if reply.exception() is None]
+    return [reply.result() for reply in done if not reply.cancelled() and reply.exception() is None]
 
 
 async def _coordinators_page(app_name: str | None) -> list[Any]:
