@@ -460,8 +460,8 @@ class Ingress:
             async with aclosing(self._attempt(group, asked, deadline_s)) as frames:
                 was_lost, lost = lost is not None, None
                 async for frame in frames:
-                    # All streams of a replica that was lost come to the others at once, and wait for room there.
-                    if frame.error in LOST or (frame.error == FULL and asked.sent is not None):
+                    # All that a lost replica had comes to the others at once, and waits for room there.
+                    if frame.error in LOST or (frame.error == FULL and tries <= self._retries):
                         lost = frame
                         break
                     if was_lost and frame.error is None:

@@ -173,6 +173,20 @@ async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(c
     assert [replica for replica, by, has_failed in seen(made) if has_failed] == ["a0", "a1"]
 
 
+@pytest.mark.parametrize("began", [[], [event(1)]], ids=["nothing was sent", "a stream had begun"])
+async def test_who_was_lost_waits_for_room_elsewhere_and_who_was_not_is_refused(clock: Clock, began: list[Any]) -> None:
+    from deployments.frames import FULL, failure
+
+    full = failure(503, "no room", FULL)
+    made = endpoint(clock, retries=1)
+    pool = made._groups["a"]
+    pool.next = [("a0", [full])]
+    assert await answer(made) == [full]
+    pool.next = [("a0", [*began, lost()]), ("a1", [full]), ("a1", [full]), ("a1", [event(2), done()])]
+    assert await texts(made) == [*(one.text for one in began), event(2).text, done().text]
+    assert not pool.next
+
+
 async def test_what_a_group_has_lost_goes_to_another_and_comes_back_where_all_have(clock: Clock) -> None:
     made = endpoint(clock, "ab")
     made._groups["a"].next = [("a0", [lost()]), ("a1", [whole()])]
