@@ -172,3 +172,20 @@ async def test_a_client_that_leaves_cancels_even_if_its_time_is_up_at_the_same_m
     with pytest.raises(asyncio.CancelledError):
         await task
     wait.close()
+
+
+async def test_who_was_sent_elsewhere_while_its_replica_was_asked_is_not_lost() -> None:
+    moved = asked("gone")
+
+    def is_alive(_: str, replica_id: str) -> bool:
+        moved.routed_to = "other"  # the router's, which runs meanwhile
+        return replica_id == "other"
+
+    waits = Waits(is_alive, lambda _: False, quiet_s=0.05, every_s=0.01)
+    watching = asyncio.create_task(waits.run())
+    wait = Wait("decode:g0", moved, time.monotonic() + 60.0)
+    waits.add(wait)
+    assert (await wait.frame(frames(0.5))).text == "said"
+    assert moved.routed_to == "other"
+    watching.cancel()
+    waits.remove(wait)
