@@ -174,7 +174,7 @@ async def _warm_up(client: Any) -> None:
 
 def _engine_failure(error: GracefulHTTPError | EngineDeadError) -> Frame:
     if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
-        return failure(error.http_status, error.message, FULL)
+        return failure(429, error.message, FULL)
     return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 

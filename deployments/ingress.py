@@ -50,6 +50,8 @@ _HEALTH_TIMEOUT_S, _HEALTH_KEEP_S = 5.0, 1.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
 _NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S, _FULL_S = 5.0, 5.0, 1.0, 0.5
+# Of a request's time: a replica that said nothing to a stream for so long hangs.
+_SILENT_FRAC = 0.5
 # What has been written is on its way to its client for a moment yet.
 _WRITTEN_S, _DRAIN_POLL_S = 0.5, 0.1
 # From drained to deleted.
@@ -353,12 +355,12 @@ class Ingress:
         self._check_pools()
         priority = _priority(request)
         self._gate.check(key, priority, self._reads)
-        held = Body(self._bodies, key)
+        held = Body(self._bodies, key, priority)
         try:
             try:
                 body = await self._body(request, held)
-            except OpenAIError as error:
-                if error.status != 429:  # which is about others' bodies
+            except BaseException as error:  # its client may have left as well
+                if not (isinstance(error, OpenAIError) and error.status == 429):  # which is about others' bodies
                     self._gate.refused(key)
                 raise
             place = asked_of(endpoint, body, key, priority, self._most_prompt_tokens)
@@ -373,7 +375,9 @@ class Ingress:
             await anext(frames, None)  # the end, which would otherwise be a cancellation
             await frames.aclose()
             text = first.text.removeprefix("data: ").strip()
-            again = {"Retry-After": f"{_AGAIN_S:.0f}"} if first.status == 503 else None
+            again = {"Retry-After": f"{_AGAIN_S:.0f}"} if first.status in (429, 503) else None
+            if first.status == 429:
+                tandem_metrics.REFUSED.labels("engine", priority.name.lower()).inc()
             return Response(text, status_code=first.status, headers=again, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
 
@@ -484,7 +488,8 @@ class Ingress:
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
-        health, pace, has_failed = self._health[group], StreamPace(), False
+        health, pace, has_failed, has_begun = self._health[group], StreamPace(), False, False
+        started_s = time.monotonic()
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
         done = False
@@ -510,6 +515,7 @@ class Ingress:
                     health.paced(asked, pace_s, self._slow_tpot_s)
                 if asked.refused:
                     health.refused(asked)
+                has_begun = True
                 if not frame.text:
                     yield frame
                     continue
@@ -526,7 +532,9 @@ class Ingress:
         except TimeoutError:
             if wait.is_lost and _is_whole(text):
                 return
-            if text is None or wait.is_lost:
+            # An answer in one piece may well take longer than that, and so may what came here late.
+            had_time = time.monotonic() - started_s > _SILENT_FRAC * self._timeout_s
+            if wait.is_lost or (asked.body.get("stream") and not has_begun and had_time):
                 health.failed(asked)
             yield (
                 _LOST
@@ -536,7 +544,7 @@ class Ingress:
                 )
             )
         except BackPressureError as error:
-            yield failure(503, f"every decode replica is full: {error.message}", FULL)
+            yield failure(429, f"every decode replica is full: {error.message}", FULL)
         except Exception as error:  # Serve's and Ray's, and most of gRPC's, which Serve passes on as they are
             if _is_whole(text):
                 return  # it ended after its last word

@@ -188,6 +188,7 @@ class PDGenerate:
             if handed_over is not None and self._is_late(handed_over):
                 logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
                 await self._release(request_id, handed_over)
+                self._pulls.peers.unknown(handed_over.replica_id, time.monotonic())
                 handed_over, path, reason = None, PrefillPath.LOCAL, PathReason.KV_LATE
             elif handed_over is None:
                 path, reason = PrefillPath.LOCAL, PathReason.PREFILL_FAILED
@@ -297,9 +298,12 @@ class PDGenerate:
             probe=probe or link,
             exclude=peers.broken(now_s) - {probe, link},
         )
-        result = await self._ask_prefill(request, deadline_s)
-        if link is not None and (result is None or result.replica_id != link):
-            peers.unknown(link, time.monotonic())
+        result = None
+        try:
+            result = await self._ask_prefill(request, deadline_s)
+        finally:  # or its client has left
+            if link is not None and (result is None or result.replica_id != link):
+                peers.unknown(link, time.monotonic())
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
             again = replace(request, last_resort=request.routed_to, probe=None, routed_to=None, refused=set())

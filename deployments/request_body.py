@@ -8,6 +8,7 @@ from fastapi import Request
 from deployments import metrics
 from deployments.config import IngressConfig
 from deployments.openai_errors import OpenAIError
+from router.admission import Priority
 
 # Of all that bodies may take, where there are keys: one that sends slowly, or much, leaves the others as much again.
 _KEY_FRAC = 0.5
@@ -28,15 +29,16 @@ class Bodies:
 class Body:
     """One of them, from before its first byte until its request has ended."""
 
-    def __init__(self, bodies: Bodies, key: str | None) -> None:
-        """Count a request of a key, or of anybody where there are none.
+    def __init__(self, bodies: Bodies, key: str | None, priority: Priority = Priority.NORMAL) -> None:
+        """Count a request of a key, or of anybody where there are none; ``priority``: for the metrics.
 
         Raises:
             OpenAIError: 429, the key has as many here as it may.
         """
+        self._priority = priority.name.lower()
         here, most = bodies.requests_by_key[key], bodies.limits(key).max_requests
         if most is not None and here >= most:
-            metrics.REFUSED.labels("key", "normal").inc()
+            metrics.REFUSED.labels("key", self._priority).inc()
             raise OpenAIError(
                 429,
                 f"{here} requests of this key are here (max_requests); send it again later",
@@ -64,6 +66,7 @@ class Body:
                 "(ingress.max_bodies_bytes): send less in one request",
             )
         if of_key + count > self._most_bytes or bodies.held_bytes + count > bodies.most_bytes:
+            metrics.REFUSED.labels("bodies", self._priority).inc()
             whose, held = (" of this key", of_key) if of_key + count > self._most_bytes else ("", bodies.held_bytes)
             raise OpenAIError(
                 429,

@@ -338,9 +338,11 @@ class Admission:
 
     def _refuse_full(self, here: int, priority: Priority) -> Refusal | None:
         most = self._config.max_requests
-        if here < most - int(_ROOM_FRAC * most) * priority:
+        most_of_priority = most - int(_ROOM_FRAC * most) * priority
+        if here < most_of_priority:
             return None
-        return _refusal("requests", f"{here} requests are here (admission.max_requests)", 1.0)
+        what = f"{here} requests are here, and {most_of_priority} may be for one of {priority.name.lower()} priority"
+        return _refusal("requests", f"{what} (admission.max_requests is {most})", 1.0)
 
     def _refuse_crowded(self, asked: Asked, now_s: float) -> Refusal | None:
         most = self._config.max_queued_tokens

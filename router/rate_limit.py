@@ -38,6 +38,11 @@ class OverLimit:
     after_s: float
 
 
+def _too_fast(what: str, per_minute: float | None) -> str:
+    worth = f"of which {_BURST_S:g} s' worth may come at once"
+    return f"{what} of this key come faster than {per_minute:g} a minute, {worth}"
+
+
 class _Bucket:
     """Fills by a rate, up to what it gives in ``_BURST_S``, and at least one; it may be owed."""
 
@@ -91,9 +96,9 @@ class RateLimits:
         if limits.max_requests is not None and key.here >= limits.max_requests:
             return OverLimit(f"{key.here} requests of this key are here (max_requests)", 1.0)
         if key.requests is not None and (after_s := key.requests.empty_s(1.0, now_s)):
-            return OverLimit(f"more than {limits.requests_per_minute:g} requests in a minute of this key", after_s)
+            return OverLimit(_too_fast("requests", limits.requests_per_minute), after_s)
         if key.tokens is not None and (after_s := key.tokens.empty_s(1.0, now_s)):
-            return OverLimit(f"more than {limits.tokens_per_minute:g} tokens in a minute of this key", after_s)
+            return OverLimit(_too_fast("tokens", limits.tokens_per_minute), after_s)
         return None
 
     def refund(self, name: str | None, tokens: int) -> None:

@@ -13,6 +13,10 @@ import pytest
 pytestmark = pytest.mark.ray
 
 
+# For a replica's word that the first token has come, whose class only these tests may import.
+FIRST = "first"
+
+
 class Clock:
     """The machine's, which replicas hurry on."""
 
@@ -121,17 +125,17 @@ def lost() -> Exception:
     return RayError("gone")
 
 
-def frames(made: Any) -> Any:
-    return made._frames("completions", {}, "r", time.monotonic())
+def frames(made: Any, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
+    return made._frames("completions", body or {}, "r", time.monotonic() - ago_s)
 
 
 async def texts(made: Any) -> list[str]:
     return [frame.text for frame in await answer(made)]
 
 
-async def answer(made: Any) -> list[Any]:
+async def answer(made: Any, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> list[Any]:
     async with asyncio.timeout(10.0):
-        return [frame async for frame in frames(made)]
+        return [frame async for frame in frames(made, body, ago_s)]
 
 
 def seen(made: Any, group: str = "a") -> list[tuple[str, str, bool]]:
@@ -177,7 +181,7 @@ async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(c
 async def test_who_was_lost_waits_for_room_elsewhere_and_who_was_not_is_refused(clock: Clock, began: list[Any]) -> None:
     from deployments.frames import FULL, failure
 
-    full = failure(503, "no room", FULL)
+    full = failure(429, "no room", FULL)
     made = endpoint(clock, retries=1)
     pool = made._groups["a"]
     pool.next = [("a0", [full])]
@@ -291,9 +295,42 @@ async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> N
     assert made._groups["a"].streams[0].is_cancelled and made._in_flight == {"a": 0}
 
 
-async def test_nothing_at_all_until_the_deadline_is_a_failure(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("body", "said", "is_blamed"),
+    [
+        ({"stream": True}, [...], True),
+        ({"stream": True}, [FIRST, ...], False),
+        ({}, [...], False),  # an answer in one piece may take longer
+        ({"stream": False}, [FIRST, ...], False),
+    ],
+)
+async def test_only_a_stream_that_hears_nothing_until_its_deadline_speaks_against_its_replica(
+    clock: Clock, body: dict[str, Any], said: list[Any], is_blamed: bool
+) -> None:
+    from deployments.frames import Frame
+
     made = endpoint(clock, timeout_s=0.1)
-    made._groups["a"].next = [("a0", [...])]
-    (frame,) = await answer(made)
+    made._groups["a"].next = [("a0", [Frame("") if one is FIRST else one for one in said])]
+    *_, frame = await answer(made, body)
     assert (frame.status, frame.error) == (408, "timeout")
-    assert seen(made) == [("a0", "error", True)]
+    assert seen(made) == ([("a0", "error", True)] if is_blamed else [])
+
+
+async def test_who_came_to_a_replica_late_does_not_speak_against_it(clock: Clock) -> None:
+    made = endpoint(clock, timeout_s=60.0)
+    made._groups["a"].next = [("a0", [...])]
+    *_, frame = await answer(made, {"stream": True}, ago_s=59.9)
+    assert frame.error == "timeout"
+    assert seen(made) == []
+
+
+async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from deployments.frames import FULL
+
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
+    (frame,) = await answer(made)
+    assert (frame.status, frame.error) == (429, FULL)
+    assert seen(made) == []

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -352,6 +353,35 @@ async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, pr
     prefill.calls[0].set_result(answered())
     await tasks[0]
     assert client.asked == [("r1", None), ("r2", None), ("r0", {"from": "p"})]
+
+
+@pytest.mark.parametrize("ends", ["its client leaves", "it fails", "its KV is late", "another answers"])
+async def test_a_link_of_which_a_prompt_showed_nothing_is_tried_again_a_second_later(
+    client: Client, prefill: Prefill, ends: str
+) -> None:
+    generate = decode(client, prefill)
+    peers = generate._pulls.peers
+    peers.failed("p", time.monotonic() - 2.0)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    assert prefill.requests[0].probe == "p"
+    if ends == "its client leaves":
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    elif ends == "it fails":
+        prefill.calls[0].set_exception(RuntimeError("gone"))
+        await sent(prefill, 2)
+        prefill.calls[1].set_exception(RuntimeError("gone"))
+        await task
+    elif ends == "its KV is late":
+        prefill.calls[0].set_result(answered(ago_s=40.0))
+        await task
+    else:
+        prefill.calls[0].set_result(replace(answered(), replica_id="other"))
+        await task
+    now_s = time.monotonic()
+    assert peers.probe(now_s + 0.5) is None
+    assert peers.probe(now_s + 1.5) == "p"
 
 
 async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:

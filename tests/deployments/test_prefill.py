@@ -9,15 +9,18 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 class Engine:
-    """Workers that keep KV of so many prompts, one less at each question."""
+    """Workers that keep KV of so many prompts, one less at each question; to the first ``busy`` it does not answer."""
 
-    def __init__(self, unread: int, *, is_dead: bool = False) -> None:
-        self.unread, self.is_dead = unread, is_dead
+    def __init__(self, unread: int, *, is_dead: bool = False, busy: int = 0) -> None:
+        self.unread, self.errored, self.busy = unread, is_dead, busy
 
     async def collective_rpc(self, method: str) -> list[int]:
         assert method == "tandem_unread_kv_requests"
-        if self.is_dead:
+        if self.errored:
             raise RuntimeError("the engine has died")
+        if self.busy:
+            self.busy -= 1
+            await asyncio.sleep(60.0)
         self.unread -= 1
         return [0, self.unread + 1]
 
@@ -34,6 +37,7 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(EngineHost, "__del__", end)
     monkeypatch.setattr(prefill, "_UNREAD_POLL_S", 0.01)
+    monkeypatch.setattr(prefill, "ANSWER_S", 0.05)
 
     class Server(prefill.PrefillServer):  # type: ignore[misc]
         def __del__(self) -> None:
@@ -52,6 +56,10 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def test_an_engine_lives_until_its_kv_has_been_read(told_to_go: Any) -> None:
     assert await told_to_go(Engine(5), lease_s=60.0) == [-1]
+
+
+async def test_an_engine_in_a_long_step_is_asked_again(told_to_go: Any) -> None:
+    assert await told_to_go(Engine(5, busy=2), lease_s=60.0) == [-1]
 
 
 async def test_an_engine_whose_kv_nobody_reads_lives_until_every_lease_has_ended(told_to_go: Any) -> None:

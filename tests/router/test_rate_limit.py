@@ -15,7 +15,7 @@ def test_requests_in_a_minute_are_limited_key_by_key() -> None:
     over = of.enter("a", 1, 0.0)
     assert over is not None
     assert over.after_s == pytest.approx(1.0)
-    assert "60 requests" in over.what
+    assert "requests of this key come faster than 60 a minute" in over.what
     assert of.enter("b", 1, 0.0) is None
     assert of.enter("a", 1, 1.0) is None
     assert of.enter("a", 1, 1.5) is not None
