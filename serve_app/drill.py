@@ -122,7 +122,7 @@ def _row(
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
     more = [(at_s - _BURST_BEFORE_S, input_tokens) for input_tokens in _BURST]
-    if fault == "expire-lease":
+    if fault in ("expire-lease", *LINK_FAULTS):
         more += [(at_s + frac * GATHER_S, LONG_TOKENS) for frac in _LONG_PROMPTS_FRAC]
     ask = partial(ask, more=more)
     say(f"{stack}, {fault}: undisturbed run")
@@ -139,7 +139,8 @@ def _row(
     row = {"stack": stack, **compare(fault, before, after, fault_s[0])}
     row["recovered_s"] = _recovered(app, whole)
     if fault in LINK_FAULTS and row["recovered_s"] is not None:
-        _wait_for_links(app, stack, counted, partial(ask, seconds=_LOOK_S, more=(), salt=f"{fault}-again"))
+        again = partial(ask, seconds=_LOOK_S, more=[(0.0, LONG_TOKENS)], salt=f"{fault}-again")
+        _wait_for_links(app, stack, counted, again)
     for name, value in since(counted, counters(app)).items():
         row[name] = row.get(name, 0) + value
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
@@ -154,7 +155,7 @@ def _wait_for_links(
     until_s = time.monotonic() + _RECOVERY_S
     while time.monotonic() < until_s:
         done = since(counted, STACKS[stack].counters(app))
-        if done.get("link_repairs") or not done.get("link_failures"):
+        if not done or done["link_repairs"]:  # nothing: nobody counts
             return
         asyncio.run(ask())
 

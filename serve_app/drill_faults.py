@@ -10,12 +10,14 @@ from itertools import chain, product
 import psutil
 
 from serve_app.drill_links import Connection, connections, cut, silence
-from serve_app.processes import ENGINE, Processes, title
+from serve_app.processes import ENGINE, Processes, cpu_s, title
 
 # Of the nodes of a drill's cluster: the endpoint is on the first, and engines on the others.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
 # How long prefill stands still before a lease begins to run out.
 GATHER_S = 2.0
+# An engine computes that takes so much of a core for so long; somebody does within this time, or nobody has work.
+_BUSY_FRAC, _GLANCE_S, _WORK_S = 0.1, 0.2, 8.0
 
 
 class DrillError(RuntimeError):
@@ -24,37 +26,37 @@ class DrillError(RuntimeError):
 
 def kill_prefill(processes: Processes) -> str:
     """End a prefill replica."""
-    return _kill(_replica(processes, "prefill"))
+    return _kill(_youngest(_replicas(processes, "prefill")))
 
 
 def kill_decode(processes: Processes) -> str:
     """End a decode replica."""
-    return _kill(_replica(processes, "decode"))
+    return _kill(_at_work(processes, "decode"))
 
 
 def kill_prefill_engine(processes: Processes) -> str:
     """End the engine of a prefill replica, which itself lives on."""
-    return _kill(_engine(processes, "prefill"))
+    return _kill(_youngest(_engines(processes, "prefill")))
 
 
 def kill_decode_engine(processes: Processes) -> str:
     """End the engine of a decode replica, which itself lives on."""
-    return _kill(_engine(processes, "decode"))
+    return _kill(_engine_of(_at_work(processes, "decode")))
 
 
 def hang_prefill_engine(processes: Processes) -> str:
     """Stop the engine of a prefill replica without ending it."""
-    return _signal(_engine(processes, "prefill"), signal.SIGSTOP)
+    return _signal(_youngest(_engines(processes, "prefill")), signal.SIGSTOP)
 
 
 def hang_decode_engine(processes: Processes) -> str:
     """Stop the engine of a decode replica without ending it."""
-    return _signal(_engine(processes, "decode"), signal.SIGSTOP)
+    return _signal(_engine_of(_at_work(processes, "decode")), signal.SIGSTOP)
 
 
 def hang_decode(processes: Processes) -> str:
     """Stop the front of a decode replica for good; its engine goes on."""
-    return _signal(_replica(processes, "decode"), signal.SIGSTOP)
+    return _signal(_at_work(processes, "decode"), signal.SIGSTOP)
 
 
 def kill_controller(processes: Processes) -> str:
@@ -86,14 +88,15 @@ def kill_proxy(processes: Processes) -> str:
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
     raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
+    replica = _at_work(processes, "decode")
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
-        if any(_is_replica(one, "decode") for one in below):
+        if replica in below:
             for one in below:
                 with suppress(DrillError):  # those below another that has just been ended may end by themselves
                     _kill(one)
             return f"a node of {len(below)} processes"
-    raise DrillError("no node but the head runs a decode replica")
+    raise DrillError("the decode replica that has work is not on a node beside the head's")
 
 
 def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
@@ -101,7 +104,7 @@ def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
 
     Prefill engines stand still until then, so that prompts of that replica are with them for certain.
     """
-    replica, engines = _replica(processes, "decode"), _engines(processes, "prefill")
+    replica, engines = _youngest(_replicas(processes, "decode")), _engines(processes, "prefill")
     for engine in engines:
         engine.suspend()
     try:
@@ -167,28 +170,53 @@ def _is_replica(process: psutil.Process, role: str) -> bool:
     return "ServeReplica" in name and f":{role}:" in name.lower()
 
 
-def _replica(processes: Processes, role: str) -> psutil.Process:
+def _replicas(processes: Processes, role: str) -> list[psutil.Process]:
     found = [one for one in processes if _is_replica(one, role)]
     if not found:
         raise DrillError(f"no process here is a {role} replica")
-    return _youngest(found)
-
-
-def _engine(processes: Processes, role: str) -> psutil.Process:
-    return _youngest(_engines(processes, role))
+    return found
 
 
 def _engines(processes: Processes, role: str) -> list[psutil.Process]:
-    found = [
-        child
-        for process in processes
-        if _is_replica(process, role)
-        for child in process.children(recursive=True)
-        if ENGINE in title(child)
-    ]
+    found = [engine for replica in _replicas(processes, role) for engine in _engines_below(replica)]
     if not found:
         raise DrillError(f"no {role} replica has an engine of its own here: this fault needs real engines")
     return found
+
+
+def _engine_of(replica: psutil.Process) -> psutil.Process:
+    found = _engines_below(replica)
+    if not found:
+        raise DrillError(f"process {replica.pid} has no engine of its own: this fault needs real engines")
+    return _youngest(found)
+
+
+def _engines_below(replica: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [child for child in replica.children(recursive=True) if ENGINE in title(child)]
+    except psutil.Error:
+        return []
+
+
+def _at_work(processes: Processes, role: str) -> psutil.Process:
+    """The youngest replica whose engine computes, since one that has nothing to do would show nothing.
+
+    Emulated engines are no processes: of those, and where none computes for a while, it is the youngest of all.
+    """
+    replicas = _replicas(processes, role)
+    engines = {replica: _engines_below(replica) for replica in replicas}
+    until_s = time.monotonic() + _WORK_S
+    while any(engines.values()) and time.monotonic() < until_s:
+        before_s = {replica: sum(map(cpu_s, below)) for replica, below in engines.items()}
+        time.sleep(_GLANCE_S)
+        busy = [
+            replica
+            for replica, below in engines.items()
+            if sum(map(cpu_s, below)) - before_s[replica] >= _BUSY_FRAC * _GLANCE_S
+        ]
+        if busy:
+            return _youngest(busy)
+    return _youngest(replicas)
 
 
 def _on_links(processes: Processes, done: str, harm: Callable[[Connection], None]) -> str:

@@ -1,0 +1,61 @@
+"""Which replica a fault is for: real processes that are called what Ray and vLLM call theirs."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from serve_app import drill_faults
+from serve_app.drill_faults import FAULTS
+from serve_app.processes import title
+
+COMPUTES, RESTS = "bash -c 'while :; do :; done'", "sleep 60"
+MakeReplica = Callable[[str], psutil.Process]
+
+
+@pytest.fixture
+def make_replica() -> Iterator[MakeReplica]:
+    """A decode replica whose engine does this."""
+    started: list[psutil.Process] = []
+
+    def make(engine: str) -> psutil.Process:
+        words = ["ray::ServeReplica:tandem:decode:g0", "-c", f"(exec -a VLLM::EngineCore {engine}) & wait"]
+        replica = psutil.Process(subprocess.Popen(words, executable="/bin/bash").pid)
+        until_s = time.monotonic() + 10.0
+        while not (found := [one for one in replica.children() if title(one).startswith("VLLM::EngineCore")]):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        started.extend((*found, replica))
+        return replica
+
+    yield make
+    for process in started:
+        with suppress(psutil.Error):
+            process.kill()
+            process.wait(10)
+
+
+@pytest.mark.parametrize("does", [(COMPUTES, RESTS), (COMPUTES, COMPUTES), (RESTS, RESTS)])
+def test_a_decode_replica_that_has_work_is_broken_the_youngest_of_them(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, does: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(drill_faults, "_WORK_S", 2.0)
+    old, young = map(make_replica, does)
+    broken, lives = (old, young) if does == (COMPUTES, RESTS) else (young, old)
+    said = FAULTS["kill-decode"]([old, young])
+    assert said.endswith(f"({broken.pid})")
+    assert broken.wait(10) == -signal.SIGKILL
+    assert lives.is_running()
+
+
+def test_the_engine_of_the_replica_that_has_work_is_broken(make_replica: MakeReplica) -> None:
+    old, young = make_replica(COMPUTES), make_replica(RESTS)
+    (engine,) = old.children()
+    FAULTS["hang-engine"]([young, old])
+    while engine.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    assert young.children()[0].status() != psutil.STATUS_STOPPED
