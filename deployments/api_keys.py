@@ -112,6 +112,8 @@ class ApiKeys:
         except OSError as error:
             # Not while it is being replaced, for instance: said whenever it is looked for.
             raise ValueError(f"api_keys_file {self._path}: {error.strerror}: give a file that can be read") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"api_keys_file {self._path}: it is no text: give the file of `tandem key`") from None
         except ValueError as error:
             raise ValueError(f"api_keys_file {self._path}: {error}") from None
         if not self._names:

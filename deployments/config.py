@@ -244,7 +244,10 @@ class IngressConfig(_Config):
     def _check_keys(cls, value: Path | None) -> Path | None:
         if value is None:
             return None
-        path = value.expanduser()
+        try:
+            path = value.expanduser()
+        except RuntimeError:
+            raise ValueError(f"api_keys_file {value} is of a user who is unknown here: give the whole path") from None
         if not path.is_absolute():
             raise ValueError(f"api_keys_file {value} is relative, and replicas start elsewhere: give the whole path")
         return path

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,9 +153,12 @@ def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     return row | {"rounds": rounds}
 
 
+Kind = StrEnum("Kind", {name.upper(): name for name in ENGINES})  # type: ignore[misc]
+
+
 def main(
     base: Annotated[Path, typer.Argument(help="Another checkout, for instance of an earlier release.")],
-    engines: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(ENGINES)}; both if not given.")] = None,
+    engines: Annotated[list[Kind] | None, typer.Option(help="May be given again; both if not given.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     requests: Annotated[int, typer.Option(min=10, help="Of each measurement.")] = 600,
     out: Path = Path("reports/cost.json"),
@@ -166,7 +170,8 @@ def main(
         raise typer.BadParameter(f"{base} is no checkout of Tandem: it has no serve_app/cli.py")
     out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"machine": platform.platform()}
-    for name in engines or ENGINES:
+    names = list(ENGINES) if engines is None else [str(one) for one in engines]
+    for name in names:
         measured: list[dict[str, dict[str, float]]] = []
         for number in range(rounds):
             sides = _SIDES if number % 2 == 0 else _SIDES[::-1]
@@ -182,7 +187,7 @@ def main(
     table = Table("engines", title="CPU time per request")
     for column in columns:
         table.add_column(column, no_wrap=True)
-    for name in engines or ENGINES:
+    for name in names:
         row = result[name]
         table.add_row(
             name,

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -228,8 +229,11 @@ def show(name: str, result: dict[str, Any], console: Console) -> None:
     console.print(f"goodput kept: {result['goodput_kept_frac']:.0%}")
 
 
+Kind = StrEnum("Kind", {name.upper(): name for name in ENGINES})  # type: ignore[misc]
+
+
 def main(
-    only: Annotated[str | None, typer.Option(help=f"{' or '.join(ENGINES)}: these engines alone.")] = None,
+    only: Annotated[Kind | None, typer.Option(help="These engines alone.")] = None,
     out: Path = Path("reports/overload.json"),
 ) -> None:
     """Measure, show and write."""
@@ -237,7 +241,7 @@ def main(
     console = Console()
     results: dict[str, Any] = {"machine": platform.platform()}
     for name, engines in ENGINES.items():
-        if only in (None, name):
+        if only is None or only == Kind(name):
             results[name] = run(name, engines, console)
             show(name, results[name], console)
             write_file(out, json.dumps(results, indent=2) + "\n", "--out")

@@ -92,7 +92,7 @@ def serve(
         signal.signal(number, lambda got, _: _interrupt(stop, got))
     with _deploy(sdk, document) as app:
         console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
-        console.print(_curl(app.url, app.config.model.id), highlight=False, soft_wrap=True)
+        console.print(_curl(app.url, app.config), highlight=False, soft_wrap=True)
         console.print(f"\nMetrics, for this machine alone: {app.metrics_url}", highlight=False, soft_wrap=True)
         try:
             while not stop.wait(1.0):
@@ -277,9 +277,11 @@ def _finish(app: Any) -> None:
         console.print(left, highlight=False)
 
 
-def _curl(url: str, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+def _curl(url: str, config: Any) -> str:
+    message = {"role": "user", "content": "Hello"}
+    body = json.dumps({"model": config.model.id, "messages": [message], "max_tokens": 16})
+    key = "" if config.ingress.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
+    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from serve_app.cli_scaling import console
 from serve_app.drill_faults import FAULTS, DrillError
 from serve_app.drill_stacks import STACKS, faults_of
 from serve_app.drill_verdict import VERDICTS
-from serve_app.output import write_file
+from serve_app.output import check_file, write_file
 from serve_app.sim_report import print_whole
 from serve_app.validate import ConfigError
 
@@ -44,6 +44,7 @@ def drill(
     from serve_app.drill import drill as run_drill
     from serve_app.drill import failures
 
+    check_file(json_out, "--json")
     names = [str(name) for name in FAULTS] if Fault("all") in fault else [str(one) for one in fault]
     stacks = [str(one) for one in stack]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

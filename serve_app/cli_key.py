@@ -1,6 +1,7 @@
 """``tandem key``: make an API key."""
 
 import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -26,13 +27,27 @@ def key(
         before = file.read_text() if file.exists() else ""
         text = f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{line}\n"
         parse_keys(text)
-        # Beside it and then in its place, so that no replica reads half a file.
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.touch(mode=0o600)
-        beside.write_text(text)
-        beside.replace(file)
+        _replace(file.resolve(), text)  # a link goes on leading there
+    except UnicodeDecodeError:
+        raise ConfigError(f"--file {file}: it is no text: give a key file, or one that does not exist yet") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     except OSError as error:
         raise ConfigError(f"--file {file}: {error.strerror}: give a file that can be written") from None
     typer.echo(made)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file beside it and then in its place, so that no replica reads half of it; who may read it stays."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.touch(mode=0o600)
+    try:
+        beside.write_text(text)
+        if file.exists():
+            was = file.stat()
+            beside.chmod(stat.S_IMODE(was.st_mode))
+            if (was.st_uid, was.st_gid) != (os.getuid(), os.getgid()):
+                os.chown(beside, was.st_uid, was.st_gid)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

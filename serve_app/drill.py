@@ -76,8 +76,15 @@ def drill(
 
     Returns:
         One row per fault.
+
+    Raises:
+        ConfigError: the config cannot be used.
     """
-    document = on_two_parts(load_serve_yaml(config))
+    from serve_app.ray_schema import single_app_config
+
+    document = load_serve_yaml(config)
+    single_app_config(document)
+    document = on_two_parts(document)
     args = document["applications"][0]["args"]
     nodes = [
         NodeSpec(cpus=2, labels={PART_LABEL: "front"}),
@@ -138,13 +145,14 @@ def _row(
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
     row = {"stack": stack, **compare(fault, before, after, fault_s[0])}
     row["recovered_s"] = _recovered(app, whole)
-    if fault in LINK_FAULTS and row["recovered_s"] is not None:
+    is_whole = row["recovered_s"] is not None
+    if fault in LINK_FAULTS and is_whole:
         again = partial(ask, seconds=_LOOK_S, more=[(0.0, LONG_TOKENS)], salt=f"{fault}-again")
         _wait_for_links(app, stack, counted, again)
-    for name, value in since(counted, counters(app)).items():
+    for name, value in since(counted, counters(app) if is_whole else counted).items():  # else nobody may answer
         row[name] = row.get(name, 0) + value
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
-    row["held"] = STACKS[stack].held(app) if row["recovered_s"] is not None else {}
+    row["held"] = STACKS[stack].held(app) if is_whole else {}
     return row
 
 

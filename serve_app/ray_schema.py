@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.engine_arguments import did_you_mean, engine_complaint
+from deployments.explain import explain
 from serve_app.config import AppConfig
 from serve_app.validate import ConfigError, parse_app_config, sole_application
 
@@ -42,6 +43,8 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
         raise ConfigError("proxy_location: Disabled leaves no endpoint; use HeadOnly or EveryNode")
     try:
         ServeDeploySchema.model_validate(dict(document))
+    except ValidationError as error:
+        raise ConfigError(f"not a Serve config: {explain(error)}") from None
     except ValueError as error:
         cause = textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=" ...")
         raise ConfigError(f"not a Serve config: {cause}") from None

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from autoscale.types import PoolKey
-from deployments.config import GroupConfig, ModelConfig, RoleConfig, check_engine_kwargs
+from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
 from kvtransfer.topology import Role
 
 
@@ -91,3 +91,9 @@ def test_config_is_frozen_and_closed() -> None:
         RoleConfig.model_validate({"replica": 1})
     with pytest.raises(ValidationError):
         RoleConfig().replicas = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", ["keys", "~nosuchuser/keys"])
+def test_a_key_file_is_where_every_replica_finds_it(path: str) -> None:
+    with pytest.raises(ValidationError, match="give the whole path"):
+        IngressConfig.model_validate({"api_keys_file": path})

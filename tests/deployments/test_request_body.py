@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from fastapi import Request
 
+from deployments import metrics
 from deployments.config import IngressConfig
 from deployments.openai_errors import OpenAIError
 from deployments.request_body import Bodies, Body, read_body
+from router.admission import Priority
 
 CONFIG = IngressConfig(max_body_bytes=1024, max_bodies_bytes=2048, body_timeout_s=0.2)
 
@@ -95,6 +97,24 @@ async def test_one_key_leaves_room_for_the_others() -> None:
     assert bodies.held_bytes == 2048
     with pytest.raises(OpenAIError, match="requests that take 2048 bytes are here"):
         Body(bodies, "c").take(1)
+
+
+async def test_what_has_no_room_is_counted_with_its_priority() -> None:
+    config = {"max_body_bytes": 1024, "max_bodies_bytes": 2048, "api_keys_file": "/keys"}
+    bodies = Bodies(IngressConfig.model_validate(config | {"admission": {"key": {"max_requests": 1}}}))
+    Body(bodies, "a").take(1000)
+    Body(bodies, "b").take(1000)
+    before = {reason: refused(reason) for reason in ("key", "bodies")}
+    with pytest.raises(OpenAIError):
+        Body(bodies, "a", Priority.LOW)
+    assert {reason: refused(reason) - count for reason, count in before.items()} == {"key": 1, "bodies": 0}
+    with pytest.raises(OpenAIError):
+        Body(bodies, "c", Priority.LOW).take(100)
+    assert {reason: refused(reason) - count for reason, count in before.items()} == {"key": 1, "bodies": 1}
+
+
+def refused(reason: str) -> float:
+    return float(metrics.REFUSED.labels(reason, "low")._value.get())
 
 
 async def test_requests_of_a_key_count_from_before_their_first_byte_until_they_have_ended() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.cli import _replace_model, main
+from serve_app.cli import _curl, _replace_model, main
 from serve_app.manifest import load_rayservice
+from serve_app.validate import parse_app_config
 from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 COMMANDS = ["validate", "render", "deploy", "serve", "quickstart", "status", "delete", "bench"]
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # some CI machines ask for it
@@ -166,6 +168,47 @@ def test_wrong_field_is_one_line_with_its_path_even_if_it_is_long_or_looks_like_
     line = mistake(run, "render", path)
     assert "model.[red]" + "x" * 300 in line
     assert line.endswith("no such field; remove it or check its spelling")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kv_transfer": {"lease": 5}}, r"kv_transfer.lease: no such field"),
+        ({"groups": None}, r"groups: "),
+        ({"ingress": []}, r"ingress: "),
+        ({"http_options": "x"}, r"http_options"),
+    ],
+)
+def test_drill_reads_its_config_before_it_lays_it_out(
+    run: Run, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    pytest.importorskip("ray.serve.schema")
+    document = yaml.safe_load((ROOT / "configs" / "drill_tiny.yaml").read_text())
+    top = {name: value for name, value in change.items() if name == "http_options"}
+    document |= top
+    document["applications"][0]["args"] |= {name: value for name, value in change.items() if name not in top}
+    path = tmp_path / "drill.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert re.search(said, mistake(run, "drill", path, "--fault", "kill-decode"))
+
+
+def test_a_report_that_cannot_be_written_is_told_before_an_hour_of_drills(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "file" / "rows.json"
+    out.parent.touch()
+    said = mistake(run, "drill", "--fault", "kill-decode", "--json", out)
+    assert said.endswith(": give a file that can be written")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(None, "/v1/chat/completions -H 'Content-Type"), ("/keys", "completions -H 'Authorization: Bearer KEY' -H")],
+)
+def test_what_to_try_first_has_a_key_where_one_is_wanted(
+    make_app_args: Callable[..., dict[str, Any]], name: str | None, words: str
+) -> None:
+    config = parse_app_config(make_app_args(ingress={"api_keys_file": name}))
+    assert words in _curl("http://localhost:1", config)
 
 
 @pytest.mark.parametrize("applications", [[], [None], [{"args": None}], [{"args": []}], {}, None])

@@ -42,3 +42,26 @@ def test_a_wrong_name_or_file_changes_nothing(
     said = capsys.readouterr()
     assert said.err.startswith("tandem: ") and not said.out
     assert file.read_text() == before
+
+
+def test_a_file_stays_who_may_read_it_and_a_link_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, link = tmp_path / "keys", tmp_path / "link"
+    file.touch(mode=0o640)
+    link.symlink_to(file)
+    run(monkeypatch, "a", "--file", str(link))
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert file.read_text().startswith("a sha256:")
+
+
+def test_a_file_that_is_no_text_is_told_so_and_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "a", "--file", str(file))
+    assert "it is no text: give a key file" in capsys.readouterr().err
+    assert file.read_bytes() == b"\xff\xfe"
+    with pytest.raises(ValueError, match="it is no text"):
+        ApiKeys(file)
