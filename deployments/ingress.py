@@ -239,7 +239,8 @@ class Ingress:
             try:
                 await asyncio.wait_for(_unary(handle, "check_health"), _HEALTH_TIMEOUT_S)
             except Exception as error:
-                return OpenAIError(503, f"no healthy decode replica: {type(error).__name__}")
+                what = f"no healthy decode replica: {type(error).__name__}"
+                return OpenAIError(503, what, retry_after_s=_NO_REPLICA_RETRY_S)
         return None
 
     @app.get("/metrics")

@@ -25,7 +25,7 @@ Generate = Callable[[Any, list[int], SamplingParams, str], AsyncGenerator[Reques
 
 
 class Resumption(StrEnum):
-    """How a stream goes on; a label of ``tandem_resumed_total``."""
+    """How a stream goes on."""
 
     CONTINUED = "continued"  # from the prompt and the tokens so far
     REGENERATED = "regenerated"  # from the prompt: what comes again must be what was sent

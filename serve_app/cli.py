@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import threading
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
+from deployments.environment import serve_environment
 from serve_app import cli_drill, cli_key, cli_simulate, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
@@ -50,6 +52,13 @@ def validate(config: ConfigPath) -> None:
         check_engines(app)
     pools = sum(len(group.pools()) for group in app.groups)
     console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, model {app.model.id})")
+
+
+@cli.command()
+def env() -> None:
+    """Print what Ray's processes on a cluster of yours need: eval "$(tandem env)" before `ray start`."""
+    for name, value in serve_environment().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @cli.command()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.environment import serve_environment
 from serve_app.cli import _curl, _replace_model, main
 from serve_app.manifest import load_rayservice
 from serve_app.validate import parse_app_config
@@ -17,7 +19,7 @@ from tests.serve_app.fake_endpoint import FakeEndpoint, refuse
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-COMMANDS = ["validate", "render", "deploy", "serve", "quickstart", "status", "delete", "bench"]
+COMMANDS = ["validate", "env", "render", "deploy", "serve", "quickstart", "status", "delete", "bench"]
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # some CI machines ask for it
 
@@ -130,6 +132,13 @@ def test_trace_that_cannot_be_read_is_one_line(run: Run, tmp_path: Path) -> None
     assert mistake(run, "bench", "--trace", tmp_path / "none.csv").startswith(
         f"--trace: {tmp_path}/none.csv: cannot be read"
     )
+
+
+def test_a_shell_takes_the_environment_as_it_is(run: Run) -> None:
+    code, out, err = run("env")
+    assert (code, err) == (0, "")
+    shown = subprocess.run(["bash", "-c", f"{out}\nenv -0"], capture_output=True, text=True, check=True).stdout
+    assert serve_environment().items() <= dict(one.partition("=")[::2] for one in shown.split("\0")).items()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
