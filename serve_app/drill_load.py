@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from serve_app.precedence import ahead_of_others
+
 _TIMEOUT_S = 120.0
 _RETRIES = 5
 _RETRY_S = 0.3
@@ -103,6 +105,17 @@ async def run_load(
         for prompt in [*prompts(seed, count), *further]
     ]
     sent_at_s = [*(number / rate for number in range(count)), *(at_s for at_s, _ in more)]
+    with ahead_of_others():
+        return await _run(url, bodies, sent_at_s, faults, on_answer)
+
+
+async def _run(
+    url: str,
+    bodies: Sequence[dict[str, Any]],
+    sent_at_s: Sequence[float],
+    faults: Sequence[tuple[float, Callable[[], None]]],
+    on_answer: Callable[[], None],
+) -> list[Answer]:
     timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         started_s = time.monotonic()
@@ -117,12 +130,17 @@ async def run_load(
 
         async def break_it(at_s: float, fault: Callable[[], None]) -> None:
             await asyncio.sleep(at_s)
-            await asyncio.to_thread(fault)
+            await asyncio.to_thread(_break, fault)
 
         broken = [asyncio.create_task(break_it(at_s, fault)) for at_s, fault in faults]
         answers = await asyncio.gather(*(one(number) for number in range(len(bodies))))
         await asyncio.gather(*broken)
     return answers
+
+
+def _break(fault: Callable[[], None]) -> None:
+    with ahead_of_others():
+        fault()
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
