@@ -26,7 +26,7 @@ from serve_app.drill_load import OUTPUT_TOKENS, Answer, prompts, run_load
 from serve_app.drill_verdict import VERDICTS, verdict
 from serve_app.fixed_counts import fixed_counts
 from serve_app.output import write_file
-from serve_app.process_memory import Growth, Memory
+from serve_app.process_memory import Growth, Memory, has_grown
 from serve_app.processes import OTHER, count_kinds, listening, title
 
 _REPLICAS = 2
@@ -34,7 +34,6 @@ _FAULTS = ("kill-prefill", "kill-decode", "kill-ingress", "kill-controller")
 _FAULTS_PER_MINUTE = 3
 # Two decode replicas of 24 streams each finish 6.6 of these answers per second.
 _MAX_RUNNING, _RATE = 24, 4.5
-_MOST_GROWTH_FRAC = 0.05
 _KINDS = (
     *("ingress", "decode replica", "prefill replica", "serve controller", "serve proxy", "haproxy", "health board"),
     *("ray gcs", "raylet"),
@@ -132,8 +131,8 @@ def grown(alive: Growth, average: Growth) -> list[str]:
     unseen = [name for name in _KINDS if name not in {**alive, **average}]
     return [
         *(f"nothing is known of the memory of {name}" for name in unseen),
-        *(f"one {name} grew by {row['growth_frac']:.1%}" for name, row in alive.items() if _grew(row)),
-        *(f"{name}, on average, grew by {row['growth_frac']:.1%}" for name, row in average.items() if _grew(row)),
+        *(f"one {name} grew by {row['growth_frac']:.1%}" for name, row in alive.items() if has_grown(row)),
+        *(f"{name}, on average, grew by {row['growth_frac']:.1%}" for name, row in average.items() if has_grown(row)),
     ]
 
 
@@ -158,10 +157,6 @@ def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> d
     row["ttft_p99_s"] = waits[int(0.99 * len(waits))] if waits else None
     row["errors"] = dict(errors)
     return row
-
-
-def _grew(row: dict[str, float]) -> bool:
-    return row["growth_frac"] > _MOST_GROWTH_FRAC
 
 
 def _differ(before: dict[str, int], after: dict[str, int]) -> list[str]:

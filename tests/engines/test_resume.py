@@ -48,10 +48,24 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
         {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     ),
     "bad words": ("completions", {**COMPLETION, "bad_words": ["the"]}),
+    "ends where it repeats itself": (
+        "completions",
+        {
+            **COMPLETION,
+            "logit_bias": {"500": 100.0},
+            "repetition_detection": {"max_pattern_size": 1, "min_count": 12},
+        },
+    ),
+    "a logits processor's arguments": ("completions", {**COMPLETION, "vllm_xargs": {"mine": 1}}),
+    "a budget for reasoning": ("chat", {**CHAT, "thinking_token_budget": 5}),
 }
+SAMPLED = {**COMPLETION, "temperature": 1.0}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "penalties without a seed": ("completions", {**COMPLETION, "temperature": 1.0, "presence_penalty": 1.5}, "seed"),
-    "several answers": ("completions", {**COMPLETION, "temperature": 1.0, "n": 2}, "n = 2"),
+    "penalties without a seed": ("completions", {**SAMPLED, "presence_penalty": 1.5}, "seed"),
+    "a grammar without a seed": ("completions", {**SAMPLED, "structured_outputs": {"regex": "[a-f]{20}"}}, "seed"),
+    "a logits processor's arguments without a seed": ("completions", {**SAMPLED, "vllm_xargs": {"mine": 1}}, "seed"),
+    "a budget for reasoning without a seed": ("completions", {**SAMPLED, "thinking_token_budget": 5}, "seed"),
+    "several answers": ("completions", {**SAMPLED, "n": 2}, "n = 2"),
     "logprobs": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
     "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "more than one stream"),
 }

@@ -9,7 +9,8 @@ from serve_app.drill_load import OUTPUT_TOKENS, Answer, prompts
 from serve_app.drill_verdict import VERDICTS
 from serve_app.soak import _KINDS, _RATE, document, grown
 
-ROW = {"first_third_mib": 100.0, "last_third_mib": 104.0, "growth_frac": 0.04}
+ROW = {"first_third_mib": 100.0, "last_third_mib": 104.0, "growth_frac": 0.04, "steady_mib": 0.0}
+GROWN = {"first_third_mib": 100.0, "last_third_mib": 106.0, "growth_frac": 0.06, "steady_mib": 0.0}
 
 
 @pytest.mark.vllm
@@ -35,8 +36,8 @@ def test_every_kind_of_wrong_answer_is_counted() -> None:
 def test_what_grew_and_what_nobody_saw_is_told() -> None:
     everything = dict.fromkeys(_KINDS, ROW)
     assert grown(everything, {}) == grown({}, everything) == []
-    assert grown({**everything, "ingress": {**ROW, "growth_frac": 0.06}}, {}) == ["one ingress grew by 6.0%"]
-    assert grown(everything, {"ingress": {**ROW, "growth_frac": 0.06}}) == ["ingress, on average, grew by 6.0%"]
+    assert grown({**everything, "ingress": GROWN}, {}) == ["one ingress grew by 6.0%"]
+    assert grown(everything, {"ingress": GROWN}) == ["ingress, on average, grew by 6.0%"]
     (line,) = grown({name: row for name, row in everything.items() if name != "decode replica"}, {})
     assert line == "nothing is known of the memory of decode replica"
 
