@@ -76,9 +76,11 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def __del__(self) -> None:
         """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""
         until_s = time.monotonic() + _LEASES * self._lease_s
-        # Who does not answer computes a long step, unless it has died and keeps nothing.
-        while time.monotonic() < until_s and not engine_client(self).errored and await self._unread_kv_requests() != 0:
-            await asyncio.sleep(_UNREAD_POLL_S)
+        with suppress(AttributeError):  # there is no engine: it never started
+            client = engine_client(self)
+            # Who does not answer computes a long step, unless it has died and keeps nothing.
+            while time.monotonic() < until_s and not client.errored and await self._unread_kv_requests() != 0:
+                await asyncio.sleep(_UNREAD_POLL_S)
         await super().__del__()
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:

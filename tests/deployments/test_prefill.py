@@ -33,7 +33,7 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
     ends: list[int] = []
 
     async def end(self: Any) -> None:
-        ends.append(self.engine._engine_client.unread)
+        ends.append(self.engine._engine_client.unread if hasattr(self, "engine") else 0)
 
     monkeypatch.setattr(EngineHost, "__del__", end)
     monkeypatch.setattr(prefill, "_UNREAD_POLL_S", 0.01)
@@ -43,10 +43,11 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __del__(self) -> None:
             """Of the garbage collector, which Serve has not."""
 
-    async def told_to_go(engine: Engine, lease_s: float) -> list[int]:
+    async def told_to_go(engine: Engine | None, lease_s: float) -> list[int]:
         server = Server.__new__(Server)
         server._lease_s = lease_s
-        server.engine = type("Server", (), {"_engine_client": engine})()
+        if engine is not None:
+            server.engine = type("Server", (), {"_engine_client": engine})()
         async with asyncio.timeout(10.0):
             await prefill.PrefillServer.__del__(server)
         return ends
@@ -69,3 +70,7 @@ async def test_an_engine_whose_kv_nobody_reads_lives_until_every_lease_has_ended
 
 async def test_a_dead_engine_keeps_nobody(told_to_go: Any) -> None:
     assert await told_to_go(Engine(5, is_dead=True), lease_s=60.0) == [5]
+
+
+async def test_a_replica_whose_engine_never_started_ends_all_the_same(told_to_go: Any) -> None:
+    assert await told_to_go(None, lease_s=60.0) == [0]
