@@ -334,3 +334,59 @@ async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> 
     (frame,) = await answer(made)
     assert (frame.status, frame.error) == (429, FULL)
     assert seen(made) == []
+
+
+def with_door(clock: Clock, **limits: Any) -> Any:
+    """An endpoint that reads requests, each of a key ``k``, which has these limits."""
+    from deployments.config import IngressConfig
+    from deployments.gate import Gate
+    from deployments.request_body import Bodies
+
+    made = endpoint(clock)
+    config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
+    made._config, made._bodies, made._reads = config, Bodies(config), 0
+    made._gate = Gate(config.admission, replicas=1, prefill_replicas=1)
+    made._model_id, made._most_prompt_tokens = "m", None
+    return made
+
+
+def asks(body: bytes | Exception) -> Any:
+    from fastapi import Request
+
+    async def receive() -> dict[str, Any]:
+        if isinstance(body, Exception):
+            raise body
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+async def respond(made: Any, body: bytes | Exception) -> Any:
+    return await made._respond("completions", asks(body), "r", time.monotonic(), "k")
+
+
+async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request(clock: Clock) -> None:
+    from starlette.requests import ClientDisconnect
+
+    from deployments.openai_errors import OpenAIError
+
+    made = with_door(clock, requests_per_minute=12)  # two at once
+    for _ in range(2):
+        with pytest.raises(ClientDisconnect):
+            await respond(made, ClientDisconnect())
+    with pytest.raises(OpenAIError, match="requests of this key come faster than 12 a minute"):
+        await respond(made, b"{}")
+    assert not made._bodies.requests_by_key["k"] and not made._reads
+
+
+async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_counted(clock: Clock) -> None:
+    from deployments import metrics
+    from deployments.frames import FULL, failure
+
+    made = with_door(clock)
+    made._groups["a"].next = [("a0", [failure(429, "no room", FULL)])]
+    counted = metrics.REFUSED.labels("engine", "normal")
+    before = counted._value.get()
+    response = await respond(made, b'{"model": "m", "prompt": "x"}')
+    assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+    assert counted._value.get() - before == 1
