@@ -55,7 +55,7 @@ reproduce: setup ## The papers' claims beside what our code gives (about 4 minut
 quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
 	@$(VENV)/python -m serve_app.quality $(TRACES)
 
-drill: model ## Break every part of Tandem, and of Ray Serve LLM's own P/D, under load; check every token (about an hour)
+drill: model ## Break every part of Tandem, and of Ray Serve LLM's own P/D, under load; check every token (80 minutes or more)
 	@$(VENV)/tandem drill --fault all --stack tandem --stack ray-serve-llm --rate 1 --json reports/drills.json
 
 soak: setup ## Faults every twenty seconds under load on emulated engines, for MINUTES=20

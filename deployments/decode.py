@@ -23,7 +23,7 @@ from deployments.calls import streamed
 from deployments.engine_failure import named_cause
 from deployments.engine_host import EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
-from deployments.frames import FULL, DecodeRequest, Frame, failure
+from deployments.frames import DecodeRequest, Frame, failure, full
 from deployments.openai_errors import OpenAIError, field_at_fault
 from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.pull_watch import PullWatch
@@ -174,7 +174,7 @@ async def _warm_up(client: Any) -> None:
 
 def _engine_failure(error: GracefulHTTPError | EngineDeadError) -> Frame:
     if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
-        return failure(429, error.message, FULL)
+        return full(error.message)
     return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
 
 

@@ -67,3 +67,8 @@ class Frame(NamedTuple):
 def failure(status: int, message: str, error: str) -> Frame:
     """The frame of a failure that is not the client's; ``error`` is its class."""
     return Frame(OpenAIError(status, message).body(), status=status, error=error)
+
+
+def full(message: str) -> Frame:
+    """The frame of a replica without room, which says what an endpoint without room does."""
+    return Frame(OpenAIError(429, message, code=FULL).body(), status=429, error=FULL)

@@ -25,7 +25,7 @@ from deployments.api_keys import ApiKeys
 from deployments.asked import asked_of
 from deployments.calls import streamed
 from deployments.config import IngressConfig
-from deployments.frames import DONE, FAILED, FULL, LOST, DecodeRequest, Frame, failure
+from deployments.frames import DONE, FAILED, FULL, LOST, DecodeRequest, Frame, failure, full
 from deployments.gate import Gate
 from deployments.http_headers import is_request_id
 from deployments.json_body import check_content_type, json_object
@@ -545,7 +545,7 @@ class Ingress:
                 )
             )
         except BackPressureError as error:
-            yield failure(429, f"every decode replica is full: {error.message}", FULL)
+            yield full(f"every decode replica is full: {error.message}")
         except Exception as error:  # Serve's and Ray's, and most of gRPC's, which Serve passes on as they are
             if _is_whole(text):
                 return  # it ended after its last word

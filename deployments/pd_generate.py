@@ -188,7 +188,6 @@ class PDGenerate:
             if handed_over is not None and self._is_late(handed_over):
                 logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request_id)
                 await self._release(request_id, handed_over)
-                self._pulls.peers.unknown(handed_over.replica_id, time.monotonic())
                 handed_over, path, reason = None, PrefillPath.LOCAL, PathReason.KV_LATE
             elif handed_over is None:
                 path, reason = PrefillPath.LOCAL, PathReason.PREFILL_FAILED
@@ -302,7 +301,7 @@ class PDGenerate:
         try:
             result = await self._ask_prefill(request, deadline_s)
         finally:  # or its client has left
-            if link is not None and (result is None or result.replica_id != link):
+            if link is not None and (result is None or result.replica_id != link or self._is_late(result)):
                 peers.unknown(link, time.monotonic())
         may_retry = self._prefill_failures < _FAILURES_OF_AN_OUTAGE and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():

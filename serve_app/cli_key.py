@@ -46,7 +46,8 @@ def _replace(file: Path, text: str) -> None:
         if file.exists():
             was = file.stat()
             beside.chmod(stat.S_IMODE(was.st_mode))
-            if (was.st_uid, was.st_gid) != (os.getuid(), os.getgid()):
+            made = beside.stat()  # in the group of a folder that gives its own
+            if (was.st_uid, was.st_gid) != (made.st_uid, made.st_gid):
                 os.chown(beside, was.st_uid, was.st_gid)
         beside.replace(file)
     finally:

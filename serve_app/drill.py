@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.ports import free_ports
 from kvtransfer.connector import ConnectorConfig
-from serve_app.cluster import NodeSpec
+from serve_app.cluster import NodeSpec, driver_environment
 from serve_app.drill_faults import (
     DECODE_FAULTS,
     FAULTS,
@@ -22,6 +22,7 @@ from serve_app.drill_faults import (
     LINK_FAULTS,
     NODE_LABEL,
     PART_LABEL,
+    at_work,
     expire_lease,
 )
 from serve_app.drill_load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
@@ -80,6 +81,7 @@ def drill(
     Raises:
         ConfigError: the config cannot be used.
     """
+    driver_environment()  # before anything imports ray
     from serve_app.ray_schema import single_app_config
 
     document = load_serve_yaml(config)
@@ -139,6 +141,8 @@ def _row(
     fault_s: list[float] = []
 
     def inject() -> None:
+        if fault in DECODE_FAULTS:
+            at_work(processes, "decode")  # which may take a while
         fault_s.append(time.monotonic())
         say(f"{stack}, {fault}: {break_part(processes)}")
 
@@ -149,7 +153,7 @@ def _row(
     if fault in LINK_FAULTS and is_whole:
         again = partial(ask, seconds=_LOOK_S, more=[(0.0, LONG_TOKENS)], salt=f"{fault}-again")
         _wait_for_links(app, stack, counted, again)
-    for name, value in since(counted, counters(app) if is_whole else counted).items():  # else nobody may answer
+    for name, value in (since(counted, counters(app)) if is_whole else {}).items():  # else nobody may answer
         row[name] = row.get(name, 0) + value
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
     row["held"] = STACKS[stack].held(app) if is_whole else {}
@@ -216,12 +220,12 @@ def compare(
 def failures(row: dict[str, Any]) -> list[str]:
     """What a row says that must not be, in words; of a stack of ours."""
     said = [f"{name.replace('_', ' ')}: {row[name]} of {row['requests']}" for name in _MUST_BE_ZERO if row[name]]
-    if row["recovered_s"] is None:
-        said.append(f"not whole again {_RECOVERY_S:g} s after the load")
     if row["held"]:
         said.append(f"still held by replicas: {row['held']}")
     if not row["in_flight_at_fault"]:
         said.append("no request was under way when it broke, so this shows nothing: raise --rate")
+    if row["recovered_s"] is None:  # and nothing was counted
+        return [*said, f"not whole again {_RECOVERY_S:g} s after the load"]
     if row.get("kv_late") == 0 and row["fault"] == "expire-lease":
         said.append("no KV came late, so this shows nothing: run it again")
     if row["fault"] in DECODE_FAULTS and not row["retried"] + row["resumed"]:

@@ -31,7 +31,7 @@ def kill_prefill(processes: Processes) -> str:
 
 def kill_decode(processes: Processes) -> str:
     """End a decode replica."""
-    return _kill(_at_work(processes, "decode"))
+    return _kill(at_work(processes, "decode"))
 
 
 def kill_prefill_engine(processes: Processes) -> str:
@@ -41,7 +41,7 @@ def kill_prefill_engine(processes: Processes) -> str:
 
 def kill_decode_engine(processes: Processes) -> str:
     """End the engine of a decode replica, which itself lives on."""
-    return _kill(_engine_of(_at_work(processes, "decode")))
+    return _kill(_engine_of(at_work(processes, "decode")))
 
 
 def hang_prefill_engine(processes: Processes) -> str:
@@ -51,12 +51,12 @@ def hang_prefill_engine(processes: Processes) -> str:
 
 def hang_decode_engine(processes: Processes) -> str:
     """Stop the engine of a decode replica without ending it."""
-    return _signal(_engine_of(_at_work(processes, "decode")), signal.SIGSTOP)
+    return _signal(_engine_of(at_work(processes, "decode")), signal.SIGSTOP)
 
 
 def hang_decode(processes: Processes) -> str:
     """Stop the front of a decode replica for good; its engine goes on."""
-    return _signal(_at_work(processes, "decode"), signal.SIGSTOP)
+    return _signal(at_work(processes, "decode"), signal.SIGSTOP)
 
 
 def kill_controller(processes: Processes) -> str:
@@ -88,7 +88,7 @@ def kill_proxy(processes: Processes) -> str:
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
     raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
-    replica = _at_work(processes, "decode")
+    replica = at_work(processes, "decode")
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
         if replica in below:
@@ -198,7 +198,7 @@ def _engines_below(replica: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _at_work(processes: Processes, role: str) -> psutil.Process:
+def at_work(processes: Processes, role: str) -> psutil.Process:
     """The youngest replica whose engine computes, since one that has nothing to do would show nothing.
 
     Emulated engines are no processes: of those, and where none computes for a while, it is the youngest of all.

@@ -131,9 +131,14 @@ def grown(alive: Growth, average: Growth) -> list[str]:
     unseen = [name for name in _KINDS if name not in {**alive, **average}]
     return [
         *(f"nothing is known of the memory of {name}" for name in unseen),
-        *(f"one {name} grew by {row['growth_frac']:.1%}" for name, row in alive.items() if has_grown(row)),
-        *(f"{name}, on average, grew by {row['growth_frac']:.1%}" for name, row in average.items() if has_grown(row)),
+        *(f"one {name} grew {_by(row)}" for name, row in alive.items() if has_grown(row)),
+        *(f"{name}, on average, grew {_by(row)}" for name, row in average.items() if has_grown(row)),
     ]
+
+
+def _by(row: dict[str, float]) -> str:
+    steadily = f", steadily by {row['steady_mib']:.1f} MiB" if row["steady_mib"] else ""
+    return f"by {row['growth_frac']:.1%} ({row['last_third_mib'] - row['first_third_mib']:.1f} MiB){steadily}"
 
 
 def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> dict[str, Any]:

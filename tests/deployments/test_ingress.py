@@ -1,6 +1,7 @@
 """What the endpoint makes of a body, and of what decode replicas answer or do not; Serve's handles are fakes."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -336,6 +337,13 @@ async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> 
     assert seen(made) == []
 
 
+async def test_an_endpoint_without_a_healthy_pool_says_when_to_look_again(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._groups = {"a": None}  # which cannot be asked
+    error = await made._look_for_health()
+    assert (error.status, error.headers()["Retry-After"]) == (503, "5")
+
+
 def with_door(clock: Clock, **limits: Any) -> Any:
     """An endpoint that reads requests, each of a key ``k``, which has these limits."""
     from deployments.config import IngressConfig
@@ -350,19 +358,21 @@ def with_door(clock: Clock, **limits: Any) -> Any:
     return made
 
 
-def asks(body: bytes | Exception) -> Any:
+def asks(body: bytes | Exception, priority: str) -> Any:
     from fastapi import Request
+
+    headers = [(b"x-tandem-priority", priority.encode())]
 
     async def receive() -> dict[str, Any]:
         if isinstance(body, Exception):
             raise body
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+    return Request({"type": "http", "method": "POST", "headers": headers}, receive)
 
 
-async def respond(made: Any, body: bytes | Exception) -> Any:
-    return await made._respond("completions", asks(body), "r", time.monotonic(), "k")
+async def respond(made: Any, body: bytes | Exception, priority: str = "normal") -> Any:
+    return await made._respond("completions", asks(body, priority), "r", time.monotonic(), "k")
 
 
 async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request(clock: Clock) -> None:
@@ -379,14 +389,28 @@ async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request
     assert not made._bodies.requests_by_key["k"] and not made._reads
 
 
+async def test_a_body_without_room_is_counted_with_the_priority_that_its_request_asks_for(clock: Clock) -> None:
+    from deployments import metrics
+    from deployments.openai_errors import OpenAIError
+
+    made = with_door(clock, max_requests=1)
+    made._bodies.requests_by_key["k"] = 1
+    counted = metrics.REFUSED.labels("key", "low")
+    before = counted._value.get()
+    with pytest.raises(OpenAIError, match="1 requests of this key are here"):
+        await respond(made, b"{}", priority="low")
+    assert counted._value.get() - before == 1
+
+
 async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_counted(clock: Clock) -> None:
     from deployments import metrics
-    from deployments.frames import FULL, failure
+    from deployments.frames import full
 
     made = with_door(clock)
-    made._groups["a"].next = [("a0", [failure(429, "no room", FULL)])]
+    made._groups["a"].next = [("a0", [full("no room")])]
     counted = metrics.REFUSED.labels("engine", "normal")
     before = counted._value.get()
     response = await respond(made, b'{"model": "m", "prompt": "x"}')
     assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+    assert json.loads(response.body)["error"]["code"] == "overloaded"
     assert counted._value.get() - before == 1

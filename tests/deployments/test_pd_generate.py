@@ -384,6 +384,22 @@ async def test_a_link_of_which_a_prompt_showed_nothing_is_tried_again_a_second_l
     assert peers.probe(now_s + 1.5) == "p"
 
 
+async def test_a_late_prompt_that_is_no_probe_says_nothing_of_one_that_is(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    peers = generate._pulls.peers
+    before = asyncio.create_task(run(generate, LONG, "before"))
+    await sent(prefill, 1)
+    peers.failed("p", time.monotonic() - 2.0)
+    probe = asyncio.create_task(run(generate, [1, *LONG], "probe"))
+    await sent(prefill, 2)
+    assert [request.probe for request in prefill.requests] == [None, "p"]
+    prefill.calls[0].set_result(answered(ago_s=40.0))
+    await before
+    assert peers.probe(time.monotonic() + 1.5) is None  # the one that is on its way shows it
+    prefill.calls[1].set_result(answered())
+    await probe
+
+
 async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
 

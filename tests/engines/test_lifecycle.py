@@ -1,6 +1,7 @@
 """An application's life on a running cluster: two groups, limits, a lost prefill, and the command line around it."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -176,12 +177,13 @@ async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies_and_prefill_com
     await until_prefill_serves(two_groups)
 
 
-async def test_what_an_engine_does_not_admit_is_a_503(two_groups: Any) -> None:
+async def test_what_an_engine_does_not_admit_is_a_429(two_groups: Any) -> None:
     answers = await asyncio.gather(
         *(complete(two_groups, prompt=prompt_ids(20, seed=seed), stream=bool(seed % 2)) for seed in range(200))
     )
-    assert {status for status, _ in answers} == {200, 503}
-    assert all("busy" in body for status, body in answers if status == 503)
+    assert {status for status, _ in answers} == {200, 429}
+    refused = [json.loads(body)["error"] for status, body in answers if status == 429]
+    assert all("busy" in error["message"] and error["code"] == "overloaded" for error in refused)
 
 
 @pytest.mark.parametrize("victim", ["engine", "replica"])

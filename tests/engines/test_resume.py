@@ -64,6 +64,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "penalties without a seed": ("completions", {**SAMPLED, "presence_penalty": 1.5}, "seed"),
     "a grammar without a seed": ("completions", {**SAMPLED, "structured_outputs": {"regex": "[a-f]{20}"}}, "seed"),
     "a logits processor's arguments without a seed": ("completions", {**SAMPLED, "vllm_xargs": {"mine": 1}}, "seed"),
+    "bad words without a seed": ("completions", {**SAMPLED, "bad_words": ["the"]}, "seed"),
+    "an end where it repeats itself without a seed": (
+        "completions",
+        {**SAMPLED, "repetition_detection": {"max_pattern_size": 1, "min_count": 12}},
+        "seed",
+    ),
     "a budget for reasoning without a seed": ("completions", {**SAMPLED, "thinking_token_budget": 5}, "seed"),
     "several answers": ("completions", {**SAMPLED, "n": 2}, "n = 2"),
     "logprobs": ("chat", {**CHAT, "logprobs": True}, "logprobs"),

@@ -1,5 +1,6 @@
 """``tandem key``: a key is printed once, and its hash kept."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -65,3 +66,12 @@ def test_a_file_that_is_no_text_is_told_so_and_stays(
     assert file.read_bytes() == b"\xff\xfe"
     with pytest.raises(ValueError, match="it is no text"):
         ApiKeys(file)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to others")
+def test_a_file_stays_its_owners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.touch()
+    os.chown(file, 12345, 12346)
+    run(monkeypatch, "a", "--file", str(file))
+    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)

@@ -1,6 +1,7 @@
 """How a drill goes on from fault to fault and from stack to stack; the applications are of the outside world here."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from serve_app import drill as drill_module
 from serve_app.cli import main
 from serve_app.drill import since
 from serve_app.drill_faults import FAULTS
-from serve_app.drill_load import OUTPUT_TOKENS, run_load
+from serve_app.drill_load import OUTPUT_TOKENS, Answer, run_load
 from serve_app.drill_stacks import STACKS, Stack, faults_of
+from serve_app.precedence import ahead_of_others
 from serve_app.processes import count_running
 from serve_app.sdk import Status
 from tests.serve_app.fake_endpoint import FakeEndpoint, raw, refuse
@@ -134,6 +136,66 @@ async def test_further_prompts_come_beside_the_others_and_are_always_the_same(
     assert sorted(map(str, (body["prompt"] for body in again.bodies))) == sorted(
         map(str, (body["prompt"] for body in endpoint.bodies))
     )
+
+
+async def test_the_load_and_its_faults_go_first(make_endpoint: Callable[..., FakeEndpoint]) -> None:
+    with ahead_of_others():
+        first = os.sched_getscheduler(0)
+    policies: list[int] = []
+
+    def look() -> None:
+        policies.append(os.sched_getscheduler(0))
+
+    await run_load(
+        make_endpoint(ANSWER).url, "m", rate=5.0, seconds=0.4, seed=1, salt="x", faults=[(0.1, look)], on_answer=look
+    )
+    assert policies == [first] * 3
+    assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_OTHER
+
+
+def test_prompts_go_over_broken_links_until_kv_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[tuple[str, str], int]] = [
+        {("link_failures", "a"): 0, ("link_repairs", "a"): 0},
+        {("link_failures", "a"): 2, ("link_repairs", "a"): 0},
+        {("link_failures", "a"): 2, ("link_repairs", "a"): 1},
+    ]
+    stack = Stack(start=lambda *_: FakeApp("", []), counters=lambda _: seen.pop(0))
+    monkeypatch.setitem(STACKS, "tandem", stack)
+    asked: list[int] = []
+
+    async def ask() -> list[Answer]:
+        asked.append(len(seen))
+        return []
+
+    app: Any = FakeApp("", [])
+    drill_module._wait_for_links(app, "tandem", {}, ask)
+    assert asked == [2, 1]
+    seen[:] = [{}]
+    drill_module._wait_for_links(app, "tandem", {}, ask)  # of a stack that counts nothing
+    assert asked == [2, 1]
+
+
+def test_a_drill_starts_in_a_process_that_has_not_imported_ray() -> None:
+    code = """
+import sys
+from pathlib import Path
+from dataclasses import replace
+from serve_app import drill
+from serve_app.cluster import driver_environment
+
+def start(*_):
+    driver_environment()  # as every cluster does
+    print("started")
+    raise SystemExit
+
+drill.STACKS["tandem"] = replace(drill.STACKS["tandem"], start=start)
+drill.drill(Path(sys.argv[1]), ["kill-decode"], rate=1.0, seconds=1.0, say=print)
+"""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(CONFIG)], env=without, capture_output=True, text=True, timeout=300
+    )
+    assert ended.stdout == "started\n", ended.stderr
 
 
 def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(

@@ -29,6 +29,20 @@ def test_the_thread_goes_first_in_the_block_and_what_it_starts_does_not() -> Non
     assert policy() == os.SCHED_OTHER
 
 
+def test_who_may_not_take_the_flag_off_again_goes_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def restricted(_: int, policy: int, __: object) -> None:  # as for a user with RLIMIT_RTPRIO alone
+        if given and not policy & os.SCHED_RESET_ON_FORK:
+            raise PermissionError
+        given.append(policy)
+
+    monkeypatch.setattr(os, "sched_setscheduler", restricted)
+    with ahead_of_others():
+        pass
+    assert given == [policy | os.SCHED_RESET_ON_FORK for policy in (os.SCHED_RR, os.SCHED_OTHER)]
+
+
 def test_who_may_not_go_first_goes_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> None:
         raise PermissionError

@@ -36,8 +36,12 @@ def test_every_kind_of_wrong_answer_is_counted() -> None:
 def test_what_grew_and_what_nobody_saw_is_told() -> None:
     everything = dict.fromkeys(_KINDS, ROW)
     assert grown(everything, {}) == grown({}, everything) == []
-    assert grown({**everything, "ingress": GROWN}, {}) == ["one ingress grew by 6.0%"]
-    assert grown(everything, {"ingress": GROWN}) == ["ingress, on average, grew by 6.0%"]
+    assert grown({**everything, "ingress": GROWN}, {}) == ["one ingress grew by 6.0% (6.0 MiB)"]
+    assert grown(everything, {"ingress": GROWN}) == ["ingress, on average, grew by 6.0% (6.0 MiB)"]
+    little = {"first_third_mib": 34.6, "last_third_mib": 36.9, "growth_frac": 0.066, "steady_mib": 0.0}
+    assert grown({**everything, "raylet": little}, {}) == []
+    steady = {**ROW, "growth_frac": 0.013, "last_third_mib": 101.3, "steady_mib": 9.0}
+    assert grown({**everything, "ingress": steady}, {}) == ["one ingress grew by 1.3% (1.3 MiB), steadily by 9.0 MiB"]
     (line,) = grown({name: row for name, row in everything.items() if name != "decode replica"}, {})
     assert line == "nothing is known of the memory of decode replica"
 
