@@ -6,8 +6,10 @@ import sys
 
 import psutil
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from serve_app.bench_cost import ENGINES, summary, tree_cpu_s
+from serve_app.bench_cost import ENGINES, main, summary, tree_cpu_s
 from serve_app.validate import parse_app_config
 
 
@@ -47,3 +49,9 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
         for one in [*tree.children(recursive=True), tree]:
             one.kill()
         parent.wait()
+
+
+def test_engines_that_are_not_measured_here_are_wrong_usage() -> None:
+    command = typer.Typer()
+    command.command()(main)
+    assert CliRunner().invoke(command, [".", "--engines", "bogus"]).exit_code == 2

@@ -1,9 +1,11 @@
 """What the overload benchmark sends, and what it makes of the answers (no application is started here)."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from autoscale.report import RequestRecord, Slo
-from serve_app.bench_overload import ENGINES, arrivals, document, figures
+from serve_app.bench_overload import ENGINES, arrivals, document, figures, main
 from serve_app.validate import parse_app_config
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -60,3 +62,9 @@ def test_goodput_is_of_the_measured_time_and_refusals_are_no_failures() -> None:
     assert (row["refused"], row["refused_within_50_ms"]) == (2, 1)
     assert row["failed"] == {"HTTP 500": 1}
     assert row["ingress_cores"] == 0.2
+
+
+def test_engines_that_are_not_measured_here_are_wrong_usage() -> None:
+    command = typer.Typer()
+    command.command()(main)
+    assert CliRunner().invoke(command, ["--only", "bogus"]).exit_code == 2
