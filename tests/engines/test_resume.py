@@ -57,7 +57,6 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "a logits processor's arguments": ("completions", {**COMPLETION, "vllm_xargs": {"mine": 1}}),
-    "a budget for reasoning": ("chat", {**CHAT, "thinking_token_budget": 5}),
 }
 SAMPLED = {**COMPLETION, "temperature": 1.0}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -70,7 +69,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**SAMPLED, "repetition_detection": {"max_pattern_size": 1, "min_count": 12}},
         "seed",
     ),
-    "a budget for reasoning without a seed": ("completions", {**SAMPLED, "thinking_token_budget": 5}, "seed"),
     "several answers": ("completions", {**SAMPLED, "n": 2}, "n = 2"),
     "logprobs": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
     "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "more than one stream"),
