@@ -39,7 +39,7 @@ def test_what_grew_and_what_nobody_saw_is_told() -> None:
     assert grown({**everything, "ingress": GROWN}, {}) == ["one ingress grew by 6.0% (6.0 MiB)"]
     assert grown(everything, {"ingress": GROWN}) == ["ingress, on average, grew by 6.0% (6.0 MiB)"]
     little = {"first_third_mib": 34.6, "last_third_mib": 36.9, "growth_frac": 0.066, "steady_mib": 0.0}
-    assert grown({**everything, "raylet": little}, {}) == []
+    assert grown({**everything, "raylet": little}, {}) == ["one raylet grew by 6.6% (2.3 MiB)"]
     steady = {**ROW, "growth_frac": 0.013, "last_third_mib": 101.3, "steady_mib": 9.0}
     assert grown({**everything, "ingress": steady}, {}) == ["one ingress grew by 1.3% (1.3 MiB), steadily by 9.0 MiB"]
     (line,) = grown({name: row for name, row in everything.items() if name != "decode replica"}, {})
