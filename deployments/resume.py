@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.utils import check_sequence_repetition
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
@@ -147,7 +148,7 @@ class _Front:
         client.output_processor.add_request(request, prompt.get("prompt"), None, 0, queue)
         return cls(client, request, queue)
 
-    def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, int | None] | None:
+    def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, int | str | None] | None:
         """Why the engine would have ended after these tokens, if it would (vllm/v1/core/sched/utils.py, check_stop)."""
         params = self._request.sampling_params
         last = output_ids[-1] if output_ids else None
@@ -157,6 +158,9 @@ class _Front:
             return FinishReason.STOP, last
         if len(output_ids) >= min(params.max_tokens, self._max_model_len - input_tokens):
             return FinishReason.LENGTH, None
+        repeats = params.repetition_detection
+        if repeats and len(output_ids) >= params.min_tokens and check_sequence_repetition(output_ids, repeats):
+            return FinishReason.REPETITION, "repetition_detected"
         return None
 
     def feed(

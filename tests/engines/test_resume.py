@@ -48,6 +48,14 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
         {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     ),
     "bad words": ("completions", {**COMPLETION, "bad_words": ["the"]}),
+    "ends where it repeats itself": (
+        "completions",
+        {
+            **COMPLETION,
+            "logit_bias": {"500": 100.0},
+            "repetition_detection": {"max_pattern_size": 1, "min_count": 12},
+        },
+    ),
     "a logits processor's arguments": ("completions", {**COMPLETION, "vllm_xargs": {"mine": 1}}),
 }
 SAMPLED = {**COMPLETION, "temperature": 1.0}
