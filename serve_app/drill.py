@@ -22,7 +22,6 @@ from serve_app.drill_faults import (
     LINK_FAULTS,
     NODE_LABEL,
     PART_LABEL,
-    at_work,
     expire_lease,
 )
 from serve_app.drill_load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
@@ -141,10 +140,11 @@ def _row(
     fault_s: list[float] = []
 
     def inject() -> None:
-        if fault in DECODE_FAULTS:
-            at_work(processes, "decode")  # which may take a while
-        fault_s.append(time.monotonic())
-        say(f"{stack}, {fault}: {break_part(processes)}")
+        began_s = time.monotonic()
+        said = break_part(processes)
+        # A decode replica that has work is looked for, and then broken at once; others are broken first.
+        fault_s.append(time.monotonic() if fault in DECODE_FAULTS else began_s)
+        say(f"{stack}, {fault}: {said}")
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
     row = {"stack": stack, **compare(fault, before, after, fault_s[0])}

@@ -31,7 +31,7 @@ def kill_prefill(processes: Processes) -> str:
 
 def kill_decode(processes: Processes) -> str:
     """End a decode replica."""
-    return _kill(at_work(processes, "decode"))
+    return _kill(_decode_at_work(processes))
 
 
 def kill_prefill_engine(processes: Processes) -> str:
@@ -41,7 +41,7 @@ def kill_prefill_engine(processes: Processes) -> str:
 
 def kill_decode_engine(processes: Processes) -> str:
     """End the engine of a decode replica, which itself lives on."""
-    return _kill(_engine_of(at_work(processes, "decode")))
+    return _kill(_engine_of(_decode_at_work(processes)))
 
 
 def hang_prefill_engine(processes: Processes) -> str:
@@ -51,12 +51,12 @@ def hang_prefill_engine(processes: Processes) -> str:
 
 def hang_decode_engine(processes: Processes) -> str:
     """Stop the engine of a decode replica without ending it."""
-    return _signal(_engine_of(at_work(processes, "decode")), signal.SIGSTOP)
+    return _signal(_engine_of(_decode_at_work(processes)), signal.SIGSTOP)
 
 
 def hang_decode(processes: Processes) -> str:
     """Stop the front of a decode replica for good; its engine goes on."""
-    return _signal(at_work(processes, "decode"), signal.SIGSTOP)
+    return _signal(_decode_at_work(processes), signal.SIGSTOP)
 
 
 def kill_controller(processes: Processes) -> str:
@@ -88,7 +88,7 @@ def kill_proxy(processes: Processes) -> str:
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
     raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
-    replica = at_work(processes, "decode")
+    replica = _decode_at_work(processes)
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
         if replica in below:
@@ -198,12 +198,12 @@ def _engines_below(replica: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def at_work(processes: Processes, role: str) -> psutil.Process:
-    """The youngest replica whose engine computes, since one that has nothing to do would show nothing.
+def _decode_at_work(processes: Processes) -> psutil.Process:
+    """The youngest decode replica whose engine computes, since one that has nothing to do would show nothing.
 
     Emulated engines are no processes: of those, and where none computes for a while, it is the youngest of all.
     """
-    replicas = _replicas(processes, role)
+    replicas = _replicas(processes, "decode")
     engines = {replica: _engines_below(replica) for replica in replicas}
     until_s = time.monotonic() + _WORK_S
     while any(engines.values()) and time.monotonic() < until_s:
