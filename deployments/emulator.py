@@ -80,7 +80,8 @@ class EmulatedEngine(LLMEngine):
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A chat completion, in OpenAI's stream format."""
         text = "\n".join(str(message.get("content") or "") for message in request.messages)
-        async for chunk in self._answer(request, _tokens(text), is_chat=True):
+        # A chat template says at least who speaks.
+        async for chunk in self._answer(request, _tokens(text or "user"), is_chat=True):
             yield chunk
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:

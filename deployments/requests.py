@@ -38,6 +38,8 @@ _MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
 _MOST_PARTS = 10_000  # of all messages' contents
 # Prompts times n: each is a request of its own to the engine. vLLM takes as many prompts, and more answers.
 _MOST_ANSWERS = 1024
+# Beam search divides by the sequence's length to this power: beyond it the longest contexts leave a float's range.
+_MOST_LENGTH_PENALTY = 32.0
 
 # Ours alone: a client that could set them could read other requests' KV, end the engine with what it cannot parse, or
 # pass everybody else in an engine with `scheduling_policy: priority`, whatever its key's `highest_priority`.
@@ -68,12 +70,14 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
         for name in ignored:  # vLLM would keep them until the request has ended
             del fields[name]
     try:
-        return model.model_validate({**fields, "request_id": request_id})
+        request = model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:
         raise _from_pydantic(error) from None
     # vLLM's own checks index and iterate what the client sent before its types are checked.
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
+    _check_length_penalty(request.length_penalty)
+    return request
 
 
 def request_schema(endpoint: str) -> dict[str, Any]:
@@ -127,6 +131,13 @@ def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
         name = "n" if prompts == 1 else "prompt"
         raise OpenAIError(
             400, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}", param=name
+        )
+
+
+def _check_length_penalty(value: float) -> None:
+    if not abs(value) <= _MOST_LENGTH_PENALTY:  # nor is NaN
+        raise OpenAIError(
+            400, f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {value:g}", param="length_penalty"
         )
 
 

@@ -85,6 +85,12 @@ async def test_an_answer_in_one_piece_is_openais_too(engine: Any) -> None:
     assert ChatCompletion.model_validate_json(chat.model_dump_json()).choices[0].message.content
 
 
+@pytest.mark.parametrize("messages", [[{"role": "user"}], [{"role": "user", "content": ""}]])
+async def test_a_message_that_says_nothing_is_answered(engine: Any, messages: list[dict[str, str]]) -> None:
+    (chat,) = await said(engine.chat(request(messages=messages)))
+    assert json.loads(chat.model_dump_json())["usage"]["prompt_tokens"] >= 1
+
+
 async def test_time_is_the_profiles(engine: Any) -> None:
     client = engine._engine_client
     started_s = time.monotonic()

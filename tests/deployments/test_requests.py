@@ -54,3 +54,21 @@ def test_what_vllm_does_not_know_is_not_kept_for_as_long_as_the_request_runs(end
 def test_a_client_passes_nobody_by_in_the_engine(endpoint: str) -> None:
     body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "priority": -100}
     assert parse_request(endpoint, body, "id").priority == 0
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("value", [32.5, -33, 1e308, -(2**63) - 1, "nan", "-inf"])
+def test_a_length_penalty_that_no_float_can_hold_is_refused(endpoint: str, value: Any) -> None:
+    body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "use_beam_search": True, "length_penalty": value}
+    with pytest.raises(OpenAIError, match="length_penalty") as refused:
+        parse_request(endpoint, body, "id")
+    assert (refused.value.status, refused.value.param) == (400, "length_penalty")
+
+
+@pytest.mark.parametrize("value", [-32, 0.0, 32])
+def test_a_length_penalty_that_passes_gives_every_sequence_a_score(value: float) -> None:
+    from vllm.entrypoints.generate.beam_search.utils import get_beam_search_score
+
+    body = {"model": "m", "prompt": "x", "use_beam_search": True, "length_penalty": value}
+    penalty = parse_request("completions", body, "id").length_penalty
+    assert isinstance(get_beam_search_score([1] * 10_000_000, -1e6, 0, penalty), float)
