@@ -86,6 +86,8 @@ class EmulatedEngine(LLMEngine):
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A completion, in OpenAI's stream format."""
+        if request.prompt_embeds is not None:
+            raise VLLMValidationError("the emulated engine has no embeddings: give a prompt", parameter="prompt_embeds")
         ids = _tokens(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
         if not all(isinstance(token, int) for token in ids):
             raise VLLMValidationError("the emulated engine takes one prompt at a time", parameter="prompt")

@@ -91,6 +91,14 @@ async def test_a_message_that_says_nothing_is_answered(engine: Any, messages: li
     assert json.loads(chat.model_dump_json())["usage"]["prompt_tokens"] >= 1
 
 
+@pytest.mark.parametrize("embeds", ["@", ["@", ""]])
+async def test_embeddings_are_refused(engine: Any, embeds: Any) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="give a prompt"):
+        await said(engine.completions(request(prompt_embeds=embeds)))
+
+
 async def test_time_is_the_profiles(engine: Any) -> None:
     client = engine._engine_client
     started_s = time.monotonic()
