@@ -76,7 +76,7 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     # vLLM's own checks index and iterate what the client sent before its types are checked.
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
-    _check_length_penalty(request.length_penalty)
+    _check_beams(request)
     return request
 
 
@@ -134,10 +134,16 @@ def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
         )
 
 
-def _check_length_penalty(value: float) -> None:
-    if not abs(value) <= _MOST_LENGTH_PENALTY:  # nor is NaN
+def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
+    penalty = request.length_penalty
+    if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # nor is NaN
         raise OpenAIError(
-            400, f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {value:g}", param="length_penalty"
+            400, f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}", param="length_penalty"
+        )
+    has_echo = isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
+    if request.use_beam_search and has_echo:
+        raise OpenAIError(
+            400, "a beam search has no logprobs of the prompt: leave out echo or logprobs", param="logprobs"
         )
 
 

@@ -90,7 +90,7 @@ async def send(host: str, port: int, ask: Ask, deadline_s: float) -> Reply:
     finally:
         if writer is not None:
             writer.transport.abort()
-    return _parsed(bytes(got), ask)
+    return _parsed(bytes(got), ask.parts[0].partition(b" ")[0].decode("latin-1"))
 
 
 async def _read(reader: asyncio.StreamReader, got: bytearray) -> None:
@@ -111,17 +111,18 @@ class _Wire(io.BytesIO):
         """More answers may follow."""
 
 
-def _parsed(got: bytes, ask: Ask) -> Reply:
+def _parsed(got: bytes, method: str) -> Reply:
     """The worst of the answers that came: several, where several requests went over one connection."""
     wire = _Wire(got)
     worst: Reply | None = None
-    method = ask.parts[0].partition(b" ")[0].decode("latin-1")
     while wire.tell() < len(got):
         response = HTTPResponse(wire, method=method)  # type: ignore[arg-type]
         try:
             response.begin()
             text = response.read().decode(errors="replace")
         except (HTTPException, ValueError, OSError) as error:
+            if method == "HEAD":  # that of who cannot read the first line has a body
+                return _parsed(got, "GET")
             return Reply(why="cut", text=f"{type(error).__name__}: {error}; {got[:200]!r}")
         if worst is None or response.status > (worst.status or 0):
             worst = Reply(status=response.status, text=text)

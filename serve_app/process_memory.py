@@ -24,8 +24,10 @@ Growth = dict[str, dict[str, float]]
 class Memory:
     """Resident memory of every process of a cluster."""
 
-    def __init__(self, processes: Callable[[], list[psutil.Process]]) -> None:
+    def __init__(self, processes: Callable[[], list[psutil.Process]], warm_up_frac: float = _WARM_UP_FRAC) -> None:
+        """``warm_up_frac``: how much of the time or of the requests is none of it."""
         self._processes = processes
+        self._warm_up_frac = warm_up_frac
         self._kinds: dict[int, str] = {}
         self._seen: dict[int, list[tuple[float, int]]] = {}
 
@@ -55,7 +57,7 @@ class Memory:
         """
         grown: Growth = {}
         for pid, samples in self._seen.items():
-            if (row := _growth(samples)) is not None and self._kinds[pid] != OTHER:
+            if (row := _growth(samples, self._warm_up_frac)) is not None and self._kinds[pid] != OTHER:
                 known = grown.get(self._kinds[pid], row)
                 steady_mib = max(known["steady_mib"], row["steady_mib"])
                 most = max(known, row, key=lambda row: row["growth_frac"])
@@ -73,7 +75,7 @@ class Memory:
             for done, rss in samples:
                 sizes.setdefault(self._kinds[pid], {}).setdefault(done, []).append(rss)
         rows = {
-            one: _growth([(done, fmean(here)) for done, here in of_kind.items()])
+            one: _growth([(done, fmean(here)) for done, here in of_kind.items()], self._warm_up_frac)
             for one, of_kind in sizes.items()
             if one != OTHER
         }
@@ -87,10 +89,10 @@ def has_grown(row: dict[str, float]) -> bool:
     return is_much or row["steady_mib"] > _MOST_STEADY_MIB
 
 
-def _growth(samples: Sequence[tuple[float, float]]) -> dict[str, float] | None:
+def _growth(samples: Sequence[tuple[float, float]], warm_up_frac: float) -> dict[str, float] | None:
     """What the thirds after the warm-up have, and how steadily it rose; ``None``: it was not there all the time."""
-    third = (1.0 - _WARM_UP_FRAC) / 3
-    first = [rss for done, rss in samples if _WARM_UP_FRAC <= done < _WARM_UP_FRAC + third]
+    third = (1.0 - warm_up_frac) / 3
+    first = [rss for done, rss in samples if warm_up_frac <= done < warm_up_frac + third]
     last = [rss for done, rss in samples if done >= 1.0 - third]
     if not first or not last:
         return None
@@ -99,20 +101,20 @@ def _growth(samples: Sequence[tuple[float, float]]) -> dict[str, float] | None:
         "first_third_mib": before,
         "last_third_mib": after,
         "growth_frac": after / before - 1.0,
-        "steady_mib": _steady_mib(samples),
+        "steady_mib": _steady_mib(samples, warm_up_frac),
     }
 
 
-def _steady_mib(samples: Sequence[tuple[float, float]]) -> float:
+def _steady_mib(samples: Sequence[tuple[float, float]], warm_up_frac: float) -> float:
     """What the whole time adds at the pace after the warm-up, where each part of it adds about as much; else 0."""
     parts: list[list[float]] = [[] for _ in range(_PARTS)]
     for done, rss in samples:
-        if done >= _WARM_UP_FRAC:
-            parts[min(_PARTS - 1, int((done - _WARM_UP_FRAC) / (1.0 - _WARM_UP_FRAC) * _PARTS))].append(rss)
+        if done >= warm_up_frac:
+            parts[min(_PARTS - 1, int((done - warm_up_frac) / (1.0 - warm_up_frac) * _PARTS))].append(rss)
     if not all(parts):
         return 0.0
     sizes = [median(part) / 2**20 for part in parts]
     mean = (sizes[-1] - sizes[0]) / (_PARTS - 1)
     if min(after - before for before, after in pairwise(sizes)) <= _LEAST_RISE_FRAC * mean:
         return 0.0
-    return mean * _PARTS / (1.0 - _WARM_UP_FRAC)
+    return mean * _PARTS / (1.0 - warm_up_frac)

@@ -72,3 +72,12 @@ def test_a_length_penalty_that_passes_gives_every_sequence_a_score(value: float)
     body = {"model": "m", "prompt": "x", "use_beam_search": True, "length_penalty": value}
     penalty = parse_request("completions", body, "id").length_penalty
     assert isinstance(get_beam_search_score([1] * 10_000_000, -1e6, 0, penalty), float)
+
+
+def test_logprobs_that_a_beam_search_does_not_have_are_refused() -> None:
+    body = {"model": "m", "prompt": "x", "use_beam_search": True, "echo": True, "logprobs": 0}
+    with pytest.raises(OpenAIError, match="leave out") as refused:
+        parse_request("completions", body, "id")
+    assert (refused.value.status, refused.value.param) == (400, "logprobs")
+    for name in ("use_beam_search", "echo", "logprobs"):
+        assert parse_request("completions", {key: value for key, value in body.items() if key != name}, "id")

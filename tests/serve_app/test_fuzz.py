@@ -346,6 +346,14 @@ async def test_an_answer_is_read_to_its_end(said: bytes, ends: bool, status: int
     assert (reply.status, reply.why) == (status, why)
 
 
+@pytest.mark.parametrize("said", [OK, OK.removesuffix(b"{}")])
+async def test_an_answer_to_head_has_a_body_where_the_first_line_could_not_be_read(said: bytes) -> None:
+    head = Ask(route="/health", kind="get", parts=(b"HEAD /health HTTP/1.1\r\n\r\n",))
+    async with endpoint(said) as port:
+        reply = await send("127.0.0.1", port, head, 0.5)
+    assert (reply.status, reply.why) == (200, None)
+
+
 async def test_a_client_that_leaves_waits_for_nothing() -> None:
     async with endpoint(b"", ends=False) as port, asyncio.timeout(1.0):
         reply = await send("127.0.0.1", port, Ask(route="/health", kind="gone", parts=(b"GET",), leaves=True), 5.0)

@@ -36,10 +36,10 @@ def decode(pid: int) -> Fake:
     return Fake(pid, "ray::ServeReplica:tandem:decode:g0")
 
 
-def sampled(processes: list[Fake], *seen: tuple[float, Sequence[float]]) -> Memory:
+def sampled(processes: list[Fake], *seen: tuple[float, Sequence[float]], warm_up_frac: float = 0.15) -> Memory:
     """What is seen of them: at each share of the time as many MiB; less than none: that one has ended."""
     known: Any = processes
-    memory = Memory(lambda: [one for one in known if one.mib >= 0.0])
+    memory = Memory(lambda: [one for one in known if one.mib >= 0.0], warm_up_frac)
     for done, sizes in seen:
         for one, mib in zip(processes, sizes, strict=True):
             one.mib = mib
@@ -68,6 +68,15 @@ def test_memory_is_compared_between_the_thirds_after_the_warm_up() -> None:
             "steady_mib": 0.0,
         }
     }
+
+
+def test_the_warm_up_is_as_long_as_was_said() -> None:
+    seen = [(done / 100, [100 + min(done, 50)]) for done in range(101)]
+    assert has_grown(sampled([decode(7)], *seen).growth()["decode replica"])
+    assert not has_grown(sampled([decode(7)], *seen, warm_up_frac=0.5).growth()["decode replica"])
+    seen = [(done / 100, [100 + max(50, done)]) for done in range(101)]
+    assert has_grown(sampled([decode(7)], *seen, warm_up_frac=0.5).growth()["decode replica"])
+    assert has_grown(sampled([decode(7)], *seen, warm_up_frac=0.5).means()["decode replica"])
 
 
 def test_of_a_kind_the_process_counts_that_grew_most() -> None:
