@@ -56,8 +56,8 @@ def main(
 ) -> None:
     """Send bad requests, judge every answer, print and write."""
     driver_environment()  # before anything imports ray
-    # What a real engine on CPUs keeps for each shape of a batch, 1,024 by default, are 400 MiB that fill for thousands of
-    # requests (oneDNN).
+    # What a real engine on CPUs keeps for each shape of a batch, 1,024 by default, are 400 MiB that fill for thousands
+    # of requests (oneDNN).
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
     console, tally, began_s = Console(), Tally(), time.monotonic()
     memory: Growth = {}
