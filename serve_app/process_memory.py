@@ -37,9 +37,11 @@ class Memory:
             if self._kinds.get(process.pid, OTHER) == OTHER:
                 self._kinds[process.pid] = kind(process)
             try:
-                self._seen.setdefault(process.pid, []).append((done_frac, process.memory_info().rss))
+                rss = process.memory_info().rss
             except psutil.Error:
                 continue
+            if rss:  # else it has ended and nobody has asked how
+                self._seen.setdefault(process.pid, []).append((done_frac, rss))
 
     def kinds(self) -> set[str]:
         """Those that were seen at all."""

@@ -79,6 +79,12 @@ def test_the_warm_up_is_as_long_as_was_said() -> None:
     assert has_grown(sampled([decode(7)], *seen, warm_up_frac=0.5).means()["decode replica"])
 
 
+def test_one_that_has_ended_and_was_not_waited_for_has_no_memory() -> None:
+    memory = sampled([decode(7)], *((done / 10, [100 if done < 5 else 0]) for done in range(11)))
+    assert memory.growth() == {}
+    assert sampled([decode(7)], *((done / 10, [0]) for done in range(11))).growth() == {}
+
+
 def test_of_a_kind_the_process_counts_that_grew_most() -> None:
     memory = sampled([decode(7), decode(8)], *((done / 10, (100, 100 + done)) for done in range(11)))
     assert memory.growth()["decode replica"]["growth_frac"] > 0.04
