@@ -61,7 +61,7 @@ drill: model ## Break every part of Tandem, and of Ray Serve LLM's own P/D, unde
 soak: setup ## Faults every twenty seconds under load on emulated engines, for MINUTES=20
 	@$(VENV)/python -m serve_app.soak --minutes $(MINUTES)
 
-fuzz: model ## Twenty thousand bad requests to every route, on emulated and on real engines (about 10 minutes)
+fuzz: model ## Twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
 	@$(VENV)/python -m serve_app.fuzz
 
 demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
