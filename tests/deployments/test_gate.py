@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from deployments import metrics
 from deployments.gate import Gate
 from deployments.openai_errors import OpenAIError
 from router.admission import AdmissionConfig, Asked, Priority
@@ -65,15 +67,17 @@ def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
     asyncio.run(run())
 
 
-def test_who_can_no_longer_be_in_time_is_told_so() -> None:
+def test_who_can_no_longer_be_in_time_is_told_so_and_counted_with_its_priority() -> None:
     async def run() -> None:
-        gate = full_gate(ttft_s=0.3)
+        gate, counted = full_gate(ttft_s=0.3), metrics.REFUSED.labels("late", "low")
+        before = counted._value.get()
         async with gate.enter(asked(5000)):
             with pytest.raises(OpenAIError, match=r"would not have its first token within 0\.3 s") as refused:
-                async with gate.enter(asked(5000)):
+                async with gate.enter(replace(asked(5000), priority=Priority.LOW)):
                     raise AssertionError("it was not its turn")
         assert refused.value.status == 429
         assert int(refused.value.headers()["Retry-After"]) >= 1
+        assert counted._value.get() == before + 1
         async with gate.enter(asked()):
             pass
 
