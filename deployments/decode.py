@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -29,7 +30,10 @@ from deployments.pd_generate import CURRENT_TRACE, PDGenerate, RequestTrace
 from deployments.pull_watch import PullWatch
 from deployments.requests import parse_request, requested_max_tokens
 from deployments.sent import NotResumableError, SentAgain
+from deployments.waits import Waits
+from router import known_pools
 from router.config import RouterConfig
+from router.ray_coordinator import answers
 from router.ray_health import HealthFeed
 
 logger = logging.getLogger(__name__)
@@ -55,8 +59,12 @@ class DecodeServer(EngineHost, PDDecodeServer):
             await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
-        health = HealthFeed(serve.get_replica_context().app_name, prefill_server.deployment_name, router.outlier)
+        app_name = serve.get_replica_context().app_name
+        health = HealthFeed(app_name, prefill_server.deployment_name, router.outlier)
         health.start()
+        # Where prefill has no replica at all, decode prefills.
+        waits = Waits(partial(answers, app_name), lambda pool: not known_pools.has_replicas(pool))
+        self._watching = asyncio.create_task(waits.run())
         pulls = PullWatch(client, pull_timeout_s)
         await pulls.start()
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
@@ -68,6 +76,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
             config=router,
             health=health,
             pulls=pulls,
+            waits=waits,
             lease_s=lease_s(llm_config),
             max_prompt_tokens=max_prompt_tokens,
         )

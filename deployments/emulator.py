@@ -237,6 +237,9 @@ class EmulatedClient:
         if self._task is not None and self._task.done():
             self._task.result()
 
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Never full: what there is no room for waits."""
+
     async def open_front(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_Front":
         """The output side of a request whose first tokens come from another engine."""
         return _Front(request_id, sampling_params.max_tokens or _DEFAULT_OUTPUT_TOKENS)
@@ -384,9 +387,6 @@ class _Front:
     def feed(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: Any) -> RequestOutput:
         """What the output side makes of more tokens."""
         return _output(self._request_id, token_ids, "length" if reason else None)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 class _Json:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
@@ -49,6 +50,13 @@ logger = logging.getLogger(__name__)
 _HEALTH_TIMEOUT_S, _HEALTH_KEEP_S = 5.0, 1.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
+_TOO_LARGE = Frame(
+    OpenAIError(
+        400, "the answer is more than a replica can send at once: ask for a stream, or for fewer answers or logprobs"
+    ).body(),
+    status=400,
+    error="invalid_request",
+)
 _NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S, _FULL_S = 5.0, 5.0, 1.0, 0.5
 # Of a request's time: a replica that said nothing to a stream for so long hangs.
 _SILENT_FRAC = 0.5
@@ -115,6 +123,10 @@ def _priority(request: Request) -> Priority:
         names = ", ".join(name.lower() for name in Priority.__members__)
         raise OpenAIError(400, f"X-Tandem-Priority is {given!r}: give one of {names}")
     return Priority[given.upper()]
+
+
+def _is_too_large(error: AioRpcError) -> bool:
+    return error.code() is StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or "")
 
 
 def _is_whole(last: str | None) -> bool:
@@ -264,7 +276,8 @@ class Ingress:
     async def drain(self, timeout_s: float) -> int:
         """Take no new request from now on, and wait until the others have been answered.
 
-        Who drains an application ends it then; where that does not come, requests are taken again.
+        Who drains an application ends it then; where that does not come, requests are taken again. Not before every
+        other replica's time is over too, since it ends when the last of them has answered.
 
         Returns:
             How many have not been after ``timeout_s``.
@@ -274,7 +287,6 @@ class Ingress:
         while (left := self._reads + self._gate.here) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(_WRITTEN_S)
-        self._drains_until_s = time.monotonic() + _END_S
         return left
 
     def _is_draining(self) -> bool:
@@ -466,7 +478,12 @@ class Ingress:
                 was_lost, lost = lost is not None, None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
-                    if frame.error in LOST or (frame.error == FULL and tries <= self._retries):
+                    waits_for_room = frame.error == FULL and tries <= self._retries
+                    if (
+                        frame.error in LOST
+                        or waits_for_room
+                        or (frame.error == FULL and self._has_others(group, asked))
+                    ):
                         lost = frame
                         break
                     if was_lost and frame.error is None:
@@ -477,15 +494,24 @@ class Ingress:
                     yield frame
             if lost is None:
                 return
+            exclude = asked.exclude if asked.routed_to is None else asked.exclude | {asked.routed_to}
+            if lost.error == FULL and tries > self._retries:  # it has lost nobody: another one may have room
+                asked = replace(asked, exclude=exclude, routed_to=None, refused=set())
+                continue
             if lost.error == FULL and time.monotonic() + _FULL_S < deadline_s:
                 await asyncio.sleep(_FULL_S)
                 continue
             tries -= 1
             failed_groups.add(group)
-            exclude = asked.exclude if asked.routed_to is None else asked.exclude | {asked.routed_to}
             asked = replace(asked, sent=sent.sent(), exclude=exclude, routed_to=None, refused=set())
         if lost is not None:
             yield lost
+
+    def _has_others(self, group: str, asked: DecodeRequest) -> bool:
+        """Whether a pool has a replica that has not refused or failed this request."""
+        if asked.routed_to is None:  # all of them were asked
+            return False
+        return known_pools.has_others(self._health[group].pool, {*asked.exclude, asked.routed_to})
 
     async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
@@ -505,7 +531,7 @@ class Ingress:
             while True:
                 waits_s = time.monotonic()
                 try:
-                    frame = await wait.frame(iterator)
+                    frame = await wait.piece(iterator)
                 except StopAsyncIteration:
                     done = True
                     break
@@ -549,6 +575,9 @@ class Ingress:
         except Exception as error:  # Serve's and Ray's, and most of gRPC's, which Serve passes on as they are
             if _is_whole(text):
                 return  # it ended after its last word
+            if isinstance(error, AioRpcError) and _is_too_large(error):
+                yield _TOO_LARGE  # as it would be from any other replica
+                return
             is_known = isinstance(error, (RayError, RayServeException, AioRpcError))
             what = f"{type(error).__name__}: {error}"
             logger.warning("request %s lost its decode replica: %s", asked.request_id, what, exc_info=not is_known)
@@ -559,7 +588,7 @@ class Ingress:
             pace_s = pace.ended(0.0 if waits_s is None else now_s - waits_s, now_s)
             if pace_s is not None:
                 health.paced(asked, pace_s, self._slow_tpot_s)
-            health.refused(asked)
+            health.left(asked)
             self._waits.remove(wait)
             self._in_flight[group] -= 1
             if not done:

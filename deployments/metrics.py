@@ -10,6 +10,7 @@ _TPOT_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0
 _TOKENS_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 PREFILL_PATH = Counter("tandem_prefill_path", "Prompts by where they were prefilled and why", ["path", "reason"])
+PREFILL_FAILURES = Counter("tandem_prefill_failures", "Prompts that a prefill replica did not answer, each time")
 REMOTE_PREFILL_S = Histogram(
     "tandem_remote_prefill_seconds", "Decode's call to prefill, sent to answered", buckets=_LATENCY_BUCKETS_S
 )

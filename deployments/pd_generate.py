@@ -19,10 +19,18 @@ from autoscale.request_stats import RequestStats, RequestTimer
 from deployments.engine_stats import EngineStatsLogger
 from deployments.first_tokens import FirstTokens
 from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
-from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, REMOTE_PREFILL_S
+from deployments.metrics import (
+    CACHED_TOKENS_ERROR,
+    HANDOFF_S,
+    PREFILL_BACKLOG,
+    PREFILL_FAILURES,
+    PREFILL_PATH,
+    REMOTE_PREFILL_S,
+)
 from deployments.pull_watch import PullWatch
 from deployments.resume import resumed
 from deployments.sent import NotResumableError, Sent
+from deployments.waits import Wait, Waits
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
@@ -86,6 +94,7 @@ class PDGenerate:
         config: RouterConfig,
         health: HealthFeed,
         pulls: PullWatch,
+        waits: Waits,
         lease_s: float,
         max_prompt_tokens: int | None = None,
     ) -> None:
@@ -101,6 +110,7 @@ class PDGenerate:
         self._config = config
         self._health = health
         self._pulls = pulls
+        self._waits = waits
         self._lease_s = lease_s
         self._max_model_len = client.model_config.max_model_len
         self._max_prompt_tokens = max_prompt_tokens
@@ -183,6 +193,7 @@ class PDGenerate:
         handed_over: PrefillResult | None = None
         answered_s = 0.0
         if path is PrefillPath.REMOTE and ids is not None:
+            self._client.check_admission(1, request_id)  # before prefill computes what this engine has no room for
             handed_over = await self._remote_prefill(ids, prompt, request_id, kwargs.get("priority", 0))
             answered_s = time.monotonic()
             if handed_over is not None and self._is_late(handed_over):
@@ -320,10 +331,13 @@ class PDGenerate:
         started_s = time.monotonic()
         result: PrefillResult | PrefillRefusal | None = None
         call = self._prefill.remote(request)
+        answers = aiter(call)
+        wait = Wait(self._health.pool, request, deadline_s)
+        self._waits.add(wait)
         try:
-            async with asyncio.timeout(deadline_s - started_s):
-                async for answer in call:
-                    result = answer
+            with suppress(StopAsyncIteration):
+                while True:
+                    result = await wait.piece(answers)
             if isinstance(result, PrefillRefusal):
                 logger.debug("prefill refuses request %s: %s", request_id, result.why)
                 self._health.answered(request)
@@ -347,11 +361,14 @@ class PDGenerate:
             raise
         except TimeoutError:
             call.cancel()
-            self._report_failure(request, f"no replica answered in {self._config.prefill_timeout_s:g} s")
+            timeout_s = self._config.prefill_timeout_s
+            why = "its replica is gone or stands still" if wait.is_lost else f"no replica answered in {timeout_s:g} s"
+            self._report_failure(request, why)
         except Exception as error:
             self._report_failure(request, error)
         finally:
-            self._health.refused(request)
+            self._waits.remove(wait)
+            self._health.left(request)
             if result is None:
                 self._backlog.failed(len(ids))
             else:
@@ -360,6 +377,7 @@ class PDGenerate:
 
     def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
         self._health.failed(request)
+        PREFILL_FAILURES.inc()
         self._prefill_failures += 1
         level = logging.WARNING if self._prefill_failures == _FAILURES_OF_AN_OUTAGE else logging.DEBUG
         logger.log(level, "prefill of request %s failed: %s", request.request_id, cause)

@@ -45,8 +45,11 @@ def install() -> None:
                     logger.exception("HAProxy starts without routes: Tandem cannot see them")
                 await self._haproxy.start()
 
-        if controller.HAProxyManager is haproxy.HAProxyManager:
+        now = controller.HAProxyManager
+        if now is haproxy.HAProxyManager:
             controller.HAProxyManager = ray.remote(num_cpus=0)(RoutedHAProxyManager)
+        elif now.__ray_metadata__.modified_class.__name__ != RoutedHAProxyManager.__name__:
+            raise TypeError(f"Serve's controller starts proxies of another kind: {now}")
     except Exception:
         # An error here would keep Serve's controller from starting.
         logger.exception("HAProxy starts without routes: who waits for it gets 404 for a second")

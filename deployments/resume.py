@@ -15,7 +15,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.utils import check_sequence_repetition
 from vllm.v1.engine import EngineCoreOutput, FinishReason
-from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from deployments.sent import NotResumableError, Sent
 
@@ -91,49 +91,49 @@ async def resumed(
     # The emulated engine has an output side of its own.
     open_front = getattr(client, "open_front", partial(_Front.open, client))
     front = await open_front(prompt, sampling, request_id)
-    try:
-        for at, output in enumerate(sent.outputs):
-            reason = front.ends_with(before, len(ids)) if at == len(sent.outputs) - 1 else None
-            said = front.feed(output, *(reason or (None, None)))
-            if said is not None:
-                yield said
-                if said.finished:
-                    return
-        asked = sampling.clone()
-        asked.stop, asked.detokenize = [], False  # the front's part
-        if how is Resumption.CONTINUED:
-            ids = [*ids, *before]
-            asked.max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - len(before)
-            asked.min_tokens = max(0, sampling.min_tokens - len(before))
-            expected: list[int] = []
-        else:
-            expected = before
-        async with aclosing(generate({**prompt, "prompt_token_ids": ids}, ids, asked, request_id)) as outputs:
-            async for output in outputs:
-                part = output.outputs[0]
-                new = list(part.token_ids)
-                known, expected = expected[: len(new)], expected[len(new) :]
-                if new[: len(known)] != known or (part.finish_reason is not None and expected):
-                    raise NotResumableError("the other replica's engine chose other tokens")
-                new = new[len(known) :]
-                reason = None if part.finish_reason is None else _REASONS[part.finish_reason]
-                # One by one, as an engine gives them: what has gathered on its way here may go beyond a stop string.
-                pieces: list[list[int]] = [[token] for token in new] or ([[]] if reason is not None else [])
-                for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
-                    said = front.feed(piece, *((None, None) if left else (reason, part.stop_reason)))
-                    if said is not None:
-                        yield said
-                        if said.finished:
-                            return
-    finally:
-        front.close()
+    for at, output in enumerate(sent.outputs):
+        reason = front.ends_with(before, len(ids)) if at == len(sent.outputs) - 1 else None
+        said = front.feed(output, *(reason or (None, None)))
+        if said is not None:
+            yield said
+            if said.finished:
+                return
+    asked = sampling.clone()
+    asked.stop, asked.detokenize = [], False  # the front's part
+    if how is Resumption.CONTINUED:
+        ids = [*ids, *before]
+        asked.max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - len(before)
+        asked.min_tokens = max(0, sampling.min_tokens - len(before))
+        expected: list[int] = []
+    else:
+        expected = before
+    async with aclosing(generate({**prompt, "prompt_token_ids": ids}, ids, asked, request_id)) as outputs:
+        async for output in outputs:
+            part = output.outputs[0]
+            new = list(part.token_ids)
+            known, expected = expected[: len(new)], expected[len(new) :]
+            if new[: len(known)] != known or (part.finish_reason is not None and expected):
+                raise NotResumableError("the other replica's engine chose other tokens")
+            new = new[len(known) :]
+            reason = None if part.finish_reason is None else _REASONS[part.finish_reason]
+            # One by one, as an engine gives them: what has gathered on its way here may go beyond a stop string.
+            pieces: list[list[int]] = [[token] for token in new] or ([[]] if reason is not None else [])
+            for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
+                said = front.feed(piece, *((None, None) if left else (reason, part.stop_reason)))
+                if said is not None:
+                    yield said
+                    if said.finished:
+                        return
 
 
 class _Front:
-    """vLLM's output side of one request whose tokens come from us instead of the engine core."""
+    """vLLM's output side of one request whose tokens come from us instead of the engine core.
 
-    def __init__(self, client: Any, request: Any, queue: RequestOutputCollector) -> None:
-        self._processor = client.output_processor
+    Not the client's own, which counts what it has against the engine's limits, and the engine has this request too.
+    """
+
+    def __init__(self, client: Any, processor: OutputProcessor, request: Any, queue: RequestOutputCollector) -> None:
+        self._processor = processor
         self._max_model_len = client.model_config.max_model_len
         self._request = request
         self._queue = queue
@@ -145,8 +145,10 @@ class _Front:
         request = client.input_processor.process_inputs(request_id, prompt, sampling, supported_tasks=tasks)
         client.input_processor.assign_request_id(request)
         queue = RequestOutputCollector(sampling.output_kind, request.request_id)
-        client.output_processor.add_request(request, prompt.get("prompt"), None, 0, queue)
-        return cls(client, request, queue)
+        its = client.output_processor
+        processor = OutputProcessor(its.tokenizer, log_stats=False, stream_interval=its.stream_interval)
+        processor.add_request(request, prompt.get("prompt"), None, 0, queue)
+        return cls(client, processor, request, queue)
 
     def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, int | str | None] | None:
         """Why the engine would have ended after these tokens, if it would (vllm/v1/core/sched/utils.py, check_stop)."""
@@ -176,7 +178,3 @@ class _Front:
         self._processor.process_outputs([output])
         said: RequestOutput | None = self._queue.get_nowait()
         return said
-
-    def close(self) -> None:
-        """Let the output side forget the request."""
-        self._processor.abort_requests([self._request.request_id], internal=True)

@@ -5,9 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Any
-
-from deployments.frames import DecodeRequest, Frame
+from typing import Any, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -16,25 +14,33 @@ _EVERY_S = 2.0
 # Who has not answered so many questions in a row, each within its own time, hangs.
 _SILENCES = 2
 
+_Piece = TypeVar("_Piece")
+
+
+class Routed(Protocol):
+    """A request; ``routed_to``: the replica that it is with."""
+
+    routed_to: str | None
+
 
 class Wait:
-    """One request that waits for frames of a replica, one after the other.
+    """One request that waits for pieces of a replica's answer, one after the other.
 
     One timer serves all of them: an ``asyncio.timeout`` each took a tenth of what an ingress replica does.
     """
 
-    def __init__(self, deployment: str, asked: DecodeRequest, deadline_s: float) -> None:
+    def __init__(self, deployment: str, asked: Routed, deadline_s: float) -> None:
         """``deadline_s``, monotonic, is that of the whole request; it holds until ``close``."""
         self.deployment = deployment
         self.asked = asked
         self.is_lost = False  # its replica is known to be gone
-        self._since_s: float | None = None  # since when it waits for a frame, if it does
+        self._since_s: float | None = None  # since when it waits for a piece, if it does
         self._is_over = False
         self._task: asyncio.Task[Any] | None = None  # the one that waits
         self._timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), self._end)
 
-    async def frame(self, frames: AsyncIterator[Frame]) -> Frame:
-        """The next frame.
+    async def piece(self, pieces: AsyncIterator[_Piece]) -> _Piece:
+        """The next one.
 
         Raises:
             TimeoutError: the deadline has passed, or the replica is gone.
@@ -47,7 +53,7 @@ class Wait:
         cancelling = task.cancelling()
         self._since_s = time.monotonic()
         try:
-            return await anext(frames)
+            return await anext(pieces)
         except asyncio.CancelledError:
             # One is ours; any other means that the client has left at the same time.
             if self._has_ended() and task.cancelling() <= cancelling + 1:
@@ -59,7 +65,7 @@ class Wait:
                 task.uncancel()
 
     def quiet_s(self) -> float:
-        """How long the wait for this frame lasts; 0 while there is none."""
+        """How long the wait for this piece lasts; 0 while there is none."""
         return 0.0 if self._since_s is None else time.monotonic() - self._since_s
 
     def lose(self) -> None:

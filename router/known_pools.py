@@ -3,7 +3,7 @@
 A module of its own: Serve sends the router's class by value, and with it copies of the globals beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 
@@ -23,3 +23,10 @@ def add(deployment: str, router: _Router) -> None:
 def has_replicas(deployment: str) -> bool:
     """Whether a deployment has replicas; taken for granted before this process's first request to it."""
     return all(router.curr_replicas for router in _ROUTERS.get(deployment, []))
+
+
+def has_others(deployment: str, than: Collection[str]) -> bool:
+    """Whether a router of this process knows a replica of a deployment that is none of these."""
+    return any(
+        replica.unique_id not in than for router in _ROUTERS.get(deployment, []) for replica in router.curr_replicas
+    )

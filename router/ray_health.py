@@ -41,6 +41,8 @@ class HealthFeed:
         self._ejected: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
         self._due: set[str] = set()
+        self._granted: set[str] = set()  # probes that nobody has made yet
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._seen: list[Seen] = []
         self._told: set[str] = set()  # who failed here of late; the board may not have said so yet
         self._has_news = asyncio.Event()
@@ -52,16 +54,30 @@ class HealthFeed:
 
     async def guide(self) -> tuple[frozenset[str], str | None]:
         """Whom a request that is about to be sent must not go to, and whom it probes, where the board wants that."""
+        self._granted &= self._ejected
+        if self._granted:
+            probe = self._granted.pop()
+            return self._ejected - {probe}, probe
+        self._due -= self._asking.keys()
         if not self._due:
             return self._ejected, None
         probe = self._due.pop()
+        # The board may grant it later, and then to nobody else: the next request makes it.
+        self._asking[probe] = asking = asyncio.create_task(self._ask(probe))
+        await asyncio.wait([asking], timeout=_GRANT_S)
+        if probe not in self._granted:
+            return self._ejected, None
+        self._granted.discard(probe)
+        return self._ejected - {probe}, probe
+
+    async def _ask(self, probe: str) -> None:
         try:
-            async with asyncio.timeout(_GRANT_S):
-                is_granted = await self._board.probe.remote(probe)
+            if await self._board.probe.remote(probe):
+                self._granted.add(probe)
         except Exception as error:
             logger.debug("the health board grants no probe: %s", error)
-            is_granted = False
-        return (self._ejected - {probe}, probe) if is_granted else (self._ejected, None)
+        finally:
+            del self._asking[probe]
 
     def failed(self, request: Routed) -> None:
         """A request has failed where it was; those that did not take it before have failed too."""
@@ -71,7 +87,16 @@ class HealthFeed:
     def refused(self, request: Routed) -> None:
         """A request has gone on from those that could not be reached, if there were any."""
         while request.refused:
-            self._say(Seen(request.refused.pop(), True))
+            name = request.refused.pop()
+            self._say(Seen(name, True, is_probe=name == request.probe))
+            if name == request.probe:
+                request.probe = None
+
+    def left(self, request: Routed) -> None:
+        """A request has ended; the probe that it did not make is another's."""
+        self.refused(request)
+        if request.probe is not None and request.routed_to != request.probe and request.probe in self._ejected:
+            self._granted.add(request.probe)
 
     def answered(self, request: Routed) -> None:
         """A request has been answered, at whatever pace."""

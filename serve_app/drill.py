@@ -22,6 +22,7 @@ from serve_app.drill_faults import (
     LINK_FAULTS,
     NODE_LABEL,
     PART_LABEL,
+    PREFILL_FAULTS,
     expire_lease,
 )
 from serve_app.drill_load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
@@ -40,6 +41,8 @@ _BEYOND_LEASE_S = 3.0
 _LONG_PROMPTS_FRAC = (0.2, 0.3, 0.4, 0.5)
 # What comes just before a part breaks, so that each of its kind has something to do, however fast the machine is.
 _BURST, _BURST_BEFORE_S = 2 * INPUT_TOKENS, 0.3
+# A prompt of the burst is computed before the part breaks; these are not, and wait in line.
+_LONG_BURST = 4 * (LONG_TOKENS,)
 _RECOVERY_S = 240.0
 _POLL_S = 0.5
 # For so long requests are sent again to see whether links carry KV.
@@ -129,7 +132,8 @@ def _row(
 ) -> dict[str, Any]:
     """The load without the fault and with it."""
     counters = STACKS[stack].counters
-    more = [(at_s - _BURST_BEFORE_S, input_tokens) for input_tokens in _BURST]
+    burst = (*_BURST, *(_LONG_BURST if fault in PREFILL_FAULTS else ()))
+    more = [(at_s - _BURST_BEFORE_S, input_tokens) for input_tokens in burst]
     if fault in ("expire-lease", *LINK_FAULTS):
         more += [(at_s + frac * GATHER_S, LONG_TOKENS) for frac in _LONG_PROMPTS_FRAC]
     ask = partial(ask, more=more)
@@ -142,8 +146,8 @@ def _row(
     def inject() -> None:
         began_s = time.monotonic()
         said = break_part(processes)
-        # A decode replica that has work is looked for, and then broken at once; others are broken first.
-        fault_s.append(time.monotonic() if fault in DECODE_FAULTS else began_s)
+        # A replica that has work is looked for, and then broken at once; other parts are broken first.
+        fault_s.append(time.monotonic() if fault in (*DECODE_FAULTS, *PREFILL_FAULTS) else began_s)
         say(f"{stack}, {fault}: {said}")
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
@@ -230,6 +234,10 @@ def failures(row: dict[str, Any]) -> list[str]:
         said.append("no KV came late, so this shows nothing: run it again")
     if row["fault"] in DECODE_FAULTS and not row["retried"] + row["resumed"]:
         said.append("no stream was with the replica that broke, so this shows nothing: run it again")
+    if row["fault"] in PREFILL_FAULTS and not row.get("prefill_failures"):
+        said.append("no prompt was with the replica that broke, so this shows nothing: run it again")
+    if row["fault"] in FRONT_FAULTS and not row["cut_at_front"] + row["retried"]:
+        said.append("no request was with the part that broke, so this shows nothing: run it again")
     if row["fault"] in LINK_FAULTS and not row.get("link_failures"):
         said.append("no KV was to come over a link that broke, so this shows nothing: run it again")
     elif row["fault"] in LINK_FAULTS and not row.get("link_repairs"):

@@ -26,37 +26,42 @@ class DrillError(RuntimeError):
 
 def kill_prefill(processes: Processes) -> str:
     """End a prefill replica."""
-    return _kill(_youngest(_replicas(processes, "prefill")))
+    return _kill(_at_work(processes, "prefill"))
 
 
 def kill_decode(processes: Processes) -> str:
     """End a decode replica."""
-    return _kill(_decode_at_work(processes))
+    return _kill(_at_work(processes, "decode"))
 
 
 def kill_prefill_engine(processes: Processes) -> str:
     """End the engine of a prefill replica, which itself lives on."""
-    return _kill(_youngest(_engines(processes, "prefill")))
+    return _kill(_engine_of(_at_work(processes, "prefill")))
 
 
 def kill_decode_engine(processes: Processes) -> str:
     """End the engine of a decode replica, which itself lives on."""
-    return _kill(_engine_of(_decode_at_work(processes)))
+    return _kill(_engine_of(_at_work(processes, "decode")))
 
 
 def hang_prefill_engine(processes: Processes) -> str:
     """Stop the engine of a prefill replica without ending it."""
-    return _signal(_youngest(_engines(processes, "prefill")), signal.SIGSTOP)
+    return _signal(_engine_of(_at_work(processes, "prefill")), signal.SIGSTOP)
 
 
 def hang_decode_engine(processes: Processes) -> str:
     """Stop the engine of a decode replica without ending it."""
-    return _signal(_engine_of(_decode_at_work(processes)), signal.SIGSTOP)
+    return _signal(_engine_of(_at_work(processes, "decode")), signal.SIGSTOP)
 
 
 def hang_decode(processes: Processes) -> str:
     """Stop the front of a decode replica for good; its engine goes on."""
-    return _signal(_decode_at_work(processes), signal.SIGSTOP)
+    return _signal(_at_work(processes, "decode"), signal.SIGSTOP)
+
+
+def hang_prefill(processes: Processes) -> str:
+    """Stop the front of a prefill replica for good; its engine goes on."""
+    return _signal(_at_work(processes, "prefill"), signal.SIGSTOP)
 
 
 def kill_controller(processes: Processes) -> str:
@@ -88,7 +93,7 @@ def kill_proxy(processes: Processes) -> str:
 def lose_node(processes: Processes) -> str:
     """End every process of a node that decodes."""
     raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
-    replica = _decode_at_work(processes)
+    replica = _at_work(processes, "decode")
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
         if replica in below:
@@ -135,6 +140,7 @@ FAULTS: dict[str, Callable[..., str]] = {
     "hang-engine": hang_decode_engine,
     "hang-prefill-engine": hang_prefill_engine,
     "hang-decode": hang_decode,
+    "hang-prefill": hang_prefill,
     "break-nixl": break_nixl,
     "silence-nixl": silence_nixl,
     "expire-lease": expire_lease,
@@ -146,6 +152,8 @@ FAULTS: dict[str, Callable[..., str]] = {
 }
 # These take a decode replica with all of its streams.
 DECODE_FAULTS = ("kill-decode", "kill-decode-engine", "hang-engine", "hang-decode", "node-loss")
+# These take a prefill replica with all of its prompts.
+PREFILL_FAULTS = ("kill-prefill", "kill-engine-worker", "hang-prefill-engine", "hang-prefill")
 # After these, decode can pull no KV from prefill until both have made new links.
 LINK_FAULTS = ("break-nixl", "silence-nixl")
 # After these, streams whose front has died end as transport errors.
@@ -198,12 +206,12 @@ def _engines_below(replica: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _decode_at_work(processes: Processes) -> psutil.Process:
-    """The youngest decode replica whose engine computes, since one that has nothing to do would show nothing.
+def _at_work(processes: Processes, role: str) -> psutil.Process:
+    """The youngest replica of a role whose engine computes, since one that has nothing to do would show nothing.
 
     Emulated engines are no processes: of those, and where none computes for a while, it is the youngest of all.
     """
-    replicas = _replicas(processes, "decode")
+    replicas = _replicas(processes, role)
     engines = {replica: _engines_below(replica) for replica in replicas}
     until_s = time.monotonic() + _WORK_S
     while any(engines.values()) and time.monotonic() < until_s:

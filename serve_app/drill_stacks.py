@@ -64,7 +64,7 @@ def _start_peer(document: dict[str, Any], nodes: Sequence[NodeSpec], on_status: 
 
 
 def _tandem_counters(app: App) -> Counter[tuple[str, str]]:
-    counted = ("retried", "resumed", "link_failures", "link_repairs", "prefill_path")
+    counted = ("retried", "resumed", "prefill_failures", "link_failures", "link_repairs", "prefill_path")
     names = (*counted[:-1], _LATE)
     totals = Counter({(name, ""): 0 for name in names})
     for sample in scrape(app.metrics_url, *(f"tandem_{name}_total" for name in counted)):

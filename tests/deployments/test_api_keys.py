@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments import api_keys
 from deployments.api_keys import ApiKeys, key_line, new_key, parse_keys
 
 
@@ -43,6 +44,22 @@ def test_a_key_is_known_by_its_hash_and_nothing_else_is(file: Path) -> None:
         "Bearer \udcff",
     ):
         assert keys.name_of(wrong) is None
+
+
+def test_every_key_is_compared_in_constant_time_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [new_key() for _ in range(3)]
+    file.write_text("\n".join(key_line(f"k{number}", key) for number, key in enumerate(made)))
+    keys, compared, compare = ApiKeys(file), list[bytes](), api_keys.hmac.compare_digest
+
+    def count(known: bytes, presented: bytes) -> bool:
+        compared.append(known)
+        return compare(known, presented)
+
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", count)
+    for key, name in ((made[0], "k0"), (made[2], "k2"), ("tk-other", None)):
+        compared.clear()
+        assert keys.name_of(f"Bearer {key}") == name
+        assert len({*compared}) == len(compared) == 3
 
 
 def test_a_change_holds_at_once_and_a_wrong_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -337,6 +337,61 @@ async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> 
     assert seen(made) == []
 
 
+async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve._private.common import DeploymentID, ReplicaID
+
+    from deployments.frames import full
+    from router import known_pools
+
+    names = ["a0", "a1", "a2"]
+    router = SimpleNamespace(curr_replicas={ReplicaID(name, DeploymentID("a", "tandem")): None for name in names})
+    monkeypatch.setattr(known_pools, "_ROUTERS", {"decode:test_ingress:a": [router]})
+    made = endpoint(clock, retries=1)
+    pool = made._groups["a"]
+    pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
+    assert await answer(made) == [whole()]
+    assert [asked.exclude for asked in pool.asked] == [set(), {"a0"}]
+    pool.next = [(name, [full("no room")]) for name in names]  # each is asked once
+    (frame,) = await answer(made)
+    assert frame.status == 429 and not pool.next
+    assert not any(has_failed for *_, has_failed in seen(made))
+    # One that is lost after all leaves as many tries as ever.
+    pool.next = [("a0", [full("no room")]), ("a1", [lost()]), ("a2", [whole()])]
+    assert await answer(made) == [whole()]
+
+
+async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: Clock) -> None:
+    from grpc import StatusCode
+    from grpc.aio import AioRpcError, Metadata
+
+    def error(details: str) -> AioRpcError:
+        return AioRpcError(StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details=details)
+
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [error("Received message larger than max (67108900 vs. 67108864)")])]
+    (frame,) = await answer(made)
+    assert (frame.status, frame.error) == (400, "invalid_request") and "fewer answers or logprobs" in frame.text
+    assert seen(made) == []
+    made._groups["a"].next = [("a0", [error("Bandwidth exhausted")]), ("a1", [whole()])]
+    assert await answer(made) == [whole()]
+
+
+async def test_who_drains_stays_closed_until_all_replicas_must_have_answered(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = endpoint(clock)
+    made._reads, made._drains_until_s = 0, 0.0
+    made._gate = SimpleNamespace(here=0)
+    assert not made._is_draining()
+    assert await made.drain(300.0) == 0
+    clock.ahead_s += 200.0  # another replica has a stream yet
+    assert made._is_draining()
+    clock.ahead_s += 200.0  # and nobody has ended the application
+    assert not made._is_draining()
+
+
 async def test_an_endpoint_without_a_healthy_pool_says_when_to_look_again(clock: Clock) -> None:
     made = endpoint(clock)
     made._groups = {"a": None}  # which cannot be asked

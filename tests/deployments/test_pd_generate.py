@@ -21,16 +21,30 @@ class Prefill:
         self.calls: list[asyncio.Future[Any]] = []
         self.requests: list[Any] = []
 
-    def remote(self, request: Any) -> AsyncIterator[Any]:
+    def remote(self, request: Any) -> Any:
         answer = asyncio.get_running_loop().create_future()
         self.calls.append(answer)
         self.requests.append(request)
         request.routed_to = f"p{len(self.calls)}"
 
-        async def stream() -> AsyncIterator[Any]:
-            yield await answer
+        return Stream(answer)
 
-        return stream()
+
+class Stream:
+    """What Serve gives for a call: the one piece of its answer, once there is one."""
+
+    def __init__(self, answer: asyncio.Future[Any]) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        yield await self._answer
+
+    def cancel(self) -> None:
+        self._answer.cancel()
+
+
+class QueueError(Exception):
+    """As an engine's at its limit."""
 
 
 class Client:
@@ -41,6 +55,11 @@ class Client:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.released: list[Any] = []
+        self.is_full = False
+
+    def check_admission(self, n: int, request_id: str) -> None:
+        if self.is_full:
+            raise QueueError
 
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: Any) -> None:
         self.released.append(params)
@@ -66,11 +85,13 @@ def decode(
     prefix_cache_blocks: int = 1000,
     answer_tokens: int = 0,
     max_prompt_tokens: int | None = None,
+    waits: Any = None,
 ) -> Any:
     from autoscale.request_stats import RequestStats
     from deployments.engine_stats import EngineLoad
     from deployments.pd_generate import PDGenerate
     from deployments.pull_watch import PullWatch
+    from deployments.waits import Waits
     from router.config import RouterConfig
     from router.outliers import OutlierConfig
     from router.ray_health import HealthFeed
@@ -92,6 +113,7 @@ def decode(
         config=RouterConfig(),
         health=health,
         pulls=PullWatch(client, 15.0),
+        waits=waits or Waits(lambda *_: True, lambda _: False),
         lease_s=60.0,
         max_prompt_tokens=max_prompt_tokens,
     )
@@ -166,6 +188,58 @@ async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: 
     prefill.calls[1].set_result(answered())
     await task
     assert client.asked == [("r", {"from": "p"})]
+
+
+async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(client: Client, prefill: Prefill) -> None:
+    from deployments.waits import Waits
+
+    still: list[str] = []
+
+    def is_alive(deployment: str, replica_id: str) -> bool:
+        still.append(f"{replica_id} of {deployment}")
+        if replica_id == "p1":
+            raise TimeoutError
+        return True
+
+    waits = Waits(is_alive, lambda _: False, quiet_s=0.05, every_s=0.01)
+    watching = asyncio.create_task(waits.run())
+    generate = decode(client, prefill, waits=waits)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 2)
+    assert still == ["p1 of prefill:g0"] * 2
+    assert prefill.requests[1].last_resort == "p1" and failures(generate) == ["p1"]
+    await asyncio.sleep(0.2)  # another one may take its time
+    prefill.calls[1].set_result(answered())
+    await task
+    assert client.asked == [("r", {"from": "p"})]
+    assert not waits._waits
+    watching.cancel()
+
+
+async def test_where_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
+    from deployments.waits import Waits
+
+    generate, remote = decode(client, prefill), prefill.remote
+    generate._waits = waits = Waits(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, every_s=0.01)
+    watching = asyncio.create_task(waits.run())
+
+    def nowhere(request: Any) -> Any:
+        stream = remote(request)
+        request.routed_to = None
+        return stream
+
+    prefill.remote = nowhere  # type: ignore[method-assign]
+    async with asyncio.timeout(5.0):
+        await run(generate, LONG)
+    assert client.asked == [("r", None)]
+    watching.cancel()
+
+
+async def test_prefill_computes_nothing_for_an_engine_without_room(client: Client, prefill: Prefill) -> None:
+    generate, client.is_full = decode(client, prefill), True
+    with pytest.raises(QueueError):
+        await run(generate, LONG)
+    assert (prefill.calls, client.asked) == ([], [])
 
 
 async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill) -> None:
@@ -412,6 +486,7 @@ async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(clie
     for number in range(2):
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await sent(prefill, number + 1)
+        prefill.requests[number].routed_to = prefill.requests[number].probe  # as the router does it
         prefill.calls[number].set_result(answered())
         await task
     assert [(one.avoid, one.probe) for one in prefill.requests] == [({"p8"}, "p9"), ({"p8", "p9"}, None)]

@@ -32,6 +32,9 @@ from ray.serve._private import controller, haproxy
 stock = haproxy.HAProxyManager
 if sys.argv[1] == "without":
     del haproxy.HAProxyManager
+if sys.argv[1] == "another":
+    import ray
+    stock = controller.HAProxyManager = ray.remote(type("Another", (), {}))
 from deployments.controller_hook import install
 install()
 install()
@@ -39,3 +42,4 @@ print(json.dumps(controller.HAProxyManager is stock))
 """
     assert run_python(script, "with") is False
     assert run_python(script, "without") is True
+    assert run_python(script, "another") is True

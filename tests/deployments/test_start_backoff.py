@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,3 +93,16 @@ async def test_who_is_killed_after_twenty_seconds_of_service_is_no_crash(world: 
     assert start._growing is not None
     await world.wake(start._growing)
     assert world.notes == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_start_that_fails_is_a_crash_and_one_that_was_called_off_is_none(world: World, fails: bool) -> None:
+    from deployments.start_backoff import StartBackoff
+
+    start = StartBackoff()
+    await start.wait()
+    with suppress(RuntimeError), start.judged():
+        if fails:
+            raise RuntimeError("no such model")
+    start.leave()  # as Serve lets every replica that it ends
+    assert len(world.notes) == fails

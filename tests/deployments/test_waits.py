@@ -37,7 +37,7 @@ async def waited(
     wait = Wait("decode:g0", asked(replica_id), time.monotonic() + deadline_s)
     waits.add(wait)
     try:
-        await wait.frame(frames(frame_s))
+        await wait.piece(frames(frame_s))
     except TimeoutError:
         return wait, True
     finally:
@@ -106,7 +106,7 @@ async def test_one_that_hangs_does_not_keep_others_from_being_looked_after() -> 
     for wait in lost.values():
         waits.add(wait)
 
-    tasks = [asyncio.create_task(wait.frame(frames(60.0))) for wait in lost.values()]
+    tasks = [asyncio.create_task(wait.piece(frames(60.0))) for wait in lost.values()]
     await asyncio.sleep(0.1)
     hangs.set()
     async with asyncio.timeout(10.0):
@@ -128,24 +128,24 @@ async def test_blind_or_quick_nobody_is_lost() -> None:
 async def test_a_client_that_reads_slowly_is_no_wait() -> None:
     wait = Wait("decode:g0", asked("r1"), time.monotonic() + 60.0)
     coming = frames(0.0, 0.0)
-    assert (await wait.frame(coming)).text == "said"
+    assert (await wait.piece(coming)).text == "said"
     await asyncio.sleep(0.05)
     assert wait.quiet_s() == 0.0
     wait.lose()
     assert not wait.is_lost
-    await wait.frame(coming)
+    await wait.piece(coming)
     with pytest.raises(StopAsyncIteration):
-        await wait.frame(coming)
+        await wait.piece(coming)
     wait.close()
 
 
 async def test_a_deadline_that_passes_while_nobody_waits_ends_the_next_wait_and_cancels_nothing_else() -> None:
     wait = Wait("decode:g0", asked("r1"), time.monotonic() + 0.02)
     coming = frames(0.0, 0.0)
-    await wait.frame(coming)
+    await wait.piece(coming)
     await asyncio.sleep(0.1)  # where a client reads
     with pytest.raises(TimeoutError):
-        await wait.frame(coming)
+        await wait.piece(coming)
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -154,7 +154,7 @@ async def test_a_deadline_that_passes_while_nobody_waits_ends_the_next_wait_and_
 async def test_a_deadline_within_a_wait_leaves_the_task_as_it_was() -> None:
     wait = Wait("decode:g0", asked("r1"), time.monotonic() + 0.02)
     with pytest.raises(TimeoutError):
-        await wait.frame(frames(60.0))
+        await wait.piece(frames(60.0))
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -164,7 +164,7 @@ async def test_a_deadline_within_a_wait_leaves_the_task_as_it_was() -> None:
 @pytest.mark.parametrize("also_late", [False, True])
 async def test_a_client_that_leaves_cancels_even_if_its_time_is_up_at_the_same_moment(also_late: bool) -> None:
     wait = Wait("decode:g0", asked("r1"), time.monotonic() + 60.0)
-    task = asyncio.create_task(wait.frame(frames(60.0)))
+    task = asyncio.create_task(wait.piece(frames(60.0)))
     await asyncio.sleep(0.01)
     if also_late:
         wait.lose()
@@ -185,7 +185,7 @@ async def test_who_was_sent_elsewhere_while_its_replica_was_asked_is_not_lost() 
     watching = asyncio.create_task(waits.run())
     wait = Wait("decode:g0", moved, time.monotonic() + 60.0)
     waits.add(wait)
-    assert (await wait.frame(frames(0.5))).text == "said"
+    assert (await wait.piece(frames(0.5))).text == "said"
     assert moved.routed_to == "other"
     watching.cancel()
     waits.remove(wait)

@@ -59,6 +59,12 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
     "a logits processor's arguments": ("completions", {**COMPLETION, "vllm_xargs": {"mine": 1}}),
 }
 SAMPLED = {**COMPLETION, "temperature": 1.0}
+RESUMED |= {
+    f"{feature}, seeded": (endpoint, {**body, "temperature": 1.0, "seed": 7})
+    for feature, (endpoint, body) in RESUMED.items()
+    if feature
+    in ("grammar", "JSON schema", "bad words", "ends where it repeats itself", "a logits processor's arguments")
+}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "penalties without a seed": ("completions", {**SAMPLED, "presence_penalty": 1.5}, "seed"),
     "a grammar without a seed": ("completions", {**SAMPLED, "structured_outputs": {"regex": "[a-f]{20}"}}, "seed"),
@@ -69,8 +75,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**SAMPLED, "repetition_detection": {"max_pattern_size": 1, "min_count": 12}},
         "seed",
     ),
+    "a JSON schema without a seed": ("chat", {**RESUMED["JSON schema"][1], "temperature": 1.0}, "seed"),
     "several answers": ("completions", {**SAMPLED, "n": 2}, "n = 2"),
-    "logprobs": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
+    "several answers of a chat": ("chat", {**CHAT, "temperature": 1.0, "n": 2}, "n = 2"),
+    "logprobs of a chat": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
+    "logprobs": ("completions", {**COMPLETION, "logprobs": 1}, "logprobs"),
     "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "more than one stream"),
 }
 
@@ -141,6 +150,15 @@ def test_a_stream_goes_on_from_every_cut(ask: Any, feature: str) -> None:
     assert_goes_on(ask, endpoint, body, whole_of(ask, endpoint, body))
 
 
+@pytest.mark.parametrize("feature", ["greedy chat with usage", "a prompt for remote prefill", "seeded", "grammar"])
+def test_a_stream_goes_on_where_nothing_of_it_is_in_a_cache(ask: Any, feature: str) -> None:
+    endpoint, body = RESUMED[feature]
+    frames = whole_of(ask, endpoint, body)
+    for at in (1, 9, len(frames) - 2):
+        rest = ask(endpoint, {**body, "cache_salt": f"{feature}-{at}"}, cut(frames, at))
+        assert read([*frames[:at], *rest]) == read(frames), at
+
+
 def test_a_cut_inside_a_character_repeats_and_loses_nothing(ask: Any) -> None:
     frames = whole_of(ask, "completions", {**COMPLETION, "max_tokens": 64})
     held = [at for at, frame in enumerate(frames) if frame.outputs and '"text":""' in frame.text]
@@ -198,12 +216,16 @@ def test_what_would_not_be_exact_ends_with_an_error(ask: Any, feature: str) -> N
     assert why in json.loads(last.text)["error"]["message"]
 
 
-def test_a_tool_call_whose_id_was_sent_ends_with_an_error(ask: Any) -> None:
+def test_a_tool_call_goes_on_until_its_id_was_sent_and_then_ends_with_an_error(ask: Any) -> None:
     choice = {"type": "function", "function": {"name": "get_weather"}}
     body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "max_tokens": 400, "temperature": 1.0, "seed": 1}
     frames = whole_of(ask, "chat", body)
     named = next(at for at, frame in enumerate(frames) if "tool_calls" in frame.text)
-    assert_goes_on(ask, "chat", body, frames[:named])
+    assert named > 0
+    for at in range(1, named + 1):
+        ids, fields = read([*frames[:at], *ask("chat", body, cut(frames, at))])
+        assert ids == read(frames)[0]
+        assert fields["tool_calls"][0].keys() == read(frames)[1]["tool_calls"][0].keys()
     (last,) = ask("chat", body, cut(frames, named + 1))
     assert last.error == "not_resumable" and "began otherwise" in last.text
 

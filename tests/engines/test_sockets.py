@@ -1,11 +1,12 @@
 """An application on real engines: where it listens, and what its logs keep to themselves."""
 
+from ipaddress import ip_address
+from socket import SOCK_DGRAM
 from typing import Any
 
 import psutil
 import pytest
 
-from deployments.ports import EVERY_ADDRESS
 from tests.engines.endpoint import keeps_to_itself
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -13,20 +14,21 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 # Of Ray's workers, each of which has one, and asks there for the cluster's token.
 RAYS_PORTS = range(10002, 20000)
 OURS = ("ray::ServeReplica", "VLLM::")
+ACTORS = ("ray::Coordinator", "ray::HealthBoard")
 
 
 def listening(app: Any) -> list[tuple[str, str, int]]:
-    """Title of the process, address and port of each TCP socket that a process of the cluster listens on."""
+    """Title of the process, address and port of each socket of the cluster that anybody may send to."""
     found = []
     for process in app.processes():
         try:
-            title, connections = process.cmdline(), process.net_connections("tcp")
+            title, connections = process.cmdline(), process.net_connections("inet")
         except psutil.Error:
             continue
         found += [
             (title[0], one.laddr.ip, one.laddr.port)
             for one in connections
-            if title and one.status == psutil.CONN_LISTEN
+            if title and (one.status == psutil.CONN_LISTEN or (one.type is SOCK_DGRAM and not one.raddr))
         ]
     return found
 
@@ -35,8 +37,8 @@ def test_replicas_and_engines_listen_on_no_interface_but_loopback(app: Any) -> N
     sockets = listening(app)
     for kind in OURS:
         assert [port for title, _, port in sockets if title.startswith(kind)], f"no socket of {kind} was found"
-    exposed = [(title, ip, port) for title, ip, port in sockets if ip in EVERY_ADDRESS]
-    assert not [one for one in exposed if one[0].startswith(OURS) and one[2] not in RAYS_PORTS]
+    exposed = [(title, ip, port) for title, ip, port in sockets if not ip_address(ip).is_loopback]
+    assert not [one for one in exposed if one[0].startswith((*OURS, *ACTORS)) and one[2] not in RAYS_PORTS]
     # HAProxy's two pages about itself; the endpoint is a third socket.
     assert len([one for one in exposed if "haproxy" in one[0]]) <= 2
     ports = {int(url.split(":")[2].split("/")[0]) for url in (app.url, app.metrics_url)}

@@ -117,6 +117,54 @@ async def test_a_board_that_hangs_grants_nothing_and_holds_nobody_up(board: Any)
         assert await one.guide() == ({"r"}, None)
 
 
+async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> None:
+    one, grant = feed(), board.probe
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: one._due)
+
+    async def late(name: str) -> bool:
+        await asyncio.sleep(0.4)
+        return bool(await grant(name))
+
+    board.probe = late
+    assert await one.guide() == ({"r"}, None)
+    await asyncio.sleep(0.4)
+    assert await one.guide() == (frozenset(), "r")
+    assert await one.guide() == ({"r"}, None)
+
+
+async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> None:
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: one._due)
+    assert await one.guide() == (frozenset(), "r")
+    request = at("other", probe="r", refused=frozenset({"r"}))
+    one.refused(request)
+    one.left(request)
+    # Ejected again, for twice as long, and then there is another one.
+    await until(lambda: board._outliers._suspects["r"].ejections == 2)
+    await until(lambda: one._due, within_s=3.0)
+    assert await one.guide() == (frozenset(), "r")
+
+
+@pytest.mark.parametrize("replica_id", [None, "other"])
+async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, replica_id: str | None) -> None:
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: one._due)
+    assert await one.guide() == (frozenset(), "r")
+    one.left(at(replica_id, probe="r"))
+    assert await one.guide() == (frozenset(), "r")
+    one.left(at("r", probe="r"))  # it is there
+    assert await one.guide() == ({"r"}, None)
+
+
 async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)

@@ -81,13 +81,15 @@ SHOWN = {
     "expire-lease": {"kv_late": 2},
     "break-nixl": {"link_failures": 4, "link_repairs": 1},
     "hang-decode": {"resumed": 1},
+    "hang-prefill": {"prefill_failures": 1},
+    "kill-ingress": {"retried": 1},
     "node-loss": {"retried": 1},
 }
 
 
 def fine(fault: str) -> dict[str, Any]:
     row = compared(fault, [answer(1)], [answer(1, span_s=(9.0, 11.0))])
-    counted = dict.fromkeys(("kv_late", "link_failures", "link_repairs"), 0)
+    counted = dict.fromkeys(("kv_late", "prefill_failures", "link_failures", "link_repairs"), 0)
     return {**row, "recovered_s": 0.1, "held": {}, **counted, **SHOWN[fault]}
 
 
@@ -115,6 +117,8 @@ def test_what_must_not_be_fails_a_drill(fault: str, wrong: dict[str, Any], said:
         ("break-nixl", "link_failures", "no KV was to come"),
         ("break-nixl", "link_repairs", "over no link again"),
         ("hang-decode", "resumed", "no stream was with"),
+        ("hang-prefill", "prefill_failures", "no prompt was with"),
+        ("kill-ingress", "retried", "no request was with"),
         ("node-loss", "retried", "no stream was with"),
     ],
 )

@@ -14,16 +14,16 @@ from serve_app.drill_faults import FAULTS
 from serve_app.processes import title
 
 COMPUTES, RESTS = "bash -c 'while :; do :; done'", "sleep 60"
-MakeReplica = Callable[[str], psutil.Process]
+MakeReplica = Callable[..., psutil.Process]
 
 
 @pytest.fixture
 def make_replica() -> Iterator[MakeReplica]:
-    """A decode replica whose engine does this."""
+    """A replica of a role whose engine does this."""
     started: list[psutil.Process] = []
 
-    def make(engine: str) -> psutil.Process:
-        words = ["ray::ServeReplica:tandem:decode:g0", "-c", f"(exec -a VLLM::EngineCore {engine}) & wait"]
+    def make(engine: str, role: str = "decode") -> psutil.Process:
+        words = [f"ray::ServeReplica:tandem:{role}:g0", "-c", f"(exec -a VLLM::EngineCore {engine}) & wait"]
         replica = psutil.Process(subprocess.Popen(words, executable="/bin/bash").pid)
         until_s = time.monotonic() + 10.0
         while not (found := [one for one in replica.children() if title(one).startswith("VLLM::EngineCore")]):
@@ -59,3 +59,11 @@ def test_the_engine_of_the_replica_that_has_work_is_broken(make_replica: MakeRep
     while engine.status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
     assert young.children()[0].status() != psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize("fault", ["kill-prefill", "kill-engine-worker", "hang-prefill-engine", "hang-prefill"])
+def test_of_prefill_too_the_replica_that_has_work_is_broken(make_replica: MakeReplica, fault: str) -> None:
+    old, young = make_replica(COMPUTES, "prefill"), make_replica(RESTS, "prefill")
+    (engine,) = old.children()
+    broken = engine if "engine" in fault else old
+    assert FAULTS[fault]([young, old]).endswith(f"({broken.pid})")

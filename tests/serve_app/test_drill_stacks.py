@@ -107,6 +107,8 @@ def test_what_the_endpoint_and_its_decode_replicas_counted_is_read_off_the_page(
     page = """# TYPE tandem_resumed counter
 tandem_resumed_total{replica="a"} 2.0
 tandem_resumed_total{replica="b"} 1.0
+# TYPE tandem_prefill_failures counter
+tandem_prefill_failures_total{replica="c"} 5.0
 # TYPE tandem_link_failures counter
 tandem_link_failures_total{replica="c",why="stuck"} 1.0
 tandem_link_failures_total{replica="c",why="failed"} 2.0
@@ -116,7 +118,8 @@ tandem_prefill_path_total{path="local",reason="short",replica="c"} 50.0
 """
     app: Any = SimpleNamespace(metrics_url=f"{make_endpoint(ANSWER, page).url}/metrics")
     counters = STACKS["tandem"].counters(app)
-    assert since({}, counters) == {"retried": 0, "resumed": 3, "link_failures": 3, "link_repairs": 0, "kv_late": 4}
+    failed = {"prefill_failures": 5, "link_failures": 3, "link_repairs": 0, "kv_late": 4}
+    assert since({}, counters) == {"retried": 0, "resumed": 3, **failed}
     # A replica that has ended since takes nothing away.
     before = {("resumed", "a"): 1, ("resumed", "gone"): 100}
     assert since(before, counters)["resumed"] == 2
