@@ -24,7 +24,8 @@ def _app() -> Iterator[Any]:
     from serve_app.sdk import deploy
 
     document = emulated_document(replicas=2)
-    document["applications"][0]["args"]["groups"][0]["decode"]["replicas"] = 2
+    for role in ("prefill", "decode"):
+        document["applications"][0]["args"]["groups"][0][role]["replicas"] = 2
     with deploy(document) as running:
         yield running
 
@@ -62,8 +63,8 @@ def decoded(app: Any) -> dict[str, float]:
     return counts
 
 
-async def ask(app: Any, session: aiohttp.ClientSession, seed: int) -> int:
-    body = {"model": "llama-70b", "prompt": prompt_ids(20, seed=seed), "max_tokens": 4}
+async def ask(app: Any, session: aiohttp.ClientSession, seed: int, input_tokens: int = 20) -> int:
+    body = {"model": "llama-70b", "prompt": prompt_ids(input_tokens, seed=seed), "max_tokens": 4}
     async with session.post(f"{app.url}/v1/completions", json=body) as response:
         await response.read()
         return response.status
@@ -97,3 +98,37 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
             await asyncio.sleep(1.0)
     await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 2})
     assert victim.is_running()
+
+
+async def test_a_prefill_replica_that_fails_gets_no_prompts_and_comes_back(app: Any) -> None:
+    def remote() -> float:
+        return total(app, "tandem_prefill_path_total", path="remote")
+
+    async def ask_for(session: aiohttp.ClientSession, seconds: float, seed: int) -> int:
+        asked, began_s = [], time.monotonic()
+        while time.monotonic() - began_s < seconds:
+            asked.append(asyncio.create_task(ask(app, session, seed + len(asked), input_tokens=600)))
+            await asyncio.sleep(1.0 / PER_S)
+        assert set(await asyncio.gather(*asked)) == {200}
+        return len(asked)
+
+    victim, other = replica_processes(app, "prefill")
+    decode = replica_processes(app, "decode")
+    async with aiohttp.ClientSession() as session:
+        before, failures = remote(), total(app, "tandem_prefill_failures_total")
+        assert await ask_for(session, 2.0, 5000) == remote() - before
+        before = remote()
+        with unreachable(victim, decode):
+            asked = await ask_for(session, SICK_S, 6000)
+        # As above; each is computed by the other one.
+        assert total(app, "tandem_prefill_failures_total") - failures <= 3 + PER_S + 2
+        assert remote() - before >= 0.8 * asked
+        # And it serves again, alone.
+        until_s = time.monotonic() + 60.0
+        with unreachable(other, decode):
+            while True:
+                before, asked = remote(), await ask_for(session, 4.0, 7000 + 100 * round(time.monotonic()))
+                if remote() - before >= 0.8 * asked:
+                    break
+                assert time.monotonic() < until_s
+    await eventually(lambda: app.status().replicas["prefill:g0"] == {"RUNNING": 2})
