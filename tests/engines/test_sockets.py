@@ -1,7 +1,6 @@
 """An application on real engines: where it listens, and what its logs keep to themselves."""
 
 from ipaddress import ip_address
-from socket import SOCK_DGRAM
 from typing import Any
 
 import psutil
@@ -17,18 +16,18 @@ OURS = ("ray::ServeReplica", "VLLM::")
 ACTORS = ("ray::Coordinator", "ray::HealthBoard")
 
 
-def listening(app: Any) -> list[tuple[str, str, int]]:
-    """Title of the process, address and port of each socket of the cluster that anybody may send to."""
+def listening(app: Any, kind: str = "tcp") -> list[tuple[str, str, int]]:
+    """Title of the process, address and port of each socket of a kind at which the cluster hears anybody."""
     found = []
     for process in app.processes():
         try:
-            title, connections = process.cmdline(), process.net_connections("inet")
+            title, connections = process.cmdline(), process.net_connections(kind)
         except psutil.Error:
             continue
         found += [
             (title[0], one.laddr.ip, one.laddr.port)
             for one in connections
-            if title and (one.status == psutil.CONN_LISTEN or (one.type is SOCK_DGRAM and not one.raddr))
+            if title and (one.status == psutil.CONN_LISTEN if kind == "tcp" else not one.raddr)
         ]
     return found
 
@@ -41,8 +40,10 @@ def test_replicas_and_engines_listen_on_no_interface_but_loopback(app: Any) -> N
     sockets = listening(app)
     for kind in OURS:
         assert [port for title, _, port in sockets if title.startswith(kind)], f"no socket of {kind} was found"
-    exposed = [(title, ip, port) for title, ip, port in sockets if not _is_loopback(ip)]
-    assert not [one for one in exposed if one[0].startswith((*OURS, *ACTORS)) and one[2] not in RAYS_PORTS]
+    exposed = [one for one in sockets if not _is_loopback(one[1])]
+    datagrams = [one for one in listening(app, "udp") if not _is_loopback(one[1])]
+    ours = [one for one in (*exposed, *datagrams) if one[0].startswith((*OURS, *ACTORS))]
+    assert not [one for one in ours if one[2] not in RAYS_PORTS]
     # HAProxy's two pages about itself; the endpoint is a third socket.
     assert len([one for one in exposed if "haproxy" in one[0]]) <= 2
     ports = {int(url.split(":")[2].split("/")[0]) for url in (app.url, app.metrics_url)}
