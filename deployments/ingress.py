@@ -470,12 +470,13 @@ class Ingress:
         )
         sent, failed_groups = SentFrames(), set[str]()
         lost: Frame | None = None
+        has_moved = False  # since it lost its replica
         tries, deadline_s = 1 + self._retries, arrived_s + self._timeout_s
         while tries:
             group = self._group(failed_groups)
             asked.avoid, asked.probe = await self._health[group].guide()
             async with aclosing(self._attempt(group, asked, deadline_s)) as frames:
-                was_lost, lost = lost is not None, None
+                lost = None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
                     waits_for_room = frame.error == FULL and tries <= self._retries
@@ -486,8 +487,8 @@ class Ingress:
                     ):
                         lost = frame
                         break
-                    if was_lost and frame.error is None:
-                        was_lost = False
+                    if has_moved and frame.error is None:
+                        has_moved = False
                         (tandem_metrics.RETRIED if asked.sent is None else tandem_metrics.RESUMED).inc()
                     if frame.text:
                         sent.add(frame.text, frame.outputs)
@@ -501,7 +502,7 @@ class Ingress:
             if lost.error == FULL and time.monotonic() + _FULL_S < deadline_s:
                 await asyncio.sleep(_FULL_S)
                 continue
-            tries -= 1
+            tries, has_moved = tries - 1, True
             failed_groups.add(group)
             asked = replace(asked, sent=sent.sent(), exclude=exclude, routed_to=None, refused=set())
         if lost is not None:

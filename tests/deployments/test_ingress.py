@@ -342,6 +342,7 @@ async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
 ) -> None:
     from ray.serve._private.common import DeploymentID, ReplicaID
 
+    from deployments import metrics
     from deployments.frames import full
     from router import known_pools
 
@@ -349,9 +350,10 @@ async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
     router = SimpleNamespace(curr_replicas={ReplicaID(name, DeploymentID("a", "tandem")): None for name in names})
     monkeypatch.setattr(known_pools, "_ROUTERS", {"decode:test_ingress:a": [router]})
     made = endpoint(clock, retries=1)
-    pool = made._groups["a"]
+    pool, counted = made._groups["a"], metrics.RETRIED._value.get()
     pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
     assert await answer(made) == [whole()]
+    assert metrics.RETRIED._value.get() == counted  # it has lost nobody
     assert [asked.exclude for asked in pool.asked] == [set(), {"a0"}]
     pool.next = [(name, [full("no room")]) for name in names]  # each is asked once
     (frame,) = await answer(made)
@@ -360,6 +362,7 @@ async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
     # One that is lost after all leaves as many tries as ever.
     pool.next = [("a0", [full("no room")]), ("a1", [lost()]), ("a2", [whole()])]
     assert await answer(made) == [whole()]
+    assert metrics.RETRIED._value.get() == counted + 1
 
 
 async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: Clock) -> None:
