@@ -25,9 +25,9 @@ def test_ray_still_has_the_seams() -> None:
     assert "await self._haproxy_start_task" in inspect.getsource(manager._reload_haproxy)
 
 
-def test_install_keeps_serve_alive_where_it_cannot_be(run_python: Callable[..., Any]) -> None:
+def test_install_keeps_serve_alive_where_it_cannot_be_and_says_so(run_python: Callable[..., Any]) -> None:
     script = """
-import json, sys
+import json, logging, sys
 from ray.serve._private import controller, haproxy
 stock = haproxy.HAProxyManager
 if sys.argv[1] == "without":
@@ -35,11 +35,13 @@ if sys.argv[1] == "without":
 if sys.argv[1] == "another":
     import ray
     stock = controller.HAProxyManager = ray.remote(type("Another", (), {}))
-from deployments.controller_hook import install
+from deployments.proxy_hook import install
+said = []
+logging.getLogger("ray.serve").addFilter(lambda record: said.append(record.getMessage()))
 install()
 install()
-print(json.dumps(controller.HAProxyManager is stock))
+print(json.dumps([controller.HAProxyManager is stock, bool(said)]))
 """
-    assert run_python(script, "with") is False
-    assert run_python(script, "without") is True
-    assert run_python(script, "another") is True
+    assert run_python(script, "with") == [False, False]
+    assert run_python(script, "without") == [True, True]
+    assert run_python(script, "another") == [True, True]
