@@ -69,10 +69,6 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         # Of that gRPC: Ray's 4 MiB is less than a prompt of a million token ids.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
-        # What glibc gives back to the kernel it pays for again, page by page: for a retry HAProxy copies each request
-        # into a buffer of its own, which took 0.65 ms (DECISIONS 144).
-        "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-        "MALLOC_TRIM_THRESHOLD_": str(16 << 20),
         # Ray lowers its workers' priority (nice 15), so anything else on the machine would stall token streams.
         "RAY_worker_niceness": "0",
         # Serve's own counters go to Ray's metrics ten times a second: an idle replica took 0.019 of a core, now 0.016.

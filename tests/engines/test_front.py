@@ -5,6 +5,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import requests
 
 from serve_app.drill_faults import kill_proxy
+from serve_app.processes import title
 from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, samples, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -87,6 +89,13 @@ async def test_whoever_waits_for_the_only_proxy_to_come_back_finds_its_routes_th
 
     await eventually(is_back, within_s=60.0)
     assert set(statuses) == {None, 200}
+    # It keeps memory that it has freed, and nobody else does.
+    keeping = set()
+    for one in app.processes():
+        with suppress(psutil.Error):
+            if "MALLOC_TRIM_THRESHOLD_" in one.environ():
+                keeping.add(title(one).split(" ")[0].rpartition("/")[2])
+    assert keeping == {"haproxy"}
 
 
 @pytest.mark.parametrize(
