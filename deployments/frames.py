@@ -65,7 +65,7 @@ class Frame(NamedTuple):
 
 
 def failure(status: int, message: str, error: str) -> Frame:
-    """The frame of a failure that is not the client's; ``error`` is its class."""
+    """The frame of a failure; ``error`` is its class."""
     return Frame(OpenAIError(status, message).body(), status=status, error=error)
 
 

@@ -50,12 +50,10 @@ logger = logging.getLogger(__name__)
 _HEALTH_TIMEOUT_S, _HEALTH_KEEP_S = 5.0, 1.0
 _METRICS_TIMEOUT_S = 5.0  # half of what Prometheus waits
 _LOST = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
-_TOO_LARGE = Frame(
-    OpenAIError(
-        400, "the answer is more than a replica can send at once: ask for a stream, or for fewer answers or logprobs"
-    ).body(),
-    status=400,
-    error="invalid_request",
+_TOO_LARGE = failure(
+    400,
+    "the answer is more than a replica can send at once: ask for a stream, or for fewer answers or logprobs",
+    "invalid_request",
 )
 _NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S, _FULL_S = 5.0, 5.0, 1.0, 0.5
 # Of a request's time: a replica that said nothing to a stream for so long hangs.
@@ -479,11 +477,8 @@ class Ingress:
                 lost = None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
-                    waits_for_room = frame.error == FULL and tries <= self._retries
-                    if (
-                        frame.error in LOST
-                        or waits_for_room
-                        or (frame.error == FULL and self._has_others(group, asked))
+                    if frame.error in LOST or (
+                        frame.error == FULL and (tries <= self._retries or self._has_others(group, asked))
                     ):
                         lost = frame
                         break

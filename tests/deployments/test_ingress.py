@@ -381,9 +381,7 @@ async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: C
     assert await answer(made) == [whole()]
 
 
-async def test_who_drains_stays_closed_until_all_replicas_must_have_answered(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_drains_stays_closed_until_all_replicas_must_have_answered(clock: Clock) -> None:
     made = endpoint(clock)
     made._reads, made._drains_until_s = 0, 0.0
     made._gate = SimpleNamespace(here=0)

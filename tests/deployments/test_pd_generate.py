@@ -219,8 +219,8 @@ async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(clien
 async def test_where_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
     from deployments.waits import Waits
 
-    generate, remote = decode(client, prefill), prefill.remote
-    generate._waits = waits = Waits(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, every_s=0.01)
+    waits = Waits(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, every_s=0.01)
+    generate, remote = decode(client, prefill, waits=waits), prefill.remote
     watching = asyncio.create_task(waits.run())
 
     def nowhere(request: Any) -> Any:

@@ -70,6 +70,16 @@ async def until(holds: Any, within_s: float = 5.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def due() -> Any:
+    """A feed whose replica ``r`` has been ejected and may be probed."""
+    one = feed()
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        one.failed(at("r"))
+    await until(lambda: one._due)
+    return one
+
+
 async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_second(board: Any) -> None:
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
@@ -107,22 +117,14 @@ async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> Non
 
 
 async def test_a_board_that_hangs_grants_nothing_and_holds_nobody_up(board: Any) -> None:
-    one = feed()
-    await asyncio.sleep(0.05)
-    for _ in range(3):
-        one.failed(at("r"))
-    await until(lambda: one._due)
+    one = await due()
     board.probe = lambda name: asyncio.sleep(60.0)
     async with asyncio.timeout(1.0):
         assert await one.guide() == ({"r"}, None)
 
 
 async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> None:
-    one, grant = feed(), board.probe
-    await asyncio.sleep(0.05)
-    for _ in range(3):
-        one.failed(at("r"))
-    await until(lambda: one._due)
+    one, grant = await due(), board.probe
 
     async def late(name: str) -> bool:
         await asyncio.sleep(0.4)
@@ -136,11 +138,7 @@ async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> 
 
 
 async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> None:
-    one = feed()
-    await asyncio.sleep(0.05)
-    for _ in range(3):
-        one.failed(at("r"))
-    await until(lambda: one._due)
+    one = await due()
     assert await one.guide() == (frozenset(), "r")
     request = at("other", probe="r", refused=frozenset({"r"}))
     one.refused(request)
@@ -153,11 +151,7 @@ async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> 
 
 @pytest.mark.parametrize("replica_id", [None, "other"])
 async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, replica_id: str | None) -> None:
-    one = feed()
-    await asyncio.sleep(0.05)
-    for _ in range(3):
-        one.failed(at("r"))
-    await until(lambda: one._due)
+    one = await due()
     assert await one.guide() == (frozenset(), "r")
     one.left(at(replica_id, probe="r"))
     assert await one.guide() == (frozenset(), "r")
