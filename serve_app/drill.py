@@ -141,17 +141,18 @@ def _row(
     before = asyncio.run(ask(salt=f"{fault}-before"))
     processes = app.processes()  # a busy machine takes seconds to list them, and the fault would come too late
     counted, replicas, whole = counters(app), replica_pids(processes), _running(app)
-    fault_s: list[float] = []
+    broke_s: list[tuple[float, float]] = []
 
     def inject() -> None:
         began_s = time.monotonic()
         said = break_part(processes)
+        done_s = time.monotonic()
         # A replica that has work is looked for, and then broken at once; other parts are broken first.
-        fault_s.append(time.monotonic() if fault in (*DECODE_FAULTS, *PREFILL_FAULTS) else began_s)
+        broke_s.append((done_s if fault in (*DECODE_FAULTS, *PREFILL_FAULTS) else began_s, done_s))
         say(f"{stack}, {fault}: {said}")
 
     after = asyncio.run(ask(salt=f"{fault}-after", faults=[(at_s, inject)]))
-    row = {"stack": stack, **compare(fault, before, after, fault_s[0])}
+    row = {"stack": stack, **compare(fault, before, after, broke_s[0])}
     row["recovered_s"] = _recovered(app, whole)
     is_whole = row["recovered_s"] is not None
     if fault in LINK_FAULTS and is_whole:
@@ -188,7 +189,7 @@ def compare(
     fault: str,
     before: Sequence[Answer],
     after: Sequence[Answer],
-    fault_s: float,
+    broke_s: tuple[float, float],
     output_tokens: int = OUTPUT_TOKENS,
 ) -> dict[str, Any]:
     """What a fault did to the answers.
@@ -197,13 +198,13 @@ def compare(
         fault: its name.
         before: of an undisturbed run of the same requests.
         after: of the run with the fault.
-        fault_s: when it came, by the clock of the answers' spans.
+        broke_s: when it began and when it was done, by the clock of the answers' spans.
         output_tokens: that each answer has if nothing is wrong.
     """
     row: dict[str, Any] = {"fault": fault, "requests": len(after)}
     row |= dict.fromkeys((*VERDICTS, "retried", "resumed", "failed_undisturbed"), 0)
     errors: Counter[str] = Counter()
-    front_ended_s = [fault_s] if fault in FRONT_FAULTS else []
+    fault_s, front_ended_s = broke_s[0], [broke_s] if fault in FRONT_FAULTS else []
     for expected, answer in zip(before, after, strict=True):
         row["retried"] += answer.retries
         if not expected.is_ended or len(expected.token_ids) != output_tokens:

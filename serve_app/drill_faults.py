@@ -18,6 +18,8 @@ PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
 GATHER_S = 2.0
 # An engine computes that takes so much of a core for so long; somebody does within this time, or nobody has work.
 _BUSY_FRAC, _GLANCE_S, _WORK_S = 0.1, 0.2, 8.0
+# A process that is killed keeps its connections until its last thread has left the kernel: 20 to 120 ms, and 9 s once.
+_GONE_S, _LOOK_S = 60.0, 0.01
 
 
 class DrillError(RuntimeError):
@@ -76,7 +78,7 @@ def kill_coordinator(processes: Processes) -> str:
 
 def kill_ingress(processes: Processes) -> str:
     """End a replica of the endpoint."""
-    return _kill(_one(processes, "ingress replica", "ServeReplica", ":ingress"))
+    return _end(_one(processes, "ingress replica", "ServeReplica", ":ingress"))
 
 
 def kill_proxy(processes: Processes) -> str:
@@ -87,6 +89,8 @@ def kill_proxy(processes: Processes) -> str:
     for one in found:
         with suppress(DrillError):  # a worker that was replaced may be ending yet
             _kill(one)
+    for one in found:
+        _wait_until_gone(one)
     return f"SIGKILL to haproxy ({', '.join(str(one.pid) for one in found)})"
 
 
@@ -239,6 +243,29 @@ def _on_links(processes: Processes, done: str, harm: Callable[[Connection], None
     if not linked:
         raise DrillError("no decode engine is connected to a prefill engine by TCP: does UCX use another transport?")
     return f"{done}: {sum(map(len, linked))} connections of {len(linked)} pairs of engines"
+
+
+def _end(process: psutil.Process) -> str:
+    """Kill it and wait until its connections are closed."""
+    said = _kill(process)
+    _wait_until_gone(process)
+    return said
+
+
+def _wait_until_gone(process: psutil.Process) -> None:
+    until_s = time.monotonic() + _GONE_S
+    while not _is_gone(process):
+        if time.monotonic() > until_s:
+            raise DrillError(f"process {process.pid} has not ended {_GONE_S:g} s after SIGKILL")
+        time.sleep(_LOOK_S)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        # Its first thread is a zombie while others still end.
+        return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
+    except psutil.Error:
+        return True
 
 
 def _kill(process: psutil.Process) -> str:

@@ -66,7 +66,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
     seconds = 60.0 * minutes
     count = max(1, round(minutes * _FAULTS_PER_MINUTE))
     done: Counter[str] = Counter()
-    fronts_s: list[float] = []
+    fronts_s: list[tuple[float, float]] = []
 
     with deploy(document(), on_status=lambda status: say(f"starting: {status.state}")) as app:
         asyncio.run(run_load(app.url, app.config.model.id, rate=_RATE, seconds=20.0, seed=seed + 1, salt="warm-up"))
@@ -88,7 +88,7 @@ def run(minutes: float, seed: int, say: Callable[[str], None]) -> dict[str, Any]
                     continue
                 done[name] += 1
                 if name in FRONT_FAULTS:
-                    fronts_s.append(at_s)
+                    fronts_s.append((at_s, time.monotonic()))
                 say(f"{sum(done.values())} of {count}, {name}: {said}")
                 return
 
@@ -147,13 +147,13 @@ def _by(row: dict[str, float]) -> str:
     return f"by {row['growth_frac']:.1%} ({row['last_third_mib'] - row['first_third_mib']:.1f} MiB){steadily}"
 
 
-def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[float]) -> dict[str, Any]:
+def judged(answers: Sequence[Answer], seed: int, fronts_s: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """What became of the requests, whose answers an emulated engine gives in one way only.
 
     Args:
         answers: of the whole load, in order.
         seed: of their prompts.
-        fronts_s: when a part ended that may cut streams off; at other times that is a loss.
+        fronts_s: from when to when a part ended that may cut streams off; at other times that is a loss.
     """
     from deployments.emulator import next_tokens  # it imports ray
 

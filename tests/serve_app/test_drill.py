@@ -21,7 +21,7 @@ def answer(*ids: int, ended: bool = True, **fields: Any) -> Answer:
 
 
 def compared(fault: str, before: list[Answer], after: list[Answer]) -> dict[str, Any]:
-    return compare(fault, before, after, fault_s=10.0, output_tokens=len(before[0].token_ids))
+    return compare(fault, before, after, broke_s=(10.0, 10.1), output_tokens=len(before[0].token_ids))
 
 
 def test_every_token_of_every_answer_counts() -> None:
@@ -70,7 +70,7 @@ def test_errors_that_differ_by_a_request_id_are_of_one_kind() -> None:
 
 @pytest.mark.parametrize("undisturbed", [answer(1, 2, 3, ended=False), answer(1, 2), answer()])
 def test_an_undisturbed_run_that_fails_is_told_and_is_no_measure(undisturbed: Answer) -> None:
-    row = compare("kill-decode", [undisturbed], [answer(1, 2, 3)], fault_s=10.0, output_tokens=3)
+    row = compare("kill-decode", [undisturbed], [answer(1, 2, 3)], broke_s=(10.0, 10.1), output_tokens=3)
     assert row["failed_undisturbed"] == 1
     assert not any(row[name] for name in VERDICTS)
 

@@ -1,7 +1,9 @@
 """Which replica a fault is for: real processes that are called what Ray and vLLM call theirs."""
 
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -44,6 +46,7 @@ def test_a_decode_replica_that_has_work_is_broken_the_youngest_of_them(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, does: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(drill_faults, "_WORK_S", 2.0)
+    monkeypatch.setattr(drill_faults, "_GLANCE_S", 1.0)  # on a busy machine both have had a core within that
     old, young = map(make_replica, does)
     broken, lives = (old, young) if does == (COMPUTES, RESTS) else (young, old)
     said = FAULTS["kill-decode"]([old, young])
@@ -67,3 +70,23 @@ def test_of_prefill_too_the_replica_that_has_work_is_broken(make_replica: MakeRe
     (engine,) = old.children()
     broken = engine if "engine" in fault else old
     assert FAULTS[fault]([young, old]).endswith(f"({broken.pid})")
+
+
+# So much memory takes the kernel some time to take back, and connections are closed after that.
+SERVES = """
+import socket, time
+held = b"1" * (512 << 20)
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_front_is_gone_when_it_is_said_to_be() -> None:
+    words = ["ray::ServeReplica:tandem:ingress", "-c", SERVES]
+    with subprocess.Popen(words, executable=sys.executable, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        port = int(front.stdout.readline())
+        assert FAULTS["kill-ingress"]([psutil.Process(front.pid)]).endswith(f"({front.pid})")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))

@@ -34,19 +34,21 @@ def test_every_token_counts(got: Answer, said: str | None) -> None:
 @pytest.mark.parametrize(
     ("fronts_s", "span_s", "said"),
     [
-        ([95.0], (90.0, 95.5), "cut_at_front"),
-        ([80.0, 95.0], (90.0, 96.0), "cut_at_front"),
-        ([95.0], (90.0, 110.0), "lost"),  # it lived on, on another front
-        ([95.0], (90.0, 94.0), "lost"),
-        ([80.0, 102.0], (90.0, 101.0), "lost"),
+        ([(95.0, 95.1)], (90.0, 95.5), "cut_at_front"),
+        ([(80.0, 80.1), (95.0, 95.1)], (90.0, 96.0), "cut_at_front"),
+        ([(95.0, 104.0)], (90.0, 104.0), "cut_at_front"),  # that took its time to end
+        ([(95.0, 95.1)], (90.0, 110.0), "lost"),  # it lived on, on another front
+        ([(95.0, 95.1)], (90.0, 94.0), "lost"),
+        ([(80.0, 80.1), (102.0, 102.1)], (90.0, 101.0), "lost"),
         ([], (90.0, 95.5), "lost"),
     ],
 )
 def test_a_stream_is_cut_by_its_front_only_at_its_end(
-    fronts_s: list[float], span_s: tuple[float, float], said: str
+    fronts_s: list[tuple[float, float]], span_s: tuple[float, float], said: str
 ) -> None:
     assert verdict(answer(1, ended=False, is_cut=True, span_s=span_s), [1, 2, 3], fronts_s) == said
 
 
 def test_a_stream_with_a_wrong_token_is_wrong_whoever_cut_it() -> None:
-    assert verdict(answer(7, ended=False, is_cut=True, span_s=(90.0, 95.5)), [1, 2, 3], [95.0]) == "wrong_tokens"
+    got = answer(7, ended=False, is_cut=True, span_s=(90.0, 95.5))
+    assert verdict(got, [1, 2, 3], [(95.0, 95.1)]) == "wrong_tokens"

@@ -29,7 +29,7 @@ def test_every_kind_of_wrong_answer_is_counted() -> None:
         "cut_at_front": Answer(token_ids=right[:5], is_cut=True, span_s=(90.0, 101.0)),
     }
     for name, answer in answers.items():
-        row = judged([answer], 0, [100.0])
+        row = judged([answer], 0, [(100.0, 100.1)])
         assert {one: row[one] for one in VERDICTS} == {one: int(one == name) for one in VERDICTS}
 
 
