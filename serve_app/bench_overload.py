@@ -79,7 +79,7 @@ ENGINES = {
         slo=Slo(ttft_s=1.5, tpot_s=0.1),
         length_factor=0.125,
         most_tokens=1000,
-        first_rate=2.0,
+        first_rate=13.0,
     ),
 }
 
