@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from autoscale.report import RequestRecord, Slo
-from serve_app.bench_overload import ENGINES, arrivals, document, figures, main
+from serve_app.bench_overload import ENGINES, _is_saturated, arrivals, document, figures, main
 from serve_app.validate import parse_app_config
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -62,6 +62,21 @@ def test_goodput_is_of_the_measured_time_and_refusals_are_no_failures() -> None:
     assert (row["refused"], row["refused_within_50_ms"]) == (2, 1)
     assert row["failed"] == {"HTTP 500": 1}
     assert row["ingress_cores"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_saturated"),
+    [
+        ([(2.0, 1.9)], False),
+        ([(2.0, 1.7)], True),  # more than a tenth is missed
+        ([(2.0, 1.9), (2.6, 2.5)], False),
+        ([(2.0, 1.9), (2.6, 2.3)], True),
+        ([(2.6, 2.5), (2.7, 2.55)], True),  # hardly more
+    ],
+)
+def test_a_rate_is_beyond_saturation(rates: list[tuple[float, float]], is_saturated: bool) -> None:
+    rows = [{"requests": rate * 40.0, "goodput_requests_per_s": goodput} for rate, goodput in rates]
+    assert _is_saturated(rows) is is_saturated
 
 
 def test_engines_that_are_not_measured_here_are_wrong_usage() -> None:
