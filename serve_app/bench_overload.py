@@ -206,36 +206,35 @@ def _goodput(row: dict[str, Any]) -> float:
 
 def show(name: str, result: dict[str, Any], console: Console) -> None:
     """The figures as a table."""
-    table = Table(title=f"Overload on {name} engines")
-    for column in (
-        "",
-        "requests/s",
-        "goodput/s",
-        "refused",
-        "refused p50 / p99, ms",
-        "TTFT p99, s",
-        "TPOT p99, ms",
-        "cores of HAProxy + ingress",
-    ):
-        table.add_column(column, justify="right")
-    for load in ("saturation", "overload", "overload_without_admission"):
-        row = result[load]
+    table = Table(title=f"Overload on {name} engines", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("saturation", "overload", "no admission"):
+        table.add_column(column, justify="right", no_wrap=True)
+    rows = [result[load] for load in ("saturation", "overload", "overload_without_admission")]
 
-        def cell(key: str, factor: float = 1.0, row: dict[str, Any] = row) -> str:
-            return "-" if row[key] is None else f"{factor * row[key]:.3g}"
+    def line(label: str, *keys: str, factor: float = 1.0) -> None:
+        cells = [" / ".join(_number(row[key], factor) for key in keys) for row in rows]
+        table.add_row(label, *cells)
 
-        table.add_row(
-            load.replace("_", " "),
-            cell("rate"),
-            cell("goodput_requests_per_s"),
-            str(row["refused"]),
-            f"{cell('refused_s_p50', 1000)} / {cell('refused_s_p99', 1000)}",
-            cell("ttft_s_p99"),
-            cell("tpot_s_p99", 1000),
-            f"{row['proxy_cores'] + row['ingress_cores']:.2f}",
-        )
+    line("requests/s", "rate")
+    line("within the objectives, per s", "goodput_requests_per_s")
+    line("refused, of requests", "refused", "requests")
+    line("refused within 50 ms", "refused_within_50_ms")
+    line("refused after, ms, p50 / p99", "refused_s_p50", "refused_s_p99", factor=1000.0)
+    line("TTFT, s, p50 / p99", "ttft_s_p50", "ttft_s_p99")
+    line("TPOT, ms, p50 / p99", "tpot_s_p50", "tpot_s_p99", factor=1000.0)
+    line("cores of proxy / endpoint", "proxy_cores", "ingress_cores")
     console.print(table)
     console.print(f"goodput kept: {result['goodput_kept_frac']:.0%}")
+
+
+def _number(value: float | None, factor: float) -> str:
+    if value is None:
+        return "-"
+    shown = factor * value
+    return (
+        f"{shown:.0f}" if shown >= 100 or isinstance(value, int) else f"{shown:.2g}" if shown < 10 else f"{shown:.3g}"
+    )
 
 
 Kind = StrEnum("Kind", {name.upper(): name for name in ENGINES})  # type: ignore[misc]
