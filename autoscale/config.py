@@ -1,18 +1,25 @@
 """AutoscaleConfig: everything a user may say about how an application is sized (pure)."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from autoscale.gate import GateConfig
 from autoscale.guard import GuardConfig
 from autoscale.policies import PolicyConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, Role
 
 # A report costs a replica and Serve's controller about a millisecond of a core each.
 _LEAST_REPORT_S, _MOST_REPORT_S = 1.0, 10.0
+
+# Written as the level's name.
+Affinity = Annotated[
+    LinkTier,
+    BeforeValidator(lambda value: LinkTier.__members__.get(value.upper(), value) if isinstance(value, str) else value),
+    PlainSerializer(lambda tier: tier.name.lower(), return_type=str),
+]
 
 
 class BoundsConfig(BaseModel):
@@ -72,6 +79,23 @@ class AutoscaleConfig(BaseModel):
         "with it. Choose more than a start takes, a new node and the model's download included.",
     )
     no_room_retry_s: float = Field(300.0, gt=0.0, description="Then it is tried again.")
+    no_node_s: float = Field(
+        30.0, gt=0.0, description="A replica for which no node of its group has had room for so long goes to another."
+    )
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Among the services of an application: who has more is placed first."
+    )
+    affinity: Affinity = Field(
+        LinkTier.NONE,
+        description="What all nodes of a group must be under together, by their labels: s0, s1, s2, cluster, "
+        "data_centre or none. A group of which they are not gets no replicas.",
+    )
+    gpu_types: dict[Role, tuple[str, ...]] = Field(
+        default_factory=dict, description="The types that a role takes, the preferred one first; left out: all alike."
+    )
+    quota_gpus: dict[str, float] = Field(
+        default_factory=dict, description="The most GPUs of each type that the service may hold."
+    )
     is_paused: bool = Field(
         False, description="Decide nothing; new replicas still enter, and withdrawn ones still come back."
     )

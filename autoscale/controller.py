@@ -15,12 +15,13 @@ from autoscale.headcount import (
     running_replicas,
     withdrawn_replicas,
 )
-from autoscale.placement import place
+from autoscale.placement import Placed, held_gpus, place
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
 from autoscale.reconciliation import is_after_a_gap, reconciled
+from autoscale.slots import Slots
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolStats, Snapshot
-from kvtransfer.topology import Role
+from kvtransfer.topology import Role, Topology
 
 
 class Controller:
@@ -33,16 +34,24 @@ class Controller:
         self.config = config
         self._policy = POLICIES[config.policy.kind](config.policy, ratio=config.pd_ratio, slo=config.slo)
 
-    def tick(self, snapshot: Snapshot) -> Plan:
-        """The plan of one instant."""
+    def tick(self, snapshot: Snapshot, slots: Slots | None = None) -> Plan:
+        """The plan of one instant.
+
+        Args:
+            snapshot: what is known.
+            slots: of the snapshot's nodes, where they are there already; what is placed is taken from them.
+        """
         if snapshot.is_recovering:
             return _unchanged(snapshot, "Serve's controller is recovering its replicas")
+        if slots is None and snapshot.nodes is not None:
+            slots = Slots(Topology(snapshot.nodes))
         was_withdrawn = snapshot.state.withdrawn
         hold = self._reason_to_hold(snapshot)
         snapshot = replace(snapshot, state=reconciled(snapshot, self.config))
         # Nobody leaves while users wait too long, unless people have set counts or limits.
         may_leave = (
             self.config.override is not None
+            or bool(snapshot.state.yielding)
             or self.config.slo.is_met(self._latency_now(snapshot))
             or self._is_beyond_limits(snapshot)
         )
@@ -63,8 +72,21 @@ class Controller:
         is_exchange = not may_leave and _is_exchange(decision, verdict, current, room, ending_replicas(snapshot))
         if not may_leave and not is_exchange:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
-        if verdict.counts != current:
-            desired = place(verdict.counts, state.desired, limited, ratio)
+        placed = Placed(counts=state.desired)
+        overdue = self._overdue(state, snapshot.now_s)
+        if verdict.counts != current or (overdue and not self._is_frozen()):
+            placed = place(
+                verdict.counts,
+                state.desired,
+                limited,
+                PdRatio.of(verdict.counts) if self._is_off_ratio_by_hand(ratio) else ratio,
+                slots=slots,
+                limits=(dict(snapshot.gpus_left), self._quota_left(snapshot)),
+                affinity=self.config.affinity,
+                overdue=overdue,
+            )
+        desired = placed.counts
+        if desired != state.desired:
             grows = sum(desired.values()) >= sum(state.desired.values())
             falls = any(count < state.desired[key] for key, count in desired.items())
             state = replace(
@@ -81,6 +103,7 @@ class Controller:
             decision,
             verdict.held_back,
             ratio,
+            placed,
             may_leave=may_leave or is_exchange,
             leave_at_once=is_exchange,
             is_proven=hold is None and may_leave,
@@ -138,6 +161,8 @@ class Controller:
             return None  # counts set by hand need no signal
         oldest_s = snapshot.now_s - self.config.stale_s
         for pool in snapshot.pools:
+            if not pool.replicas and pool.target_replicas == 0:  # the group sleeps
+                continue
             if not pool.replicas:
                 return f"no {pool.key.role} replica of group {pool.key.group} is running"
             for replica in pool.replicas:
@@ -158,12 +183,26 @@ class Controller:
         )
 
     def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
-        """The pool inside the configured bounds, and for a while inside what has found room."""
+        """The pool inside the configured bounds, and for a while inside what has found room or is not claimed."""
         pool = self._bounded(pool)
-        if pool.key not in state.capped:
-            return pool
-        _, found = state.capped[pool.key]
-        return replace(pool, highest_replicas=min(pool.highest_replicas, max(found, pool.lowest_replicas)))
+        for most in (state.capped.get(pool.key), state.yielding.get(pool.key)):
+            if most is not None:
+                highest = min(pool.highest_replicas, max(most[1], pool.lowest_replicas))
+                pool = replace(pool, highest_replicas=highest)
+        return pool
+
+    def _overdue(self, state: ControllerState, now_s: float) -> frozenset[PoolKey]:
+        """Pools that have had fewer replicas than Serve works towards for so long that others may have them."""
+        waiting = state.missing_since_s.items()
+        return frozenset(key for key, (since_s, _) in waiting if now_s - since_s > self.config.no_node_s)
+
+    def _is_frozen(self) -> bool:
+        return self.config.is_paused or self.config.is_observing
+
+    def _quota_left(self, snapshot: Snapshot) -> dict[str, float]:
+        """GPUs by type that the service may still add."""
+        held = held_gpus(snapshot.pools, snapshot.state.desired)
+        return {kind: quota - held.get(kind, 0.0) for kind, quota in self.config.quota_gpus.items()}
 
     def _decide(self, snapshot: Snapshot, hold: str | None) -> Decision:
         decision = self._policy.decide(snapshot)
@@ -228,6 +267,7 @@ class Controller:
         decision: Decision,
         held_back: tuple[str, ...],
         ratio: PdRatio,
+        placed: Placed,
         *,
         may_leave: bool,
         leave_at_once: bool,
@@ -301,6 +341,9 @@ class Controller:
             decision=decision,
             held_back=held_back,
             state=state,
+            pending=placed.pending if any(placed.pending.values()) else {},
+            passed_over=placed.passed_over,
+            nodes=placed.nodes,
         )
 
 

@@ -1,80 +1,370 @@
-"""Replicas of a service -> replicas of each pool (pure)."""
+"""Replicas of a service -> replicas of each pool: which groups grow and which give (pure).
+
+HeteroScale Algorithm 4 for one request. A group grows by units, a replica of the ratio's larger role and those of the
+smaller one that are due with it, or not at all; what finds no group stays pending.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 
 from autoscale.ratio import PdRatio
+from autoscale.slots import Slots, Taken
 from autoscale.types import PoolKey, PoolStats
-from kvtransfer.topology import Role
+from kvtransfer.topology import LinkTier, NodeSet, Role, SubgroupPriority
 
 # How far a group may be from the ratio, replicas of the smaller role: what the gate lets serve by default.
 _BAND_REPLICAS = 1.0
 _EPSILON = 1e-9
+# GPUs of each type that a budget leaves.
+Limit = MutableMapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a service's replicas go.
+
+    Attributes:
+        counts: of each pool.
+        pending: replicas of each role that have no place.
+        passed_over: groups that were to grow and could not, and why.
+        nodes: where the replicas that are new are to be, of each pool that has some.
+    """
+
+    counts: Mapping[PoolKey, int]
+    pending: Mapping[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
 
 
 def place(
-    counts: Mapping[Role, int], current: Mapping[PoolKey, int], pools: Sequence[PoolStats], ratio: PdRatio
-) -> dict[PoolKey, int]:
-    """Spread a service's replicas over its groups, each near the ratio, moving as few as possible; totals are kept.
+    counts: Mapping[Role, int],
+    current: Mapping[PoolKey, int],
+    pools: Sequence[PoolStats],
+    ratio: PdRatio,
+    *,
+    slots: Slots | None = None,
+    limits: Sequence[Limit] = (),
+    affinity: LinkTier = LinkTier.NONE,
+    overdue: Collection[PoolKey] = (),
+) -> Placed:
+    """Spread a service's replicas over its groups, each near the ratio, moving as few as possible.
 
-    Leaders are added where they and their followers cost least, so that a dearer variant grows only when all cheaper
-    ones are full (WVA section V-C); among such groups where KV travels least, and then where there are fewest. They are
-    taken where they cost most, then where KV travels furthest, and there where there are most. But no group keeps more
-    of them than followers can be had for: each other group ties up its lowest number of those. Followers go where they
-    are furthest below the ratio, since KV moves only inside a group. Replicas of a role count alike, whatever they are.
+    Leaders are added where switches are least scarce (HeteroScale section 3.4), then where the GPU types are preferred,
+    then where they and their followers cost least, so that a dearer variant grows only when all cheaper ones are full
+    (WVA section V-C); among such groups where KV travels least, and then where there are fewest. They are taken in the
+    opposite order. But no group keeps more of them than followers can be had for: each other group ties up its lowest
+    number of those. Followers go where they are furthest below the ratio, since KV moves only inside a group. Replicas
+    of a role count alike, whatever they are.
 
-    Raises:
-        ValueError: the groups' bounds do not hold the counts.
+    Args:
+        counts: replicas of each role.
+        current: of each pool now.
+        pools: all pools of the service, two of each group.
+        ratio: to be kept in each group.
+        slots: what nodes have room for; ``None``: for everything.
+        limits: GPUs by type that budgets leave; what is placed is taken from them.
+        affinity: the highest level that a group's nodes may share at the lowest; a group beyond gets nothing.
+        overdue: pools of which replicas that have been asked for and have found no room go elsewhere.
     """
-    share = ratio.follower_share
-    known = {pool.key: pool for pool in pools}
-    placed = {key: min(max(current[key], p.lowest_replicas), p.highest_replicas) for key, p in known.items()}
-    leaders = [key for key in known if key.role is ratio.leader]
-    followers = [key for key in known if key.role is ratio.follower]
-
-    def movable(keys: Sequence[PoolKey], step: int) -> list[PoolKey]:
-        limits = ((key, known[key]) for key in keys)
-        return [key for key, p in limits if p.lowest_replicas <= placed[key] + step <= p.highest_replicas]
-
-    def rank(key: PoolKey) -> tuple[float, ...]:
-        """The lower, the sooner a group's leaders come and the later they go."""
-        cost = known[key].cost + share * known[PoolKey(key.group, ratio.follower)].cost
-        return cost, known[key].link_tier, placed[key]
-
-    def fit(keys: Sequence[PoolKey], role: Role, order: Callable[[PoolKey, int], tuple[float, ...]]) -> None:
-        missing = counts[role] - sum(placed[key] for key in keys)
-        step = 1 if missing > 0 else -1
-        for _ in range(abs(missing)):
-            if not (candidates := movable(keys, step)):
-                raise ValueError(f"{counts[role]} {role} replicas do not fit the bounds of {len(keys)} groups")
-            placed[min(candidates, key=lambda key: order(key, step))] += step
-
-    def tied_up(key: PoolKey) -> int:
-        """The fewest followers that a group may have."""
-        return known[PoolKey(key.group, ratio.follower)].lowest_replicas
-
-    def needed(key: PoolKey, step: int = 0) -> int:
-        """The fewest followers with which all leaders of a group may serve."""
-        return max(tied_up(key), math.ceil((placed[key] + step) * share - _BAND_REPLICAS - _EPSILON))
-
-    def until_relieved(key: PoolKey) -> int:
-        """How many leaders must leave a group before it needs a follower less."""
-        return placed[key] - math.floor((needed(key) - 1 + _BAND_REPLICAS) / share + _EPSILON)
-
-    fit(leaders, ratio.leader, lambda key, step: tuple(step * of for of in rank(key)))
-    for _ in range(counts[ratio.leader]):
-        if sum(needed(key) for key in leaders) <= counts[ratio.follower]:
-            break
-        crowded = [key for key in movable(leaders, -1) if needed(key) > tied_up(key)]
-        donor = min(crowded, key=until_relieved, default=None)
-        takers = [key for key in movable(leaders, 1) if key != donor and needed(key, 1) == needed(key)]
-        if donor is None or not takers:
-            break
-        placed[donor] -= 1
-        placed[min(takers, key=rank)] += 1
-    fit(
-        followers,
-        ratio.follower,
-        lambda key, step: (step * (placed[key] - placed[PoolKey(key.group, ratio.leader)] * share),),
+    by_group: dict[str, dict[Role, PoolStats]] = {}
+    for pool in pools:
+        by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
+    service = _Service(
+        [_Group(name, of, current, ratio, slots, affinity) for name, of in by_group.items()],
+        ratio,
+        slots,
+        limits,
     )
-    return placed
+    service.reserve(overdue)
+    service.fit_leaders(counts)
+    service.fit_followers(counts)
+    service.rescue()
+    placed = {group.of[role].key: group.placed[role] for group in service.groups for role in group.of}
+    total = {role: sum(group.placed[role] for group in service.groups) for role in Role}
+    return Placed(
+        counts={pool.key: placed[pool.key] for pool in pools},
+        pending={role: max(0, counts[role] - total[role]) for role in Role},
+        passed_over={group.name: group.passed_over for group in service.groups if group.passed_over},
+        nodes={key: tuple(dict.fromkeys(names)) for key, names in service.nodes.items()},
+    )
+
+
+def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dict[str, float]:
+    """GPUs by type that a service has or has asked for, those of replicas that are on their way out too."""
+    held: dict[str, float] = {}
+    for pool in pools:
+        here = len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
+        count = max(here, desired.get(pool.key, 0)) + len(pool.draining)
+        for kind, gpus in {} if pool.demand is None else pool.demand.gpus_by_type().items():
+            held[kind] = held.get(kind, 0.0) + count * gpus
+    return held
+
+
+class _Group:
+    """One group while it is placed."""
+
+    def __init__(
+        self,
+        name: str,
+        of: Mapping[Role, PoolStats],
+        current: Mapping[PoolKey, int],
+        ratio: PdRatio,
+        slots: Slots | None,
+        affinity: LinkTier,
+    ) -> None:
+        self.name, self.of = name, of
+        self.leader, self.follower = of[ratio.leader], of[ratio.follower]
+        self._share = ratio.follower_share
+        self.placed = {role: min(max(current[p.key], p.lowest_replicas), p.highest_replicas) for role, p in of.items()}
+        self.passed_over = ""
+        self._slots = slots
+        self._scarcity, self.cannot_grow = _standing(of.values(), slots, affinity)
+
+    def rank(self) -> tuple[float, ...]:
+        """The lower, the sooner its leaders come."""
+        return self._rank(max(self._scarcity_of_room(pool) for pool in self.of.values()))
+
+    def standing(self) -> tuple[float, ...]:
+        """The higher, the sooner its leaders go."""
+        return self._rank(self._scarcity)
+
+    def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
+        cost = self.leader.cost + self._share * self.follower.cost
+        preference = self.leader.preference + self.follower.preference
+        return scarcity, preference, cost, self.leader.link_tier, self.leaders
+
+    def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
+        """Of the least scarce nodes that have room for one replica."""
+        if self._slots is None or pool.demand is None:
+            return SubgroupPriority.S2_HOMOGENEOUS
+        found = self._slots.take(pool.demand)
+        if found is None:
+            return self._scarcity
+        self._slots.give_back(found)
+        return self._slots.topology.priority(sum(1 << index for index, _, _ in found))
+
+    @property
+    def leaders(self) -> int:
+        return self.placed[self.leader.key.role]
+
+    @leaders.setter
+    def leaders(self, count: int) -> None:
+        self.placed[self.leader.key.role] = count
+
+    @property
+    def followers(self) -> int:
+        return self.placed[self.follower.key.role]
+
+    @followers.setter
+    def followers(self, count: int) -> None:
+        self.placed[self.follower.key.role] = count
+
+    def needed(self, step: int = 0) -> int:
+        """The fewest followers with which all leaders may serve; of a group that sleeps, none."""
+        leaders, tied_up = self.leaders + step, self.follower.lowest_replicas
+        if leaders <= 0:
+            return tied_up
+        return max(tied_up, 1, math.ceil(leaders * self._share - _BAND_REPLICAS - _EPSILON))
+
+    def due(self, step: int = 0) -> int:
+        """The followers that belong to its leaders at the ratio."""
+        return max(self.needed(step), math.ceil((self.leaders + step) * self._share - _EPSILON))
+
+    def surplus(self) -> float:
+        """Followers above the ratio."""
+        return self.followers - self.leaders * self._share
+
+    def until_relieved(self) -> int:
+        """How many leaders must leave before it needs a follower less."""
+        return self.leaders - math.floor((self.needed() - 1 + _BAND_REPLICAS) / self._share + _EPSILON)
+
+    def can(self, pool: PoolStats, step: int) -> bool:
+        """Whether a pool's bounds allow one more or one less."""
+        return pool.lowest_replicas <= self.placed[pool.key.role] + step <= pool.highest_replicas
+
+
+class _Service:
+    """All groups of a service, and what there is to take."""
+
+    def __init__(self, groups: Sequence[_Group], ratio: PdRatio, slots: Slots | None, limits: Sequence[Limit]) -> None:
+        self.groups = groups
+        self._leader, self._follower = ratio.leader, ratio.follower
+        self._slots, self._limits = slots, limits
+        self.nodes: dict[PoolKey, list[str]] = {}
+        # Who was withdrawn still holds its room, and comes back without another.
+        self._withdrawn = {
+            pool.key: max(0, (pool.held_replicas or 0) - group.placed[role])
+            for group in groups
+            for role, pool in group.of.items()
+        }
+
+    def reserve(self, overdue: Collection[PoolKey]) -> None:
+        """What has been asked for takes its room first; what has waited for some too long is asked for elsewhere."""
+        for group in self.groups:
+            for role, pool in group.of.items():
+                held = group.placed[role] if pool.held_replicas is None else pool.held_replicas
+                for _ in range(group.placed[role] - held):
+                    is_there = self._take_room([(pool, 1)]) is None  # budgets count it already
+                    if not is_there and pool.key in overdue and group.placed[role] > pool.lowest_replicas:
+                        group.placed[role] -= 1
+                        group.passed_over = f"no node has room for what {pool.key} was to have"
+
+    def fit_leaders(self, counts: Mapping[Role, int]) -> None:
+        """Leaders come and go, and followers with those that come."""
+        missing = counts[self._leader] - sum(group.leaders for group in self.groups)
+        for _ in range(missing):
+            if not self._grow(counts[self._follower]):
+                break
+        for _ in range(-missing):
+            giving = [group for group in self.groups if group.can(group.leader, -1)]
+            if not giving:
+                break
+            max(giving, key=_Group.standing).leaders -= 1
+        for _ in range(counts[self._leader]):
+            if sum(group.needed() for group in self.groups) <= counts[self._follower]:
+                break
+            if not self._relieve():
+                break
+
+    def _grow(self, followers: int) -> bool:
+        """One leader more and the followers that are due with it, as far as there are any; whether a group took it."""
+        left = followers - sum(group.followers for group in self.groups)
+        needed = sum(group.needed() for group in self.groups)
+        for group in sorted(self.groups, key=_Group.rank):
+            if not group.can(group.leader, 1):
+                group.passed_over = f"{group.leader.key} is at its {group.leader.highest_replicas} replicas"
+                continue
+            least = group.needed(1)
+            if needed - group.needed() + least > followers:
+                group.passed_over = f"no {self._follower} replica is left for it"
+                continue
+            wanted = max(group.followers, least, min(group.due(1), group.followers + left))
+            wanted = min(wanted, max(group.followers, group.follower.highest_replicas))
+            if wanted < least:
+                group.passed_over = f"{group.follower.key} is at its {group.follower.highest_replicas} replicas"
+                continue
+            lacking = group.cannot_grow or self._take((group.leader, 1), (group.follower, wanted - group.followers))
+            if lacking is not None:
+                group.passed_over = lacking
+                continue
+            group.leaders += 1
+            group.followers = wanted
+            group.passed_over = ""
+            return True
+        return False
+
+    def _relieve(self) -> bool:
+        """A leader moves from a group that needs more followers than there are to one that needs none more for it."""
+        crowded = [g for g in self.groups if g.can(g.leader, -1) and g.needed() > g.follower.lowest_replicas]
+        donor = min(crowded, key=_Group.until_relieved, default=None)
+        for taker in sorted(self.groups, key=_Group.rank):
+            if donor is None or taker is donor or not taker.can(taker.leader, 1) or taker.cannot_grow:
+                continue
+            if taker.needed(1) == taker.needed() and self._take((taker.leader, 1)) is None:
+                donor.leaders -= 1
+                taker.leaders += 1
+                return True
+        return False
+
+    def fit_followers(self, counts: Mapping[Role, int]) -> None:
+        """The rest of them, where they are furthest below the ratio; too many go where they are furthest above."""
+        missing = counts[self._follower] - sum(group.followers for group in self.groups)
+        full = set[str]()
+        for _ in range(missing):
+            takers = [g for g in self.groups if g.name not in full and g.leaders and g.can(g.follower, 1)]
+            for group in sorted(takers, key=_Group.surplus):
+                lacking = group.cannot_grow or self._take((group.follower, 1))
+                if lacking is None:
+                    group.followers += 1
+                    break
+                group.passed_over = lacking
+                full.add(group.name)
+            else:
+                break
+        for _ in range(-missing):
+            giving = [group for group in self.groups if group.can(group.follower, -1)]
+            if not giving:
+                break
+            max(giving, key=_Group.surplus).followers -= 1
+
+    def rescue(self) -> None:
+        """A leader whose group has lost its followers for good moves to one that has some to spare; one at a time.
+
+        It leaves when the one before it runs, so that no more than one is under way.
+        """
+        for starved in self.groups:
+            if starved.followers >= starved.needed() or not starved.can(starved.leader, -1):
+                continue
+            for taker in sorted(self.groups, key=_Group.rank):
+                is_waiting = len(taker.leader.replicas) < taker.leader.target_replicas
+                has_spare = taker.due(1) <= taker.followers
+                if taker is starved or is_waiting or not has_spare or not taker.can(taker.leader, 1):
+                    continue
+                if not taker.cannot_grow and self._take((taker.leader, 1)) is None:
+                    starved.leaders -= 1
+                    taker.leaders += 1
+                    return
+
+    def _take(self, *wanted: tuple[PoolStats, int]) -> str | None:
+        """Room for so many replicas of each pool, all or nothing; why there is none."""
+        # Who was withdrawn still has its room.
+        new = [(pool, max(0, count - self._withdrawn[pool.key])) for pool, count in wanted]
+        gpus: dict[str, float] = {}
+        for pool, count in new:
+            for kind, each in {} if pool.demand is None else pool.demand.gpus_by_type().items():
+                gpus[kind] = gpus.get(kind, 0.0) + count * each
+        for limit, (kind, needed) in product(self._limits, gpus.items()):
+            if limit.get(kind, math.inf) < needed - _EPSILON:
+                return f"a budget leaves {max(0.0, limit[kind]):g} GPUs of type {kind}, and {needed:g} are needed"
+        if (lacking := self._take_room(new)) is not None:
+            return lacking
+        for pool, count in wanted:
+            self._withdrawn[pool.key] = max(0, self._withdrawn[pool.key] - count)
+        for limit, (kind, needed) in product(self._limits, gpus.items()):
+            if kind in limit:
+                limit[kind] -= needed
+        return None
+
+    def _take_room(self, new: Sequence[tuple[PoolStats, int]]) -> str | None:
+        if self._slots is None:
+            return None
+        taken: list[tuple[PoolKey, Taken]] = []
+        for pool, count in new:
+            for _ in range(0 if pool.demand is None else count):
+                found = self._slots.take(pool.demand)
+                if found is None:
+                    for _, back in taken:
+                        self._slots.give_back(back)
+                    others = sum(count for _, count in new) - 1
+                    beside = f" beside the other {others} of its unit" if others else ""
+                    return f"no node has room for a replica of {pool.key}{beside}"
+                taken.append((pool.key, found))
+        for key, found in taken:
+            self.nodes.setdefault(key, []).extend(self._slots.topology.nodes[index].name for index, _, _ in found)
+        return None
+
+
+def _standing(
+    pools: Collection[PoolStats], slots: Slots | None, affinity: LinkTier
+) -> tuple[SubgroupPriority, str | None]:
+    """How scarce a group's nodes are, and why it may not grow: its nodes lie further apart than they may."""
+    nodes: NodeSet = 0
+    if slots is not None:
+        for pool in pools:
+            nodes |= 0 if pool.demand is None else slots.candidates(pool.demand)
+    if slots is None or not nodes:
+        return SubgroupPriority.S2_HOMOGENEOUS, None
+    tier = slots.topology.tier(nodes)
+    scarcity = slots.topology.priority(nodes)
+    if tier <= affinity:
+        return scarcity, None
+    return scarcity, (
+        f"its nodes lie under no one {affinity.name.lower()}, as affinity demands: "
+        f"{', '.join(node.name for node in slots.topology.listed(nodes & -nodes | _highest(nodes)))} are apart"
+    )
+
+
+def _highest(nodes: NodeSet) -> NodeSet:
+    return 1 << (nodes.bit_length() - 1)

@@ -11,6 +11,8 @@ from kvtransfer.topology import Role
 # A tick this many intervals after the last one does not follow from it.
 _STALL_INTERVALS = 10
 _BACKLOG_POINTS = 64
+# What a more important service claims is left to it for so long after it has last said so.
+_YIELD_S = 30.0
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
@@ -64,6 +66,10 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
         missing_since_s=progress,
         capped=capped,
+        yielding={
+            **{key: most for key, most in state.yielding.items() if now_s < most[0]},
+            **{key: (now_s + _YIELD_S, most) for key, most in snapshot.claims.items()},
+        },
         lost_s=now_s if is_lost else _not_after(state.lost_s, now_s),
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),

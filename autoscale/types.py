@@ -8,7 +8,8 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from autoscale.ratio import PdRatio
-from kvtransfer.topology import LinkTier, Role
+from autoscale.slots import Demand
+from kvtransfer.topology import LinkTier, Node, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class PoolStats:
     link_tier: LinkTier = LinkTier.S2
     draining: tuple[str, ...] = ()
     cost: float = 0.0
+    demand: Demand | None = None
+    held_replicas: int | None = None
+    preference: int = 0
+    is_preemptible: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,8 @@ class ControllerState:
     towards, when one last became ready, and how many had. ``capped``: pools for which no room was found, until when
     they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished that nobody
     had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
-    ``memory``: series of numbers that the policy keeps for itself.
+    ``memory``: series of numbers that the policy keeps for itself. ``yielding``: the most that pools may have while
+    more important services lack their room, and until when.
     """
 
     ticked_s: float | None = None
@@ -155,6 +161,7 @@ class ControllerState:
     capped: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     lost_s: float | None = None
     settled_s: float | None = None
+    yielding: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -163,7 +170,9 @@ class Snapshot:
     """Everything that the controller may know at one instant.
 
     ``now_s`` is a wall clock's, so that it means the same to the next process. ``is_recovering``: Serve's controller
-    has just started and does not know its replicas yet.
+    has just started and does not know its replicas yet. ``nodes``: with what those before it in a cycle have left of
+    them; ``None`` where nobody looks at nodes. ``gpus_left``: by type, what budgets of the application leave.
+    ``claims``: the most that pools may have from now on, since a more important service lacks their room.
     """
 
     now_s: float
@@ -172,6 +181,9 @@ class Snapshot:
     traffic: Traffic = Traffic()
     state: ControllerState = ControllerState()
     is_recovering: bool = False
+    nodes: tuple[Node, ...] | None = None
+    gpus_left: Mapping[str, float] = field(default_factory=dict)
+    claims: Mapping[PoolKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +223,8 @@ class Decision:
 class Plan:
     """What is to be done: counts for Serve, who is routed to, and why.
 
+    ``pending``: replicas of each role that have no place, and ``passed_over`` which groups were no place for them and
+    why; ``nodes``: where replicas of a pool that are new are to be, where that is said.
     ``counts`` include replicas under observation. A replica that is running and in none of ``admitted``, ``withdrawn``
     and ``victims`` is held until the other role has caught up. ``held_back`` says what the guard did to the decision.
     """
@@ -223,3 +237,6 @@ class Plan:
     decision: Decision
     held_back: tuple[str, ...]
     state: ControllerState
+    pending: Mapping[Role, int] = field(default_factory=dict)
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)

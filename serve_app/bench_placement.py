@@ -1,0 +1,205 @@
+"""How long one cycle of placement takes on a large cluster, and how much it leaves in pieces: ``make bench-placement``.
+
+20,000 GPUs in 2,500 nodes, 500 services with 2,000 replicas to place, a third of the cluster in use before. Beside it
+first-fit: the same requests in the same order, each replica on the first node by name that has room.
+"""
+
+import json
+import platform
+import random
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autoscale.placement import Placed, place
+from autoscale.ratio import PdRatio
+from autoscale.slots import Demand, Slots
+from autoscale.types import PoolKey, PoolStats
+from kvtransfer.topology import LinkTier, Node, Role, Topology
+from serve_app.output import write_file
+
+_TYPES = ("H100", "H20", "A100")
+_NODES, _GPUS_PER_NODE = 2500, 8
+_NODES_PER_S1, _S1_PER_S2 = 16, 8
+# Of S1 switches: those with two types of GPU, and of S2 switches those whose S1s differ.
+_MIXED_S1_FRAC, _MIXED_S2_FRAC = 0.1, 0.4
+_USED_FRAC = 1 / 3
+_SERVICES, _GROUPS, _REPLICAS = 500, 4, 2000
+_RATIOS = ("1:3", "1:2", "1:1", "2:1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a service asks for.
+
+    Attributes:
+        priority: the highest is placed first.
+        counts: replicas of each role.
+        pools: of its groups, which sleep.
+        ratio: of prefill to decode.
+        affinity: of each group.
+    """
+
+    priority: int
+    counts: dict[Role, int]
+    pools: tuple[PoolStats, ...]
+    ratio: PdRatio
+    affinity: LinkTier
+
+
+def cluster(rng: random.Random) -> list[Node]:
+    """Nodes under S1 and S2 switches, of three types of GPU, in use here and there."""
+    nodes: list[Node] = []
+    while len(nodes) < _NODES:
+        s2 = f"b{len(nodes) // (_NODES_PER_S1 * _S1_PER_S2)}"
+        is_mixed, kind = rng.random() < _MIXED_S2_FRAC, rng.choice(_TYPES)
+        for number in range(_S1_PER_S2):
+            kinds = [rng.choice(_TYPES) if is_mixed else kind]
+            if is_mixed and rng.random() < _MIXED_S1_FRAC / _MIXED_S2_FRAC:
+                kinds = rng.sample(_TYPES, 2)
+            for _ in range(min(_NODES_PER_S1, _NODES - len(nodes))):
+                free = _GPUS_PER_NODE - (rng.randint(1, _GPUS_PER_NODE) if rng.random() < 2 * _USED_FRAC else 0)
+                s1 = f"{s2}-m{number}"
+                node = Node(
+                    name=f"n{len(nodes):04}",
+                    labels={"s2": s2, "s1": s1},
+                    under=("d", "c", s2, s1, ""),
+                    gpu_type=rng.choice(kinds),
+                    gpus=_GPUS_PER_NODE,
+                    free_gpus=free,
+                    cpus=128.0,
+                    free_cpus=128.0,
+                )
+                nodes.append(node)
+    return nodes
+
+
+def requests(nodes: Sequence[Node], rng: random.Random) -> list[Request]:
+    """Services of one, two, four or eight GPUs a replica, each with groups under switches that have its types."""
+    by_switch: dict[str, dict[str, set[str]]] = {"s1": {}, "s2": {}}
+    for node in nodes:
+        for level in by_switch:
+            by_switch[level].setdefault(node.labels[level], set()).add(node.gpu_type or "")
+    made = []
+    for number in range(_SERVICES):
+        types = {Role.PREFILL: rng.choice(_TYPES)}
+        types[Role.DECODE] = rng.choice(_TYPES) if rng.random() < 0.3 else types[Role.PREFILL]
+        level = rng.choice(("s1", "s2", "s2"))
+        fitting = sorted(name for name, has in by_switch[level].items() if set(types.values()) <= has)
+        gpus = {role: rng.choice((1, 2, 4, 8)) for role in Role}
+        pools = tuple(
+            PoolStats(
+                key=PoolKey(f"s{number}-{name}", role),
+                replicas=(),
+                target_replicas=0,
+                lowest_replicas=0,
+                highest_replicas=64,
+                demand=Demand(selector={level: name}, gpu_type=types[role], workers=gpus[role], gpus_per_worker=1.0),
+                held_replicas=0,
+            )
+            for name in rng.sample(fitting, min(_GROUPS, len(fitting)))
+            for role in Role
+        )
+        ratio = PdRatio.parse(rng.choice(_RATIOS))
+        # Whole units whose replicas come to the number that is asked for over all services.
+        units = max(1, round(_REPLICAS / _SERVICES / (ratio.prefill + ratio.decode)))
+        counts = {Role.PREFILL: units * ratio.prefill, Role.DECODE: units * ratio.decode}
+        affinity = LinkTier.S1 if level == "s1" else LinkTier.S2
+        made.append(Request(priority=rng.randint(0, 9), counts=counts, pools=pools, ratio=ratio, affinity=affinity))
+    return sorted(made, key=lambda one: -one.priority)
+
+
+class FirstFit(Slots):
+    """The same room, of which the first node by name that has enough is taken."""
+
+    def _best_fit(self, demand: Demand, among: int) -> int | None:
+        cpus = demand.workers * demand.cpus_per_worker + demand.cpus_per_replica
+        while among:
+            lowest = among & -among
+            index = lowest.bit_length() - 1
+            if self._gpus[index] >= demand.gpus and self._cpus[index] >= cpus:
+                return index
+            among ^= lowest
+        return None
+
+
+def cycle(nodes: Sequence[Node], asked: Sequence[Request], kind: type[Slots]) -> tuple[float, Slots, list[Placed]]:
+    """Seconds of one cycle, the tree of nodes included; what is left; and where everything went."""
+    started_s = time.perf_counter()
+    slots = kind(Topology(nodes))
+    placed = [
+        place(
+            one.counts,
+            {pool.key: 0 for pool in one.pools},
+            one.pools,
+            one.ratio,
+            slots=slots,
+            affinity=one.affinity,
+        )
+        for one in asked
+        if one.pools
+    ]
+    return time.perf_counter() - started_s, slots, placed
+
+
+def _units(request: Request) -> list[list[Demand]]:
+    """What a unit of each group takes."""
+    each = {Role.PREFILL: request.ratio.prefill, Role.DECODE: request.ratio.decode}
+    groups: dict[str, list[Demand]] = {}
+    for pool in request.pools:
+        groups.setdefault(pool.key.group, []).extend([pool.demand or Demand()] * each[pool.key.role])
+    return list(groups.values())
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    out: Path = Path("reports/placement_scale.json"),
+) -> None:
+    """Measure, show and write."""
+    console = Console()
+    rng = random.Random(0)
+    nodes = cluster(rng)
+    asked = requests(nodes, rng)
+    units = [unit for one in asked for unit in _units(one)]
+    rows: dict[str, dict[str, Any]] = {}
+    taken: dict[str, list[float]] = {"best fit": [], "first fit": []}
+    for _ in range(rounds):  # in turns
+        for name, kind in (("best fit", Slots), ("first fit", FirstFit)):
+            seconds, slots, placed = cycle(nodes, asked, kind)
+            taken[name].append(seconds)
+            rows[name] = {
+                "replicas": sum(sum(one.counts.values()) for one in asked),
+                "placed": sum(sum(one.counts.values()) for one in placed),
+                "pending": sum(sum(one.pending.values()) for one in placed),
+                "fragmented_frac": slots.fragmented_frac(units) or 0.0,
+            }
+    for name, seconds in taken.items():
+        rows[name]["cycle_s"] = {"median": float(np.median(seconds)), "most": max(seconds)}
+    memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    table = Table(title=f"{len(nodes)} nodes, {len(asked)} services")
+    for column in ("", "placed", "pending", "in pieces", "a cycle, s"):
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            str(row["placed"]),
+            str(row["pending"]),
+            f"{row['fragmented_frac']:.1%}",
+            f"{row['cycle_s']['median']:.2f}, {row['cycle_s']['most']:.2f} at most",
+        )
+    console.print(table)
+    console.print(f"{memory_gb:.2f} GB of memory")
+    result = {"machine": platform.platform(), "rows": rows, "memory_gb": memory_gb}
+    write_file(out, json.dumps(result, indent=2) + "\n", "--out")
+
+
+if __name__ == "__main__":
+    typer.run(main)
