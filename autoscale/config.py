@@ -1,25 +1,18 @@
 """AutoscaleConfig: everything a user may say about how an application is sized (pure)."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autoscale.gate import GateConfig
 from autoscale.guard import GuardConfig
 from autoscale.policies import PolicyConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from kvtransfer.topology import LinkTier, Role
+from kvtransfer.topology import Role
 
 # A report costs a replica and Serve's controller about a millisecond of a core each.
 _LEAST_REPORT_S, _MOST_REPORT_S = 1.0, 10.0
-
-# Written as the level's name.
-Affinity = Annotated[
-    LinkTier,
-    BeforeValidator(lambda value: LinkTier.__members__.get(value.upper(), value) if isinstance(value, str) else value),
-    PlainSerializer(lambda tier: tier.name.lower(), return_type=str),
-]
 
 
 class BoundsConfig(BaseModel):
@@ -84,11 +77,6 @@ class AutoscaleConfig(BaseModel):
     )
     priority: int = Field(
         0, ge=-1000, le=1000, description="Among the services of an application: who has more is placed first."
-    )
-    affinity: Affinity = Field(
-        LinkTier.NONE,
-        description="What all nodes of a group must be under together, by their labels: s0, s1, s2, cluster, "
-        "data_centre or none. A group of which they are not gets no replicas.",
     )
     gpu_types: dict[Role, tuple[str, ...]] = Field(
         default_factory=dict, description="The types that a role takes, the preferred one first; left out: all alike."

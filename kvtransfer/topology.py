@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from kvtransfer.selectors import matches
 
@@ -34,6 +34,14 @@ class LinkTier(IntEnum):
     CLUSTER = 3
     DATA_CENTRE = 4
     NONE = 5
+
+
+# Written as the level's name.
+Affinity = Annotated[
+    LinkTier,
+    BeforeValidator(lambda value: LinkTier.__members__.get(value.upper(), value) if isinstance(value, str) else value),
+    PlainSerializer(lambda tier: tier.name.lower(), return_type=str),
+]
 
 
 class SubgroupPriority(IntEnum):
