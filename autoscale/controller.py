@@ -82,7 +82,6 @@ class Controller:
                 PdRatio.of(verdict.counts) if self._is_off_ratio_by_hand(ratio) else ratio,
                 slots=slots,
                 limits=(dict(snapshot.gpus_left), self._quota_left(snapshot)),
-                affinity=self.config.affinity,
                 overdue=overdue,
             )
         desired = placed.counts

@@ -12,7 +12,7 @@ from itertools import product
 from autoscale.ratio import PdRatio
 from autoscale.slots import Slots, Taken
 from autoscale.types import PoolKey, PoolStats
-from kvtransfer.topology import LinkTier, NodeSet, Role, SubgroupPriority
+from kvtransfer.topology import NodeSet, Role, SubgroupPriority
 
 # How far a group may be from the ratio, replicas of the smaller role: what the gate lets serve by default.
 _BAND_REPLICAS = 1.0
@@ -46,7 +46,6 @@ def place(
     *,
     slots: Slots | None = None,
     limits: Sequence[Limit] = (),
-    affinity: LinkTier = LinkTier.NONE,
     overdue: Collection[PoolKey] = (),
 ) -> Placed:
     """Spread a service's replicas over its groups, each near the ratio, moving as few as possible.
@@ -65,14 +64,13 @@ def place(
         ratio: to be kept in each group.
         slots: what nodes have room for; ``None``: for everything.
         limits: GPUs by type that budgets leave; what is placed is taken from them.
-        affinity: the highest level that a group's nodes may share at the lowest; a group beyond gets nothing.
         overdue: pools of which replicas that have been asked for and have found no room go elsewhere.
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
         by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
     service = _Service(
-        [_Group(name, of, current, ratio, slots, affinity) for name, of in by_group.items()],
+        [_Group(name, of, current, ratio, slots) for name, of in by_group.items()],
         ratio,
         slots,
         limits,
@@ -112,7 +110,6 @@ class _Group:
         current: Mapping[PoolKey, int],
         ratio: PdRatio,
         slots: Slots | None,
-        affinity: LinkTier,
     ) -> None:
         self.name, self.of = name, of
         self.leader, self.follower = of[ratio.leader], of[ratio.follower]
@@ -120,7 +117,7 @@ class _Group:
         self.placed = {role: min(max(current[p.key], p.lowest_replicas), p.highest_replicas) for role, p in of.items()}
         self.passed_over = ""
         self._slots = slots
-        self._scarcity, self.cannot_grow = _standing(of.values(), slots, affinity)
+        self._scarcity, self.cannot_grow = _standing(of.values(), slots)
 
     def rank(self) -> tuple[float, ...]:
         """The lower, the sooner its leaders come."""
@@ -346,9 +343,7 @@ class _Service:
         return None
 
 
-def _standing(
-    pools: Collection[PoolStats], slots: Slots | None, affinity: LinkTier
-) -> tuple[SubgroupPriority, str | None]:
+def _standing(pools: Collection[PoolStats], slots: Slots | None) -> tuple[SubgroupPriority, str | None]:
     """How scarce a group's nodes are, and why it may not grow: its nodes lie further apart than they may."""
     nodes: NodeSet = 0
     if slots is not None:
@@ -356,15 +351,10 @@ def _standing(
             nodes |= 0 if pool.demand is None else slots.candidates(pool.demand)
     if slots is None or not nodes:
         return SubgroupPriority.S2_HOMOGENEOUS, None
-    tier = slots.topology.tier(nodes)
+    affinity = min(pool.affinity for pool in pools)
     scarcity = slots.topology.priority(nodes)
-    if tier <= affinity:
+    if slots.topology.tier(nodes) <= affinity:
         return scarcity, None
-    return scarcity, (
-        f"its nodes lie under no one {affinity.name.lower()}, as affinity demands: "
-        f"{', '.join(node.name for node in slots.topology.listed(nodes & -nodes | _highest(nodes)))} are apart"
-    )
-
-
-def _highest(nodes: NodeSet) -> NodeSet:
-    return 1 << (nodes.bit_length() - 1)
+    ends = [node.name for node in slots.topology.listed(nodes & -nodes | 1 << nodes.bit_length() - 1)]
+    where = f"under no one {affinity.name.lower()}, as its affinity demands"
+    return scarcity, f"its nodes lie {where}: {' and '.join(ends)} do not"

@@ -79,6 +79,10 @@ class PoolStats:
 
     ``link_tier``: how far KV travels inside the group. ``draining``: victims that do not run any more, but have not
     gone yet and hold their GPUs. ``cost``: of a replica for an hour, in any currency; where all are 0, nobody knows.
+    ``demand``: what a replica takes, where nodes are looked at; ``held_replicas``: how many of those that Serve works
+    towards have it already. ``preference``: the place of its GPU type among those that its service takes, from 0.
+    ``affinity``: what all nodes of its group must be under together. ``is_preemptible``: its replicas go first where
+    more important services lack room.
     """
 
     key: PoolKey
@@ -93,6 +97,7 @@ class PoolStats:
     demand: Demand | None = None
     held_replicas: int | None = None
     preference: int = 0
+    affinity: LinkTier = LinkTier.NONE
     is_preemptible: bool = False
 
 

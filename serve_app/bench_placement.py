@@ -45,14 +45,12 @@ class Request:
         counts: replicas of each role.
         pools: of its groups, which sleep.
         ratio: of prefill to decode.
-        affinity: of each group.
     """
 
     priority: int
     counts: dict[Role, int]
     pools: tuple[PoolStats, ...]
     ratio: PdRatio
-    affinity: LinkTier
 
 
 def cluster(rng: random.Random) -> list[Node]:
@@ -104,6 +102,7 @@ def requests(nodes: Sequence[Node], rng: random.Random) -> list[Request]:
                 highest_replicas=64,
                 demand=Demand(selector={level: name}, gpu_type=types[role], workers=gpus[role], gpus_per_worker=1.0),
                 held_replicas=0,
+                affinity=LinkTier.S1 if level == "s1" else LinkTier.S2,
             )
             for name in rng.sample(fitting, min(_GROUPS, len(fitting)))
             for role in Role
@@ -112,8 +111,7 @@ def requests(nodes: Sequence[Node], rng: random.Random) -> list[Request]:
         # Whole units whose replicas come to the number that is asked for over all services.
         units = max(1, round(_REPLICAS / _SERVICES / (ratio.prefill + ratio.decode)))
         counts = {Role.PREFILL: units * ratio.prefill, Role.DECODE: units * ratio.decode}
-        affinity = LinkTier.S1 if level == "s1" else LinkTier.S2
-        made.append(Request(priority=rng.randint(0, 9), counts=counts, pools=pools, ratio=ratio, affinity=affinity))
+        made.append(Request(priority=rng.randint(0, 9), counts=counts, pools=pools, ratio=ratio))
     return sorted(made, key=lambda one: -one.priority)
 
 
@@ -142,7 +140,6 @@ def cycle(nodes: Sequence[Node], asked: Sequence[Request], kind: type[Slots]) ->
             one.pools,
             one.ratio,
             slots=slots,
-            affinity=one.affinity,
         )
         for one in asked
         if one.pools

@@ -219,13 +219,14 @@ M1, M2, M3 = {"s1": "m1"}, {"s1": "m2"}, {"s1": "m3"}
 
 def test_law_1_a_group_whose_nodes_lie_apart_gets_nothing() -> None:
     nodes = [node("a", under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
-    apart = placed_on(nodes, [group("wide"), group("near", M2)], 1, 1, affinity=LinkTier.S1)
+    near = {"affinity": LinkTier.S1}
+    apart = placed_on(nodes, [group("wide", **near), group("near", M2, **near)], 1, 1)
     assert counts(apart) == {"near": (1, 1)}
-    alone = placed_on(nodes, [group("wide")], 1, 1, affinity=LinkTier.S1)
+    alone = placed_on(nodes, [group("wide", **near)], 1, 1)
     assert counts(alone) == {}
     assert alone.pending == {P: 1, D: 1}
-    assert alone.passed_over == {"wide": "its nodes lie under no one s1, as affinity demands: a, b are apart"}
-    assert counts(placed_on(nodes, [group("wide")], 1, 1, affinity=LinkTier.S2)) == {"wide": (1, 1)}
+    assert alone.passed_over == {"wide": "its nodes lie under no one s1, as its affinity demands: a and b do not"}
+    assert counts(placed_on(nodes, [group("wide", affinity=LinkTier.S2)], 1, 1)) == {"wide": (1, 1)}
 
 
 # An S2 of one type, and one with an S1 that has two.
@@ -250,8 +251,8 @@ def test_law_3_scarce_switches_are_left_alone_while_others_fit() -> None:
 
 def test_law_3_who_needs_two_types_under_one_switch_gets_them() -> None:
     types = {P: "H100", D: "H20"}
-    groups = [group("mixed", M2, types), group("apart", B1, types)]
-    placed = placed_on(SCARCE, groups, 2, 2, affinity=LinkTier.S1)
+    groups = [group("mixed", M2, types, affinity=LinkTier.S1), group("apart", B1, types, affinity=LinkTier.S1)]
+    placed = placed_on(SCARCE, groups, 2, 2)
     assert counts(placed) == {"mixed": (2, 2)}
     assert placed.nodes == {PoolKey("mixed", P): ("scarce",), PoolKey("mixed", D): ("scarce-too",)}
 
@@ -376,7 +377,7 @@ def test_laws_1_3_4_9_16_hold_on_any_cluster(
 ) -> None:
     nodes = [node(f"n{i}", kind, float(free), f"d/c/{under}") for i, (free, kind, under) in enumerate(cluster)]
     groups = [
-        group(f"g{i}", selector, {P: prefill, D: decode}, gpus, cost=float(cost))
+        group(f"g{i}", selector, {P: prefill, D: decode}, gpus, cost=float(cost), affinity=LinkTier.S2)
         for i, (selector, prefill, decode, gpus, cost) in enumerate(given_groups)
     ]
     room = Room(lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 99), gpus_per_replica=dict.fromkeys(Role, 1))
@@ -390,7 +391,7 @@ def test_laws_1_3_4_9_16_hold_on_any_cluster(
     def twice() -> tuple[Placed, Placed]:
         slots, limits = Slots(Topology(nodes)), (dict(quota),)
         of = [pool for group_ in groups for pool in group_]
-        options: Any = {"slots": slots, "limits": limits, "affinity": LinkTier.S2}
+        options: Any = {"slots": slots, "limits": limits}
         first = place(wanted[0] or {}, dict.fromkeys([pool.key for pool in of], 0), of, PdRatio.parse(ratio), **options)
         held = [replace(pool, held_replicas=first.counts[pool.key]) for pool in of]
         return first, place(wanted[1] or {}, first.counts, held, PdRatio.parse(ratio), **options)
