@@ -29,7 +29,8 @@ class Placed:
         counts: of each pool.
         pending: replicas of each role that have no place.
         passed_over: groups that were to grow and could not, and why.
-        nodes: where the replicas that are new are to be, of each pool that has some.
+        nodes: of pools with new replicas those that these may be on, where that is not every node they ask for: none
+            that is scarcer than was found to have room, and none that is cordoned.
     """
 
     counts: Mapping[PoolKey, int]
@@ -85,7 +86,7 @@ def place(
         counts={pool.key: placed[pool.key] for pool in pools},
         pending={role: max(0, counts[role] - total[role]) for role in Role},
         passed_over={group.name: group.passed_over for group in service.groups if group.passed_over},
-        nodes={key: tuple(dict.fromkeys(names)) for key, names in service.nodes.items()},
+        nodes=service.narrowed(),
     )
 
 
@@ -189,7 +190,7 @@ class _Service:
         self.groups = groups
         self._leader, self._follower = ratio.leader, ratio.follower
         self._slots, self._limits = slots, limits
-        self.nodes: dict[PoolKey, list[str]] = {}
+        self._nodes: dict[PoolKey, NodeSet] = {}
         # Who was withdrawn still holds its room, and comes back without another.
         self._withdrawn = {
             pool.key: max(0, (pool.held_replicas or 0) - group.placed[role])
@@ -339,8 +340,23 @@ class _Service:
                     return f"no node has room for a replica of {pool.key}{beside}"
                 taken.append((pool.key, found))
         for key, found in taken:
-            self.nodes.setdefault(key, []).extend(self._slots.topology.nodes[index].name for index, _, _ in found)
+            self._nodes[key] = self._nodes.get(key, 0) | sum({1 << index for index, _, _ in found})
         return None
+
+    def narrowed(self) -> dict[PoolKey, tuple[str, ...]]:
+        """See ``Placed.nodes``."""
+        if self._slots is None:
+            return {}
+        topology, found = self._slots.topology, {}
+        for pool in (pool for group in self.groups for pool in group.of.values() if pool.key in self._nodes):
+            wanted = 0 if pool.demand is None else self._slots.candidates(pool.demand)
+            scarcest = topology.priority(self._nodes[pool.key])
+            allowed = (
+                sum(nodes for of, nodes in topology.subgroups.items() if of <= scarcest) & wanted & topology.usable
+            )
+            if allowed != wanted:
+                found[pool.key] = tuple(node.name for node in topology.listed(allowed))
+        return found
 
 
 def _standing(pools: Collection[PoolStats], slots: Slots | None) -> tuple[SubgroupPriority, str | None]:

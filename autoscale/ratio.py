@@ -107,13 +107,13 @@ class Room:
 
     lowest: Mapping[Role, int]
     highest: Mapping[Role, int]
-    gpus_per_replica: Mapping[Role, int]
+    gpus_per_replica: Mapping[Role, float]
     budget_gpus: int | None = None
 
     @classmethod
-    def of(cls, pools: Iterable[tuple[Role, int, int, int]], budget_gpus: int | None) -> Self:
+    def of(cls, pools: Iterable[tuple[Role, int, int, float]], budget_gpus: int | None) -> Self:
         """The room of several pools, each by its role, lowest and highest count, and GPUs per replica."""
-        lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+        lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0.0)
         for role, low, high, each in pools:
             lowest[role] += low
             highest[role] += high

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from autoscale.config import AutoscaleConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text
+from autoscale.slots import Demand
 from autoscale.types import PoolKey
 from kvtransfer.topology import LinkTier, Role
 
@@ -17,10 +18,15 @@ class PoolLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lowest_replicas: int = Field(ge=1)
+    lowest_replicas: int = Field(ge=0)
     highest_replicas: int = Field(ge=1)
-    gpus_per_replica: int = Field(0, ge=0)
+    gpus_per_replica: float = Field(0, ge=0)
     link_tier: LinkTier = LinkTier.S2
+    demand: Demand | None = None
+    cost: float = Field(0.0, ge=0.0)
+    preference: int = Field(0, ge=0)
+    affinity: LinkTier = LinkTier.NONE
+    is_preemptible: bool = False
 
 
 class Pools(RootModel[dict[PoolKey, PoolLimits]]):

@@ -90,7 +90,7 @@ class PoolStats:
     target_replicas: int
     lowest_replicas: int
     highest_replicas: int
-    gpus_per_replica: int = 0
+    gpus_per_replica: float = 0
     link_tier: LinkTier = LinkTier.S2
     draining: tuple[str, ...] = ()
     cost: float = 0.0

@@ -5,8 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from autoscale.slots import Demand
 from autoscale.types import PoolKey
-from kvtransfer.topology import Role
+from kvtransfer.topology import Affinity, LinkTier, Role
 from router.admission import AdmissionConfig
 from router.rate_limit import KeyLimits
 
@@ -59,6 +60,9 @@ class PlacementConfig(_Config):
     accelerator_type: str | None = Field(
         None, description="GPU type as Ray names it (H100, A100-80G, ...). None runs the engine on CPU cores."
     )
+    gpus_per_worker: float = Field(
+        1.0, gt=0.0, le=1.0, description="GPU of each engine worker; a part of one may be shared with others."
+    )
     cpus_per_worker: float = Field(1.0, ge=0.0, description="Ray CPUs in the bundle of each engine worker.")
     cpus_per_replica: float = Field(
         1.0,
@@ -89,7 +93,11 @@ class RoleConfig(_Config):
     """One pool: the replicas of one role in one group."""
 
     replicas: int = Field(
-        1, ge=1, le=1024, description="Replicas, each one engine; with autoscale the count at start and the lowest."
+        1,
+        ge=0,
+        le=1024,
+        description="Replicas, each one engine; with autoscale the count at start and the lowest. With 0 of both roles "
+        "the group sleeps until there is need for it.",
     )
     max_replicas: int | None = Field(None, ge=1, le=1024, description="With autoscale: the most there may be.")
     tensor_parallel_size: int = Field(1, ge=1, le=64)
@@ -139,9 +147,23 @@ class RoleConfig(_Config):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def gpus_per_replica(self) -> int:
+    def gpus_per_replica(self) -> float:
         """GPUs per replica; 0 on CPU."""
-        return self.workers if self.placement.accelerator_type else 0
+        return self.workers * self.placement.gpus_per_worker if self.placement.accelerator_type else 0
+
+    @property
+    def demand(self) -> Demand:
+        """What one replica takes of a node."""
+        placement = self.placement
+        return Demand(
+            selector=placement.node_labels,
+            gpu_type=placement.accelerator_type,
+            workers=self.workers,
+            gpus_per_worker=placement.gpus_per_worker if placement.accelerator_type else 0.0,
+            cpus_per_worker=placement.cpus_per_worker,
+            cpus_per_replica=placement.cpus_per_replica,
+            strategy=placement.strategy,
+        )
 
     @field_validator("engine_kwargs")
     @classmethod
@@ -150,11 +172,52 @@ class RoleConfig(_Config):
 
 
 class GroupConfig(_Config):
-    """A deployment group (HeteroScale section 3.5): prefill and decode between which KV moves."""
+    """A deployment group (HeteroScale section 3.4): prefill and decode between which KV moves, of one variant."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$", description="Lower case, digits, dashes.")
+    node_labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="What the nodes of both roles must have, such as {tandem.io/s1: switch-a}: a group's domain.",
+    )
+    affinity: Affinity = Field(
+        LinkTier.NONE,
+        validate_default=True,
+        description="What all nodes of the group must be under together: s0, s1, s2, cluster, data_centre or none.",
+    )
+    is_preemptible: bool = Field(
+        False,
+        description="Its replicas go first where more important services lack room, so it has none that must stay.",
+    )
     prefill: RoleConfig = RoleConfig()
     decode: RoleConfig = RoleConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_labels_down(cls, value: Any) -> Any:
+        """Both roles get the group's labels; their own win."""
+        if not isinstance(value, dict) or not isinstance(value.get("node_labels"), dict):
+            return value
+        handed = dict(value)
+        for role in Role:
+            pool = dict(value.get(role) or {})
+            placement = dict(pool.get("placement") or {})
+            placement["node_labels"] = {**value["node_labels"], **(placement.get("node_labels") or {})}
+            handed[role] = {**pool, "placement": placement}
+        return handed
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> Self:
+        if bool(self.prefill.replicas) != bool(self.decode.replicas):
+            raise ValueError(
+                f"group {self.name!r}: prefill has {self.prefill.replicas} replicas and decode {self.decode.replicas}: "
+                "a group sleeps with 0 of both, or has at least one of each"
+            )
+        if self.is_preemptible and self.prefill.replicas:
+            raise ValueError(
+                f"group {self.name!r} is_preemptible and must keep {self.prefill.replicas} prefill and "
+                f"{self.decode.replicas} decode replicas: give it 0 of both, or another group what must stay"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_parallel(self) -> Self:

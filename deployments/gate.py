@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from deployments import metrics
 from deployments.openai_errors import OpenAIError
 from router.admission import Admission, AdmissionConfig, Asked, Priority, Refusal
+from router.rate_limit import RateLimits
 
 _TICK_S = 0.05
 
@@ -15,11 +16,11 @@ _TICK_S = 0.05
 class Gate:
     """Lets requests through, keeps them or refuses them."""
 
-    def __init__(self, config: AdmissionConfig, *, replicas: int, prefill_replicas: int) -> None:
-        """``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+    def __init__(self, config: AdmissionConfig, rates: RateLimits, *, replicas: int, prefill_replicas: int) -> None:
+        """``rates``: of keys; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
         self.has_objective = config.ttft_s is not None
         self._admission = Admission(
-            config, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
+            config, rates, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
         )
         self._turns: dict[Asked, asyncio.Future[None]] = {}
         self._ticking: asyncio.Task[None] | None = None

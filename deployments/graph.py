@@ -1,5 +1,7 @@
 """The deployment graph: ingress -> decode -> prefill, for every group."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -18,7 +20,7 @@ from deployments.ingress import Ingress
 from deployments.options import llm_config, serve_options
 from deployments.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
-from kvtransfer.topology import Role
+from kvtransfer.topology import Role, TopologyConfig
 from router.config import RouterConfig
 
 # A replica of the endpoint that is told to go ends when its last request has had its time.
@@ -27,60 +29,41 @@ _LAST_WORDS_S = 30.0
 _SURGE_PERCENT = 25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One model as it is served; see ``serve_app.config.ServiceConfig``."""
+
+    model: ModelConfig
+    groups: tuple[GroupConfig, ...]
+    engine_kwargs: dict[str, Any]
+    router: RouterConfig
+    autoscale: AutoscaleConfig | None
+    pools: Pools
+
+
 def build_graph(
+    services: Mapping[str, Service],
     *,
-    model: ModelConfig,
-    groups: tuple[GroupConfig, ...],
-    engine_kwargs: dict[str, Any],
     kv_transfer: ConnectorConfig,
-    router: RouterConfig,
     ingress: IngressConfig,
-    autoscale: AutoscaleConfig | None,
-    pools: Pools,
+    topology: TopologyConfig | None,
 ) -> Application:
     """Bind every deployment of an application; Ray's own builder hard-codes its server classes.
+
+    Args:
+        services: by the model's name.
+        kv_transfer: of every group.
+        ingress: the endpoint.
+        topology: how nodes are read; ``None``: they are not.
 
     Raises:
         ValueError: an engine argument that vLLM does not know.
     """
-    prefills: dict[str, Application] = {}
-    decodes: dict[str, Application] = {}
-    for group in groups:
-        for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
-            pool = group.role(role)
-            bind: dict[str, Any] = {
-                "cores_per_worker": pool.cores_per_worker,
-                "engine_silence_s": pool.engine_silence_s,
-            }
-            most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
-            routers = ingress.replicas if role is Role.DECODE else most_decode
-            if role is Role.DECODE:
-                slo = SloConfig() if autoscale is None else autoscale.slo
-                bind |= {
-                    "prefill_server": prefills[group.name],
-                    "router": router,
-                    "slo": slo,
-                    "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
-                    "max_prompt_tokens": ingress.max_prompt_tokens,
-                }
-            servers[group.name] = build_llm_deployment(
-                llm_config(
-                    role,
-                    pool,
-                    model=model,
-                    engine_kwargs=engine_kwargs,
-                    kv_transfer=kv_transfer,
-                    router=router,
-                    report_s=None if autoscale is None else autoscale.report_s,
-                    routers=routers,
-                ),
-                deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
-                bind_kwargs=bind,
-                override_serve_options={
-                    "name": PoolKey(group.name, role).deployment_name,
-                    **serve_options(pool),
-                },
-            )
+    routed = {name: _routed(service, kv_transfer, ingress, topology) for name, service in services.items()}
+    first = next(iter(services.values()))
+    sized = {
+        name: (service.autoscale, service.pools) for name, service in services.items() if service.autoscale is not None
+    }
     return (
         serve.deployment(Ingress)
         .options(
@@ -94,22 +77,66 @@ def build_graph(
                 **({"label_selector": ingress.node_labels} if ingress.node_labels else {}),
             },
             deployment_actors=[
-                health_board_actor(router.outlier),
-                *([] if autoscale is None else [coordinator_actor(autoscale, pools)]),
+                health_board_actor(first.router.outlier),
+                *([coordinator_actor(sized, topology)] if sized else []),
             ],
         )
-        .bind(
-            model_id=model.id,
-            max_model_len=_max_model_len(groups, engine_kwargs),
-            groups=decodes,
-            prefills=prefills,
-            decode_replicas={group.name: group.decode.replicas for group in groups},
-            prefill_replicas=sum(group.prefill.replicas for group in groups),
-            config=ingress,
-            outlier=router.outlier,
-            is_autoscaled=autoscale is not None,
-        )
+        .bind(services=routed, config=ingress, is_autoscaled=bool(sized))
     )
+
+
+def _routed(
+    service: Service, kv_transfer: ConnectorConfig, ingress: IngressConfig, topology: TopologyConfig | None
+) -> dict[str, Any]:
+    """What the endpoint must know of a service, its deployments among it."""
+    prefills: dict[str, Application] = {}
+    decodes: dict[str, Application] = {}
+    gpu_resources = {} if topology is None else topology.gpu_resources
+    for group in service.groups:
+        for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
+            pool = group.role(role)
+            bind: dict[str, Any] = {
+                "cores_per_worker": pool.cores_per_worker,
+                "engine_silence_s": pool.engine_silence_s,
+            }
+            most_decode = max(group.decode.replicas, group.decode.max_replicas or 0)
+            routers = ingress.replicas if role is Role.DECODE else most_decode
+            if role is Role.DECODE:
+                slo = SloConfig() if service.autoscale is None else service.autoscale.slo
+                bind |= {
+                    "prefill_server": prefills[group.name],
+                    "router": service.router,
+                    "slo": slo,
+                    "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
+                    "max_prompt_tokens": ingress.max_prompt_tokens,
+                }
+            servers[group.name] = build_llm_deployment(
+                llm_config(
+                    role,
+                    pool,
+                    model=service.model,
+                    engine_kwargs=service.engine_kwargs,
+                    kv_transfer=kv_transfer,
+                    router=service.router,
+                    report_s=None if service.autoscale is None else service.autoscale.report_s,
+                    routers=routers,
+                    gpu_resource=gpu_resources.get(pool.placement.accelerator_type or ""),
+                ),
+                deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
+                bind_kwargs=bind,
+                override_serve_options={
+                    "name": PoolKey(group.name, role).deployment_name,
+                    **serve_options(pool),
+                },
+            )
+    return {
+        "groups": decodes,
+        "prefills": prefills,
+        "max_model_len": _max_model_len(service.groups, service.engine_kwargs),
+        "decode_replicas": {group.name: group.decode.replicas for group in service.groups},
+        "prefill_replicas": sum(group.prefill.replicas for group in service.groups),
+        "outlier": service.router.outlier,
+    }
 
 
 def _max_model_len(groups: tuple[GroupConfig, ...], engine_kwargs: dict[str, Any]) -> int | None:

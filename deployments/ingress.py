@@ -5,7 +5,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ from deployments.start_backoff import StartBackoff
 from deployments.waits import Wait, Waits
 from router import known_pools
 from router.admission import Asked, Priority
-from router.outliers import OutlierConfig
+from router.rate_limit import RateLimits
 from router.ray_coordinator import answers, find_coordinator
 from router.ray_health import HealthFeed
 from router.stream_pace import StreamPace
@@ -101,6 +101,15 @@ async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: 
             frame = await anext(frames, None)
     if tokens > 1:
         tandem_metrics.TPOT_S.observe((last_s - first_s) / (tokens - 1))
+
+
+def _nobody_runs() -> OpenAIError:
+    return OpenAIError(
+        503,
+        "no decode replica runs; the request may be sent again",
+        code="overloaded",
+        retry_after_s=_NO_REPLICA_RETRY_S,
+    )
 
 
 def _leaving() -> OpenAIError:
@@ -172,6 +181,31 @@ async def _coordinators_page(app_name: str | None) -> list[Any]:
         return []
 
 
+class _Service:
+    """What the endpoint knows of one model."""
+
+    def __init__(
+        self,
+        model_id: str,
+        config: IngressConfig,
+        rates: RateLimits,
+        *,
+        groups: Collection[str],
+        max_model_len: int | None,
+        prefill_replicas: int,
+        slow_tpot_s: float,
+        can_sleep: bool,
+    ) -> None:
+        self.model_id = model_id
+        self.groups = tuple(groups)
+        self.max_model_len = max_model_len
+        known = [most for most in (max_model_len, config.max_prompt_tokens) if most is not None]
+        self.most_prompt_tokens = min(known, default=None)
+        self.gate = Gate(config.admission, rates, replicas=config.replicas, prefill_replicas=prefill_replicas)
+        self.slow_tpot_s = slow_tpot_s
+        self.can_sleep = can_sleep
+
+
 # serve.ingress pickles the app, and with it copies of the globals that its routes use, right here: what they use stands
 # above, and metrics are reached through their module, which is not copied.
 @serve.ingress(app)
@@ -181,24 +215,23 @@ class Ingress:
     async def __init__(  # type: ignore[misc]
         self,
         *,
-        model_id: str,
-        max_model_len: int | None,
-        groups: dict[str, DeploymentHandle],
-        prefills: dict[str, DeploymentHandle],
-        decode_replicas: dict[str, int],
-        prefill_replicas: int,
+        services: dict[str, dict[str, Any]],
         config: IngressConfig,
-        outlier: OutlierConfig,
         is_autoscaled: bool,
     ) -> None:
+        """``services``: by model, as ``deployments.graph`` says them, with handles for deployments."""
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
-        self._model_id = model_id
         self._created_s = int(time.time())
+        groups: dict[str, DeploymentHandle] = {}
+        for of in services.values():
+            groups |= of["groups"]
         self._groups = {name: streamed(handle, "respond") for name, handle in groups.items()}
-        self._engines = [*groups.values(), *prefills.values()]
-        self._decode_replicas = decode_replicas
+        self._engines = [*groups.values(), *(one for of in services.values() for one in of["prefills"].values())]
+        self._decode_replicas = {
+            name: count for of in services.values() for name, count in of["decode_replicas"].items()
+        }
         self._in_flight = dict.fromkeys(groups, 0)
         self._config = config
         self._timeout_s = config.request_timeout_s
@@ -206,10 +239,20 @@ class Ingress:
         with self._start.judged():
             file, limited = config.api_keys_file, config.admission.keys
             self._keys = None if file is None else ApiKeys(file, limited=limited)
-        self._gate = Gate(config.admission, replicas=config.replicas, prefill_replicas=prefill_replicas)
-        self._max_model_len = max_model_len
-        known = [most for most in (max_model_len, config.max_prompt_tokens) if most is not None]
-        self._most_prompt_tokens = min(known, default=None)
+        rates = RateLimits(config.admission.limits, config.replicas)
+        self._services = {
+            name: _Service(
+                name,
+                config,
+                rates,
+                groups=of["groups"],
+                max_model_len=of["max_model_len"],
+                prefill_replicas=max(1, of["prefill_replicas"]),
+                slow_tpot_s=of["outlier"].slow_tpot_s,
+                can_sleep=is_autoscaled and not any(of["decode_replicas"].values()),
+            )
+            for name, of in services.items()
+        }
         self._bodies = Bodies(config)
         self._reads = 0  # bodies
         self._unhealthy = Recent(self._look_for_health, _HEALTH_KEEP_S)
@@ -219,9 +262,10 @@ class Ingress:
         self._own_handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._replica = context.replica_id.unique_id
         self._app_name, self._is_autoscaled = context.app_name, is_autoscaled
-        self._slow_tpot_s = outlier.slow_tpot_s
         self._health = {
-            name: HealthFeed(context.app_name, handle.deployment_name, outlier) for name, handle in groups.items()
+            name: HealthFeed(context.app_name, handle.deployment_name, of["outlier"])
+            for of in services.values()
+            for name, handle in of["groups"].items()
         }
         for feed in self._health.values():
             feed.start()
@@ -238,19 +282,23 @@ class Ingress:
 
     @app.get("/health")
     async def health(self) -> Response:
-        """200 when every group's decode pool answers."""
+        """200 when a decode pool of every model answers, where it does not sleep."""
         if self._is_draining():
             return _error_response(_leaving())
         error = await self._unhealthy.get()  # nobody is asked for a key here, and each look asks every pool
         return Response(status_code=200) if error is None else _error_response(error)
 
     async def _look_for_health(self) -> OpenAIError | None:
-        for handle in self._groups.values():
-            try:
-                await asyncio.wait_for(_unary(handle, "check_health"), _HEALTH_TIMEOUT_S)
-            except Exception as error:
-                what = f"no healthy decode replica: {type(error).__name__}"
-                return OpenAIError(503, what, retry_after_s=_NO_REPLICA_RETRY_S)
+        for service in self._services.values():
+            serving = self._serving(service)
+            if not serving and service.can_sleep:
+                continue
+            for group in serving or service.groups:
+                try:
+                    await asyncio.wait_for(_unary(self._groups[group], "check_health"), _HEALTH_TIMEOUT_S)
+                except Exception as error:
+                    what = f"no healthy decode replica of {service.model_id}: {type(error).__name__}"
+                    return OpenAIError(503, what, retry_after_s=_NO_REPLICA_RETRY_S)
         return None
 
     @app.get("/metrics")
@@ -282,10 +330,14 @@ class Ingress:
         """
         until_s = time.monotonic() + timeout_s
         self._drains_until_s = until_s + _END_S
-        while (left := self._reads + self._gate.here) and time.monotonic() < until_s:
+        while (left := self._reads + self._here()) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(_WRITTEN_S)
         return left
+
+    def _here(self) -> int:
+        """Requests of all models that wait or are being answered."""
+        return sum(service.gate.here for service in self._services.values())
 
     def _is_draining(self) -> bool:
         return time.monotonic() < self._drains_until_s
@@ -296,16 +348,15 @@ class Ingress:
 
     @app.get("/v1/models")
     async def models(self, request: Request) -> JSONResponse:
-        """The one model."""
+        """The models."""
         self._check_key(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(one) for one in self._services.values()]})
 
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
         self._check_key(request)
-        self._check_model(model)
-        return JSONResponse(self._card())
+        return JSONResponse(self._card(self._service_of(model)))
 
     @app.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
@@ -317,13 +368,13 @@ class Ingress:
         """OpenAI completions."""
         return await self._serve("completions", request)
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self, service: _Service) -> dict[str, Any]:
         return {
-            "id": self._model_id,
+            "id": service.model_id,
             "object": "model",
             "created": self._created_s,
             "owned_by": "tandem",
-            "max_model_len": self._max_model_len,
+            "max_model_len": service.max_model_len,
         }
 
     def _check_key(self, request: Request) -> str | None:
@@ -337,14 +388,17 @@ class Ingress:
             )
         return name
 
-    def _check_model(self, model: Any) -> None:
-        if model != self._model_id:
+    def _service_of(self, model: Any) -> _Service:
+        found = self._services.get(model) if isinstance(model, str) else None
+        if found is None:
+            serves = ", ".join(map(repr, self._services))
             raise OpenAIError(
                 404,
-                f"the model {model!r} does not exist; this endpoint serves {self._model_id!r}",
+                f"the model {model!r} does not exist; this endpoint serves {serves}",
                 param="model",
                 code="model_not_found",
             )
+        return found
 
     async def _serve(self, endpoint: str, request: Request) -> Response:
         arrived_s = time.monotonic()
@@ -363,19 +417,23 @@ class Ingress:
     async def _respond(
         self, endpoint: str, request: Request, request_id: str, arrived_s: float, key: str | None
     ) -> Response:
-        self._check_pools()
+        if not any(self._can_answer(service) for service in self._services.values()):
+            raise _nobody_runs()
         priority = _priority(request)
-        self._gate.check(key, priority, self._reads)
+        first_gate = next(iter(self._services.values())).gate  # keys and requests count over all models
+        first_gate.check(key, priority, self._reads + self._here() - first_gate.here)
         held = Body(self._bodies, key, priority)
         try:
             try:
-                body = await self._body(request, held)
+                body, service = await self._body(request, held)
             except BaseException as error:  # its client may have left as well
                 if not (isinstance(error, OpenAIError) and error.status == 429):  # which is about others' bodies
-                    self._gate.refused(key)
+                    first_gate.refused(key)
                 raise
-            place = asked_of(endpoint, body, key, priority, self._most_prompt_tokens)
-            frames = self._admitted(place, held, self._frames(endpoint, body, request_id, arrived_s))
+            if not self._can_answer(service):
+                raise _nobody_runs()
+            place = asked_of(endpoint, body, key, priority, service.most_prompt_tokens)
+            frames = self._admitted(service, place, held, self._frames(service, endpoint, body, request_id, arrived_s))
             first = await anext(frames)
         except StopAsyncIteration:
             raise OpenAIError(500, "the decode replica answered with nothing") from None
@@ -392,8 +450,8 @@ class Ingress:
             return Response(text, status_code=first.status, headers=again, media_type="application/json")
         return StreamingResponse(_events(first, frames, arrived_s), media_type="text/event-stream")
 
-    async def _body(self, request: Request, held: Body) -> dict[str, Any]:
-        """The request's JSON object, checked as far as an endpoint can."""
+    async def _body(self, request: Request, held: Body) -> tuple[dict[str, Any], _Service]:
+        """The request's JSON object, checked as far as an endpoint can, and whom it is for."""
         self._reads += 1
         try:
             raw = await read_body(request, self._config, held)
@@ -402,21 +460,14 @@ class Ingress:
         body = json_object(raw, held.take)
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
-        self._check_model(body["model"])
-        return body
+        return body, self._service_of(body["model"])
 
-    def _check_pools(self) -> None:
-        """Raise 503 where no decode replica runs at all: who came before waits, but nobody else."""
-        if not self._serving():
-            raise OpenAIError(
-                503,
-                "no decode replica runs; the request may be sent again",
-                code="overloaded",
-                retry_after_s=_NO_REPLICA_RETRY_S,
-            )
+    def _can_answer(self, service: _Service) -> bool:
+        """Whether a decode replica runs, or will when asked: who came before waits, but nobody else."""
+        return service.can_sleep or bool(self._serving(service))
 
     async def _admitted(
-        self, place: Asked, held: Body, frames: AsyncGenerator[Frame, None]
+        self, service: _Service, place: Asked, held: Body, frames: AsyncGenerator[Frame, None]
     ) -> AsyncGenerator[Frame, None]:
         """The frames of a request once it is its turn.
 
@@ -424,38 +475,42 @@ class Ingress:
             OpenAIError: 429, it is refused.
         """
         try:
-            async with aclosing(frames), self._gate.enter(place):
+            async with aclosing(frames), service.gate.enter(place):
                 async for frame in frames:
                     if frame.tokens:
-                        self._gate.output(place, frame.tokens)
+                        service.gate.output(place, frame.tokens)
                     elif not frame.text:
-                        self._gate.first(place)
+                        service.gate.first(place)
                     if frame.text:
-                        self._gate.pause(place)
+                        service.gate.pause(place)
                         yield frame
-                        self._gate.go_on(place)
+                        service.gate.go_on(place)
         finally:
             held.free()
 
     def _load(self, group: str) -> tuple[float, float]:
         """Requests in flight per decode replica; equals in random order."""
-        return self._in_flight[group] / self._decode_replicas[group], self._rng.random()
+        replicas = known_pools.count(self._health[group].pool) or self._decode_replicas[group]
+        return self._in_flight[group] / max(1, replicas), self._rng.random()
 
-    def _group(self, avoid: set[str]) -> str:
+    def _group(self, service: _Service, avoid: set[str]) -> str:
         """The least loaded group, of those that have replicas and have not failed the request if there are any."""
-        serving = self._serving() or list(self._groups)
+        serving = self._serving(service) or service.groups
         return min([name for name in serving if name not in avoid] or serving, key=self._load)
 
     def _is_stranded(self, pool: str) -> bool:
-        """Whether a pool has no replica while another one has."""
-        return not known_pools.has_replicas(pool) and bool(self._serving())
+        """Whether a pool has no replica while another one of the same model has."""
+        if known_pools.has_replicas(pool):
+            return False
+        group = next(name for name, health in self._health.items() if health.pool == pool)
+        return any(group in service.groups and self._serving(service) for service in self._services.values())
 
-    def _serving(self) -> list[str]:
-        """The groups whose decode pool has replicas."""
-        return [name for name, health in self._health.items() if known_pools.has_replicas(health.pool)]
+    def _serving(self, service: _Service) -> list[str]:
+        """The groups of a model whose decode pool has replicas."""
+        return [name for name in service.groups if known_pools.has_replicas(self._health[name].pool)]
 
     async def _frames(
-        self, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float
+        self, service: _Service, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float
     ) -> AsyncGenerator[Frame, None]:
         """The answer, from as many decode replicas as it takes: a stream goes on where the one before was lost."""
         arrived_at_s = time.time() - (time.monotonic() - arrived_s)
@@ -464,16 +519,16 @@ class Ingress:
             body=body,
             request_id=request_id,
             arrived_at_s=arrived_at_s,
-            tells_first=self._gate.has_objective,
+            tells_first=service.gate.has_objective,
         )
         sent, failed_groups = SentFrames(), set[str]()
         lost: Frame | None = None
         has_moved = False  # since it lost its replica
         tries, deadline_s = 1 + self._retries, arrived_s + self._timeout_s
         while tries:
-            group = self._group(failed_groups)
+            group = self._group(service, failed_groups)
             asked.avoid, asked.probe = await self._health[group].guide()
-            async with aclosing(self._attempt(group, asked, deadline_s)) as frames:
+            async with aclosing(self._attempt(service, group, asked, deadline_s)) as frames:
                 lost = None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
@@ -509,7 +564,9 @@ class Ingress:
             return False
         return known_pools.has_others(self._health[group].pool, {*asked.exclude, asked.routed_to})
 
-    async def _attempt(self, group: str, asked: DecodeRequest, deadline_s: float) -> AsyncGenerator[Frame, None]:
+    async def _attempt(
+        self, service: _Service, group: str, asked: DecodeRequest, deadline_s: float
+    ) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
         health, pace, has_failed, has_begun = self._health[group], StreamPace(), False, False
         started_s = time.monotonic()
@@ -535,7 +592,7 @@ class Ingress:
                 pace_s = pace.frame(sum(map(len, frame.outputs)), now_s - waits_s, now_s)
                 waits_s = None
                 if pace_s is not None:
-                    health.paced(asked, pace_s, self._slow_tpot_s)
+                    health.paced(asked, pace_s, service.slow_tpot_s)
                 if asked.refused:
                     health.refused(asked)
                 has_begun = True
@@ -583,7 +640,7 @@ class Ingress:
             now_s = time.monotonic()
             pace_s = pace.ended(0.0 if waits_s is None else now_s - waits_s, now_s)
             if pace_s is not None:
-                health.paced(asked, pace_s, self._slow_tpot_s)
+                health.paced(asked, pace_s, service.slow_tpot_s)
             health.left(asked)
             self._waits.remove(wait)
             self._in_flight[group] -= 1

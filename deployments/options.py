@@ -27,10 +27,12 @@ def llm_config(
     router: RouterConfig,
     report_s: float | None,
     routers: int,
+    gpu_resource: str | None = None,
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool, to which so many routers send.
 
-    ``report_s``: how often replicas report to the autoscaler; ``None`` for fixed counts.
+    ``report_s``: how often replicas report to the autoscaler; ``None`` for fixed counts. ``gpu_resource``: Ray's name
+    for the pool's GPUs where it is not GPU.
 
     Raises:
         ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
@@ -49,8 +51,8 @@ def llm_config(
             "kv_transfer_config": kv_transfer.kv_transfer_config(role),
             "worker_extension_cls": WORKER_EXTENSION,
         },
-        accelerator_type=pool.placement.accelerator_type,
-        placement_group_config={"bundles": _bundles(pool), "strategy": pool.placement.strategy},
+        accelerator_type=None if gpu_resource else pool.placement.accelerator_type,
+        placement_group_config={"bundles": _bundles(pool, gpu_resource), "strategy": pool.placement.strategy},
         runtime_env={"env_vars": env} if (env := {**pool.env, **_emulator_env(pool)}) else None,
         # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
         # wrapper would send the same numbers to write-only metrics that nobody can read back.
@@ -123,8 +125,8 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
     }
 
 
-def _bundles(pool: RoleConfig) -> list[dict[str, float]]:
+def _bundles(pool: RoleConfig, gpu_resource: str | None = None) -> list[dict[str, float]]:
     bundle: dict[str, float] = {"CPU": pool.placement.cpus_per_worker}
     if pool.placement.accelerator_type:
-        bundle["GPU"] = 1
+        bundle[gpu_resource or "GPU"] = pool.placement.gpus_per_worker
     return [dict(bundle) for _ in range(pool.workers)]

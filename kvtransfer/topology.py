@@ -247,18 +247,32 @@ class Topology:
 def link_tier(
     prefill: Mapping[str, str], decode: Mapping[str, str], labels: TopologyLabels = DEFAULT_LABELS
 ) -> LinkTier:
-    """How far KV travels between two pools, from the node labels that they demand; ``S2`` where these do not say.
+    """How far KV travels between two pools, from the node labels that they demand; ``S2`` where these do not say."""
+    same, apart = _shared(prefill, decode, labels)
+    least = LinkTier.S2 if same is None else min(same, LinkTier.S2)
+    return least if apart is None else max(least, LinkTier(apart + 1))
 
-    A switch counts where both demand the same one, and no different ones above it.
-    """
-    tier = LinkTier.S2
+
+def named_tier(
+    prefill: Mapping[str, str], decode: Mapping[str, str], labels: TopologyLabels = DEFAULT_LABELS
+) -> LinkTier:
+    """The lowest level that two pools are both pinned to by the node labels that they demand; ``NONE``: to none."""
+    same, _ = _shared(prefill, decode, labels)
+    return LinkTier.NONE if same is None else same
+
+
+def _shared(
+    prefill: Mapping[str, str], decode: Mapping[str, str], labels: TopologyLabels
+) -> tuple[LinkTier | None, LinkTier | None]:
+    """The lowest level at which both demand the same, with no different ones above it; and where they differ first."""
+    same = None
     for level in TIERS:
         one, other = (_named(selector.get(labels.of(level), "")) for selector in (prefill, decode))
         if one and other and one != other:
-            return max(tier, LinkTier(level + 1))
-        if one and one == other and level < tier:
-            tier = level
-    return tier
+            return same, level
+        if one and one == other:
+            same = level
+    return same, None
 
 
 def _named(selector: str) -> str:

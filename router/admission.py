@@ -146,11 +146,20 @@ class Refusal:
 class Admission:
     """The requests of one replica of the endpoint."""
 
-    def __init__(self, config: AdmissionConfig, *, replicas: int, prefill_replicas: int, now_s: float) -> None:
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        rates: RateLimits | None = None,
+        *,
+        replicas: int,
+        prefill_replicas: int,
+        now_s: float,
+    ) -> None:
         """Begin with nobody here.
 
         Args:
             config: the bounds.
+            rates: of keys, where they hold for requests to others too.
             replicas: of the endpoint, among which the engines and the rates of keys are shared out.
             prefill_replicas: of all groups, at least.
             now_s: by any clock that the other methods share.
@@ -158,7 +167,7 @@ class Admission:
         self._config = config
         self._least_prompts = prefill_replicas / replicas
         self._window_s = _WINDOW_FRAC * (config.ttft_s or 0.0)
-        self._rates = RateLimits(config.limits, replicas)
+        self._rates = rates or RateLimits(config.limits, replicas)
         self._capacity = Capacity(config.tpot_s, now_s)
         self._shares = {priority: FairShares() for priority in Priority}
         self._numbers = itertools.count()

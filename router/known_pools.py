@@ -25,6 +25,11 @@ def has_replicas(deployment: str) -> bool:
     return all(router.curr_replicas for router in _ROUTERS.get(deployment, []))
 
 
+def count(deployment: str) -> int:
+    """How many replicas a deployment has; 0 before this process's first request to it."""
+    return max((len(router.curr_replicas) for router in _ROUTERS.get(deployment, [])), default=0)
+
+
 def has_others(deployment: str, than: Collection[str]) -> bool:
     """Whether a router of this process knows a replica of a deployment that is none of these."""
     return any(

@@ -19,15 +19,24 @@ def build(args: dict[str, Any]) -> Application:
 
 def build_app(config: AppConfig) -> Application:
     """The application of a checked configuration."""
-    from deployments.graph import build_graph  # imports vllm: seconds, and only needed where the graph is built
+    from deployments.graph import (
+        Service,
+        build_graph,
+    )  # imports vllm: seconds, and only needed where the graph is built
 
     return build_graph(
-        model=config.model,
-        groups=config.groups,
-        engine_kwargs=config.engine_kwargs,
+        {
+            service.model.id: Service(
+                model=service.model,
+                groups=service.groups,
+                engine_kwargs=service.engine_kwargs,
+                router=service.router,
+                autoscale=service.autoscale,
+                pools=service.pools(config.topology),
+            )
+            for service in config.services
+        },
         kv_transfer=config.kv_transfer,
-        router=config.router,
         ingress=config.ingress,
-        autoscale=config.autoscale,
-        pools=config.pools(),
+        topology=config.topology,
     )

@@ -1,28 +1,28 @@
 """AppConfig: everything a user may say about one Tandem application, checked before anything starts."""
 
+from collections import Counter
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from autoscale.config import AutoscaleConfig
 from autoscale.tuning import PoolLimits, Pools, check_fits
-from deployments.config import GroupConfig, IngressConfig, ModelConfig, check_engine_kwargs
+from autoscale.types import PoolKey
+from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
 from kvtransfer.connector import ConnectorConfig
-from kvtransfer.topology import link_tier
+from kvtransfer.topology import DEFAULT_LABELS, TopologyConfig, TopologyLabels, link_tier, named_tier
 from router.config import RouterConfig
 
 
-class AppConfig(BaseModel):
-    """The ``args`` of an application in Serve's YAML."""
+class ServiceConfig(BaseModel):
+    """One model: its engines, the groups that they are in, and how it is sized and routed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: ModelConfig
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments of both roles.")
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
-    kv_transfer: ConnectorConfig = ConnectorConfig()
     router: RouterConfig = RouterConfig()
-    ingress: IngressConfig = IngressConfig()
     autoscale: AutoscaleConfig | None = Field(
         None, description="How both roles are sized together; left out, they stay."
     )
@@ -33,11 +33,110 @@ class AppConfig(BaseModel):
         return check_engine_kwargs(value)
 
     @model_validator(mode="after")
-    def _check_groups(self) -> Self:
-        names = [group.name for group in self.groups]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"groups: the name {twice[0]!r} is used twice; each group needs its own")
+    def _check_autoscale(self) -> Self:
+        pools = self.roles()
+        if self.autoscale is None:
+            bounded = [str(key) for key, pool in pools.items() if pool.max_replicas is not None]
+            if bounded:
+                raise ValueError(
+                    f"max_replicas of {bounded[0]} does nothing without autoscale: add it, or use replicas"
+                )
+            asleep = [str(key) for key, pool in pools.items() if not pool.replicas]
+            if asleep:
+                raise ValueError(
+                    f"{asleep[0]} has 0 replicas, and without autoscale nothing wakes it: add it, or give 1"
+                )
+            return self
+        unbounded = [str(key) for key, pool in pools.items() if pool.max_replicas is None]
+        if unbounded:
+            raise ValueError(f"autoscale needs max_replicas of every role: {unbounded[0]} has none")
+        for key, pool in pools.items():
+            types, has = self.autoscale.gpu_types.get(key.role), pool.placement.accelerator_type
+            if types is not None and has not in types:
+                raise ValueError(
+                    f"autoscale.gpu_types takes {', '.join(types)} for {key.role}, and {key} has {has}: add it to the "
+                    "types, or leave the group out"
+                )
+        return self
+
+    def roles(self) -> dict[PoolKey, RoleConfig]:
+        """Every pool by its key."""
+        return {key: pool for group in self.groups for key, pool in group.pools().items()}
+
+    def pools(self, topology: TopologyConfig | None = None) -> Pools:
+        """What each pool was deployed with, for the autoscaler."""
+        return Pools(
+            {
+                key: self._limits(group, key, pool, topology)
+                for group in self.groups
+                for key, pool in group.pools().items()
+            }
+        )
+
+    def _limits(
+        self, group: GroupConfig, key: PoolKey, pool: RoleConfig, topology: TopologyConfig | None
+    ) -> PoolLimits:
+        labels = DEFAULT_LABELS if topology is None else topology.labels
+        costs = {} if topology is None else topology.cost_per_gpu_hour
+        kind = pool.placement.accelerator_type
+        types = () if self.autoscale is None else self.autoscale.gpu_types.get(key.role, ())
+        return PoolLimits(
+            lowest_replicas=pool.replicas,
+            highest_replicas=pool.max_replicas or pool.replicas,
+            link_tier=link_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels, labels),
+            # An emulated engine takes none, and counts in a budget like those that it stands for.
+            gpus_per_replica=pool.gpus_per_replica or (pool.workers if pool.emulator is not None else 0),
+            demand=pool.demand,
+            cost=pool.gpus_per_replica * costs.get(kind or "", 0.0),
+            preference=types.index(kind) if kind in types else 0,
+            affinity=group.affinity,
+            is_preemptible=group.is_preemptible,
+        )
+
+
+_OF_ONE_SERVICE = tuple(ServiceConfig.model_fields)
+
+
+class AppConfig(BaseModel):
+    """The ``args`` of an application in Serve's YAML: one service, or ``services`` that share a cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    services: tuple[ServiceConfig, ...] = Field(
+        min_length=1, description="Each with what stands beside `model` where there is one."
+    )
+    kv_transfer: ConnectorConfig = ConnectorConfig()
+    ingress: IngressConfig = IngressConfig()
+    topology: TopologyConfig | None = Field(
+        None,
+        description="Given, replicas are asked for where nodes have room for them. Left out, they are asked for, and "
+        "wait for room: as where Ray adds nodes.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_service(cls, value: Any) -> Any:
+        """An application of one service says no ``services``."""
+        if not isinstance(value, dict):
+            return value
+        own = {name: value[name] for name in _OF_ONE_SERVICE if name in value}
+        if "services" in value:
+            if own:
+                raise ValueError(
+                    f"services and {next(iter(own))} are given: {next(iter(own))} is of a service, so put it into one"
+                )
+            return value
+        return {**{name: given for name, given in value.items() if name not in own}, "services": [own]}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for what, names in (
+            ("groups: the name", [group.name for group in self.groups]),
+            ("services: the model", [service.model.id for service in self.services]),
+        ):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"{what} {twice[0]!r} is used twice; each needs its own")
         return self
 
     @model_validator(mode="after")
@@ -53,33 +152,68 @@ class AppConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_autoscale(self) -> Self:
-        pools = {key: pool for group in self.groups for key, pool in group.pools().items()}
-        if self.autoscale is None:
-            bounded = [str(key) for key, pool in pools.items() if pool.max_replicas is not None]
-            if bounded:
+    def _check_affinity(self) -> Self:
+        for group in self.groups:
+            labels = self.labels
+            tier = named_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels, labels)
+            if tier > group.affinity:
                 raise ValueError(
-                    f"max_replicas of {bounded[0]} does nothing without autoscale: add it, or use replicas"
+                    f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both "
+                    f"roles to no one switch of that level or below: give it {labels.of(group.affinity)}"
                 )
-            return self
-        unbounded = [str(key) for key, pool in pools.items() if pool.max_replicas is None]
-        if unbounded:
-            raise ValueError(f"autoscale needs max_replicas of every role: {unbounded[0]} has none")
-        check_fits(self.autoscale, self.pools())
         return self
 
-    def pools(self) -> Pools:
-        """What each pool was deployed with, for the autoscaler."""
-        return Pools(
-            {
-                key: PoolLimits(
-                    lowest_replicas=pool.replicas,
-                    highest_replicas=pool.max_replicas or pool.replicas,
-                    link_tier=link_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels),
-                    # An emulated engine takes none, and counts in a budget like those that it stands for.
-                    gpus_per_replica=pool.gpus_per_replica if pool.emulator is None else pool.workers,
+    @model_validator(mode="after")
+    def _check_autoscale(self) -> Self:
+        sized = [service for service in self.services if service.autoscale is not None]
+        if sized and len(sized) < len(self.services):
+            missing = next(service.model.id for service in self.services if service.autoscale is None)
+            raise ValueError(
+                f"services: {missing!r} has no autoscale and others have: one policy sizes all, so give it one (kind "
+                "static keeps its counts)"
+            )
+        if self.topology is not None and not sized:
+            raise ValueError("topology does nothing without autoscale: add it, or leave topology out")
+        for service in sized:
+            assert service.autoscale is not None
+            check_fits(service.autoscale, service.pools(self.topology))
+        self._check_budget()
+        return self
+
+    def _check_budget(self) -> None:
+        """The lowest counts of all services must fit."""
+        least: dict[str, float] = {}
+        for service in self.services:
+            for pool in service.roles().values():
+                for kind, gpus in pool.demand.gpus_by_type().items():
+                    least[kind] = least.get(kind, 0.0) + pool.replicas * gpus
+        for kind, budget in ({} if self.topology is None else self.topology.budget_gpus).items():
+            if least.get(kind, 0.0) > budget:
+                raise ValueError(
+                    f"topology.budget_gpus: {budget:g} GPUs of type {kind} are less than the {least[kind]:g} that the "
+                    "lowest counts of all groups take: raise it, or lower replicas"
                 )
-                for group in self.groups
-                for key, pool in group.pools().items()
-            }
-        )
+
+    @property
+    def labels(self) -> TopologyLabels:
+        """Which node labels say what."""
+        return DEFAULT_LABELS if self.topology is None else self.topology.labels
+
+    @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """Of all services."""
+        return tuple(group for service in self.services for group in service.groups)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The first service's."""
+        return self.services[0].model
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether a policy sizes the services."""
+        return self.services[0].autoscale is not None
+
+    def pools(self) -> dict[str, Pools]:
+        """What each pool was deployed with, by service."""
+        return {service.model.id: service.pools(self.topology) for service in self.services}
