@@ -75,6 +75,12 @@ class AutoscaleConfig(BaseModel):
     no_node_s: float = Field(
         30.0, gt=0.0, description="A replica for which no node of its group has had room for so long goes to another."
     )
+    idle_to_zero_s: float | None = Field(
+        None,
+        gt=0.0,
+        description="After so long without any request no replica stays, where all groups have replicas: 0; a request "
+        "waits until one has started. Left out, the last one stays.",
+    )
     priority: int = Field(
         0, ge=-1000, le=1000, description="Among the services of an application: who has more is placed first."
     )

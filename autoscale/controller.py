@@ -19,6 +19,7 @@ from autoscale.placement import Placed, held_gpus, place
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
 from autoscale.reconciliation import is_after_a_gap, reconciled
+from autoscale.sleep import NOBODY, asleep, can_sleep, is_asleep, woken
 from autoscale.slots import Slots
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role, Topology
@@ -59,6 +60,8 @@ class Controller:
         if are_missed:
             hold = "a latency is outside its objective: who was withdrawn comes back"
         decision = self._decide(snapshot, hold)
+        if can_sleep(snapshot) and is_asleep(snapshot) and not self._is_frozen() and self.config.override is None:
+            decision = woken(self.config.pd_ratio) if snapshot.is_awaited else asleep()
         if decision.memory is not None:
             snapshot = replace(snapshot, state=replace(snapshot.state, memory=decision.memory))
         ratio = decision.ratio or self.config.pd_ratio
@@ -68,7 +71,14 @@ class Controller:
             snapshot = replace(snapshot, state=self._all_back(snapshot, room, ratio))
         state = snapshot.state
         current = desired_replicas(state.desired)
-        verdict = self._verdict(decision, current, room, snapshot, ratio)
+        goes_to_sleep = hold is None and self._may_sleep(snapshot)
+        if goes_to_sleep:
+            decision = replace(decision, wanted={role: 0.0 for role in Role}, reason="nobody has asked for long")
+        verdict = (
+            Verdict(counts=NOBODY, held_back=())
+            if goes_to_sleep
+            else self._verdict(decision, current, room, snapshot, ratio)
+        )
         is_exchange = not may_leave and _is_exchange(decision, verdict, current, room, ending_replicas(snapshot))
         if not may_leave and not is_exchange:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
@@ -104,7 +114,7 @@ class Controller:
             ratio,
             placed,
             may_leave=may_leave or is_exchange,
-            leave_at_once=is_exchange,
+            leave_at_once=is_exchange or goes_to_sleep,
             is_proven=hold is None and may_leave,
         )
 
@@ -116,7 +126,16 @@ class Controller:
 
     def _room(self, pools: Sequence[PoolStats]) -> Room:
         limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
-        return Room.of(limits, self.config.guard.budget_gpus)
+        room = Room.of(limits, self.config.guard.budget_gpus)
+        # No policy takes the last one: sleep is decided elsewhere.
+        return replace(room, lowest={role: max(1, count) for role, count in room.lowest.items()})
+
+    def _may_sleep(self, snapshot: Snapshot) -> bool:
+        """Whether the last replicas may go."""
+        since_s, idle_s = snapshot.state.idle_since_s, self.config.idle_to_zero_s
+        if idle_s is None or since_s is None or self._is_frozen() or self.config.override is not None:
+            return False
+        return can_sleep(snapshot) and not is_asleep(snapshot) and snapshot.now_s - since_s >= idle_s
 
     def _all_back(self, snapshot: Snapshot, room: Room, ratio: PdRatio) -> ControllerState:
         """The state as if nobody had left since before those under observation were withdrawn.

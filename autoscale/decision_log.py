@@ -11,21 +11,27 @@ from pydantic import TypeAdapter, ValidationError
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.types import ControllerState, Plan, Snapshot
+from kvtransfer.topology import Node
 
 _SNAPSHOT = TypeAdapter(Snapshot)
 PLAN = TypeAdapter(Plan)
 STATE = TypeAdapter(ControllerState)
+NODES = TypeAdapter(tuple[Node, ...])
 
 
-def config_line(config: AutoscaleConfig, now_s: float, why: str) -> str:
-    """The line that says which configuration holds from here on."""
-    return json.dumps({"at_s": now_s, "why": why, "config": config.model_dump(mode="json")})
+def config_line(service: str, config: AutoscaleConfig, now_s: float, why: str) -> str:
+    """The line that says which configuration of a service holds from here on."""
+    return json.dumps({"service": service, "at_s": now_s, "why": why, "config": config.model_dump(mode="json")})
 
 
-def decision_line(snapshot: Snapshot, plan: Plan) -> str:
-    """The line of one changed decision."""
+def decision_line(service: str, snapshot: Snapshot, plan: Plan) -> str:
+    """The line of one changed decision about a service."""
     return json.dumps(
-        {"snapshot": _SNAPSHOT.dump_python(snapshot, mode="json"), "plan": PLAN.dump_python(plan, mode="json")}
+        {
+            "service": service,
+            "snapshot": _SNAPSHOT.dump_python(snapshot, mode="json"),
+            "plan": PLAN.dump_python(plan, mode="json"),
+        }
     )
 
 
@@ -37,7 +43,8 @@ def is_news(plan: Plan, last: Plan | None) -> bool:
 def _news(plan: Plan) -> tuple[object, ...]:
     # A cooldown's text counts down, a hold's names ages: neither is another decision.
     notes = tuple(note for note in plan.held_back if not note.startswith("cooldown"))
-    return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, plan.decision.wanted is None
+    is_held = plan.decision.wanted is None
+    return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, is_held, plan.pending, plan.passed_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,7 @@ class Difference:
     """A logged plan and what the controller makes of the same snapshot now, field by field."""
 
     line: int
+    service: str
     now_s: float
     fields: dict[str, tuple[Any, Any]]
 
@@ -59,25 +67,26 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
     Raises:
         ValueError: a line is no line of a decision log, or a decision comes before any configuration.
     """
-    controller = None if config is None else Controller(config)
+    controllers: dict[str, Controller] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            service = record.get("service", "")
             if "config" in record:
-                if config is None:
-                    controller = Controller(AutoscaleConfig.model_validate(record["config"]))
+                controllers[service] = Controller(AutoscaleConfig.model_validate(record["config"]))
                 continue
             snapshot = _SNAPSHOT.validate_python(record["snapshot"])
             logged = record["plan"]
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"line {number} is no line of a decision log: {error}") from None
+        controller = controllers.get(service) if config is None else Controller(config)
         if controller is None:
             raise ValueError(f"line {number} is a decision before any configuration: give one with --config")
         again = PLAN.dump_python(controller.tick(snapshot), mode="json")
         fields = {name: (logged.get(name), again[name]) for name in again if again[name] != logged.get(name)}
-        yield Difference(line=number, now_s=snapshot.now_s, fields=fields) if fields else None
+        yield Difference(line=number, service=service, now_s=snapshot.now_s, fields=fields) if fields else None
 
 
 def load_lines(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The application-level Serve policy: contexts -> snapshot, plan -> counts; nothing is decided here.
+"""The application-level Serve policy: contexts -> snapshots, plans -> counts; nothing is decided here.
 
 Serve calls it several times a second inside its controller, without a timeout and without protection. So it returns
 what it last said unless a tick is due; ticks run in a thread of their own; nothing waits for the coordinator; and
@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -19,10 +19,13 @@ import ray
 from autoscale import ray_victims
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
-from autoscale.decision_log import PLAN, STATE, config_line, decision_line, is_news
+from autoscale.cycle import tick_all
+from autoscale.decision_log import NODES, PLAN, STATE, config_line, decision_line, is_news
+from autoscale.ray_topology import Places, read_nodes, read_places
 from autoscale.signals import Signals
-from autoscale.tuning import PoolLimits, Pools
+from autoscale.tuning import Pools
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import Node, TopologyConfig
 from router.ray_coordinator import find_coordinator, is_alive
 
 logger = logging.getLogger("ray.serve")
@@ -31,14 +34,13 @@ _LOOKUP_S = 1.0
 _RELOOK_S = 5.0
 _RECOVERY_S = 60.0
 _COMPLAINTS = 100
-_UNKNOWN = PoolLimits(lowest_replicas=1, highest_replicas=1)
 _CALLS = 1000  # without a tick, of which the 99th percentile is told
 
 Contexts = Mapping[Any, Any]
 
 
 class JointPolicy:
-    """Serve's ``policy_function`` for a Tandem application: both roles of every group in one answer.
+    """Serve's ``policy_function`` for a Tandem application: both roles of every group of every service in one answer.
 
     Its configuration comes from the application's coordinator, not from ``policy_kwargs``: a change of those restarts
     every replica.
@@ -47,12 +49,13 @@ class JointPolicy:
     def __init__(self, **_: Any) -> None:
         self._link: _Link | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-tick")
-        self._tick: Future[tuple[Snapshot, Plan, list[str]]] | None = None
-        self._signals: Signals | None = None
-        self._state = ControllerState()
-        self._last: Plan | None = None
+        self._tick: Future[_Ticked] | None = None
+        self._signals: dict[str, Signals] = {}
+        self._states: dict[str, ControllerState] = {}
+        self._last: dict[str, Plan] = {}
         self._counts: dict[PoolKey, int] = {}
         self._running: dict[PoolKey, tuple[str, ...]] = {}
+        self._awaited: frozenset[str] = frozenset()
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()
@@ -88,91 +91,152 @@ class JointPolicy:
         link = self._link
         link.poll(clock_s, self._thread)
         if link.resumed is not None:
-            self._state, link.resumed = link.resumed, None
-            self._taken_over = frozenset(self._state.admitted)
+            self._states, link.resumed = link.resumed, None
+            self._taken_over = frozenset(name for state in self._states.values() for name in state.admitted)
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
-            self._take(*tick.result())
-        if self._last is not None:
+            self._take(tick.result())
+        if self._last:
             # A lower count waits until the coordinator holds the plan that it is from: were this process killed in
             # between, the next one would not know whom to stop.
             least = link.confirmed or self._counts
-            self._counts = {key: max(count, least.get(key, count)) for key, count in self._last.counts.items()}
-        if link.controller is None or self._tick is not None:
+            self._counts = {
+                key: max(count, least.get(key, count))
+                for plan in self._last.values()
+                for key, count in plan.counts.items()
+            }
+        if not link.controllers or self._tick is not None:
             return
         running = {
             self._key(name): tuple(replica.unique_id for replica in context.running_replicas)
             for name, context in contexts.items()
         }
-        config = link.controller.config
-        if running == self._running and clock_s - self._ticked_s < config.interval_s:
+        configs = [controller.config for controller in link.controllers.values()]
+        interval_s = min(config.interval_s for config in configs)
+        is_due = running != self._running or link.awaited != self._awaited
+        if not is_due and clock_s - self._ticked_s < interval_s:
             return
-        self._running, self._ticked_s = running, clock_s
-        if self._signals is None or self._signals.window_s != config.window_s:
-            self._signals = Signals(config.window_s)
+        self._running, self._awaited, self._ticked_s = running, link.awaited, clock_s
+        for name, controller in link.controllers.items():
+            known = self._signals.get(name)
+            if known is None or known.window_s != controller.config.window_s:
+                self._signals[name] = Signals(controller.config.window_s)
         raw = {self._key(name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
-        is_recovering = self._is_recovering(clock_s, config)
+        is_recovering = self._is_recovering(clock_s, max(config.window_s for config in configs))
         # A configuration that is read while the tick runs holds from the next one on.
         self._configs_known = link.configs_read
-        self._tick = self._thread.submit(
-            self._do_tick, link, link.controller, raw, now_s, is_recovering, self._signals, self._state
-        )
+        seen = _Seen(raw, now_s, is_recovering, link.awaited)
+        self._tick = self._thread.submit(self._do_tick, link, link.controllers, seen, dict(self._states))
 
-    def _is_recovering(self, clock_s: float, config: AutoscaleConfig) -> bool:
+    def _is_recovering(self, clock_s: float, window_s: float) -> bool:
         """Whether replicas that another controller admitted are not known yet to Serve, or their rates to us."""
         if not self._taken_over:
             return False
         age_s = clock_s - self._started_s
         running = {name for names in self._running.values() for name in names}
-        return age_s < config.window_s / 2 or (not self._taken_over <= running and age_s < _RECOVERY_S)
+        return age_s < window_s / 2 or (not self._taken_over <= running and age_s < _RECOVERY_S)
 
     def _do_tick(
         self,
         link: "_Link",
+        controllers: Mapping[str, Controller],
+        seen: "_Seen",
+        states: Mapping[str, ControllerState],
+    ) -> "_Ticked":
+        topology = link.topology
+        nodes = places = None
+        if topology is not None:
+            nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
+        snapshots = {
+            name: self._snapshot(name, controllers[name], link, seen, states.get(name, ControllerState()), places)
+            for name in controllers
+        }
+        budget_gpus = None if topology is None else topology.budget_gpus
+        decided = tick_all(controllers, snapshots, nodes=nodes, budget_gpus=budget_gpus)
+        lines = [
+            decision_line(name, snapshot, plan)
+            for name, (snapshot, plan) in decided.items()
+            if is_news(plan, self._last.get(name))
+        ]
+        return _Ticked(decided, lines, nodes, places)
+
+    def _snapshot(
+        self,
+        name: str,
         controller: Controller,
-        raw: Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]],
-        now_s: float,
-        is_recovering: bool,
-        signals: Signals,
+        link: "_Link",
+        seen: "_Seen",
         state: ControllerState,
-    ) -> tuple[Snapshot, Plan, list[str]]:
-        interval_s = controller.config.interval_s
-        signals.add({key: _reports(context, series) for key, (context, series) in raw.items()}, now_s, interval_s)
+        places: "Places | None",
+    ) -> Snapshot:
+        config, signals = controller.config, self._signals[name]
+        raw = {key: of for key, of in seen.raw.items() if key in link.pools[name].root}
+        signals.add({key: _reports(*of) for key, of in raw.items()}, seen.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in raw}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
-        vanished = [name for name in state.victims if name not in running]
-        snapshot = Snapshot(
-            now_s=now_s,
-            pools=tuple(
+        vanished = [victim for victim in state.victims if victim not in running]
+        pools = []
+        for key, (context, _) in raw.items():
+            limits = link.pools[name].root[key]
+            draining = tuple(victim for victim in vanished if is_alive(link.app, str(key), victim))
+            leaving = {*draining, *state.victims}
+            pools.append(
                 PoolStats(
                     key=key,
                     replicas=replicas[key],
                     target_replicas=context.target_num_replicas,
                     lowest_replicas=context.capacity_adjusted_min_replicas,
                     highest_replicas=context.capacity_adjusted_max_replicas,
-                    gpus_per_replica=link.limits(key).gpus_per_replica,
-                    link_tier=link.limits(key).link_tier,
-                    draining=tuple(name for name in vanished if is_alive(link.app, str(key), name)),
+                    gpus_per_replica=limits.gpus_per_replica,
+                    link_tier=limits.link_tier,
+                    draining=draining,
+                    cost=limits.cost,
+                    demand=None if places is None else limits.demand,
+                    held_replicas=None
+                    if places is None
+                    else sum(of == key and replica not in leaving for replica, (of, _) in places.items()),
+                    preference=limits.preference,
+                    affinity=limits.affinity,
+                    is_preemptible=limits.is_preemptible,
                 )
-                for key, (context, _) in raw.items()
-            ),
-            latency=signals.latency(controller.config.slo.quantile_frac),
+            )
+        return Snapshot(
+            now_s=seen.now_s,
+            pools=tuple(pools),
+            latency=signals.latency(config.slo.quantile_frac),
             traffic=signals.traffic(),
             state=state,
-            is_recovering=is_recovering,
+            is_recovering=seen.is_recovering,
+            is_awaited=name in seen.awaited,
         )
-        plan = controller.tick(snapshot)
-        return snapshot, plan, [decision_line(snapshot, plan)] if is_news(plan, self._last) else []
 
-    def _take(self, snapshot: Snapshot, plan: Plan, lines: list[str]) -> None:
-        """Pass a plan on: victims to the scheduler, the rest to the coordinator."""
-        self._state = plan.state
+    def _take(self, ticked: "_Ticked") -> None:
+        """Pass the plans on: victims and places to the scheduler, the rest to the coordinator."""
         link = self._link
         assert link is not None
-        ray_victims.VICTIMS.chosen[link.app] = plan.victims
-        lines = [*link.take_config_lines(self._configs_known, snapshot.now_s), *lines]
-        link.publish(snapshot, plan, lines, _p99(self._calls_s))
-        self._last = plan
+        plans = {name: plan for name, (_, plan) in ticked.decided.items()}
+        self._states = {name: plan.state for name, plan in plans.items()}
+        hooks = ray_victims.VICTIMS
+        hooks.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
+        hooks.allowed[link.app] = self._allowed(hooks.allowed.get(link.app, {}), ticked)
+        hooks.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
+        now_s = next(iter(ticked.decided.values()))[0].now_s
+        lines = [*link.take_config_lines(self._configs_known, now_s), *ticked.lines]
+        link.publish(ticked, lines, _p99(self._calls_s))
+        self._last = plans
+
+    @staticmethod
+    def _allowed(before: Mapping[str, tuple[str, ...]], ticked: "_Ticked") -> dict[str, tuple[str, ...]]:
+        """On which nodes replicas of a pool may start, for as long as some that were planned have no place yet."""
+        allowed = {}
+        for snapshot, plan in ticked.decided.values():
+            for pool in snapshot.pools:
+                name = str(pool.key)
+                if pool.key in plan.nodes:
+                    allowed[name] = plan.nodes[pool.key]
+                elif name in before and (pool.held_replicas or 0) < plan.state.desired[pool.key]:
+                    allowed[name] = before[name]
+        return allowed
 
     def _complain(self, error: Exception) -> None:
         """Say it once per cause: several times a second would hide everything else."""
@@ -182,24 +246,48 @@ class JointPolicy:
             logger.warning("Tandem's autoscaling holds: %s", cause, exc_info=error)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one call was shown."""
+
+    raw: Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]]
+    now_s: float
+    is_recovering: bool
+    awaited: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticked:
+    """What one tick came to."""
+
+    decided: Mapping[str, tuple[Snapshot, Plan]]
+    lines: list[str]
+    nodes: Sequence[Node] | None
+    places: Places | None
+
+
 class _Link:
     """The coordinator, as seen from a process that must not wait for it."""
 
     def __init__(self, app: str) -> None:
         self.app = app
-        self.controller: Controller | None = None
-        self._pools = Pools({})
-        self.resumed: ControllerState | None = None
+        self.controllers: dict[str, Controller] = {}
+        self.pools: dict[str, Pools] = {}
+        self.topology: TopologyConfig | None = None
+        self.cordoned: frozenset[str] = frozenset()
+        self.awaited: frozenset[str] = frozenset()
+        self.resumed: dict[str, ControllerState] | None = None
         self._version: int | None = None
         self._handle: Any = None
         self._lookup: Future[Any] | None = None
         self._looked_s = -float("inf")
         self._reply: Future[Any] | None = None
+        self._awaiting: Future[Any] | None = None
         self._update: dict[str, Any] | None = None
         self._lines: list[str] = []
         self._sent: list[str] = []  # until the coordinator has answered
-        self._config_lines: list[tuple[AutoscaleConfig, str]] = []
-        self.confirmed: Mapping[PoolKey, int] | None = None  # counts of the last plan that the coordinator holds
+        self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
+        self.confirmed: Mapping[PoolKey, int] | None = None  # counts of the last plans that the coordinator holds
         self._sending: Mapping[PoolKey, int] | None = None
         self._published: Mapping[PoolKey, int] = {}
 
@@ -211,6 +299,7 @@ class _Link:
             # A redeployed application has another coordinator, while the old one may still answer.
             if found is not None and (self._handle is None or found._actor_id != self._handle._actor_id):
                 self._handle, self._version = found, None
+                self._awaiting = None
                 self._take_back()
                 self._reply = found.join.remote().future()
         elif self._lookup is None and clock_s - self._looked_s >= (_LOOKUP_S if self._handle is None else _RELOOK_S):
@@ -218,17 +307,27 @@ class _Link:
             self._lookup = thread.submit(find_coordinator, self.app)
         if self._handle is None:
             return
-        if self._reply is not None and self._reply.done():
-            reply, self._reply = self._reply, None
-            try:
+        try:
+            self._listen()
+            if self._reply is not None and self._reply.done():
+                reply, self._reply = self._reply, None
                 self._read(reply.result())
-            except ray.exceptions.RayError:
-                self._handle = None  # it is being restarted: what it last said still holds
-                self._take_back()
-                return
-            self.confirmed = self._sending or self.confirmed
-            self._sent = []
+                self.confirmed = self._sending or self.confirmed
+                self._sent = []
+        except ray.exceptions.RayError:
+            self._handle = None  # it is being restarted: what it last said still holds
+            self._awaiting = None
+            self._take_back()
+            return
         self._send()
+
+    def _listen(self) -> None:
+        """Hear at once of services that sleep and for which requests wait."""
+        if self._awaiting is not None and self._awaiting.done():
+            awaiting, self._awaiting = self._awaiting, None
+            self.awaited = frozenset(awaiting.result())
+        if self._awaiting is None:
+            self._awaiting = self._handle.awaited.remote(sorted(self.awaited)).future()
 
     def _send(self) -> None:
         if self._handle is not None and self._reply is None and self._update is not None:
@@ -243,17 +342,24 @@ class _Link:
         self._lines, self._sent, self._sending = [*self._sent, *self._lines], [], None
 
     def _read(self, said: dict[str, Any]) -> None:
-        if said.get("state") is not None and self.controller is None:
-            self.resumed = STATE.validate_python(said["state"])
-        if said["version"] != self._version:
-            config = AutoscaleConfig.model_validate(said["config"])
-            self.controller, self._pools = Controller(config), Pools.model_validate(said["pools"])
-            self._version = said["version"]
-            self._config_lines.append((config, said["why"]))
-
-    def limits(self, key: PoolKey) -> PoolLimits:
-        """What a pool was deployed with."""
-        return self._pools.root.get(key, _UNKNOWN)
+        if said.get("states") and not self.controllers:
+            self.resumed = {name: STATE.validate_python(state) for name, state in said["states"].items()}
+        if said["version"] == self._version:
+            return
+        self._version = said["version"]
+        self.cordoned = frozenset(said["cordoned"])
+        self.topology = None if said["topology"] is None else TopologyConfig.model_validate(said["topology"])
+        controllers = {}
+        for name, of in said["services"].items():
+            config = AutoscaleConfig.model_validate(of["config"])
+            known = self.controllers.get(name)
+            if known is not None and known.config == config:
+                controllers[name] = known
+                continue
+            controllers[name] = Controller(config)
+            self.pools[name] = Pools.model_validate(of["pools"])
+            self._config_lines.append((name, config, of["why"]))
+        self.controllers = controllers
 
     @property
     def configs_read(self) -> int:
@@ -263,21 +369,30 @@ class _Link:
     def take_config_lines(self, number: int, now_s: float) -> list[str]:
         """The log's lines for the first configurations that it does not know yet."""
         taken, self._config_lines = self._config_lines[:number], self._config_lines[number:]
-        return [config_line(config, now_s, why) for config, why in taken]
+        return [config_line(name, config, now_s, why) for name, config, why in taken]
 
-    def publish(self, snapshot: Snapshot, plan: Plan, lines: list[str], call_p99_s: float) -> None:
-        """Send a plan to the coordinator.
+    def publish(self, ticked: _Ticked, lines: list[str], call_p99_s: float) -> None:
+        """Send plans to the coordinator.
 
-        While it still answers to the last one, a later plan replaces this one, but not its lines.
+        While it still answers to the last ones, later plans replace these, but not their lines.
         """
         self._lines += lines
-        self._published = plan.counts
+        self._published = {key: n for _, plan in ticked.decided.values() for key, n in plan.counts.items()}
         self._update = {
-            "plan": PLAN.dump_python(plan, mode="json"),
-            "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},
-            "draining": {str(pool.key): list(pool.draining) for pool in snapshot.pools},
-            "latency": asdict(snapshot.latency),
-            "traffic": asdict(snapshot.traffic),
+            "services": {
+                name: {
+                    "plan": PLAN.dump_python(plan, mode="json"),
+                    "running": {str(pool.key): [r.replica_id for r in pool.replicas] for pool in snapshot.pools},
+                    "draining": {str(pool.key): list(pool.draining) for pool in snapshot.pools},
+                    "latency": asdict(snapshot.latency),
+                    "traffic": asdict(snapshot.traffic),
+                }
+                for name, (snapshot, plan) in ticked.decided.items()
+            },
+            "nodes": None if ticked.nodes is None else NODES.dump_python(tuple(ticked.nodes), mode="json"),
+            "places": None
+            if ticked.places is None
+            else {replica: [str(key), list(names)] for replica, (key, names) in ticked.places.items()},
             "policy_call_p99_s": call_p99_s,
             "is_hooked": ray_victims.VICTIMS.is_hooked,
         }

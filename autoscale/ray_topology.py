@@ -10,6 +10,8 @@ from ray.util import placement_group_table
 from autoscale.types import PoolKey
 from kvtransfer.topology import Node, TopologyConfig
 
+# Of each replica that has its room: its pool, and the nodes that it is on.
+Places = Mapping[str, tuple[PoolKey, tuple[str, ...]]]
 _REPLICA = "SERVE_REPLICA::"
 _TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 
@@ -53,9 +55,9 @@ def _gpus(total: Mapping[str, float], labels: Mapping[str, str], config: Topolog
     return of_resource or labels.get(_TYPE_LABEL) or "GPU", "GPU"
 
 
-def read_places(app: str) -> dict[str, tuple[PoolKey, tuple[str, ...]]]:
-    """Of each replica of an application that has its room: its pool, and the nodes that it is on. Blocks likewise."""
-    places = {}
+def read_places(app: str) -> Places:
+    """Who of an application's replicas is where. Blocks likewise."""
+    places: dict[str, tuple[PoolKey, tuple[str, ...]]] = {}
     prefix = f"{_REPLICA}{app}#"
     for group in placement_group_table().values():
         name = group["name"]

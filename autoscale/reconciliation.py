@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autoscale.config import AutoscaleConfig
 from autoscale.headcount import count_among
+from autoscale.sleep import is_idle
 from autoscale.types import ControllerState, PoolKey, Snapshot
 from kvtransfer.topology import Role
 
@@ -70,6 +71,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
             **{key: most for key, most in state.yielding.items() if now_s < most[0]},
             **{key: (now_s + _YIELD_S, most) for key, most in snapshot.claims.items()},
         },
+        idle_since_s=_not_after(state.idle_since_s, now_s) or now_s if is_idle(snapshot) else None,
         lost_s=now_s if is_lost else _not_after(state.lost_s, now_s),
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),

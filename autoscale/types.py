@@ -147,7 +147,7 @@ class ControllerState:
     they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished that nobody
     had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
     ``memory``: series of numbers that the policy keeps for itself. ``yielding``: the most that pools may have while
-    more important services lack their room, and until when.
+    more important services lack their room, and until when. ``idle_since_s``: since when nobody has asked anything.
     """
 
     ticked_s: float | None = None
@@ -167,6 +167,7 @@ class ControllerState:
     lost_s: float | None = None
     settled_s: float | None = None
     yielding: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
+    idle_since_s: float | None = None
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -175,7 +176,8 @@ class Snapshot:
     """Everything that the controller may know at one instant.
 
     ``now_s`` is a wall clock's, so that it means the same to the next process. ``is_recovering``: Serve's controller
-    has just started and does not know its replicas yet. ``nodes``: with what those before it in a cycle have left of
+    has just started and does not know its replicas yet. ``is_awaited``: requests wait for a service that sleeps.
+    ``nodes``: with what those before it in a cycle have left of
     them; ``None`` where nobody looks at nodes. ``gpus_left``: by type, what budgets of the application leave.
     ``claims``: the most that pools may have from now on, since a more important service lacks their room.
     """
@@ -186,6 +188,7 @@ class Snapshot:
     traffic: Traffic = Traffic()
     state: ControllerState = ControllerState()
     is_recovering: bool = False
+    is_awaited: bool = False
     nodes: tuple[Node, ...] | None = None
     gpus_left: Mapping[str, float] = field(default_factory=dict)
     claims: Mapping[PoolKey, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 import uuid
@@ -60,6 +61,8 @@ _NO_REPLICA_RETRY_S, _LEAVING_S, _AGAIN_S, _FULL_S = 5.0, 5.0, 1.0, 0.5
 _SILENT_FRAC = 0.5
 # What has been written is on its way to its client for a moment yet.
 _WRITTEN_S, _DRAIN_POLL_S = 0.5, 0.1
+# While a request waits for a service that sleeps.
+_WAKE_AGAIN_S, _WAKE_POLL_S = 2.0, 0.05
 # From drained to deleted.
 _END_S = 60.0
 
@@ -432,6 +435,7 @@ class Ingress:
                 raise
             if not self._can_answer(service):
                 raise _nobody_runs()
+            await self._awake(service, arrived_s)
             place = asked_of(endpoint, body, key, priority, service.most_prompt_tokens)
             frames = self._admitted(service, place, held, self._frames(service, endpoint, body, request_id, arrived_s))
             first = await anext(frames)
@@ -465,6 +469,30 @@ class Ingress:
     def _can_answer(self, service: _Service) -> bool:
         """Whether a decode replica runs, or will when asked: who came before waits, but nobody else."""
         return service.can_sleep or bool(self._serving(service))
+
+    async def _awake(self, service: _Service, arrived_s: float) -> None:
+        """Wait until a service that sleeps has a decode replica, and have it woken.
+
+        Raises:
+            OpenAIError: it had none in a request's time.
+        """
+        asked_s = -math.inf
+        while service.can_sleep and not self._serving(service):
+            now_s = time.monotonic()
+            if now_s - arrived_s > self._timeout_s:
+                raise _nobody_runs()
+            if now_s - asked_s > _WAKE_AGAIN_S:
+                asked_s = now_s
+                await self._wake(service.model_id)
+            await asyncio.sleep(_WAKE_POLL_S)
+
+    async def _wake(self, model_id: str) -> None:
+        try:
+            coordinator = await asyncio.to_thread(find_coordinator, self._app_name)
+            if coordinator is not None:
+                await coordinator.wake.remote(model_id)
+        except RayError as error:
+            logger.warning("the coordinator cannot be asked to wake %s: %s", model_id, error)
 
     async def _admitted(
         self, service: _Service, place: Asked, held: Body, frames: AsyncGenerator[Frame, None]

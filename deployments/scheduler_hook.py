@@ -1,12 +1,18 @@
-"""The one use of Serve's private scheduler: which replica stops is the plan's choice, not Serve's."""
+"""The one use of Serve's private scheduler: which replica stops, and on which nodes one starts, is the plan's choice.
+
+A plan says more than a deployment's own labels where these allow scarce switches too, or nodes that are cordoned.
+"""
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from autoscale.ray_victims import VICTIMS
 
 logger = logging.getLogger("ray.serve")
+
+_REPLICA, _NODE_LABEL = "SERVE_REPLICA::", "ray.io/node-id"
 
 
 def install() -> None:
@@ -34,11 +40,16 @@ def install() -> None:
                     return set(stock)
 
         def create(cache: Any, head: str | None = None, placement_group: Any = None) -> Any:
-            return VictimScheduler(
-                cache,
-                head or default_impl.get_head_node_id(),
-                create_placement_group_fn=placement_group or default_impl._default_create_placement_group,
-            )
+            stock = placement_group or default_impl._default_create_placement_group
+
+            def place(request: Any) -> Any:
+                try:
+                    request = _narrowed(request)
+                except Exception:
+                    logger.exception("Serve's own choice of nodes: Tandem's cannot be made")
+                return stock(request)
+
+            return VictimScheduler(cache, head or default_impl.get_head_node_id(), create_placement_group_fn=place)
 
         default_impl.create_deployment_scheduler = create
         VICTIMS.is_hooked = True
@@ -52,9 +63,24 @@ def _chosen(app: str) -> tuple[str, ...]:
     if app not in VICTIMS.chosen:
         from router.ray_coordinator import kept_state  # tandem top reads this module's name without ray
 
-        update = kept_state(app).get("update")
-        VICTIMS.chosen[app] = tuple(update["plan"]["victims"]) if update else ()
+        update = kept_state(app).get("update") or {"services": {}}
+        VICTIMS.chosen[app] = tuple(name for of in update["services"].values() for name in of["plan"]["victims"])
     return VICTIMS.chosen[app]
+
+
+def _narrowed(request: Any) -> Any:
+    """Serve's request for a replica's placement group, with the nodes that its bundles may be on."""
+    app, _, rest = request.name.removeprefix(_REPLICA).partition("#")
+    deployment = rest.rpartition("#")[0]
+    allowed, cordoned = VICTIMS.allowed.get(app, {}).get(deployment), VICTIMS.cordoned.get(app)
+    if allowed:
+        nodes = f"in({','.join(allowed)})"
+    elif cordoned:
+        nodes = f"!in({','.join(cordoned)})"
+    else:
+        return request
+    selectors = request.bundle_label_selector or [{}] * len(request.bundles)
+    return replace(request, bundle_label_selector=[{**one, _NODE_LABEL: nodes} for one in selectors])
 
 
 def _choose(
