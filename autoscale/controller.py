@@ -73,7 +73,7 @@ class Controller:
         current = desired_replicas(state.desired)
         goes_to_sleep = hold is None and self._may_sleep(snapshot)
         if goes_to_sleep:
-            decision = replace(decision, wanted={role: 0.0 for role in Role}, reason="nobody has asked for long")
+            decision = replace(decision, wanted=dict.fromkeys(Role, 0.0), reason="nobody has asked for long")
         verdict = (
             Verdict(counts=NOBODY, held_back=())
             if goes_to_sleep

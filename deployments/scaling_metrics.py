@@ -44,68 +44,96 @@ def missing_s(status: Mapping[str, Any], pool: str, now_s: float) -> float | Non
 
 def scaling_metrics(status: Mapping[str, Any], now_s: float) -> list[Metric]:
     """Gauges of what the coordinator says; empty before the first decision."""
-    plan = status.get("plan")
-    if plan is None:
+    services = {name: of for name, of in status["services"].items() if of.get("plan") is not None}
+    if not services:
         return []
-    state, latency, config = plan["state"], status["latency"], status["config"]
-    replicas = GaugeMetricFamily(
-        "tandem_replicas",
-        "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
-        "other role has caught up, withdrawn under observation, draining",
-        labels=["group", "role", "state"],
+    gauges = _Gauges()
+    for name, of in services.items():
+        gauges.add(name, of, now_s)
+    hooked = GaugeMetricFamily(
+        "tandem_autoscale_hooked", "1 where the plan chooses which replica stops and where one starts"
     )
-    missing = GaugeMetricFamily(
-        "tandem_replicas_missing_seconds",
-        "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
-        labels=["group", "role"],
-    )
-    no_room = GaugeMetricFamily(
-        "tandem_replicas_no_room_retry_seconds",
-        "Of a pool for which the cluster had no room: until more replicas are tried again; 0 for the others",
-        labels=["group", "role"],
-    )
-    pools = pool_counts(status)
-    serving = serving_counts(pools)
-    for name, counts in pools.items():
-        key = PoolKey.parse(name)
-        for what, count in counts.items():
-            replicas.add_metric([key.group, key.role, what], count)
-        missing.add_metric([key.group, key.role], missing_s(status, name, now_s) or 0.0)
-        until_s, _ = state["capped"].get(name, (now_s, 0))
-        no_room.add_metric([key.group, key.role], max(0.0, until_s - now_s))
-    ratio = GaugeMetricFamily(
-        "tandem_pd_ratio", "Prefill replicas per decode replica: configured, and of those that serve", labels=["of"]
-    )
-    ratio.add_metric(["configured"], PdRatio.parse(plan["decision"]["ratio"] or config["pd_ratio"]).per_decode())
-    if serving[Role.DECODE]:
-        ratio.add_metric(["serving"], serving[Role.PREFILL] / serving[Role.DECODE])
-    quantile = GaugeMetricFamily(
-        "tandem_autoscale_latency_seconds",
-        "The quantile of TTFT (of long prompts by their own objective) and TPOT that the autoscaler acts on, and its "
-        "objective",
-        labels=["latency", "of"],
-    )
-    for name in ("ttft", "tpot"):
-        quantile.add_metric([name, "objective"], config["slo"][f"{name}_s"])
-        if latency[f"{name}_s"] is not None:
-            quantile.add_metric([name, "seen"], latency[f"{name}_s"])
-    signal = GaugeMetricFamily(
-        "tandem_autoscale_signal",
-        "What the last decision was made from, in its own unit, and what it should be",
-        labels=["signal", "of"],
-    )
-    for shown in plan["decision"]["shown"]:
-        signal.add_metric([shown["name"], "seen"], shown["value"])
-        signal.add_metric([shown["name"], "target"], shown["target"])
-    mode = GaugeMetricFamily("tandem_autoscale_mode", "1 where it holds", labels=["mode"])
-    modes = {
-        "paused": config["is_paused"],
-        "observing": config["is_observing"],
-        "override": config["override"] is not None,
-        "hooked": status["is_hooked"],
-    }
-    for name, holds in modes.items():
-        mode.add_metric([name], float(holds))
-    age = GaugeMetricFamily("tandem_autoscale_decision_age_seconds", "Since the last tick of the controller")
-    age.add_metric([], max(0.0, now_s - state["ticked_s"]))
-    return [replicas, missing, no_room, ratio, quantile, signal, mode, age]
+    hooked.add_metric([], float(status["is_hooked"]))
+    return [*gauges.all(), hooked]
+
+
+class _Gauges:
+    """Of all services."""
+
+    def __init__(self) -> None:
+        self.replicas = GaugeMetricFamily(
+            "tandem_replicas",
+            "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
+            "other role has caught up, withdrawn under observation, draining",
+            labels=["group", "role", "state"],
+        )
+        self.missing = GaugeMetricFamily(
+            "tandem_replicas_missing_seconds",
+            "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
+            labels=["group", "role"],
+        )
+        self.no_room = GaugeMetricFamily(
+            "tandem_replicas_no_room_retry_seconds",
+            "Of a pool for which the cluster had no room: until more replicas are tried again; 0 for the others",
+            labels=["group", "role"],
+        )
+        self.pending = GaugeMetricFamily(
+            "tandem_replicas_pending", "Replicas that have no place in any group", labels=["model", "role"]
+        )
+        self.ratio = GaugeMetricFamily(
+            "tandem_pd_ratio",
+            "Prefill replicas per decode replica: configured, and of those that serve",
+            labels=["model", "of"],
+        )
+        self.latency = GaugeMetricFamily(
+            "tandem_autoscale_latency_seconds",
+            "The quantile of TTFT (of long prompts by their own objective) and TPOT that the autoscaler acts on, and "
+            "its objective",
+            labels=["model", "latency", "of"],
+        )
+        self.signal = GaugeMetricFamily(
+            "tandem_autoscale_signal",
+            "What the last decision was made from, in its own unit, and what it should be",
+            labels=["model", "signal", "of"],
+        )
+        self.mode = GaugeMetricFamily("tandem_autoscale_mode", "1 where it holds", labels=["model", "mode"])
+        self.age = GaugeMetricFamily(
+            "tandem_autoscale_decision_age_seconds", "Since the last tick of the controller", labels=["model"]
+        )
+
+    def all(self) -> list[Metric]:
+        return list(vars(self).values())
+
+    def add(self, model: str, status: Mapping[str, Any], now_s: float) -> None:
+        """What is known of one service."""
+        plan, latency, config = status["plan"], status["latency"], status["config"]
+        state, pools = plan["state"], pool_counts(status)
+        for name, counts in pools.items():
+            key = PoolKey.parse(name)
+            for what, count in counts.items():
+                self.replicas.add_metric([key.group, key.role, what], count)
+            self.missing.add_metric([key.group, key.role], missing_s(status, name, now_s) or 0.0)
+            until_s, _ = state["capped"].get(name, (now_s, 0))
+            self.no_room.add_metric([key.group, key.role], max(0.0, until_s - now_s))
+        for role in Role:
+            self.pending.add_metric([model, role], plan["pending"].get(role, 0))
+        serving = serving_counts(pools)
+        configured = PdRatio.parse(plan["decision"]["ratio"] or config["pd_ratio"])
+        self.ratio.add_metric([model, "configured"], configured.per_decode())
+        if serving[Role.DECODE]:
+            self.ratio.add_metric([model, "serving"], serving[Role.PREFILL] / serving[Role.DECODE])
+        for name in ("ttft", "tpot"):
+            self.latency.add_metric([model, name, "objective"], config["slo"][f"{name}_s"])
+            if latency[f"{name}_s"] is not None:
+                self.latency.add_metric([model, name, "seen"], latency[f"{name}_s"])
+        for shown in plan["decision"]["shown"]:
+            self.signal.add_metric([model, shown["name"], "seen"], shown["value"])
+            self.signal.add_metric([model, shown["name"], "target"], shown["target"])
+        modes = {
+            "paused": config["is_paused"],
+            "observing": config["is_observing"],
+            "override": config["override"] is not None,
+        }
+        for name, holds in modes.items():
+            self.mode.add_metric([model, name], float(holds))
+        self.age.add_metric([model], max(0.0, now_s - state["ticked_s"]))

@@ -51,7 +51,8 @@ def validate(config: ConfigPath) -> None:
     with errors.status("asking vLLM about the engine arguments"):
         check_engines(app)
     pools = sum(len(group.pools()) for group in app.groups)
-    console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, model {app.model.id})")
+    models = ", ".join(f"model {service.model.id}" for service in app.services)
+    console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, {models})")
 
 
 @cli.command()
@@ -143,19 +144,20 @@ def profile(
     from serve_app.ray_schema import single_app_config
 
     app = single_app_config(load_serve_yaml(config))
-    groups = {each.name: each for each in app.groups}
-    chosen = groups.get(group or app.groups[0].name)
-    if chosen is None:
+    groups = {each.name: (service, each) for service in app.services for each in service.groups}
+    found = groups.get(group or app.groups[0].name)
+    if found is None:
         raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
+    service, chosen = found
     from deployments import profiler
 
     try:
         with errors.status("starting") as line:
             measured = profiler.profile(
                 name or out.stem,
-                model=app.model,
+                model=service.model,
                 group=chosen,
-                engine_kwargs=app.engine_kwargs,
+                engine_kwargs=service.engine_kwargs,
                 kv_transfer=app.kv_transfer,
                 on_progress=line.update,
             )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from serve_app.validate import ConfigError
@@ -17,25 +17,37 @@ console = Console()
 commands = typer.Typer()
 
 App = Annotated[str, typer.Option(help="The application's name.")]
+Service = Annotated[str | None, typer.Option(help="Its model's name, where the application has several.")]
 Address = Annotated[str, typer.Option(help="The Ray cluster that this machine belongs to: auto, or HOST:PORT.")]
 
 
 @commands.command()
 def top(
     app: App = "tandem",
+    service: Service = None,
     address: Address = "auto",
     once: Annotated[bool, typer.Option(help="Show it once and leave.")] = False,
 ) -> None:
-    """Watch pools, signal, ratio and decisions."""
+    """Watch pools, signal, ratio and decisions; of all services, if none is named."""
+    from serve_app.ray_control import statuses
     from serve_app.scaling_view import scaling_view
+    from serve_app.sdk import connect
 
-    control = _control(app, address)
+    connect(address)
+
+    def view() -> Group:
+        seen = statuses(app)
+        if service is not None and service not in seen:
+            raise ConfigError(f"{app} has no service {service!r}: it has {', '.join(seen)}")
+        shown = seen if service is None else {service: seen[service]}
+        return Group(*(scaling_view(name if len(seen) > 1 else app, of, time.time()) for name, of in shown.items()))
+
     if once or not console.is_terminal:
-        console.print(scaling_view(app, control.status(), time.time()))
+        console.print(view())
         return
     with Live(console=console, refresh_per_second=4) as live:
         while True:
-            live.update(scaling_view(app, control.status(), time.time()))
+            live.update(view())
             time.sleep(1.0)
 
 
@@ -46,13 +58,14 @@ def tune(
     ] = None,
     reset: Annotated[bool, typer.Option(help="Return to what was deployed.")] = False,
     app: App = "tandem",
+    service: Service = None,
     address: Address = "auto",
 ) -> None:
     """Change ratio, targets, limits or policy of a running application; no replica restarts."""
     if bool(changes) == reset:
         raise ConfigError("give FIELD=VALUE pairs, or --reset alone")
     nested = _nested(changes or [])
-    _control(app, address).tune(nested, "tune --reset" if reset else f"tune {' '.join(changes or [])}")
+    _control(app, address, service).tune(nested, "tune --reset" if reset else f"tune {' '.join(changes or [])}")
     console.print("back to what was deployed" if reset else "tuned; it holds from the next decision on")
 
 
@@ -62,12 +75,13 @@ def scale(
     decode: Annotated[int | None, typer.Option(min=1, help="Decode replicas of all groups together.")] = None,
     resume: Annotated[bool, typer.Option(help="Let the policy decide again.")] = False,
     app: App = "tandem",
+    service: Service = None,
     address: Address = "auto",
 ) -> None:
     """Set both counts by hand, until --resume."""
     if resume == (prefill is not None or decode is not None) or (prefill is None) != (decode is None):
         raise ConfigError("give both --prefill and --decode, or --resume alone")
-    control = _control(app, address)
+    control = _control(app, address, service)
     if prefill is not None and decode is not None:
         control.scale(prefill, decode)
         console.print(f"{prefill}P{decode}D until `tandem scale --resume`")
@@ -77,9 +91,9 @@ def scale(
 
 
 @commands.command()
-def pause(app: App = "tandem", address: Address = "auto") -> None:
+def pause(app: App = "tandem", service: Service = None, address: Address = "auto") -> None:
     """Decide nothing, until `tandem scale --resume`."""
-    _control(app, address).pause()
+    _control(app, address, service).pause()
     console.print("paused until `tandem scale --resume`")
 
 
@@ -95,7 +109,7 @@ def replay(
 
     other = None
     if config is not None:
-        other = parse_app_config(sole_application(load_serve_yaml(config)).get("args")).autoscale
+        other = parse_app_config(sole_application(load_serve_yaml(config)).get("args")).services[0].autoscale
         if other is None:
             raise ConfigError(f"{config}: it has no args.autoscale to replay with")
     try:
@@ -105,7 +119,7 @@ def replay(
     different = [result for result in results if result is not None]
     for result in different:
         at = datetime.fromtimestamp(result.now_s).isoformat(sep=" ", timespec="seconds")
-        console.print(f"line {result.line}, {at}:", highlight=False)
+        console.print(f"line {result.line}, {result.service} at {at}:", highlight=False)
         if result.fields.keys() == {"state"}:
             console.print("  only what the controller remembers", highlight=False)
         for name, (logged, again) in result.fields.items():
@@ -116,13 +130,13 @@ def replay(
         raise typer.Exit(1)
 
 
-def _control(app: str, address: str) -> Any:
+def _control(app: str, address: str, service: str | None = None) -> Any:
     from serve_app.sdk import connect
 
     connect(address)
     from serve_app.ray_control import Control  # imports ray, which reads its token then
 
-    return Control(app)
+    return Control(app, service)
 
 
 def _nested(pairs: Sequence[str]) -> dict[str, Any]:

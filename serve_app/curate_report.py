@@ -143,12 +143,14 @@ def autoscaled(serve: Mapping[str, Any], path: Path, settings: SimConfig) -> lis
     """
     application = sole_application(serve)
     app = parse_app_config(application.get("args"))
-    if app.autoscale is None:
+    if not app.is_autoscaled:
         raise ConfigError(
             f"{path}: its application is not autoscaled: add autoscale to args, and max_replicas to every role"
         )
     simulated = {(key.role, pool.gpus_per_replica) for key, pool in settings.pools().items()}
-    served = {(key.role, limits.gpus_per_replica) for key, limits in app.pools().root.items()}
+    served = {
+        (key.role, limits.gpus_per_replica) for pools in app.pools().values() for key, limits in pools.root.items()
+    }
     names = {(key.role, profile.name) for key, profile in settings.profiles().items()}
     emulated = {
         (key.role, pool.emulator.profile.stem)

@@ -31,7 +31,7 @@ def peer_config(role: Role, args: Mapping[str, Any], *, bundle_cpus: float, **de
             "model_source": str(config.model.folder or config.model.source),
         },
         "engine_kwargs": {
-            **config.engine_kwargs,
+            **config.services[0].engine_kwargs,
             "kv_transfer_config": config.kv_transfer.kv_transfer_config(role),
         },
         "placement_group_config": {"bundles": [{"CPU": bundle_cpus}]},

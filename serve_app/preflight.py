@@ -14,7 +14,7 @@ from deployments.api_keys import ApiKeys
 from deployments.config import RoleConfig
 from deployments.ports import FIRST_PORT, is_free, listener
 from serve_app.cluster import CLUSTER_PARENT, NODE_IP
-from serve_app.config import AppConfig
+from serve_app.config import AppConfig, ServiceConfig
 from serve_app.validate import ConfigError
 
 # Measured with the tiny model: an engine 2.6 GB without weights and KV, the Serve replica before it 0.8 GB.
@@ -32,14 +32,19 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     Raises:
         ConfigError: libnuma, model folder, key file, port, disk or memory.
     """
-    folder = config.model.folder
-    _check_model(folder)
+    for service in config.services:
+        _check_model(service.model.folder)
     if config.ingress.api_keys_file is not None:
         try:
             ApiKeys(config.ingress.api_keys_file)
         except ValueError as error:
             raise ConfigError(f"ingress.{error}") from None
-    on_cpu = [pool for group in config.groups for pool in group.pools().values() if pool.gpus_per_replica == 0]
+    on_cpu = [
+        (service, pool)
+        for service in config.services
+        for pool in service.roles().values()
+        if pool.gpus_per_replica == 0
+    ]
     if on_cpu and ctypes.util.find_library("numa") is None:
         raise ConfigError("libnuma is missing, and vLLM's CPU build needs it: install the package libnuma1")
     _check_port(host, port)
@@ -47,9 +52,9 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     if free < _MIN_DISK_BYTES:
         raise ConfigError(f"{CLUSTER_PARENT} has {_gb(free)} free, a start needs {_gb(_MIN_DISK_BYTES)}: free some")
     memory = psutil.virtual_memory()
-    need = sum(_pool_bytes(pool, config, folder, memory.total) for pool in on_cpu)
+    need = sum(_pool_bytes(pool, service, memory.total) for service, pool in on_cpu)
     if need > memory.available:
-        engines = sum(pool.max_replicas or pool.replicas for pool in on_cpu)
+        engines = sum(pool.max_replicas or pool.replicas for _, pool in on_cpu)
         raise ConfigError(
             f"{engines} engines need about {_gb(need)} of memory (weights + KV + 3.4 GB each) and "
             f"{_gb(memory.available)} is available: use fewer replicas or a smaller kv_cache_memory_bytes, without "
@@ -108,12 +113,12 @@ def _remedy(error: OSError, host: str, port: int) -> str:
     return f"{holder} listens on it: end it, or choose another http_options.port"
 
 
-def _pool_bytes(pool: RoleConfig, config: AppConfig, folder: Path | None, machine_bytes: int) -> int:
-    count = pool.max_replicas or pool.replicas
+def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) -> int:
+    count, folder = pool.max_replicas or pool.replicas, service.model.folder
     if pool.emulator is not None:
         return count * _REPLICA_BYTES
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-    kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
+    kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     kv = kwargs.get("kv_cache_memory_bytes")
     if kv is None and (gib := {**os.environ, **pool.env}.get("VLLM_CPU_KVCACHE_SPACE", "")).isdecimal():
         kv = int(gib) << 30  # vLLM's older way to say it

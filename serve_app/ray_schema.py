@@ -54,11 +54,11 @@ def single_app_config(document: Mapping[str, Any]) -> AppConfig:
 def _check_policy(application: Mapping[str, Any], config: AppConfig) -> None:
     """Serve reads the policy from beside ``args``, and would size each deployment by its own without it."""
     policy = application.get("autoscaling_policy")
-    if config.autoscale is not None and policy != JOINT_POLICY:
+    if config.is_autoscaled and policy != JOINT_POLICY:
         raise ConfigError(
             f"applications.0.autoscaling_policy: args.autoscale needs {JOINT_POLICY} here, got {policy!r:.100}"
         )
-    if config.autoscale is None and policy is not None:
+    if not config.is_autoscaled and policy is not None:
         raise ConfigError(
             "applications.0.autoscaling_policy: there is no args.autoscale; add it, or leave the policy out"
         )
@@ -70,9 +70,10 @@ def check_engines(config: AppConfig) -> None:
     Raises:
         ConfigError: what vLLM has against them.
     """
-    complaint = engine_complaint(config.model, config.groups, config.engine_kwargs)
-    if complaint is not None:
-        raise ConfigError(complaint)
+    for service in config.services:
+        complaint = engine_complaint(service.model, service.groups, service.engine_kwargs)
+        if complaint is not None:
+            raise ConfigError(complaint)
 
 
 def _check_names(given: Mapping[str, Any], schema: type[BaseModel], where: str) -> None:

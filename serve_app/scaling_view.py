@@ -11,6 +11,7 @@ from rich.text import Text
 from autoscale.ratio import pd_text
 from deployments.controller_hook import IMPORT_PATH
 from deployments.scaling_metrics import missing_s, pool_counts, serving_counts
+from kvtransfer.topology import Role
 
 
 def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
@@ -31,6 +32,7 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
         return Group(head, Text(f"no decision yet: {why}"))
     state, latency, traffic = plan["state"], status["latency"], status["traffic"]
     pools = pool_counts(status)
+    pending = {role: plan["pending"].get(role, 0) for role in Role}
     head.append(f", serving {pd_text(serving_counts(pools))}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("pool", "wanted", "target", "ready", "serving", "held", "withdrawn", "draining", "missing"):
@@ -47,6 +49,8 @@ def scaling_view(app: str, status: Mapping[str, Any], now_s: float) -> Group:
         f"{_number(traffic['output_tokens_mean'])} output tokens on average",
         f"last decision {max(0.0, now_s - state['ticked_s']):.0f} s ago: {plan['decision']['reason']}",
         *(f"held back: {note}" for note in plan["held_back"]),
+        *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
+        *(f"{group} passed over: {why}" for group, why in plan["passed_over"].items()),
         *(
             f"no room for more than {found} of {pool} since "
             f"{now_s - until_s + config['no_room_retry_s'] + config['no_room_s']:.0f} s (see `ray status`); tried "

@@ -382,9 +382,10 @@ def _read(source: Path | str | Mapping[str, Any]) -> tuple[dict[str, Any], AppCo
     config = single_app_config(document)
     # Serve's own default is every interface.
     document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
-    if config.model.folder is not None:
-        # Serve's tasks run elsewhere than here.
-        document["applications"][0]["args"]["model"]["source"] = str(config.model.folder)
+    args = document["applications"][0]["args"]
+    for service, of in zip(config.services, args.get("services", [args]), strict=True):
+        if service.model.folder is not None:  # Serve's tasks run elsewhere than here
+            of["model"]["source"] = str(service.model.folder)
     return document, config
 
 

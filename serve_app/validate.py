@@ -26,7 +26,8 @@ def parse_app_config(args: Any) -> AppConfig:
     try:
         return AppConfig.model_validate(args)
     except ValidationError as error:
-        raise ConfigError(explain(error)) from None
+        # Of the one service that an application has, its fields stand in args themselves.
+        raise ConfigError(explain(error) if "services" in args else explain(error).replace("services.0.", "")) from None
 
 
 def load_serve_yaml(path: Path) -> dict[str, Any]:
