@@ -190,6 +190,7 @@ class Coordinator:
                 name: {
                     "config": of.config.model_dump(mode="json"),
                     "tuned": differing(of.changes, of.base.model_dump(mode="json")),
+                    "pools": of.pools.model_dump(mode="json"),
                     **seen.get(name, {}),
                 }
                 for name, of in self._services.items()

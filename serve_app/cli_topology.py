@@ -1,0 +1,178 @@
+"""The commands that look at nodes and places: topology, explain, fits, cordon and uncordon."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvtransfer.topology import LinkTier, Role, TopologyLabels
+from serve_app.cli_scaling import Address, App, Service
+from serve_app.validate import ConfigError
+
+console = Console()
+commands = typer.Typer()
+
+_HISTORY = 20
+
+
+@commands.command()
+def topology(app: App = "tandem", address: Address = "auto") -> None:
+    """Show data centres, switches and nodes, their GPUs, who is on them, and what is wrong with labels."""
+    from serve_app.ray_control import statuses
+    from serve_app.sdk import connect
+    from serve_app.topology_view import label_findings, nodes_of, topology_tree
+
+    connect(address)
+    status = next(iter(statuses(app).values()))
+    nodes = nodes_of(status)
+    if nodes is None:
+        raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
+    console.print(topology_tree(nodes, status.get("places") or {}), highlight=False)
+    for finding in label_findings(nodes):
+        console.print(f"labels: {finding}", highlight=False, markup=False)
+
+
+@commands.command()
+def explain(
+    service: Annotated[str | None, typer.Argument(help="Its model's name; the one that there is.")] = None,
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Why a service's replicas are where they are, where its next unit would go, and how they came there."""
+    control, status, pools, nodes, places = _placed(app, address, service)
+    from autoscale.ratio import PdRatio, pd_text
+    from serve_app.topology_view import explain_table, would_fit
+
+    ratio = PdRatio.parse(status["plan"]["decision"]["ratio"] or status["config"]["pd_ratio"])
+    console.print(f"{control.service}: ratio {ratio}, priority {status['config']['priority']}", highlight=False)
+    console.print(explain_table(pools, nodes, places))
+    unit = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
+    gained, pending, passed_over = would_fit(pools, ratio, nodes, unit)
+    where = ", ".join(f"{p}P{d}D to {group}" for group, (p, d) in gained.items()) or "nowhere"
+    console.print(f"a unit more ({pd_text(unit)}) would go {where}", highlight=False)
+    if any(pending.values()):
+        console.print(f"of it {pd_text(pending)} would be pending", highlight=False)
+    for group, why in passed_over.items():
+        console.print(f"  not to {group}: {why}", highlight=False, markup=False)
+    for at, line in _history(Path(status["log_path"]), control.service):
+        console.print(f"{at}  {line}", highlight=False, markup=False)
+
+
+@commands.command()
+def fits(
+    prefill: Annotated[int, typer.Option(min=0, help="So many prefill replicas more.")],
+    decode: Annotated[int, typer.Option(min=0, help="So many decode replicas more.")],
+    service: Service = None,
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Whether a service's replicas would find room now, and where; 1 where some would not."""
+    _, status, pools, nodes, _ = _placed(app, address, service)
+    from autoscale.ratio import PdRatio, pd_text
+    from serve_app.topology_view import would_fit
+
+    ratio = PdRatio.parse(status["plan"]["decision"]["ratio"] or status["config"]["pd_ratio"])
+    gained, pending, passed_over = would_fit(pools, ratio, nodes, {Role.PREFILL: prefill, Role.DECODE: decode})
+    for group, (more_prefill, more_decode) in gained.items():
+        console.print(f"{more_prefill}P{more_decode}D in {group}", highlight=False)
+    for group, why in passed_over.items():
+        console.print(f"not in {group}: {why}", highlight=False, markup=False)
+    if any(pending.values()):
+        console.print(f"no room for {pd_text(pending)}", highlight=False)
+        raise typer.Exit(1)
+
+
+@commands.command()
+def cordon(
+    name: Annotated[str, typer.Argument(help="A node's id, or the name of a switch.")],
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Start no replica of the application on a node, or under a switch, any more; those that are there stay."""
+    _cordon(app, address, name, is_cordoned=True)
+    console.print(f"{name} takes nothing new until `tandem uncordon {name}`", highlight=False)
+
+
+@commands.command()
+def uncordon(
+    name: Annotated[str, typer.Argument(help="What was cordoned.")], app: App = "tandem", address: Address = "auto"
+) -> None:
+    """Let replicas start there again."""
+    _cordon(app, address, name, is_cordoned=False)
+    console.print(f"{name} takes replicas again", highlight=False)
+
+
+@commands.command()
+def labels(
+    host: Annotated[str, typer.Argument(help="The host's name, as the inventory has it.")],
+    inventory: Annotated[Path, typer.Option(help="YAML: host name -> {s0, s1, s2, cluster, data_centre: name}.")],
+) -> None:
+    """Print what `ray start --labels` takes for a host: `ray start --labels="$(tandem labels $(hostname) ...)"`."""
+    from autoscale.documents import load_mapping
+
+    try:
+        known = load_mapping(inventory, "a mapping of host names")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    levels = known.get(host)
+    names = {tier.name.lower(): tier for tier in LinkTier if tier is not LinkTier.NONE}
+    if not isinstance(levels, dict) or not set(levels) <= set(names):
+        raise ConfigError(f"{inventory}: {host!r} is {levels!r}: give it some of {', '.join(names)}, each with a name")
+    of = TopologyLabels()
+    typer.echo(",".join(f"{of.of(names[level])}={name}" for level, name in levels.items()))
+
+
+def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any, Any, Any]:
+    """A service's control and status, its pools, the nodes, and who is where."""
+    from autoscale.tuning import Pools
+    from serve_app.ray_control import Control
+    from serve_app.sdk import connect
+    from serve_app.topology_view import nodes_of, pools_now
+
+    connect(address)
+    control = Control(app, service)
+    status = control.status()
+    nodes = nodes_of(status)
+    if nodes is None:
+        raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
+    places = status.get("places") or {}
+    return control, status, pools_now(status, Pools.model_validate(status["pools"]), places), nodes, places
+
+
+def _cordon(app: str, address: str, name: str, *, is_cordoned: bool) -> None:
+    from serve_app.ray_control import Control, statuses
+    from serve_app.sdk import connect
+    from serve_app.topology_view import nodes_of
+
+    connect(address)
+    of = statuses(app)
+    nodes = nodes_of(next(iter(of.values()))) or []
+    known = {node.name for node in nodes} | {part for node in nodes for part in node.under if part}
+    if is_cordoned and name not in known:
+        raise ConfigError(f"no node or switch is called {name!r}: `tandem topology` shows them")
+    Control(app, next(iter(of))).cordon(name, is_cordoned)
+
+
+def _history(log: Path, service: str) -> list[tuple[str, str]]:
+    """The last changes of where a service's replicas should be, from its decision log, if that is on this machine."""
+    changes: list[tuple[str, str]] = []
+    before: dict[str, int] = {}
+    try:
+        lines = log.read_text().splitlines()
+    except OSError:
+        return [("", f"(the history is in {log} on the head node)")]
+    for line in lines:
+        record = json.loads(line)
+        if record.get("service") != service or "plan" not in record:
+            continue
+        desired = record["plan"]["state"]["desired"]
+        moved = {pool: count - before.get(pool, 0) for pool, count in desired.items() if count != before.get(pool, 0)}
+        if moved and before:
+            at = datetime.fromtimestamp(record["snapshot"]["now_s"]).isoformat(sep=" ", timespec="seconds")
+            steps = ", ".join(f"{pool} {step:+d}" for pool, step in moved.items())
+            changes.append((at, f"{steps}: {record['plan']['decision']['reason']}"))
+        before = desired
+    return changes[-_HISTORY:]
