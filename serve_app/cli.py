@@ -16,7 +16,7 @@ from rich.table import Table
 from autoscale.report import Report
 from autoscale.trace import TraceRequest, load_trace, scale_trace
 from deployments.environment import serve_environment
-from serve_app import cli_drill, cli_key, cli_simulate, cli_topology, cli_trace
+from serve_app import cli_cost, cli_drill, cli_key, cli_simulate, cli_topology, cli_trace
 from serve_app.cli_scaling import Address, commands, console
 from serve_app.cluster import DeployError
 from serve_app.output import write_file
@@ -26,6 +26,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 cli.add_typer(commands)
 cli.add_typer(cli_simulate.commands)
 cli.add_typer(cli_trace.commands)
+cli.add_typer(cli_cost.commands)
 cli.add_typer(cli_drill.commands)
 cli.add_typer(cli_key.commands)
 cli.add_typer(cli_topology.commands)
