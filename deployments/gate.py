@@ -16,8 +16,10 @@ _TICK_S = 0.05
 class Gate:
     """Lets requests through, keeps them or refuses them."""
 
-    def __init__(self, config: AdmissionConfig, rates: RateLimits, *, replicas: int, prefill_replicas: int) -> None:
-        """``rates``: of keys; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+    def __init__(
+        self, config: AdmissionConfig, rates: RateLimits | None = None, *, replicas: int, prefill_replicas: int
+    ) -> None:
+        """``rates``: of keys, where they count over several gates; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
         self.has_objective = config.ttft_s is not None
         self._admission = Admission(
             config, rates, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
