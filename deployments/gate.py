@@ -19,7 +19,7 @@ class Gate:
     def __init__(
         self, config: AdmissionConfig, rates: RateLimits | None = None, *, replicas: int, prefill_replicas: int
     ) -> None:
-        """``rates``: of keys, where they count over several gates; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+        """``rates``: of keys over several gates; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
         self.has_objective = config.ttft_s is not None
         self._admission = Admission(
             config, rates, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()

@@ -23,13 +23,13 @@ class Recorder(Controller):
 
     def __init__(self, config: AutoscaleConfig, start_s: float) -> None:
         super().__init__(config)
-        self.lines = [config_line(config, start_s, "start")]
+        self.lines = [config_line("m", config, start_s, "start")]
         self._last: Plan | None = None
 
     def tick(self, snapshot: Snapshot) -> Plan:
         plan = super().tick(snapshot)
         if is_news(plan, self._last):
-            self.lines.append(decision_line(snapshot, plan))
+            self.lines.append(decision_line("m", snapshot, plan))
         self._last = plan
         return plan
 

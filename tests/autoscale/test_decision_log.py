@@ -52,7 +52,7 @@ def test_the_configuration_may_change_in_the_middle(
     log: list[str], make_autoscale: Callable[..., AutoscaleConfig]
 ) -> None:
     half = len(log) // 2
-    other = config_line(make_autoscale(pd_ratio="1:1"), 2000.0, "tuned")
+    other = config_line("m", make_autoscale(pd_ratio="1:1"), 2000.0, "tuned")
     results = list(replay([*log[:half], other, *log[half:]]))
     assert results[: half - 1] == [None] * (half - 1)
     assert any(results[half - 1 :])

@@ -13,7 +13,9 @@ from ray.exceptions import ActorDiedError
 
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
-from autoscale.types import Plan, Snapshot
+from autoscale.tuning import PoolLimits, Pools
+from autoscale.types import Plan, PoolKey, Snapshot
+from kvtransfer.topology import Role
 
 pytestmark = pytest.mark.ray
 
@@ -64,7 +66,9 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
 
     policy = JointPolicy()
     policy._link = _Link("app")
-    policy._link.controller = Controller(make_autoscale(interval_s=0.2, window_s=5.0, stale_s=60.0))
+    policy._link.controllers = {"m": Controller(make_autoscale(interval_s=0.2, window_s=5.0, stale_s=60.0))}
+    limits = PoolLimits(lowest_replicas=1, highest_replicas=8)
+    policy._link.pools = {"m": Pools({PoolKey("g0", role): limits for role in Role})}
     policy._link._looked_s = float("inf")
     yield policy
     policy._thread.shutdown(wait=False, cancel_futures=True)
@@ -72,9 +76,9 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
 
 def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:
     """Call as Serve does until a tick has been taken."""
-    policy._last = None
+    policy._last = {}
     deadline = time.monotonic() + 10
-    while policy._last is None:
+    while not policy._last:
         _, state = policy(contexts(**kwargs))
         assert state == {}
         assert time.monotonic() < deadline
@@ -96,10 +100,10 @@ def test_a_tick_that_hangs_holds_up_nobody(policy: Any, monkeypatch: pytest.Monk
     held, entered = threading.Event(), threading.Event()
     tick = Controller.tick
 
-    def slow(self: Controller, snapshot: Snapshot) -> Plan:
+    def slow(self: Controller, snapshot: Snapshot, slots: Any = None) -> Plan:
         entered.set()
         held.wait(30)
-        return tick(self, snapshot)
+        return tick(self, snapshot, slots)
 
     monkeypatch.setattr(Controller, "tick", slow)
     deadline = time.monotonic() + 10
@@ -118,7 +122,7 @@ def test_a_tick_that_raises_holds_and_is_told_once(
 ) -> None:
     before = ticked(policy)
 
-    def broken(self: Controller, snapshot: Snapshot) -> Plan:
+    def broken(self: Controller, snapshot: Snapshot, slots: Any = None) -> Plan:
         raise ValueError("a forecast went wrong")
 
     monkeypatch.setattr(Controller, "tick", broken)

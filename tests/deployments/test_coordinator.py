@@ -44,15 +44,19 @@ def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def coordinator() -> Any:
     from deployments.coordinator import Coordinator
 
-    return Coordinator(config=CONFIG, pools=POOLS)
+    return Coordinator(services={"m": {"config": CONFIG, "pools": POOLS}}, topology=None)
+
+
+def config_of(said: dict[str, Any]) -> dict[str, Any]:
+    return said["services"]["m"]["config"]  # type: ignore[no-any-return]
 
 
 def update(*admitted: str, lines: tuple[str, ...] = (), state: str = "s") -> dict[str, Any]:
-    return {
+    seen = {
         "plan": {"admitted": list(admitted), "state": state},
         "running": {"prefill:g0": ["p1"], "decode:g0": ["d1"]},
-        "lines": list(lines),
     }
+    return {"services": {"m": seen}, "lines": list(lines)}
 
 
 async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> None:
@@ -81,36 +85,36 @@ async def test_without_a_policy_that_speaks_nobody_is_held(world: Any, monkeypat
 
 async def test_a_tuning_holds_from_the_next_sync_and_a_wrong_one_changes_nothing(world: Any) -> None:
     told = coordinator()
-    assert await told.tune({"policy": {"target": 50.0}}, "test") is None
-    assert await told.tune({"pd_ratio": "1:3"}, "test") is None
+    assert await told.tune("m", {"policy": {"target": 50.0}}, "test") is None
+    assert await told.tune("m", {"pd_ratio": "1:3"}, "test") is None
     said = await told.sync(update("p1", "d1"))
-    assert (said["version"], said["config"]["policy"]["target"], said["config"]["pd_ratio"]) == (2, 50.0, "1:3")
+    assert (said["version"], config_of(said)["policy"]["target"], config_of(said)["pd_ratio"]) == (2, 50.0, "1:3")
     for wrong in ({"pd_ratio": "0:3"}, {"policy": {"target": -1.0}}, {"nonsense": 1}):
-        refusal = await told.tune(wrong, "test")
+        refusal = await told.tune("m", wrong, "test")
         assert refusal
         assert len(refusal.splitlines()) < 5
     assert (await told.sync(update("p1", "d1")))["version"] == 2
-    assert await told.tune({}, "back") is None
-    assert (await told.status())["tuned"] == {}
+    assert await told.tune("m", {}, "back") is None
+    assert (await told.status())["services"]["m"]["tuned"] == {}
 
 
 async def test_one_that_was_restarted_knows_everything_again(world: Any) -> None:
     first = coordinator()
-    await first.tune({"policy": {"target": 50.0}}, "test")
+    await first.tune("m", {"policy": {"target": 50.0}}, "test")
     await first.sync(update("p1", "d1", lines=("{}",), state="remembered"))
     joined = await coordinator().join()
-    assert joined["state"] == "remembered"
-    assert joined["config"]["policy"]["target"] == 50.0
+    assert joined["states"] == {"m": "remembered"}
+    assert config_of(joined)["policy"]["target"] == 50.0
 
 
 async def test_an_application_deployed_again_starts_as_its_config_says(world: Any) -> None:
     first = coordinator()
-    await first.tune({"policy": {"target": 50.0}}, "test")
+    await first.tune("m", {"policy": {"target": 50.0}}, "test")
     await first.sync(update("p1", "d1", lines=("{}",)))
     world.alive.clear()
     joined = await coordinator().join()
-    assert joined["state"] is None
-    assert joined["config"]["policy"]["target"] == 100.0
+    assert joined["states"] == {}
+    assert config_of(joined)["policy"]["target"] == 100.0
 
 
 async def test_the_log_begins_anew_with_its_config_when_it_is_full(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,3 +135,30 @@ async def test_a_log_that_cannot_be_written_stops_nothing(world: Any) -> None:
     world.log.parent.parent.joinpath("serve").write_text("a file where a folder should be")
     said = await coordinator().sync(update("p1", "d1", lines=("{}",)))
     assert said["version"] == 0
+
+
+async def test_a_service_that_is_asked_for_is_told_at_once_and_forgotten_soon(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import coordinator as module
+
+    told = coordinator()
+    waiting = asyncio.create_task(told.awaited([]))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await told.wake("m")
+    assert await asyncio.wait_for(waiting, 1.0) == ["m"]
+    now_s = module.time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s + 6.0))
+    assert await told.awaited(["m"]) == []
+
+
+async def test_what_is_cordoned_outlives_the_coordinator(world: Any) -> None:
+    first = coordinator()
+    await first.sync(update("p1", "d1"))
+    await first.cordon("switch-a", True)
+    await first.cordon("switch-b", True)
+    await first.cordon("switch-b", False)
+    joined = await coordinator().join()
+    assert joined["cordoned"] == ["switch-a"]
+    assert (await coordinator().status())["cordoned"] == ["switch-a"]

@@ -91,8 +91,17 @@ def endpoint(clock: Clock, groups: str = "a", *, retries: int = 2, timeout_s: fl
     made._groups = {name: Handle(clock) for name in groups}
     made._decode_replicas, made._in_flight = dict.fromkeys(groups, 1), dict.fromkeys(groups, 0)
     made._rng = SimpleNamespace(random=lambda: 0.0)  # equals in the groups' order
-    made._retries, made._timeout_s, made._slow_tpot_s = retries, timeout_s, OutlierConfig().slow_tpot_s
-    made._gate = SimpleNamespace(has_objective=False)
+    made._retries, made._timeout_s = retries, timeout_s
+    made._services = {
+        "m": SimpleNamespace(
+            model_id="m",
+            groups=tuple(groups),
+            gate=SimpleNamespace(has_objective=False),
+            slow_tpot_s=OutlierConfig().slow_tpot_s,
+            most_prompt_tokens=None,
+            can_sleep=False,
+        )
+    }
     made._health = {name: HealthFeed("nobody", f"decode:test_ingress:{name}", OutlierConfig()) for name in groups}
     for health in made._health.values():
         health._suspects = frozenset(f"{name}{number}" for name in groups for number in range(9))  # all is news
@@ -127,7 +136,7 @@ def lost() -> Exception:
 
 
 def frames(made: Any, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
-    return made._frames("completions", body or {}, "r", time.monotonic() - ago_s)
+    return made._frames(made._services["m"], "completions", body or {}, "r", time.monotonic() - ago_s)
 
 
 async def texts(made: Any) -> list[str]:
@@ -384,7 +393,7 @@ async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: C
 async def test_who_drains_stays_closed_until_all_replicas_must_have_answered(clock: Clock) -> None:
     made = endpoint(clock)
     made._reads, made._drains_until_s = 0, 0.0
-    made._gate = SimpleNamespace(here=0)
+    made._services["m"].gate = SimpleNamespace(here=0)
     assert not made._is_draining()
     assert await made.drain(300.0) == 0
     clock.ahead_s += 200.0  # another replica has a stream yet
@@ -409,8 +418,7 @@ def with_door(clock: Clock, **limits: Any) -> Any:
     made = endpoint(clock)
     config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
     made._config, made._bodies, made._reads = config, Bodies(config), 0
-    made._gate = Gate(config.admission, replicas=1, prefill_replicas=1)
-    made._model_id, made._most_prompt_tokens = "m", None
+    made._services["m"].gate = Gate(config.admission, replicas=1, prefill_replicas=1)
     return made
 
 

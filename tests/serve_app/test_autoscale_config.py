@@ -14,7 +14,10 @@ MakeArgs = Callable[..., dict[str, Any]]
 
 def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> None:
     config = parse_app_config(make_app_args(groups=SCALED, autoscale={"pd_ratio": "1:3", "policy": POLICY}))
-    limits = {str(key): (pool.lowest_replicas, pool.highest_replicas) for key, pool in config.pools().root.items()}
+    limits = {
+        str(key): (pool.lowest_replicas, pool.highest_replicas)
+        for key, pool in next(iter(config.pools().values())).root.items()
+    }
     assert limits == {"prefill:g0": (1, 4), "decode:g0": (1, 12)}
 
 

@@ -17,7 +17,7 @@ from serve_app.validate import parse_app_config
 def test_one_engine_of_each_role_is_served(name: str) -> None:
     config = parse_app_config(ENGINES[name].document()["applications"][0]["args"])
     assert [group.prefill.replicas + group.decode.replicas for group in config.groups] == [2]
-    assert config.autoscale is None
+    assert not config.is_autoscaled
 
 
 def test_a_ratio_is_of_one_round_and_the_median_counts() -> None:

@@ -29,7 +29,7 @@ def record(sent_s: float, *, ttft_s: float = 0.5, error: str | None = None, answ
 @pytest.mark.parametrize("is_on", [False, True])
 def test_both_applications_are_the_same_but_for_their_objectives(name: str, is_on: bool) -> None:
     config = parse_app_config(document(ENGINES[name], is_on=is_on)["applications"][0]["args"])
-    assert config.autoscale is None
+    assert not config.is_autoscaled
     assert config.ingress.replicas == 2
     assert config.ingress.admission.ttft_s == (ENGINES[name].slo.ttft_s if is_on else None)
     assert config.ingress.admission.tpot_s == (ENGINES[name].slo.tpot_s if is_on else None)

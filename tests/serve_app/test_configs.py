@@ -51,7 +51,7 @@ def test_batch_limits_fit_each_other(path: Path) -> None:
                 if pool.emulator is not None:
                     EngineProfile.load(ROOT / pool.emulator.profile)
                     continue
-                kwargs = {**config.engine_kwargs, **pool.engine_kwargs}
+                kwargs = {**config.services[0].engine_kwargs, **pool.engine_kwargs}
                 assert kwargs["max_num_seqs"] <= kwargs["max_num_batched_tokens"]
                 assert kwargs.get("long_prefill_token_threshold", 0) <= kwargs["max_model_len"]
 

@@ -214,7 +214,7 @@ def test_what_is_fuzzed_is_a_valid_application(index: int, tmp_path: Path) -> No
     (application,) = yaml.safe_load(yaml.safe_dump(part.document))["applications"]
     config = parse_app_config(application["args"])
     assert "autoscaling_policy" not in application
-    assert config.autoscale is None
+    assert not config.is_autoscaled
     assert config.ingress.metrics_on_public_port
     assert Path(config.model.source).is_absolute() or config.model.source.startswith("emulated/")
 

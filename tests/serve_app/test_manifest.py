@@ -73,7 +73,10 @@ def test_serve_config_inside_validates_and_adds_only_the_worker_group(path: Path
     assert inside["proxy_location"] == "EveryNode"
     before = parse_app_config(source["applications"][0]["args"])
     after = parse_app_config(inside["applications"][0]["args"])
-    assert after.model_copy(update={"groups": before.groups}) == before
+    services = tuple(
+        new.model_copy(update={"groups": old.groups}) for old, new in zip(before.services, after.services, strict=True)
+    )
+    assert after.model_copy(update={"services": services}) == before
     for old, new in zip(before.groups, after.groups, strict=True):
         for key, pool in new.pools().items():
             labels = {k: v for k, v in pool.placement.node_labels.items() if k != WORKER_GROUP_LABEL}
