@@ -114,7 +114,7 @@ def _cost_per_hour(calls_per_hour: float, call_s: float, start_s: float, idle_s:
     """Of a replica that comes for calls and goes ``idle_s`` after the last one.
 
     It is there for a share of time that follows from when calls find nobody: each such one begins a start and a stay
-    that goes on while the next call comes within ``idle_s`` (an M/G/infinity busy period of length ``call_s + idle_s``).
+    that goes on while the next call comes within ``idle_s`` (a busy period of M/G/infinity, ``call_s + idle_s`` each).
     """
     rate = calls_per_hour / _S_PER_HOUR
     if rate == 0.0:

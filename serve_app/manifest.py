@@ -117,6 +117,8 @@ def _pinned(args: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, An
         }
         return {**group, **pools}
 
+    if "services" in args:
+        return {**args, "services": [_pinned(service, groups) for service in args["services"]]}
     return {**args, "groups": [pinned_group(group) for group in args["groups"]]}
 
 
