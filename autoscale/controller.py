@@ -84,7 +84,8 @@ class Controller:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
         placed = Placed(counts=state.desired)
         overdue = self._overdue(state, snapshot.now_s)
-        if verdict.counts != current or (overdue and not self._is_frozen()):
+        is_beyond = any(state.desired[pool.key] > pool.highest_replicas for pool in limited)
+        if verdict.counts != current or ((overdue or is_beyond) and not self._is_frozen()):
             placed = place(
                 verdict.counts,
                 state.desired,

@@ -53,10 +53,10 @@ def place(
 
     Leaders are added where switches are least scarce (HeteroScale section 3.4), then where the GPU types are preferred,
     then where they and their followers cost least, so that a dearer variant grows only when all cheaper ones are full
-    (WVA section V-C); among such groups where KV travels least, and then where there are fewest. They are taken in the
-    opposite order. But no group keeps more of them than followers can be had for: each other group ties up its lowest
-    number of those. Followers go where they are furthest below the ratio, since KV moves only inside a group. Replicas
-    of a role count alike, whatever they are.
+    (WVA section V-C); among such groups where KV travels least, then where there are some, and then where there are
+    fewest. They are taken in the opposite order. But no group keeps more of them than followers can be had for: each
+    other group ties up its lowest number of those. Followers go where they are furthest below the ratio, since KV moves
+    only inside a group. Replicas of a role count alike, whatever they are.
 
     Args:
         counts: replicas of each role.
@@ -131,7 +131,7 @@ class _Group:
     def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
         cost = self.leader.cost + self._share * self.follower.cost
         preference = self.leader.preference + self.follower.preference
-        return scarcity, preference, cost, self.leader.link_tier, self.leaders
+        return scarcity, preference, cost, self.leader.link_tier, not self.leaders, self.leaders
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
         """Of the least scarce nodes that have room for one replica."""
@@ -169,6 +169,14 @@ class _Group:
     def due(self, step: int = 0) -> int:
         """The followers that belong to its leaders at the ratio."""
         return max(self.needed(step), math.ceil((self.leaders + step) * self._share - _EPSILON))
+
+    def most(self) -> int:
+        """The most followers that may serve beside its leaders."""
+        return (
+            max(self.needed(), math.floor(self.leaders * self._share + _BAND_REPLICAS + _EPSILON))
+            if self.leaders
+            else 0
+        )
 
     def surplus(self) -> float:
         """Followers above the ratio."""
@@ -267,11 +275,17 @@ class _Service:
         return False
 
     def fit_followers(self, counts: Mapping[Role, int]) -> None:
-        """The rest of them, where they are furthest below the ratio; too many go where they are furthest above."""
-        missing = counts[self._follower] - sum(group.followers for group in self.groups)
+        """The rest of them, where they are furthest below the ratio; too many go where they are furthest above.
+
+        Where leaders are pending, so are followers in the same share.
+        """
+        leaders, wanted = sum(group.leaders for group in self.groups), counts[self._follower]
+        if leaders < counts[self._leader]:
+            wanted = min(wanted, math.ceil(leaders * wanted / counts[self._leader] - _EPSILON))
+        missing = wanted - sum(group.followers for group in self.groups)
         full = set[str]()
         for _ in range(missing):
-            takers = [g for g in self.groups if g.name not in full and g.leaders and g.can(g.follower, 1)]
+            takers = [g for g in self.groups if g.name not in full and g.followers < g.most() and g.can(g.follower, 1)]
             for group in sorted(takers, key=_Group.surplus):
                 lacking = group.cannot_grow or self._take((group.follower, 1))
                 if lacking is None:
@@ -282,7 +296,9 @@ class _Service:
             else:
                 break
         for _ in range(-missing):
-            giving = [group for group in self.groups if group.can(group.follower, -1)]
+            able = [group for group in self.groups if group.can(group.follower, -1)]
+            spare = [group for group in able if group.followers > group.needed()]
+            giving = spare or (able if wanted == counts[self._follower] else [])
             if not giving:
                 break
             max(giving, key=_Group.surplus).followers -= 1

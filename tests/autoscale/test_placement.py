@@ -113,8 +113,8 @@ def test_a_full_group_is_passed_over_and_too_much_is_pending() -> None:
     placed = place({P: 5, D: 5}, current, pools([(1, 2), (1, 9)]), PdRatio(1, 1)).counts
     assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 2, PoolKey("g1", P): 3, PoolKey("g1", D): 3}
     full = place({P: 2, D: 9}, current, pools([(1, 2), (1, 2)]), PdRatio(1, 1))
-    assert full.counts == current  # a decode replica without one of prefill is no unit
-    assert full.pending == {P: 0, D: 7}
+    assert full.counts == {**current, PoolKey("g0", D): 2, PoolKey("g1", D): 2}
+    assert full.pending == {P: 0, D: 5}
 
 
 @given(
@@ -336,7 +336,7 @@ def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
 
 def test_law_15_a_group_that_sleeps_wakes_with_a_whole_unit_and_sleeps_again() -> None:
     nodes = [node("a", free=2, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
-    groups = [group("awake", M1, bounds=(1, 99), held_replicas=1), group("asleep", M2)]
+    groups = [group("awake", M1, bounds=(1, 99), held_replicas={P: 1, D: 3}), group("asleep", M2)]
     woken = placed_on(nodes, groups, 2, 5, "1:3", current={"awake": (1, 3)})
     assert counts(woken) == {"awake": (1, 4), "asleep": (1, 1)}
     slept = placed_on(nodes, groups, 1, 3, "1:3", current={"awake": (1, 3), "asleep": (1, 1)})
