@@ -134,8 +134,9 @@ def _lacking(claimant: Snapshot, plan: Plan, slots: Slots | None) -> tuple[dict[
         for kind, gpus in first.demand.gpus_by_type().items():
             missing[kind] = missing.get(kind, 0.0) + count * gpus
         for pool in pools:
+            nodes = 0 if slots is None or pool.demand is None else slots.candidates(pool.demand)
             for kind in {} if pool.demand is None else pool.demand.gpus_by_type():
-                where[kind] = where.get(kind, 0) | (0 if slots is None else slots.candidates(pool.demand))
+                where[kind] = where.get(kind, 0) | nodes
     return missing, where
 
 

@@ -79,7 +79,7 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
                 continue
             snapshot = _SNAPSHOT.validate_python(record["snapshot"])
             logged = record["plan"]
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
             raise ValueError(f"line {number} is no line of a decision log: {error}") from None
         controller = controllers.get(service) if config is None else Controller(config)
         if controller is None:

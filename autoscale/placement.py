@@ -346,8 +346,8 @@ class _Service:
             return None
         taken: list[tuple[PoolKey, Taken]] = []
         for pool, count in new:
-            for _ in range(0 if pool.demand is None else count):
-                found = self._slots.take(pool.demand)
+            for _ in range(count):
+                found = [] if pool.demand is None else self._slots.take(pool.demand)
                 if found is None:
                     for _, back in taken:
                         self._slots.give_back(back)

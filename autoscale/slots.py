@@ -202,7 +202,7 @@ class Slots:
         rooms.sort(key=lambda room: (-room[0], room[1]))
         most = {"STRICT_SPREAD": 1, "SPREAD": 1}.get(demand.strategy, demand.workers)
         while True:
-            chosen, left = [], demand.workers
+            chosen, left = list[tuple[int, int]](), demand.workers
             for room, index in rooms:
                 own = demand.cpus_per_replica if not chosen else 0.0
                 count = min(left, most, room if not own else self._workers(index, demand, own))

@@ -178,8 +178,8 @@ def main(
                 "pending": sum(sum(one.pending.values()) for one in placed),
                 "fragmented_frac": slots.fragmented_frac(units) or 0.0,
             }
-    for name, seconds in taken.items():
-        rows[name]["cycle_s"] = {"median": float(np.median(seconds)), "most": max(seconds)}
+    for name, all_s in taken.items():
+        rows[name]["cycle_s"] = {"median": float(np.median(all_s)), "most": max(all_s)}
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     table = Table(title=f"{len(nodes)} nodes, {len(asked)} services")
     for column in ("", "placed", "pending", "in pieces", "a cycle, s"):

@@ -65,7 +65,7 @@ GROUP = ("groups", 0)
         (("groups",), {"name": "g0"}, "groups: ", "got {'name': 'g0'}", "should be a valid tuple"),
         ((*GROUP, "name"), "G_0", "groups.0.name: ", "got 'G_0'", "should match pattern"),
         ((*GROUP, "prefil"), {}, "groups.0.prefil: ", "", "no such field"),
-        ((*GROUP, "prefill", "replicas"), 0, "groups.0.prefill.replicas: ", "got 0", "greater than or equal to 1"),
+        ((*GROUP, "prefill", "replicas"), -1, "groups.0.prefill.replicas: ", "got -1", "greater than or equal to 0"),
         ((*GROUP, "prefill", "replicas"), 1.5, "groups.0.prefill.replicas: ", "got 1.5", "should be a valid integer"),
         (
             (*GROUP, "prefill", "pipeline_parallel_size"),
@@ -114,7 +114,7 @@ def test_missing_fields_are_all_named() -> None:
 
 def test_name_used_twice_is_shown(make_app_args: Callable[..., dict[str, Any]]) -> None:
     line = complaint(make_app_args(groups=[{"name": "g0"}, {"name": "g1"}, {"name": "g1"}]))
-    assert "the name 'g1' is used twice; each group needs its own" in line
+    assert "the name 'g1' is used twice; each needs its own" in line
 
 
 @pytest.mark.parametrize("args", [None, [], "model", 3])
