@@ -40,7 +40,7 @@ bench-control: setup ## Measure how long decisions take, and their cost at rest 
 bench-cost: model ## CPU time per request beside another checkout, BASE=folder (about 25 minutes)
 	@$(VENV)/python -m serve_app.bench_cost $(BASE)
 
-bench-overload: model ## What is left of the goodput under five times too much load, on emulated and real engines (about 25 minutes)
+bench-overload: model ## What is left of the goodput under five times too much load, on emulated and real engines (about 40 minutes)
 	@$(VENV)/python -m serve_app.bench_overload
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)

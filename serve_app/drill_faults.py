@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, product
 
@@ -16,6 +16,7 @@ from serve_app.processes import ENGINE, Processes, cpu_s, title
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
 # How long prefill stands still before a lease begins to run out.
 GATHER_S = 2.0
+_GATHER_PROMPTS_S = 1.0
 # An engine computes that takes so much of a core for so long; somebody does within this time, or nobody has work.
 _BUSY_FRAC, _GLANCE_S, _WORK_S = 0.1, 0.2, 8.0
 # A process that is killed keeps its connections until its last thread has left the kernel: 20 to 120 ms, and 9 s once.
@@ -28,7 +29,8 @@ class DrillError(RuntimeError):
 
 def kill_prefill(processes: Processes) -> str:
     """End a prefill replica."""
-    return _kill(_at_work(processes, "prefill"))
+    replica = _at_work(processes, "prefill")
+    return _kill_with_prompts(replica, _engines_below(replica))
 
 
 def kill_decode(processes: Processes) -> str:
@@ -38,7 +40,8 @@ def kill_decode(processes: Processes) -> str:
 
 def kill_prefill_engine(processes: Processes) -> str:
     """End the engine of a prefill replica, which itself lives on."""
-    return _kill(_engine_of(_at_work(processes, "prefill")))
+    engine = _engine_of(_at_work(processes, "prefill"))
+    return _kill_with_prompts(engine, [engine])
 
 
 def kill_decode_engine(processes: Processes) -> str:
@@ -243,6 +246,21 @@ def _on_links(processes: Processes, done: str, harm: Callable[[Connection], None
     if not linked:
         raise DrillError("no decode engine is connected to a prefill engine by TCP: does UCX use another transport?")
     return f"{done}: {sum(map(len, linked))} connections of {len(linked)} pairs of engines"
+
+
+def _kill_with_prompts(process: psutil.Process, engines: Sequence[psutil.Process]) -> str:
+    """Kill it once its engines have stood still for a moment, so that prompts are with it, however fast they are."""
+    try:
+        for engine in engines:
+            engine.suspend()
+        time.sleep(_GATHER_PROMPTS_S if engines else 0.0)
+        return _kill(process)
+    except psutil.NoSuchProcess as error:
+        raise DrillError(f"process {error.pid} has ended just before it was to be: run the drill again") from None
+    finally:
+        for engine in engines:  # one whose replica is gone ends by itself, which it cannot while it stands still
+            with suppress(psutil.Error):
+                engine.resume()
 
 
 def _end(process: psutil.Process) -> str:

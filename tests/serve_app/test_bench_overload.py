@@ -54,10 +54,11 @@ def test_goodput_is_of_the_measured_time_and_refusals_are_no_failures() -> None:
             record(31.0, error="HTTP 429", answered_s=0.01),
             record(32.0, error="HTTP 429", answered_s=0.2),
             record(33.0, error="HTTP 500"),
+            record(60.0),  # sent too late
         ],
         CORES,
     )
-    assert row["requests"] == 12
+    assert (row["requests"], row["sent_per_s"]) == (12, 12 / 40.0)
     assert row["goodput_requests_per_s"] == 8 / 40.0
     assert (row["refused"], row["refused_within_50_ms"]) == (2, 1)
     assert row["failed"] == {"HTTP 500": 1}

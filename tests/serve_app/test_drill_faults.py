@@ -72,6 +72,16 @@ def test_of_prefill_too_the_replica_that_has_work_is_broken(make_replica: MakeRe
     assert FAULTS[fault]([young, old]).endswith(f"({broken.pid})")
 
 
+def test_an_engine_that_stood_still_for_its_replica_to_be_killed_can_end(make_replica: MakeReplica) -> None:
+    replica = make_replica(COMPUTES, "prefill")
+    (engine,) = replica.children()
+    before_s = time.monotonic()
+    FAULTS["kill-prefill"]([replica])
+    assert time.monotonic() - before_s > drill_faults._GATHER_PROMPTS_S
+    assert replica.wait(10) == -signal.SIGKILL
+    assert engine.status() != psutil.STATUS_STOPPED
+
+
 # So much memory takes the kernel some time to take back, and connections are closed after that.
 SERVES = """
 import socket, time
