@@ -36,11 +36,12 @@ class DeployError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """One Ray node: its logical CPUs, its GPUs (``None``: those that Ray finds) and its labels."""
+    """One Ray node: its logical CPUs, its GPUs (``None``: those that Ray finds), its labels and its own resources."""
 
     cpus: int = 4
     gpus: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, float] = field(default_factory=dict)
 
 
 def driver_environment() -> dict[str, str]:
@@ -103,6 +104,23 @@ class LocalCluster:
         assert self._guardian.stdin is not None
         self._guardian.stdin.write(json.dumps(plan) + "\n")
         self._guardian.stdin.flush()
+        try:
+            self._await_ready()
+        except DeployError:
+            self.close()
+            raise
+        self._open_door()
+
+    def add_node(self, node: NodeSpec) -> None:
+        """Start one more node.
+
+        Raises:
+            DeployError: it did not start, with Ray's own words; the others go on.
+        """
+        assert self._guardian.stdin is not None
+        port = int(self.address.rpartition(":")[2])
+        self._guardian.stdin.write(json.dumps(self._arguments(node, port, head=False)) + "\n")
+        self._guardian.stdin.flush()
         self._await_ready()
 
     def _arguments(self, node: NodeSpec, port: int, *, head: bool) -> list[str]:
@@ -116,6 +134,8 @@ class LocalCluster:
             common.append(f"--num-gpus={node.gpus}")
         if node.labels:
             common.append("--labels=" + ",".join(f"{key}={value}" for key, value in node.labels.items()))
+        if node.resources:
+            common.append(f"--resources={json.dumps(node.resources)}")
         if head:
             return [
                 "--head",
@@ -134,8 +154,9 @@ class LocalCluster:
         line = stdout.readline() if readable else ""
         answer = json.loads(line) if line else {"ready": False, "error": f"no answer in {_START_TIMEOUT_S:g} s"}
         if not answer["ready"]:
-            self.close()
             raise DeployError(f"Ray did not start on this machine: {answer['error']}")
+
+    def _open_door(self) -> None:
         with suppress(OSError):  # without it, other terminals need --address and the token
             _DOOR.parent.mkdir(parents=True, exist_ok=True)
             _DOOR.unlink(missing_ok=True)

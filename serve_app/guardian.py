@@ -1,7 +1,8 @@
 """The process that owns a local Ray cluster and outlives whoever asked for it, just long enough to end it.
 
 Run as ``python -m serve_app.guardian`` with a JSON plan as its first line on standard input. It makes itself the
-subreaper of everything below it, starts the Ray nodes, prints one line, and waits. When its standard input closes (a
+subreaper of everything below it, starts the Ray nodes, prints one line, and waits; each further line of its input is
+one more node, answered by a line. When its standard input closes (a
 normal end, Ctrl-C, or ``kill -9`` of the process that holds the other end) it ends every descendant: the kernel
 reparents orphans to a subreaper, so nothing can slip away, whatever it did to its environment or its parent.
 """
@@ -31,17 +32,26 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     plan = json.loads(sys.stdin.readline())
     try:
-        for node in plan["nodes"]:
-            _start_node(node, plan["environment"], Path(plan["folder"]))
-        print(json.dumps({"ready": True}), flush=True)
-        sys.stdin.read()
-    except RuntimeError as error:
-        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+        if _start_nodes(plan["nodes"], plan):
+            for line in sys.stdin:
+                _start_nodes([json.loads(line)], plan)
     finally:
         # The handler would leave end_descendants half way.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_descendants(_GRACE_S)
         shutil.rmtree(plan["folder"], ignore_errors=True)
+
+
+def _start_nodes(nodes: list[list[str]], plan: dict[str, Any]) -> bool:
+    """Start them and print a line; whether they have."""
+    try:
+        for node in nodes:
+            _start_node(node, plan["environment"], Path(plan["folder"]))
+    except RuntimeError as error:
+        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+        return False
+    print(json.dumps({"ready": True}), flush=True)
+    return True
 
 
 def _start_node(arguments: list[str], environment: dict[str, str], folder: Path) -> None:

@@ -166,10 +166,13 @@ class App:
         import ray
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
+        own = {} if self.config.topology is None else self.config.topology.gpu_resources
         for key, pool in ((key, pool) for group in self.config.groups for key, pool in group.pools().items()):
             gpu = pool.placement.accelerator_type
             labels = {name: value for name, value in pool.placement.node_labels.items() if is_plain_label(value)}
-            if gpu is not None and not any(f"accelerator_type:{gpu}" in node["Resources"] for node in nodes):
+            if gpu is not None and not any(
+                own.get(gpu, f"accelerator_type:{gpu}") in node["Resources"] for node in nodes
+            ):
                 raise DeployError(
                     f"groups.{key.group}.{key.role}: this machine has no GPU of type {gpu}; deploy onto a Ray cluster "
                     "that has with `tandem deploy`"

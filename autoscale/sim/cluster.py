@@ -19,8 +19,8 @@ from autoscale.sim.host import Host, SharedCores
 from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import PoolKey
-from kvtransfer.cost import Wire, transfer_end_s
-from kvtransfer.topology import Role
+from kvtransfer.cost import CROSS_SWITCH_FRAC, Wire, transfer_end_s
+from kvtransfer.topology import TIERS, LinkTier, Path, Role
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
 from router.length import prefill_path
@@ -57,6 +57,7 @@ class VirtualReplica:
     requests: RequestStats
     to_prefill: PoolRouter
     card: Wire
+    under: Path = ()
     backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
     step: Step | None = None
     began_s: float = 0.0
@@ -120,6 +121,7 @@ class VirtualCluster:
         *,
         link_frac: float = 1.0,
         uplink_bytes_per_s: float | None = None,
+        switch_uplink_bytes_per_s: float | None = None,
         prefix_block_tokens: int | None = None,
         refuse_at: Saturation | None = None,
         slo: SloConfig | None = None,
@@ -133,6 +135,8 @@ class VirtualCluster:
             rng: breaks ties between replicas.
             link_frac: share of the profiles' bandwidth that is left on the way from prefill to decode.
             uplink_bytes_per_s: what all transfers of a group share; ``None``: nothing but their own cards.
+            switch_uplink_bytes_per_s: what all transfers that leave or enter an S1 switch share, each way; ``None``: as
+                much as their cards give. Only between replicas of which it is known what they are under.
             prefix_block_tokens: tokens for which one of a request's ``hash_ids`` stands.
             refuse_at: a request is refused where every decode replica of its group is so full; ``None``: never.
             slo: by which replicas count what users wait.
@@ -143,6 +147,8 @@ class VirtualCluster:
         self._cores = None if host is None else SharedCores(host, rng)
         self._most_steps = _MOST_STEPS if host is None else 1
         self._link_frac = link_frac
+        self._switch_uplink_bytes_per_s = switch_uplink_bytes_per_s
+        self._uplinks: dict[tuple[Path, bool], Wire] = {}
         self._prefix_block_tokens = prefix_block_tokens
         self.now_s = 0.0
         self._profiles = profiles
@@ -161,8 +167,8 @@ class VirtualCluster:
         self._next: TraceRequest | None = None
         self._journeys: dict[ModelRequest, _Journey] = {}
 
-    def add(self, key: PoolKey, replica_id: str) -> VirtualReplica:
-        """A new replica, ready but not in routing."""
+    def add(self, key: PoolKey, replica_id: str, under: Path = ()) -> VirtualReplica:
+        """A new replica, ready but not in routing; ``under``: what its node is under, as in ``Node``."""
         replica = VirtualReplica(
             replica_id,
             key,
@@ -170,6 +176,7 @@ class VirtualCluster:
             RequestStats(lambda: self.now_s, self._slo.ttft_share),
             PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
             Wire(self._profiles[key].handoff.bytes_per_s * self._link_frac),
+            under,
         )
         self._groups[key.group].replicas[replica_id] = replica
         return replica
@@ -487,11 +494,21 @@ class VirtualCluster:
         # Blocks that decode has are not pulled again.
         moved = max(1, tokens - decode.engine.cached_tokens(journey.block_hashes))
         handoff = prefill.engine.profile.handoff
+        size_bytes = moved * handoff.kv_bytes_per_token
         wires = [prefill.card, decode.card, *([journey.group.uplink] if journey.group.uplink else [])]
-        ready_s = transfer_end_s(self.now_s, moved * handoff.kv_bytes_per_token, handoff.base_s, wires)
+        if prefill.under and decode.under and _s1(prefill) != _s1(decode):
+            size_bytes /= CROSS_SWITCH_FRAC  # on the cards for so much longer
+            wires += [self._uplink(_s1(prefill), is_out=True), self._uplink(_s1(decode), is_out=False)]
+        ready_s = transfer_end_s(self.now_s, size_bytes, handoff.base_s, wires)
         journey.source = prefill
         self._decode(journey, ready_s)
         self.at(ready_s, self._read, journey, prefill)
+
+    def _uplink(self, switch: Path, *, is_out: bool) -> Wire:
+        """The way between an S1 switch and all others."""
+        if (switch, is_out) not in self._uplinks:
+            self._uplinks[switch, is_out] = Wire(self._switch_uplink_bytes_per_s or math.inf)
+        return self._uplinks[switch, is_out]
 
     def _read(self, journey: _Journey, prefill: VirtualReplica) -> None:
         """Decode has pulled a prompt's KV."""
@@ -554,6 +571,11 @@ class VirtualCluster:
             on_empty, replica.on_empty = replica.on_empty, None
             del self._groups[replica.key.group].replicas[replica.replica_id]
             on_empty()
+
+
+def _s1(replica: VirtualReplica) -> Path:
+    """The S1 switch that a replica's node is under."""
+    return replica.under[: TIERS.index(LinkTier.S1) + 1]
 
 
 def _not_begun(request: TraceRequest, error: str) -> RequestRecord:

@@ -1,19 +1,22 @@
 """Replicas of a virtual cluster from asked for to gone, and the GPU-hours that they cost (pure)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autoscale.engine_model import ModelCounters
 from autoscale.sim.cluster import VirtualCluster, VirtualReplica
+from autoscale.sim.nodes import VirtualNodes
+from autoscale.slots import Demand
 from autoscale.types import PoolKey
-from kvtransfer.topology import LinkTier
+from kvtransfer.topology import LinkTier, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualPool:
     """One pool as it is declared: its limits, and how long a replica takes from asked for to ready, seconds.
 
-    ``cost``: of a replica for an hour.
+    ``cost``: of a replica for an hour. ``demand``, ``affinity`` and ``preference`` as in ``PoolStats``, where the
+    cluster has nodes.
     """
 
     lowest_replicas: int
@@ -22,6 +25,9 @@ class VirtualPool:
     gpus_per_replica: int = 1
     link_tier: LinkTier = LinkTier.S2
     cost: float = 0.0
+    demand: Demand | None = None
+    affinity: LinkTier = LinkTier.NONE
+    preference: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +37,7 @@ class Life:
     key: PoolKey
     replica_id: str
     asked_s: float
+    node: Node | None = None
     replica: VirtualReplica | None = None
     ready_s: float | None = None
     stopped_s: float | None = None
@@ -54,7 +61,11 @@ class Fleet:
     """All replicas of a virtual cluster, past and present."""
 
     def __init__(
-        self, cluster: VirtualCluster, pools: Mapping[PoolKey, VirtualPool], on_ready: Callable[[], None]
+        self,
+        cluster: VirtualCluster,
+        pools: Mapping[PoolKey, VirtualPool],
+        on_ready: Callable[[], None],
+        nodes: VirtualNodes | None = None,
     ) -> None:
         """No replicas yet.
 
@@ -62,8 +73,12 @@ class Fleet:
             cluster: where they run.
             pools: what each pool allows and takes.
             on_ready: called when one that was asked for has become ready.
+            nodes: where they must find room; ``None``: there is always some.
         """
         self.pools = pools
+        self.nodes = nodes
+        # Of each pool the nodes that new replicas may be on, where that is said.
+        self.allowed: dict[PoolKey, Collection[str]] = {}
         self.lives: list[Life] = []
         # All that have not gone, in the order in which they were asked for.
         self.here: dict[PoolKey, list[Life]] = {key: [] for key in pools}
@@ -80,7 +95,8 @@ class Fleet:
             life = self._ask_for(key)
             if asked_s is not None:
                 life.asked_s = asked_s
-            self._make_ready(life)
+            if self._has_room(life):
+                self._make_ready(life)
 
     def scale(self, key: PoolKey, target: int, victims: Iterable[str] = ()) -> None:
         """Ask for what is missing; stop what is too much.
@@ -89,14 +105,22 @@ class Fleet:
         """
         working = [life for life in self.here[key] if not life.is_stopping]
         for _ in range(target - len(working)):
-            ready_s = self._cluster.now_s + self.pools[key].start_s
-            self._cluster.at(ready_s, self._become_ready, self._ask_for(key))
+            self._start(self._ask_for(key))
         surplus = len(working) - target
         if surplus > 0:
             chosen = set(victims)
             working.sort(key=lambda life: (life.replica_id not in chosen, life.replica is not None, -life.asked_s))
             for life in working[:surplus]:
                 self._stop(life)
+
+    def waiting(self) -> list[Life]:
+        """Those that have found no room yet."""
+        return [] if self.nodes is None else [life for of in self.here.values() for life in of if life.node is None]
+
+    def find_room(self) -> None:
+        """Let those that wait for room look for it again."""
+        for life in self.waiting():
+            self._start(life)
 
     def kill(self, life: Life) -> None:
         """Let a running replica die."""
@@ -122,15 +146,32 @@ class Fleet:
         hours = dict.fromkeys(self.pools, 0.0)
         for life in self.lives:
             gone_s = until_s if life.gone_s is None else min(until_s, life.gone_s)
-            taken_s = max(0.0, gone_s - max(from_s, life.asked_s))
+            taken_s = max(0.0, gone_s - max(from_s, life.asked_s)) if self._has_taken(life) else 0.0
             hours[life.key] += taken_s * self.pools[life.key].gpus_per_replica / 3600.0
         return hours
+
+    def _has_taken(self, life: Life) -> bool:
+        """Whether it holds GPUs."""
+        return self.nodes is None or self.pools[life.key].demand is None or life.node is not None
 
     def _ask_for(self, key: PoolKey) -> Life:
         life = Life(key, f"{key.role}-{key.group}-{len(self.lives)}", self._cluster.now_s)
         self.lives.append(life)
         self.here[key].append(life)
         return life
+
+    def _start(self, life: Life) -> None:
+        if self._has_room(life):
+            self._cluster.at(self._cluster.now_s + self.pools[life.key].start_s, self._become_ready, life)
+
+    def _has_room(self, life: Life) -> bool:
+        """Whether it has room, or has just found some."""
+        demand = self.pools[life.key].demand
+        if self.nodes is None or demand is None:
+            return True
+        if life.node is None:
+            life.node = self.nodes.take(demand, self.allowed.get(life.key))
+        return life.node is not None
 
     def _become_ready(self, life: Life) -> None:
         if not life.is_stopping:
@@ -139,7 +180,7 @@ class Fleet:
 
     def _make_ready(self, life: Life) -> None:
         life.ready_s = self._cluster.now_s
-        life.replica = self._cluster.add(life.key, life.replica_id)
+        life.replica = self._cluster.add(life.key, life.replica_id, () if life.node is None else life.node.under)
 
     def _stop(self, life: Life) -> None:
         life.stopped_s = self._cluster.now_s
@@ -151,3 +192,6 @@ class Fleet:
     def _end(self, life: Life) -> None:
         life.gone_s = self._cluster.now_s
         self.here[life.key].remove(life)
+        demand = self.pools[life.key].demand
+        if self.nodes is not None and life.node is not None and demand is not None:
+            self.nodes.give_back(life.node.name, demand)

@@ -14,10 +14,12 @@ from autoscale.ratio import PdRatio
 from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import Saturation, VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
+from autoscale.sim.nodes import VirtualNodes
 from autoscale.sim.serve import VirtualServe
 from autoscale.slo import SloConfig
 from autoscale.trace import TraceRequest
 from autoscale.types import Plan, PoolKey
+from kvtransfer.topology import Node
 from router.config import RouterConfig
 
 # A request that has not ended so long after the last one came, and what the longest answer may take, is given up.
@@ -40,6 +42,8 @@ class Scenario:
     ``slos``: the objective of each request of the trace. ``seed``: of the routers' ties. ``warm_up_s``: a trace begins
     on empty engines and without history, so for so long the first counts stay, and nothing is measured. ``link_frac``
     and after it as in ``VirtualCluster``. ``failures`` happen to policies, not to plans that are known beforehand.
+    ``nodes``: where replicas of policies must find room, with what others hold; with ``sees_nodes`` the controller
+    places by them, else only Ray does.
     """
 
     trace: Sequence[TraceRequest]
@@ -54,6 +58,9 @@ class Scenario:
     prefix_block_tokens: int | None = None
     failures: Sequence[Failure] = ()
     refuse_at: Saturation | None = None
+    switch_uplink_bytes_per_s: float | None = None
+    nodes: Sequence[Node] | None = None
+    sees_nodes: bool = True
 
     @property
     def end_s(self) -> float:
@@ -80,6 +87,7 @@ class Scenario:
             random.Random(self.seed),
             link_frac=self.link_frac,
             uplink_bytes_per_s=self.uplink_bytes_per_s,
+            switch_uplink_bytes_per_s=self.switch_uplink_bytes_per_s,
             prefix_block_tokens=self.prefix_block_tokens,
             refuse_at=self.refuse_at,
             slo=slo,
@@ -130,7 +138,15 @@ class Run:
 def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[PoolKey, int]) -> Run:
     """A scenario under the controller, from these counts on."""
     cluster = scenario.cluster(config.slo)
-    serve = VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s)
+    nodes = None if scenario.nodes is None else VirtualNodes(scenario.nodes, random.Random(scenario.seed))
+    serve = VirtualServe(
+        cluster,
+        Controller(config),
+        scenario.pools,
+        held_s=scenario.warm_up_s,
+        nodes=nodes,
+        sees_nodes=scenario.sees_nodes,
+    )
     serve.start(counts)
     for failure in scenario.failures:
         cluster.at(failure.at_s, serve.fail, failure.key, failure.replicas)

@@ -7,6 +7,7 @@ from autoscale.controller import Controller
 from autoscale.signals import Signals
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
+from autoscale.sim.nodes import VirtualNodes
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
 from router.membership import routable
 
@@ -21,10 +22,17 @@ class VirtualServe:
         pools: Mapping[PoolKey, VirtualPool],
         *,
         held_s: float = 0.0,
+        nodes: VirtualNodes | None = None,
+        sees_nodes: bool = True,
     ) -> None:
-        """``held_s``: until then it only looks, and all that it begins with serve, whatever the ratio."""
+        """``held_s``: until then it only looks, and all that it begins with serve, whatever the ratio.
+
+        ``nodes``: where replicas must find room; with ``sees_nodes`` the controller places by them, else only Ray does.
+        """
         self.cluster = cluster
-        self.fleet = Fleet(cluster, pools, self._decide)  # as the live policy does whenever another replica runs
+        # As the live policy does whenever another replica runs.
+        self.fleet = Fleet(cluster, pools, self._decide, nodes)
+        self._seen = nodes if sees_nodes else None
         self.plans: list[tuple[float, Plan]] = []
         self._held_s = held_s
         self._deciding = controller
@@ -79,18 +87,27 @@ class VirtualServe:
                     link_tier=pool.link_tier,
                     cost=pool.cost,
                     draining=tuple(life.replica_id for life in fleet.here[key] if life.is_stopping),
+                    demand=None if self._seen is None else pool.demand,
+                    held_replicas=None
+                    if self._seen is None
+                    else sum(life.node is not None and not life.is_stopping for life in fleet.here[key]),
+                    affinity=pool.affinity,
+                    preference=pool.preference,
                 )
                 for key, pool in fleet.pools.items()
             ),
             latency=self._signals.latency(config.slo.quantile_frac),
             traffic=self._signals.traffic(),
             state=self._state,
+            nodes=None if self._seen is None else self._seen.now(),
         )
         plan = self._controller.tick(snapshot)
         self._state = plan.state
         # What a policy remembers is in the next snapshot; of three days it would fill a gigabyte.
         state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
         self.plans.append((now_s, replace(plan, state=state, decision=decision)))
+        fleet.allowed |= plan.nodes
+        fleet.find_room()
         for key in fleet.pools:
             self._targets[key] = plan.counts[key]
             fleet.scale(key, plan.counts[key], plan.victims)

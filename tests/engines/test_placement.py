@@ -1,0 +1,242 @@
+"""Where replicas really are: a dozen labelled Ray nodes of three GPU types under four S1 and two S2 switches.
+
+The numbers are those of the placement laws (ARCHITECTURE.md). Engines are emulated, one GPU each; GPUs are resources of
+Ray's that only count.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from deployments.ports import free_ports
+from serve_app.cluster import LocalCluster, NodeSpec
+from serve_app.processes import title
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+# Of each S1 switch its S2, and the GPU types of its nodes: b0 has one type, m2 two, and m3 a third one.
+SWITCHES = {
+    "m0": ("b0", ("H100", "H100")),
+    "m1": ("b0", ("H100", "H100")),
+    "m2": ("b1", ("H100", "H100", "A100", "A100")),
+    "m3": ("b1", ("H20", "H20", "H20")),
+}
+RESOURCES = {kind: f"gpu_{kind.lower()}" for kind in ("H100", "A100", "H20")}
+HOST = "tandem.io/host"
+NO_NODE_S = 6.0
+
+
+def gpu_node(switch: str, number: int) -> NodeSpec:
+    s2, kinds = SWITCHES[switch]
+    labels = {"tandem.io/s2": s2, "tandem.io/s1": switch, HOST: f"{switch}-{number}"}
+    return NodeSpec(cpus=2, gpus=0, labels=labels, resources={RESOURCES[kinds[number]]: 1})
+
+
+def group(
+    name: str, switch: str, types: tuple[str, str] = ("H100", "H100"), lowest: int = 0, **more: Any
+) -> dict[str, Any]:
+    pools = {
+        role: {
+            "replicas": lowest,
+            "max_replicas": 2,
+            "emulator": {
+                "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
+                "start_s": 0.0,
+                "time_factor": 20.0,
+            },
+            "placement": {"accelerator_type": kind, "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
+        }
+        for role, kind in zip(("prefill", "decode"), types, strict=True)
+    }
+    return {"name": name, "affinity": "s1", "node_labels": {"tandem.io/s1": switch}, **pools, **more}
+
+
+def service(model: str, groups: list[dict[str, Any]], **autoscale: Any) -> dict[str, Any]:
+    sized = {
+        "pd_ratio": "1:1",
+        "policy": {"kind": "static", "prefill": 1, "decode": 1},
+        "slo": {"ttft_s": 30.0, "tpot_s": 5.0},
+        "guard": {"cooldown_out_s": 1.0, "cooldown_in_s": 1.0},
+        "gate": {"observation_s": 2.0},
+        "interval_s": 1.0,
+        "window_s": 6.0,
+        "no_node_s": NO_NODE_S,
+        **autoscale,
+    }
+    return {"model": {"id": model, "source": "emulated/llama-70b"}, "groups": groups, "autoscale": sized}
+
+
+def document() -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    made["http_options"]["port"] = free_ports(1)[0]
+    application = made["applications"][0]
+    application["name"] = "placed"
+    application["args"] = {
+        "services": [
+            service(
+                "chat",
+                [group("chat-m0", "m0", lowest=1), group("chat-m1", "m1"), group("chat-m2", "m2")],
+                gpu_types={"prefill": ["H100"], "decode": ["H100"]},
+            ),
+            service(
+                "mixed",
+                [group("mixed-m1", "m1", ("H100", "A100")), group("mixed-m2", "m2", ("H100", "A100"))],
+                priority=10,
+                idle_to_zero_s=20.0,
+            ),
+        ],
+        "ingress": {"replicas": 1, "cpus_per_replica": 0.25, "metrics_port": free_ports(1)[0]},
+        "topology": {"gpu_resources": RESOURCES, "cost_per_gpu_hour": {"H100": 4.0, "A100": 2.0, "H20": 1.0}},
+    }
+    return made
+
+
+class Placed:
+    """The application, and where its replicas really are."""
+
+    def __init__(self, app: Any, cluster: LocalCluster) -> None:
+        self.app, self.cluster = app, cluster
+
+    def control(self, model: str) -> Any:
+        from serve_app.ray_control import Control
+
+        return Control("placed", model)
+
+    def status(self, model: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.control(model).status()
+        return status
+
+    def where(self) -> dict[str, list[str]]:
+        """Of each pool the hosts on which Ray says that its replicas' processes are."""
+        import ray
+        from ray._private.state import actors
+
+        hosts = {node["NodeID"]: node["Labels"].get(HOST, "head") for node in ray.nodes() if node["Alive"]}
+        found: dict[str, list[str]] = {}
+        for actor in actors().values():
+            name = actor["Name"]
+            if actor["State"] == "ALIVE" and name.startswith("SERVE_REPLICA::placed#"):
+                pool = name.removeprefix("SERVE_REPLICA::placed#").rpartition("#")[0]
+                if pool.startswith(("prefill:", "decode:")):
+                    found.setdefault(pool, []).append(hosts.get(actor["Address"]["NodeID"], "lost"))
+        return {pool: sorted(names) for pool, names in sorted(found.items())}
+
+    def switches(self) -> dict[str, list[str]]:
+        return {pool: sorted({host.partition("-")[0] for host in hosts}) for pool, hosts in self.where().items()}
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        where = self.where()
+        groups = sorted({pool.partition(":")[2] for pool in where})
+        return {name: (len(where.get(f"prefill:{name}", ())), len(where.get(f"decode:{name}", ()))) for name in groups}
+
+    def until(self, holds: Callable[[], bool], within_s: float = 90.0) -> None:
+        """Wait for it, and look all the time that no group straddles its domain."""
+        deadline = time.monotonic() + within_s
+        while not holds():
+            assert_nothing_straddles(self.switches())
+            assert time.monotonic() < deadline, (
+                self.where(),
+                self.control("chat").status(),
+                self.control("mixed").status(),
+            )
+            time.sleep(0.5)
+        assert_nothing_straddles(self.switches())
+
+
+def assert_nothing_straddles(switches: dict[str, list[str]]) -> None:
+    """Laws 1 and 11."""
+    for pool, names in switches.items():
+        assert names == [pool.rpartition("-")[2]], switches
+
+
+@pytest.fixture(scope="module")
+def placed() -> Iterator[Placed]:
+    from serve_app.sdk import deploy
+
+    nodes = [gpu_node(switch, number) for switch, (_, kinds) in SWITCHES.items() for number in range(len(kinds))]
+    with (
+        LocalCluster([NodeSpec(cpus=4, gpus=0), *nodes]) as cluster,
+        deploy(document(), address=cluster.address) as app,
+    ):
+        yield Placed(app, cluster)
+
+
+def test_law_15_groups_sleep_until_there_is_need(placed: Placed) -> None:
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1)})
+
+
+def test_laws_3_and_4_a_service_grows_in_units_and_leaves_scarce_switches_alone(placed: Placed) -> None:
+    placed.control("chat").scale(2, 2)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
+    placed.control("chat").scale(3, 3)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)})
+
+
+def test_law_14_what_finds_no_room_is_pending_and_said(placed: Placed) -> None:
+    placed.control("chat").scale(4, 4)
+    placed.until(lambda: placed.status("chat")["plan"]["pending"] == {"prefill": 1, "decode": 1})
+    said = placed.status("chat")["plan"]["passed_over"]
+    assert said["chat-m0"] == "no node has room for a replica of prefill:chat-m0 beside the other 1 of its unit"
+    assert placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)}
+
+
+def test_law_15_a_request_wakes_a_service_and_law_10_the_less_important_one_makes_room(placed: Placed) -> None:
+    # Both H100s of the only switch with both types are chat's.
+    body = {"model": "mixed", "prompt": "Hello", "max_tokens": 4}
+    answer = requests.post(f"{placed.app.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    placed.until(lambda: placed.counts().get("mixed-m2") == (1, 1))
+    where = placed.where()
+    assert where["prefill:mixed-m2"][0] in ("m2-0", "m2-1")
+    assert where["decode:mixed-m2"][0] in ("m2-2", "m2-3")
+    assert "mixed-m1" not in placed.counts()  # law 1: no A100 is under m1
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "mixed-m2": (1, 1)})
+
+
+def test_law_15_who_is_not_asked_goes_to_sleep_again(placed: Placed) -> None:
+    placed.control("chat").scale(2, 2)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)}, within_s=120.0)
+
+
+def test_law_6_scale_in_frees_the_scarcest_switch_first(placed: Placed) -> None:
+    placed.control("chat").scale(3, 3)
+    placed.until(lambda: "chat-m2" in placed.counts() and placed.counts()["chat-m2"] == (1, 1))
+    placed.control("chat").scale(2, 2)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
+
+
+def test_law_13_a_cordoned_switch_takes_nothing_new(placed: Placed) -> None:
+    placed.control("chat").cordon("m2")
+    placed.control("chat").scale(3, 3)
+    placed.until(lambda: placed.status("chat")["plan"]["pending"] == {"prefill": 1, "decode": 1})
+    assert "chat-m2" not in placed.counts()
+    placed.control("chat").cordon("m2", False)
+    placed.until(lambda: placed.counts().get("chat-m2") == (1, 1))
+    placed.control("chat").scale(2, 2)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
+
+
+def test_law_12_a_lost_nodes_replica_goes_elsewhere_and_the_node_is_used_when_it_is_back(placed: Placed) -> None:
+    lost = placed.where()["prefill:chat-m1"][0]
+    lose(placed.cluster, lost)
+    # Its own group has no other node, so its decode replica is of no use there either.
+    placed.until(lambda: placed.counts().get("chat-m2") == (1, 1), within_s=120.0)
+    switch, _, number = lost.partition("-")
+    placed.cluster.add_node(gpu_node(switch, int(number)))
+    placed.control("chat").scale(3, 3)
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)})
+
+
+def lose(cluster: LocalCluster, host: str) -> None:
+    """End every process of a node at once."""
+    raylets = [one for one in cluster.processes() if "raylet/raylet " in title(one) and f'"{host}"' in title(one)]
+    (raylet,) = raylets
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
