@@ -90,6 +90,13 @@ class AutoscaleConfig(BaseModel):
     quota_gpus: dict[str, float] = Field(
         default_factory=dict, description="The most GPUs of each type that the service may hold."
     )
+    warm_replicas: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Replicas of the ratio's larger role, and of the other those that are due with them, that run "
+        "and get no request until the service grows: then at once.",
+    )
     is_paused: bool = Field(
         False, description="Decide nothing; new replicas still enter, and withdrawn ones still come back."
     )

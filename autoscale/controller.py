@@ -15,13 +15,14 @@ from autoscale.headcount import (
     running_replicas,
     withdrawn_replicas,
 )
-from autoscale.placement import Placed, held_gpus, place
+from autoscale.placement import Placed, held_gpus
 from autoscale.policies import POLICIES
 from autoscale.ratio import PdRatio, Room, pd_text
 from autoscale.reconciliation import is_after_a_gap, reconciled
 from autoscale.sleep import NOBODY, asleep, can_sleep, is_asleep, woken
 from autoscale.slots import Slots
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolStats, Snapshot
+from autoscale.warm import asked, place_both, with_warm
 from kvtransfer.topology import Role, Topology
 
 
@@ -85,16 +86,24 @@ class Controller:
         placed = Placed(counts=state.desired)
         overdue = self._overdue(state, snapshot.now_s)
         is_beyond = any(state.desired[pool.key] > pool.highest_replicas for pool in limited)
-        if verdict.counts != current or ((overdue or is_beyond) and not self._is_frozen()):
-            placed = place(
+        kept_ratio = PdRatio.of(verdict.counts) if self._is_off_ratio_by_hand(ratio) else ratio
+        warm = self.config.warm_replicas if snapshot.warm_replicas is None else snapshot.warm_replicas
+        both = with_warm(
+            verdict.counts, 0 if verdict.counts == NOBODY else warm, kept_ratio, room, ending_replicas(snapshot)
+        )
+        is_other = overdue or is_beyond or both != desired_replicas(asked(state))
+        if verdict.counts != current or (is_other and not self._is_frozen()):
+            found = place_both(
                 verdict.counts,
-                state.desired,
+                both,
+                state,
                 limited,
-                PdRatio.of(verdict.counts) if self._is_off_ratio_by_hand(ratio) else ratio,
+                kept_ratio,
                 slots=slots,
                 limits=(dict(snapshot.gpus_left), self._quota_left(snapshot)),
                 overdue=overdue,
             )
+            placed, state = found.placed, replace(state, warm=found.warm)
         desired = placed.counts
         if desired != state.desired:
             grows = sum(desired.values()) >= sum(state.desired.values())
@@ -220,7 +229,7 @@ class Controller:
 
     def _quota_left(self, snapshot: Snapshot) -> dict[str, float]:
         """GPUs by type that the service may still add."""
-        held = held_gpus(snapshot.pools, snapshot.state.desired)
+        held = held_gpus(snapshot.pools, asked(snapshot.state))
         return {kind: quota - held.get(kind, 0.0) for kind, quota in self.config.quota_gpus.items()}
 
     def _decide(self, snapshot: Snapshot, hold: str | None) -> Decision:
@@ -305,11 +314,12 @@ class Controller:
             pool.key.group: {Role.PREFILL: [], Role.DECODE: []} for pool in snapshot.pools
         }
         counts: dict[PoolKey, int] = {}
+        held: list[str] = []
         for pool in snapshot.pools:
-            wanted = state.desired[pool.key]
+            wanted, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
             names = [replica.replica_id for replica in pool.replicas]
             away = among(names, withdrawn)
-            surplus = len(names) - len(away) - len(among(names, victims)) - wanted
+            surplus = len(names) - len(away) - len(among(names, victims)) - wanted - warm
             if surplus < 0:
                 away.sort(key=withdrawn.__getitem__)  # who left last comes back first
                 for name in away[max(0, len(away) + surplus) :]:
@@ -327,12 +337,16 @@ class Controller:
                     victims.add(name)
                     is_missed_no_more = True
             stays = [name for name in names if name not in withdrawn and name not in victims]
-            serve_counts = max(wanted, len(stays)) + len(among(names, withdrawn))
+            serve_counts = max(wanted + warm, len(stays)) + len(among(names, withdrawn))
             counts[pool.key] = wanted if self.config.is_observing else serve_counts
+            if warm and len(stays) > wanted:
+                staying = [replica for replica in pool.replicas if replica.replica_id in stays]
+                unlisted = choose_victims(staying, before, len(stays) - wanted)
+                held += unlisted
+                stays = [name for name in stays if name not in unlisted]
             ready[pool.key.group][pool.key.role] = stays
         is_gated = gate.is_enabled and not self.config.is_observing and not self._is_off_ratio_by_hand(ratio)
         admitted: list[str] = []
-        held: list[str] = []
         for group in ready.values():
             names = [*group[Role.PREFILL], *group[Role.DECODE]]
             enter = admit(group, before, ratio=ratio, band_replicas=gate.band_replicas) if is_gated else names

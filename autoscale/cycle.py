@@ -12,8 +12,10 @@ from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.placement import held_gpus
 from autoscale.ratio import PdRatio
+from autoscale.sleep import is_asleep
 from autoscale.slots import Slots
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
+from autoscale.warm import asked, shared
 from kvtransfer.topology import Node, NodeSet, Role, Topology
 
 _EPSILON = 1e-6
@@ -25,6 +27,8 @@ def tick_all(
     *,
     nodes: Sequence[Node] | None = None,
     budget_gpus: Mapping[str, float] | None = None,
+    warm_replicas: int = 0,
+    lacking_types: frozenset[str] = frozenset(),
 ) -> dict[str, tuple[Snapshot, Plan]]:
     """The plan of every service at one instant, and the snapshot from which it follows.
 
@@ -33,28 +37,32 @@ def tick_all(
         snapshots: of the same services, without nodes, budgets and claims.
         nodes: of the cluster, with what nobody holds; ``None``: nobody looks.
         budget_gpus: the most GPUs of each type that all services together may hold.
+        warm_replicas: that run for whichever service needs them, and are not routed to before; one each in turn of
+            those that are awake, the most important first and of these who has some.
+        lacking_types: of GPUs, those that were lacking in the cycle before, of which nobody has warm replicas.
     """
     slots = None if nodes is None else Slots(Topology(nodes))
     left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
-        for kind, gpus in held_gpus(snapshot.pools, snapshot.state.desired).items():
+        for kind, gpus in held_gpus(snapshot.pools, asked(snapshot.state)).items():
             if kind in left:
                 left[kind] -= gpus
     claims: dict[str, dict[PoolKey, int]] = {}
     decided: dict[str, tuple[Snapshot, Plan]] = {}
     order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
+    warm = _warm(controllers, snapshots, order, warm_replicas, lacking_types)
     for number, name in enumerate(order):
-        snapshot = replace(snapshots[name], gpus_left=dict(left), claims=claims.get(name, {}))
+        snapshot = replace(snapshots[name], gpus_left=dict(left), claims=claims.get(name, {}), warm_replicas=warm[name])
         free = None if slots is None else slots.left()
         plan = controllers[name].tick(snapshot, slots)
         if slots is not None and free is not None:
             # Only what a plan was made from: of thousands of nodes that would be most of the cycle.
-            was_placed = plan.state.desired != snapshot.state.desired or plan.pending or plan.passed_over
+            was_placed = asked(plan.state) != asked(snapshot.state) or plan.pending or plan.passed_over
             seen = slots.nodes((pool.demand for pool in snapshot.pools), free) if was_placed else ()
             snapshot = replace(snapshot, nodes=seen)
         decided[name] = snapshot, plan
-        before = held_gpus(snapshot.pools, snapshot.state.desired)
-        for kind, gpus in held_gpus(snapshot.pools, plan.state.desired).items():
+        before = held_gpus(snapshot.pools, asked(snapshot.state))
+        for kind, gpus in held_gpus(snapshot.pools, asked(plan.state)).items():
             if kind in left:
                 left[kind] -= max(0.0, gpus - before.get(kind, 0.0))
         if plan.pending:
@@ -64,6 +72,35 @@ def tick_all(
             ratios = {other: controllers[other].config.pd_ratio for other in less}
             _claim(snapshot, plan, others, ratios, slots, claims)
     return decided
+
+
+def lacking_types(decided: Mapping[str, tuple[Snapshot, Plan]]) -> frozenset[str]:
+    """The types of GPU that what is pending would take."""
+    return frozenset(
+        kind
+        for snapshot, plan in decided.values()
+        for pool in snapshot.pools
+        if plan.pending.get(pool.key.role) and pool.demand is not None
+        for kind in pool.demand.gpus_by_type()
+    )
+
+
+def _warm(
+    controllers: Mapping[str, Controller],
+    snapshots: Mapping[str, Snapshot],
+    order: Sequence[str],
+    together: int,
+    lacking: frozenset[str],
+) -> dict[str, int]:
+    """How many warm replicas each service may have."""
+    able = [name for name in order if not is_asleep(snapshots[name]) and not lacking & _types(snapshots[name])]
+    able.sort(key=lambda name: (-controllers[name].config.priority, not snapshots[name].state.warm))
+    given = shared(together, able)
+    return {name: controllers[name].config.warm_replicas + given[name] if name in given else 0 for name in order}
+
+
+def _types(snapshot: Snapshot) -> set[str]:
+    return {kind for pool in snapshot.pools if pool.demand is not None for kind in pool.demand.gpus_by_type()}
 
 
 def in_order(configs: Mapping[str, AutoscaleConfig], snapshots: Mapping[str, Snapshot]) -> list[str]:
@@ -104,7 +141,7 @@ def _claim(
     missing, where = _lacking(claimant, plan, slots)
     for snapshot in others.values():
         for pool in snapshot.pools:
-            leaving = max(0, _here(pool) - snapshot.state.desired.get(pool.key, 0)) + len(pool.draining)
+            leaving = max(0, _here(pool) - asked(snapshot.state).get(pool.key, 0)) + len(pool.draining)
             _give(pool, leaving, missing, where, slots)
     for name, snapshot in others.items():
         mine = claims.setdefault(name, {})

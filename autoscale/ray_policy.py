@@ -19,7 +19,7 @@ import ray
 from autoscale import ray_victims
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
-from autoscale.cycle import tick_all
+from autoscale.cycle import lacking_types, tick_all
 from autoscale.decision_log import NODES, PLAN, STATE, config_line, decision_line, is_news
 from autoscale.ray_topology import Places, read_nodes, read_places
 from autoscale.signals import Signals
@@ -53,6 +53,7 @@ class JointPolicy:
         self._signals: dict[str, Signals] = {}
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
+        self._lacking: frozenset[str] = frozenset()
         self._counts: dict[PoolKey, int] = {}
         self._running: dict[PoolKey, tuple[str, ...]] = {}
         self._awaited: frozenset[str] = frozenset()
@@ -152,7 +153,15 @@ class JointPolicy:
             for name in controllers
         }
         budget_gpus = None if topology is None else topology.budget_gpus
-        decided = tick_all(controllers, snapshots, nodes=nodes, budget_gpus=budget_gpus)
+        warm_replicas = 0 if topology is None else topology.warm_replicas
+        decided = tick_all(
+            controllers,
+            snapshots,
+            nodes=nodes,
+            budget_gpus=budget_gpus,
+            warm_replicas=warm_replicas,
+            lacking_types=self._lacking,
+        )
         lines = [
             decision_line(name, snapshot, plan)
             for name, (snapshot, plan) in decided.items()
@@ -223,7 +232,7 @@ class JointPolicy:
         now_s = next(iter(ticked.decided.values()))[0].now_s
         lines = [*link.take_config_lines(self._configs_known, now_s), *ticked.lines]
         link.publish(ticked, lines, _p99(self._calls_s))
-        self._last = plans
+        self._last, self._lacking = plans, lacking_types(ticked.decided)
 
     @staticmethod
     def _allowed(before: Mapping[str, tuple[str, ...]], ticked: "_Ticked") -> dict[str, tuple[str, ...]]:
@@ -234,7 +243,7 @@ class JointPolicy:
                 name = str(pool.key)
                 if pool.key in plan.nodes:
                     allowed[name] = plan.nodes[pool.key]
-                elif name in before and (pool.held_replicas or 0) < plan.state.desired[pool.key]:
+                elif name in before and (pool.held_replicas or 0) < plan.counts[pool.key]:
                     allowed[name] = before[name]
         return allowed
 

@@ -44,7 +44,8 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         desired[key] = pool.target_replicas if known is None else known
         if victims:
             own = {replica.replica_id for replica in pool.replicas}
-            if count <= pool.target_replicas == desired[key] + len(own & withdrawn.keys()):
+            asked_for = desired[key] + state.warm.get(key, 0)
+            if count <= pool.target_replicas == asked_for + len(own & withdrawn.keys()):
                 # Serve has stopped as many as it should, but others: without the hook the choice is its own.
                 victims = [name for name in victims if name not in own]
         if count < pool.target_replicas:

@@ -108,6 +108,13 @@ class TopologyConfig(BaseModel):
     cost_per_gpu_hour: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=dict, description="Of each type, in any currency: cheaper variants grow first."
     )
+    warm_replicas: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Replicas (as autoscale.warm_replicas) that all services share: run, and get no request until a "
+        "service grows.",
+    )
 
     def under(self, labels: Mapping[str, str], names: Iterable[str]) -> Path:
         """What a node of these labels and names is under; labels come first."""
