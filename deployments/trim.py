@@ -5,6 +5,7 @@ Without it an endpoint that had thirty-two bodies of 32 MiB at a time once keeps
 
 import asyncio
 import ctypes
+from typing import Any
 
 _LARGE_BYTES = 8 << 20
 # It takes tens of milliseconds, in a thread, during which the process gets no other large piece.
@@ -17,7 +18,7 @@ class Trim:
     def __init__(self, after_s: float = _AFTER_S) -> None:
         self._after_s = after_s
         # Other C libraries have no such function, and some of them no need for it.
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._due: asyncio.Task[None] | None = None
 
     def freed(self, count: int) -> None:
