@@ -87,7 +87,8 @@ async def fuzz(app: Any, part: Part, number: int, tally: Tally, advance: Callabl
 
 def grown(growth: Growth, part: Part) -> list[str]:
     """The kinds of processes whose memory grew though it may not in this part."""
-    return [kind for kind, row in growth.items() if has_grown(row) and kind in (part.judged_kinds or growth)]
+    settled = part.settled_kinds or growth
+    return [kind for kind, row in growth.items() if has_grown(row, may_rise=kind not in settled)]
 
 
 def ended(known: set[int], now: Processes) -> set[int]:

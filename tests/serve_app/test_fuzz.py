@@ -308,13 +308,14 @@ def test_a_process_has_ended_unless_haproxy_was_reloaded(now: dict[int, str], go
 
 
 @pytest.mark.parametrize(("index", "kinds"), [(0, ["ingress", "engine"]), (1, ["engine"])])
-def test_all_processes_are_judged_by_the_longer_part_and_those_of_engines_by_the_real_one_too(
+def test_no_process_may_rise_in_the_longer_part_and_none_of_engines_in_the_real_one(
     index: int, kinds: list[str], tmp_path: Path
 ) -> None:
     rest = {"first_third_mib": 250.0, "last_third_mib": 255.0, "growth_frac": 0.02, "steady_mib": 0.0}
     rises = {**rest, "steady_mib": 14.5}
-    growth = {"ingress": rises, "engine": rises, "decode replica": rest}
-    assert grown(growth, parts(100, tmp_path)[index]) == kinds
+    much = {**rest, "last_third_mib": 270.0, "growth_frac": 0.08}
+    growth = {"ingress": rises, "engine": rises, "decode replica": rest, "haproxy": much}
+    assert grown(growth, parts(100, tmp_path)[index]) == [*kinds, "haproxy"]
 
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
