@@ -3,11 +3,36 @@
 import math
 from typing import Any
 
+from deployments.openai_errors import OpenAIError
 from router.admission import Asked, Priority
 
+# Fields of a part of a message that are no text in its prompt.
+_MEDIA = (
+    "image_url",
+    "image_pil",
+    "image_embeds",
+    "audio_url",
+    "audio_embeds",
+    "input_audio",
+    "video_url",
+    "video_embeds",
+    "data",
+)
 _BYTES_PER_TOKEN = 4
 _MESSAGE_TOKENS = 4  # its role, and what stands around it
 _MOST_ANSWERS = 10_000  # decode takes fewer
+
+
+def check_types(body: dict[str, Any]) -> None:
+    """Refuse what vLLM would take for something else than the endpoint does, which counts answers and streams by it.
+
+    Raises:
+        OpenAIError: 400, naming the field.
+    """
+    for name, kind, what in (("stream", bool, "true or false"), ("n", int, "a whole number")):
+        value = body.get(name)
+        if value is not None and type(value) is not kind:
+            raise OpenAIError(400, f"{name} must be {what} (got {value!r:.100})", param=name)
 
 
 def asked_of(
@@ -57,9 +82,15 @@ def _messages_tokens(body: dict[str, Any]) -> int:
         if isinstance(message, dict):
             content = message.get("content")
             parts = content if isinstance(content, list) else [content]
-            texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-            tokens += _MESSAGE_TOKENS + _text_tokens(texts) + _text_tokens(message.get("tool_calls"))
-    return tokens + _text_tokens(body.get("tools")) + _text_tokens(body.get("documents"))
+            texts = [text for part in parts for text in (_texts(part) if isinstance(part, dict) else [part])]
+            others = [message.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")]
+            tokens += _MESSAGE_TOKENS + _text_tokens(texts) + _text_tokens(others)
+    return tokens + _text_tokens([body.get(name) for name in ("tools", "documents", "chat_template_kwargs")])
+
+
+def _texts(part: dict[str, Any]) -> list[Any]:
+    """Whatever its type says: it may be ``text``, ``refusal``, ``thinking`` and others."""
+    return [value for name, value in part.items() if name != "type" and name not in _MEDIA]
 
 
 def _text_tokens(value: Any) -> int:

@@ -249,7 +249,8 @@ class IngressConfig(_Config):
         300.0,
         gt=0.0,
         le=86_400.0,
-        description="A request that takes longer ends with an error (Ray's own limit is 600).",
+        description="A request that takes longer ends with an error. No more than graceful_shutdown_timeout_s of "
+        "every decode role, which is how long a replica that is to go may finish.",
     )
     retries: int = Field(
         2,

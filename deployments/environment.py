@@ -1,5 +1,6 @@
 """The third-party environment variables that Tandem sets for the processes of a cluster it starts (pure)."""
 
+import math
 from pathlib import Path
 
 from deployments.controller_hook import IMPORT_PATH
@@ -9,6 +10,9 @@ from deployments.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
 # which a part was still to come when its head was sent on cannot be sent again, so it is sent on as a whole (what is
 # longer than HAProxy's buffer as soon as that is full); and it must have come by then, or one byte a minute would do.
 _HAPROXY_LINES = ("    option http-buffer-request", "    timeout http-request 30s")
+
+
+_LEAST_HARD_STOP_S = 600
 
 
 def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
@@ -46,6 +50,14 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
     }
 
 
+def hard_stop(request_timeout_s: float = 0.0) -> dict[str, str]:
+    """A HAProxy that has been replaced, as whenever an ingress replica comes or goes, ends its streams only after this.
+
+    Not before the longest request (Serve's default: 120 s). Serve keeps the ports of replicas that ended as long.
+    """
+    return {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(_LEAST_HARD_STOP_S, math.ceil(request_timeout_s)))}
+
+
 def serve_environment() -> dict[str, str]:
     """Variables that make Serve's request path short (DECISIONS 5)."""
     return {
@@ -60,9 +72,7 @@ def serve_environment() -> dict[str, str]:
         # A request whose ingress replica ended before a word of its answer goes to another one, and is computed again.
         # Serve's own is conn-failure alone, and a 500 where the request had been sent.
         "RAY_SERVE_HAPROXY_RETRY_ON": "\n".join(["conn-failure empty-response", *_HAPROXY_LINES]),
-        # A HAProxy that has been replaced, as whenever an ingress replica comes or goes, ends its streams only after
-        # Ray's own limit of a request (Serve's default: 120 s).
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
+        **hard_stop(),
         # gRPC between deployments, routing and user code on one event loop: a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A proxy that has died is missed after three looks, which Serve makes every ten seconds.

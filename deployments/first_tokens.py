@@ -10,20 +10,23 @@ class FirstTokens:
     def __init__(self, client: Any) -> None:
         """``client``: the engine's, an ``AsyncLLM`` or an emulated one."""
         self._client = client
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, list[asyncio.Event]] = {}  # clients choose ids, and may choose one twice
 
     def watch(self, request_id: str, has_first: asyncio.Event) -> None:
         """Set ``has_first`` once the engine has the request's first token, or the first of its answers."""
-        self._waiting[request_id] = has_first
+        self._waiting.setdefault(request_id, []).append(has_first)
 
-    def leave(self, request_id: str) -> None:
+    def leave(self, request_id: str, has_first: asyncio.Event) -> None:
         """It has ended."""
-        self._waiting.pop(request_id, None)
+        left = [event for event in self._waiting.pop(request_id, []) if event is not has_first]
+        if left:
+            self._waiting[request_id] = left
 
     def look(self) -> None:
         """To be called after each step of the engine."""
         for request_id in [one for one in self._waiting if self._has_first(one)]:
-            self._waiting.pop(request_id).set()
+            for has_first in self._waiting.pop(request_id):
+                has_first.set()
 
     def _has_first(self, request_id: str) -> bool:
         if (emulated := getattr(self._client, "has_first", None)) is not None:

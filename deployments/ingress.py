@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from deployments import metrics as tandem_metrics
 from deployments.api_keys import ApiKeys
-from deployments.asked import asked_of
+from deployments.asked import asked_of, check_types
 from deployments.calls import streamed
 from deployments.config import IngressConfig
 from deployments.frames import DONE, FAILED, FULL, LOST, DecodeRequest, Frame, failure, full
@@ -38,6 +38,7 @@ from deployments.replica_port import listen_on_node_address
 from deployments.request_body import Bodies, Body, read_body
 from deployments.sent import SentFrames
 from deployments.start_backoff import StartBackoff
+from deployments.trim import Trim
 from deployments.waits import Wait, Waits
 from router import known_pools
 from router.admission import Asked, Priority
@@ -256,7 +257,7 @@ class Ingress:
             )
             for name, of in services.items()
         }
-        self._bodies = Bodies(config)
+        self._bodies, self._trim = Bodies(config), Trim()
         self._reads = 0  # bodies
         self._unhealthy = Recent(self._look_for_health, _HEALTH_KEEP_S)
         self._drains_until_s = 0.0
@@ -442,7 +443,7 @@ class Ingress:
         except StopAsyncIteration:
             raise OpenAIError(500, "the decode replica answered with nothing") from None
         except BaseException:
-            held.free()
+            self._free(held)
             raise
         if first.error is not None or not first.text.startswith("data: "):
             await anext(frames, None)  # the end, which would otherwise be a cancellation
@@ -464,7 +465,9 @@ class Ingress:
         body = json_object(raw, held.take)
         if "model" not in body:
             raise OpenAIError(400, "model is missing", param="model")
-        return body, self._service_of(body["model"])
+        service = self._service_of(body["model"])
+        check_types(body)
+        return body, service
 
     def _can_answer(self, service: _Service) -> bool:
         """Whether a decode replica runs, or will when asked: who came before waits, but nobody else."""
@@ -514,7 +517,11 @@ class Ingress:
                         yield frame
                         service.gate.go_on(place)
         finally:
-            held.free()
+            self._free(held)
+
+    def _free(self, held: Body) -> None:
+        held.free()
+        self._trim.freed(held.held_bytes)
 
     def _load(self, group: str) -> tuple[float, float]:
         """Requests in flight per decode replica; equals in random order."""
@@ -549,19 +556,20 @@ class Ingress:
             arrived_at_s=arrived_at_s,
             tells_first=service.gate.has_objective,
         )
-        sent, failed_groups = SentFrames(), set[str]()
+        sent, failed_groups, full_groups = SentFrames(), set[str](), set[str]()
         lost: Frame | None = None
         has_moved = False  # since it lost its replica
         tries, deadline_s = 1 + self._retries, arrived_s + self._timeout_s
         while tries:
-            group = self._group(service, failed_groups)
+            group = self._group(service, failed_groups | full_groups)
             asked.avoid, asked.probe = await self._health[group].guide()
             async with aclosing(self._attempt(service, group, asked, deadline_s)) as frames:
                 lost = None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
                     if frame.error in LOST or (
-                        frame.error == FULL and (tries <= self._retries or self._has_others(group, asked))
+                        frame.error == FULL
+                        and (tries <= self._retries or self._has_others(service, group, asked, full_groups))
                     ):
                         lost = frame
                         break
@@ -575,6 +583,8 @@ class Ingress:
                 return
             exclude = asked.exclude if asked.routed_to is None else asked.exclude | {asked.routed_to}
             if lost.error == FULL and tries > self._retries:  # it has lost nobody: another one may have room
+                if asked.routed_to is None or not known_pools.has_others(self._health[group].pool, exclude):
+                    full_groups.add(group)
                 asked = replace(asked, exclude=exclude, routed_to=None, refused=set())
                 continue
             if lost.error == FULL and time.monotonic() + _FULL_S < deadline_s:
@@ -586,17 +596,22 @@ class Ingress:
         if lost is not None:
             yield lost
 
-    def _has_others(self, group: str, asked: DecodeRequest) -> bool:
-        """Whether a pool has a replica that has not refused or failed this request."""
-        if asked.routed_to is None:  # all of them were asked
+    def _has_others(self, service: _Service, group: str, asked: DecodeRequest, full_groups: set[str]) -> bool:
+        """Whether there is a replica that has not refused or failed this request."""
+        if asked.routed_to in asked.exclude:  # it was asked again: nobody else was there
             return False
-        return known_pools.has_others(self._health[group].pool, {*asked.exclude, asked.routed_to})
+        than = {*asked.exclude, asked.routed_to}
+        others = [self._health[name].pool for name in {*self._serving(service)} - full_groups - {group}]
+        if any(known_pools.has_others(pool, than) or not known_pools.is_known(pool) for pool in others):
+            return True
+        # Of this group Serve itself has asked all where it names none.
+        return asked.routed_to is not None and known_pools.has_others(self._health[group].pool, than)
 
     async def _attempt(
         self, service: _Service, group: str, asked: DecodeRequest, deadline_s: float
     ) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
-        health, pace, has_failed, has_begun = self._health[group], StreamPace(), False, False
+        health, pace, is_judged, has_begun = self._health[group], StreamPace(), False, False
         started_s = time.monotonic()
         stream = self._groups[group].remote(asked)
         iterator: AsyncIterator[Frame] = stream.__aiter__()
@@ -628,14 +643,17 @@ class Ingress:
                     yield frame
                     continue
                 if frame.error in FAILED:
-                    has_failed = True
+                    is_judged = True
                     health.failed(asked)  # at once: who asked may go elsewhere and not come back here
+                elif frame.error == FULL:  # likewise, and it has answered
+                    is_judged = True
+                    health.answered(asked)
                 text = frame.text
                 yield frame
             if not _is_whole(text):
                 health.failed(asked)
                 yield failure(503, "the decode replica broke off; the request may be sent again", "replica_lost")
-            elif not has_failed:
+            elif not is_judged:
                 health.answered(asked)
         except TimeoutError:
             if wait.is_lost and _is_whole(text):

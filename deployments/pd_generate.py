@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -245,7 +245,7 @@ class PDGenerate:
                 await self._release(request_id, handed_over)
             raise
         finally:
-            self._first_tokens.leave(request_id)
+            self._first_tokens.leave(request_id, trace.has_first)
             self._local_prefill_tokens -= local_tokens
             if handed_over is not None:
                 self._pulls.left(handed_over)
@@ -336,8 +336,8 @@ class PDGenerate:
         self._waits.add(wait)
         try:
             with suppress(StopAsyncIteration):
-                while True:
-                    result = await wait.piece(answers)
+                result = await wait.piece(answers)
+                await self._end(wait, answers, call)
             if isinstance(result, PrefillRefusal):
                 logger.debug("prefill refuses request %s: %s", request_id, result.why)
                 self._health.answered(request)
@@ -374,6 +374,17 @@ class PDGenerate:
             else:
                 self._backlog.answered(len(ids), result.replica_id, result.backlog_tokens, time.monotonic())
         return result if isinstance(result, PrefillResult) else None
+
+    @staticmethod
+    async def _end(wait: Wait, answers: AsyncIterator[Any], call: Any) -> None:
+        """Wait for a stream's end; what breaks after its one piece has broken after all that matters."""
+        try:
+            await wait.piece(answers)
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            logger.debug("prefill broke off after its answer: %s", error)
+            call.cancel()
 
     def _report_failure(self, request: PrefillRequest, cause: Exception | str) -> None:
         self._health.failed(request)

@@ -18,12 +18,10 @@ from deployments.engine_host import ANSWER_S, EngineHost, engine_client, lease_s
 from deployments.engine_stats import engine_stats
 from deployments.handoff import PrefillRefusal, PrefillRequest, PrefillResult
 from deployments.worker_extension import METHOD_UNREAD_KV
-from kvtransfer.connector import prefill_request_params
+from kvtransfer.connector import LEASES, prefill_request_params
 from router.ray_router import QUEUED_TOKENS
 
 _UNREAD_POLL_S = 0.1
-# The lease ends what nobody pulls; an extension by a heartbeat adds two thirds of it.
-_LEASES = 2.0
 
 
 def prefill_sampling() -> SamplingParams:
@@ -75,7 +73,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
 
     async def __del__(self) -> None:
         """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""
-        until_s = time.monotonic() + _LEASES * self._lease_s
+        until_s = time.monotonic() + LEASES * self._lease_s
         with suppress(AttributeError):  # there is no engine: it never started
             client = engine_client(self)
             # Who does not answer computes a long step, unless it has died and keeps nothing.

@@ -15,6 +15,10 @@ _VLLM_ROLE = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 _PULL_LEASE_FRAC = 0.4
 
 
+# The lease ends what nobody pulls; an extension by a heartbeat adds two thirds of it.
+LEASES = 2.0
+
+
 class ConnectorConfig(BaseModel):
     """How KV blocks travel from prefill to decode; one instance serves both roles."""
 

@@ -350,7 +350,7 @@ class Admission:
         most_of_priority = most - int(_ROOM_FRAC * most) * priority
         if here < most_of_priority:
             return None
-        what = f"{here} requests are here, and {most_of_priority} may be for one of {priority.name.lower()} priority"
+        what = f"{here} requests are here, and one of {priority.name.lower()} priority enters below {most_of_priority}"
         return _refusal("requests", f"{what} (admission.max_requests is {most})", 1.0)
 
     def _refuse_crowded(self, asked: Asked, now_s: float) -> Refusal | None:

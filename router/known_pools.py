@@ -11,6 +11,8 @@ class _Router(Protocol):
     @property
     def curr_replicas(self) -> Mapping[Any, Any]: ...
 
+    def routed(self) -> Collection[str]: ...
+
 
 _ROUTERS: dict[str, list[_Router]] = {}
 
@@ -30,8 +32,11 @@ def count(deployment: str) -> int:
     return max((len(router.curr_replicas) for router in _ROUTERS.get(deployment, [])), default=0)
 
 
-def has_others(deployment: str, than: Collection[str]) -> bool:
-    """Whether a router of this process knows a replica of a deployment that is none of these."""
-    return any(
-        replica.unique_id not in than for router in _ROUTERS.get(deployment, []) for replica in router.curr_replicas
-    )
+def is_known(deployment: str) -> bool:
+    """Whether this process has sent it a request."""
+    return deployment in _ROUTERS
+
+
+def has_others(deployment: str, than: Collection[str | None]) -> bool:
+    """Whether requests go to a replica of a deployment that is none of these, as far as is known."""
+    return any(name not in than for router in _ROUTERS.get(deployment, []) for name in router.routed())

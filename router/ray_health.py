@@ -93,9 +93,9 @@ class HealthFeed:
                 request.probe = None
 
     def left(self, request: Routed) -> None:
-        """A request has ended; the probe that it did not make is another's."""
+        """A request has ended; the probe that it did not make, or that has shown nothing, is another's."""
         self.refused(request)
-        if request.probe is not None and request.routed_to != request.probe and request.probe in self._ejected:
+        if request.probe is not None and request.probe in self._ejected:
             self._granted.add(request.probe)
 
     def answered(self, request: Routed) -> None:
@@ -114,8 +114,13 @@ class HealthFeed:
 
     def _note(self, request: Routed, by: By, has_failed: bool) -> None:
         replica_id = request.routed_to
-        if replica_id is not None and (has_failed or replica_id in self._suspects or replica_id in self._told):
-            self._say(Seen(replica_id, has_failed, by, is_probe=replica_id == request.probe))
+        if replica_id is None:
+            return
+        is_probe = replica_id == request.probe
+        if has_failed or is_probe or replica_id in self._suspects or replica_id in self._told:
+            self._say(Seen(replica_id, has_failed, by, is_probe=is_probe))
+            if is_probe:
+                request.probe = None
 
     def _say(self, seen: Seen) -> None:
         if seen.has_failed:

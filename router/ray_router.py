@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.exceptions import RayServeException
@@ -93,6 +94,14 @@ class TandemRouter(RequestRouter):
         # One that has gone meanwhile is no candidate any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
+    def routed(self) -> Sequence[str]:
+        """The replicas that may be routed to now."""
+        return routable([replica_id.unique_id for replica_id in self.curr_replicas], self._obeyed())
+
+    def _obeyed(self) -> frozenset[str] | None:
+        membership = self._feed.membership if self._feed is not None else None
+        return obeyed(membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
+
     async def _queue(self, replica_id: str) -> int | None:
         try:
             replica = self._by_id[replica_id]
@@ -107,8 +116,7 @@ class TandemRouter(RequestRouter):
 
     def _refresh(self, candidates: list[RunningReplica]) -> None:
         """Bring the views in line with who may be routed to; with many replicas this costs the most."""
-        membership = self._feed.membership if self._feed is not None else None
-        seen = (candidates, obeyed(membership, now_s=time.monotonic(), silence_s=_SILENCE_S))
+        seen = (candidates, self._obeyed())
         # Serve makes a new list, and the feed a new set, whenever one of them changes.
         if seen[0] is self._seen[0] and seen[1] is self._seen[1]:
             return

@@ -9,7 +9,7 @@ from autoscale.config import AutoscaleConfig
 from autoscale.tuning import PoolLimits, Pools, check_fits
 from autoscale.types import PoolKey
 from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
-from kvtransfer.connector import ConnectorConfig
+from kvtransfer.connector import LEASES, ConnectorConfig
 from kvtransfer.topology import DEFAULT_LABELS, TopologyConfig, TopologyLabels, link_tier, named_tier
 from router.config import RouterConfig
 
@@ -148,6 +148,25 @@ class AppConfig(BaseModel):
                     f"group {group.name!r}: decode.engine_silence_s ({silence_s:g}) must be less than "
                     f"kv_transfer.lease_s ({lease_s}): an engine that stands still for longer pulls KV that prefill no "
                     "longer keeps"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        for group in self.groups:
+            request_s, decode_s = self.ingress.request_timeout_s, group.decode.graceful_shutdown_timeout_s
+            if request_s > decode_s:
+                raise ValueError(
+                    f"group {group.name!r}: ingress.request_timeout_s ({request_s:g}) is more than "
+                    f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that is to go would end in the "
+                    "middle of what it may finish; raise the second"
+                )
+            kept_s, prefill_s = LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
+            if kept_s > prefill_s:
+                raise ValueError(
+                    f"group {group.name!r}: prefill.graceful_shutdown_timeout_s ({prefill_s:g}) is less than "
+                    f"{LEASES:g} x kv_transfer.lease_s ({kept_s:g}): a replica that is to go would end before decode "
+                    "has read what it computed; raise the first or lower the second"
                 )
         return self
 

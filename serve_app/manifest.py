@@ -10,7 +10,7 @@ import yaml
 
 from autoscale.types import PoolKey
 from deployments.config import IngressConfig
-from deployments.environment import serve_environment
+from deployments.environment import hard_stop, serve_environment
 from deployments.ports import EVERY_ADDRESS
 from kvtransfer.topology import Role
 from serve_app.config import AppConfig
@@ -85,7 +85,7 @@ def render_rayservice(
                 "rayVersion": RAY_VERSION,
                 # Replicas that the joint policy asks for wait for nodes, which Ray's autoscaler then asks KubeRay for.
                 **({"enableInTreeAutoscaling": True} if any(g.most_pods > g.pods for g in groups) else {}),
-                "headGroupSpec": _head_group(image, port),
+                "headGroupSpec": _head_group(config.ingress, image, port),
                 "workerGroupSpecs": [_worker_group(group, config.ingress, image, port) for group in groups],
             },
         },
@@ -128,12 +128,12 @@ def _pinned_pool(pool: dict[str, Any], worker_group: str) -> dict[str, Any]:
     return {**pool, "placement": {**placement, "node_labels": labels}}
 
 
-def _head_group(image: str, port: int) -> dict[str, Any]:
+def _head_group(ingress: IngressConfig, image: str, port: int) -> dict[str, Any]:
     """Serve's controller and a proxy take no CPU; 0 keeps everything else off the head. Its probes are KubeRay's."""
     container = {
         "name": "ray-head",
         "image": image,
-        "env": _env(),
+        "env": _env(ingress),
         "ports": [_port("gcs", 6379), _port("dashboard", 8265), _port("client", 10001), _port("serve", port)],
         "resources": _resources(_HEAD_RESOURCES),
     }
@@ -155,7 +155,7 @@ def _worker_group(group: WorkerGroup, ingress: IngressConfig, image: str, port: 
         # Ray's node labels. KubeRay refuses them as rayStartParams.labels.
         "labels": {WORKER_GROUP_LABEL: group.name, **dict(group.shape.node_labels)},
         "rayStartParams": _ray_start_params(group.shape),
-        "template": _worker_template(group.shape, cpus=cpus, image=image, ports=ports),
+        "template": _worker_template(group.shape, ingress, cpus=cpus, image=image, ports=ports),
     }
 
 
@@ -166,14 +166,16 @@ def _ray_start_params(shape: NodeShape) -> dict[str, str]:
     return {"resources": json.dumps(resources)}  # twice: KubeRay pastes the value into a shell command
 
 
-def _worker_template(shape: NodeShape, *, cpus: int, image: str, ports: list[dict[str, Any]]) -> dict[str, Any]:
+def _worker_template(
+    shape: NodeShape, ingress: IngressConfig, *, cpus: int, image: str, ports: list[dict[str, Any]]
+) -> dict[str, Any]:
     resources = {"cpu": str(cpus), "memory": f"{_WORKER_MEMORY_GIB + _WORKER_MEMORY_GIB_PER_GPU * shape.gpus}Gi"}
     if shape.gpus:
         resources["nvidia.com/gpu"] = str(shape.gpus)
     container = {
         "name": "ray-worker",
         "image": image,
-        "env": _env(),
+        "env": _env(ingress),
         "ports": ports,
         "resources": _resources(resources),
         "readinessProbe": _readiness(),
@@ -198,8 +200,9 @@ def _readiness() -> dict[str, Any]:
     }
 
 
-def _env() -> list[dict[str, str]]:
-    return [{"name": key, "value": value} for key, value in serve_environment().items()]
+def _env(ingress: IngressConfig) -> list[dict[str, str]]:
+    environment = {**serve_environment(), **hard_stop(ingress.request_timeout_s)}
+    return [{"name": key, "value": value} for key, value in environment.items()]
 
 
 def _port(name: str, port: int) -> dict[str, Any]:

@@ -84,11 +84,11 @@ class Memory:
         return {one: row for one, row in rows.items() if row is not None}
 
 
-def has_grown(row: dict[str, float]) -> bool:
-    """Whether a row of ``growth`` is more than caches and buffers explain."""
+def has_grown(row: dict[str, float], *, may_rise: bool = False) -> bool:
+    """Whether a row of ``growth`` is more than caches and buffers explain; ``may_rise``: some of them still fill."""
     grown_mib = row["last_third_mib"] - row["first_third_mib"]
     is_much = row["growth_frac"] > _MOST_GROWTH_FRAC and grown_mib > _MOST_GROWTH_MIB
-    return is_much or row["steady_mib"] > _MOST_STEADY_MIB
+    return is_much or (row["steady_mib"] > _MOST_STEADY_MIB and not may_rise)
 
 
 def _growth(samples: Sequence[tuple[float, float]], warm_up_frac: float) -> dict[str, float] | None:

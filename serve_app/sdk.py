@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from deployments.environment import hard_stop
 from deployments.ports import EVERY_ADDRESS, free_ports
 from serve_app.cluster import DeployError, LocalCluster, NodeSpec, driver_environment, local_cluster_address
 from serve_app.config import AppConfig
@@ -89,6 +90,7 @@ def deploy(
         check_machine(config, host=host, port=port)
     check_engines(config)
     if address is None:
+        environment = {**hard_stop(config.ingress.request_timeout_s), **(environment or {})}
         cluster = LocalCluster(nodes or [NodeSpec(cpus=_cpus(config))], environment=environment)
     app = App(document, config, cluster, address or (cluster.address if cluster else "auto"), host, port)
     app.start(start_timeout_s, on_status)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from deployments.asked import asked_of
+from deployments.asked import asked_of, check_types
+from deployments.openai_errors import OpenAIError
 from router.admission import Admission, AdmissionConfig, Asked, Priority
 
 TEXT = "four" * 100  # 100 tokens
@@ -70,6 +71,11 @@ def test_all_prompts_of_a_completion_count(prompt: Any, tokens: int, answers: in
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "A" * 30_000}}]}], 4),
         ([{"role": "user", "content": "", "name": "A" * 30_000}], 4),
         ([{"role": "assistant", "content": None, "tool_calls": [{"arguments": TEXT}]}], 106),
+        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": TEXT}]}], 104),
+        ([{"role": "assistant", "content": [{"type": "thinking", "thinking": TEXT}]}], 104),
+        ([{"role": "assistant", "content": [{"type": "whatever is next", "words": [TEXT]}]}], 104),
+        ([{"role": "assistant", "content": "", "reasoning": TEXT}], 104),
+        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "A" * 30_000}}]}], 4),
         ([{"role": "user", "content": TEXT}] * 10, 1040),
         (TEXT, 1),
         ([TEXT, None], 1),
@@ -82,6 +88,30 @@ def test_only_the_texts_of_a_chat_count(messages: Any, tokens: int) -> None:
 
 def test_tools_are_in_a_chats_prompt() -> None:
     assert asked("chat", messages=[], tools=[{"name": "four", "description": TEXT}]).tokens == 104
+    assert asked("chat", messages=[], chat_template_kwargs={"four": TEXT}).tokens == 101
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stream": 1}, "stream must be true or false (got 1)"),
+        ({"stream": "true"}, "stream must be true or false (got 'true')"),
+        ({"n": "16384"}, "n must be a whole number (got '16384')"),
+        ({"n": 5000.0}, "n must be a whole number (got 5000.0)"),
+        ({"n": True}, "n must be a whole number (got True)"),
+    ],
+)
+def test_what_vllm_would_take_for_something_else_is_refused(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(OpenAIError) as refused:
+        check_types(body)
+    assert (refused.value.status, str(refused.value)) == (400, said)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"stream": None, "n": None}, {"stream": False, "n": 2}, {"stream": True, "n": -1}]
+)
+def test_what_means_the_same_to_both_is_not(body: dict[str, Any]) -> None:
+    check_types(body)
 
 
 def test_no_prompt_counts_for_more_than_is_taken() -> None:

@@ -38,12 +38,24 @@ def test_who_has_ended_is_asked_after_no_longer() -> None:
     client = vllm()
     firsts, one = FirstTokens(client), asyncio.Event()
     firsts.watch("one", one)
-    firsts.leave("one")
-    firsts.leave("one")
+    firsts.leave("one", one)
+    firsts.leave("one", one)
     add(client, "one", "one-0")
     client.output_processor.request_states["one-0"].is_prefilling = False
     firsts.look()
     assert not one.is_set()
+
+
+def test_two_requests_of_one_id_both_hear_of_it_and_one_that_ends_leaves_the_other() -> None:
+    client = vllm()
+    firsts, ended, one, other = FirstTokens(client), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    for event in (ended, one, other):
+        firsts.watch("same", event)
+    firsts.leave("same", ended)
+    add(client, "same", "same-0")
+    client.output_processor.request_states["same-0"].is_prefilling = False
+    firsts.look()
+    assert (ended.is_set(), one.is_set(), other.is_set()) == (False, True, True)
 
 
 @pytest.mark.vllm

@@ -346,18 +346,87 @@ async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> 
     assert seen(made) == []
 
 
+def know(monkeypatch: pytest.MonkeyPatch, **routed: list[str]) -> None:
+    """Let this process know to which replicas of some groups requests go."""
+    from router import known_pools
+
+    routers = {
+        f"decode:test_ingress:{group}": [SimpleNamespace(curr_replicas=dict.fromkeys(names), routed=names.copy)]
+        for group, names in routed.items()
+    }
+    monkeypatch.setattr(known_pools, "_ROUTERS", routers)
+
+
+async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from deployments.frames import full
+
+    know(monkeypatch, a=["a0", "a1"], b=["b0"])
+    made = endpoint(clock, "ab")
+    made._groups["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
+    made._groups["b"].next = [("b0", [whole()])]
+    assert await answer(made) == [whole()]
+    # Whether the group's replicas said so, or Serve for all of them.
+    made._groups["a"].next = [(None, [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
+    made._groups["b"].next = [("b0", [whole()])]
+    assert await answer(made) == [whole()]
+    # Where all are full, that is said, and nobody was asked twice.
+    made._groups["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
+    made._groups["b"].next = [("b0", [full("no room")])]
+    (frame,) = await answer(made)
+    assert frame.status == 429 and not made._groups["a"].next and not made._groups["b"].next
+
+
+async def test_a_group_that_was_never_asked_may_have_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.frames import full
+
+    know(monkeypatch, a=["a0"])
+    made = endpoint(clock, "ab")
+    made._groups["a"].next, made._groups["b"].next = [("a0", [full("no room")])], [("b0", [whole()])]
+    assert await answer(made) == [whole()]
+
+
+async def test_a_replica_that_is_held_has_no_room_for_anybody(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.frames import full
+
+    know(monkeypatch, a=["a0"])  # beside a1, to which nobody is routed
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [full("no room")])]
+    (frame,) = await answer(made)
+    assert frame.status == 429
+
+
+async def test_who_is_asked_again_is_not_asked_for_ever(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.frames import full
+
+    know(monkeypatch, a=["a0", "a1"])
+    made = endpoint(clock)
+    # The router goes back to whom it was to leave out where it finds nobody else.
+    made._groups["a"].next = [("a0", [full("no room")]), ("a0", [full("no room")])]
+    (frame,) = await answer(made)
+    assert frame.status == 429 and not made._groups["a"].next
+
+
+async def test_a_replica_that_is_full_has_passed_its_probe(clock: Clock) -> None:
+    from deployments.frames import full
+
+    made = endpoint(clock)
+    made._groups["a"].next = [("a0", [full("no room")])]
+    await answer(made)
+    assert seen(made) == [("a0", "error", False)]
+
+
 async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ray.serve._private.common import DeploymentID, ReplicaID
-
     from deployments import metrics
     from deployments.frames import full
-    from router import known_pools
 
     names = ["a0", "a1", "a2"]
-    router = SimpleNamespace(curr_replicas={ReplicaID(name, DeploymentID("a", "tandem")): None for name in names})
-    monkeypatch.setattr(known_pools, "_ROUTERS", {"decode:test_ingress:a": [router]})
+    know(monkeypatch, a=names)
     made = endpoint(clock, retries=1)
     pool, counted = made._groups["a"], metrics.RETRIED._value.get()
     pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
@@ -414,10 +483,12 @@ def with_door(clock: Clock, **limits: Any) -> Any:
     from deployments.config import IngressConfig
     from deployments.gate import Gate
     from deployments.request_body import Bodies
+    from deployments.trim import Trim
 
     made = endpoint(clock)
     config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
     made._config, made._bodies, made._reads = config, Bodies(config), 0
+    made._trim = Trim()
     made._services["m"].gate = Gate(config.admission, replicas=1, prefill_replicas=1)
     return made
 

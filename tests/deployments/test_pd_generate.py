@@ -297,6 +297,31 @@ async def test_prefill_that_answers_with_nothing_has_failed(client: Client, pref
     assert client.asked == [("r", None)]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("broken off"), TimeoutError()])
+async def test_prefill_that_breaks_off_after_its_answer_has_answered(
+    client: Client, prefill: Prefill, error: Exception
+) -> None:
+    generate, remote = decode(client, prefill), prefill.remote
+    is_cancelled = []
+
+    class Broken:
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            yield answered()
+            raise error
+
+        def cancel(self) -> None:
+            is_cancelled.append(True)
+
+    def broken(request: Any) -> Any:
+        remote(request)
+        return Broken()
+
+    prefill.remote = broken  # type: ignore[method-assign]
+    await run(generate, LONG)
+    assert client.asked == [("r", {"from": "p"})]
+    assert failures(generate) == [] and is_cancelled == [True]
+
+
 async def test_who_did_not_take_a_prompt_is_told_of_though_another_took_it(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
     task = asyncio.create_task(run(generate, LONG))
@@ -483,13 +508,15 @@ async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(clie
     health = generate._health
     health._ejected, health._due = frozenset({"p8", "p9"}), {"p9"}
     health._board = SimpleNamespace(probe=SimpleNamespace(remote=grant))
+    guides = []
     for number in range(2):
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await sent(prefill, number + 1)
+        guides.append((prefill.requests[number].avoid, prefill.requests[number].probe))
         prefill.requests[number].routed_to = prefill.requests[number].probe  # as the router does it
         prefill.calls[number].set_result(answered())
         await task
-    assert [(one.avoid, one.probe) for one in prefill.requests] == [({"p8"}, "p9"), ({"p8", "p9"}, None)]
+    assert guides == [({"p8"}, "p9"), ({"p8", "p9"}, None)]
 
 
 @pytest.mark.parametrize("ids", [SHORT, LONG])

@@ -11,6 +11,8 @@ import aiohttp
 import psutil
 import pytest
 
+from router.ray_actors import find_actor
+from router.ray_health import board_key
 from serve_app.drill_links import connections, cut
 from tests.engines.endpoint import emulated_document, eventually, prompt_ids, replica_processes, samples, total
 
@@ -51,6 +53,14 @@ def unreachable(victim: psutil.Process, callers: list[psutil.Process]) -> Iterat
         cutting.join()
 
 
+async def ejected(app: Any) -> int:
+    """How many replicas get no traffic, by the health board."""
+    board = find_actor(board_key(app.name))
+    assert board is not None
+    _, names, _, _ = await board.watch.remote("decode:g0", -1)
+    return len(names)
+
+
 def failed_over(app: Any) -> float:
     return total(app, "tandem_retried_total") + total(app, "tandem_resumed_total")
 
@@ -82,6 +92,7 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
                 asked.append(asyncio.create_task(ask(app, session, 100 + len(asked))))
                 await asyncio.sleep(1.0 / PER_S)
             assert set(await asyncio.gather(*asked)) == {200}
+            assert await ejected(app) == 1
         # Three, those on their way within the second that it takes to tell everybody, and a probe after five; fewer
         # where connections are cut before a request is accepted: it goes on within the router, which counts as well.
         assert failed_over(app) - failures <= 3 + PER_S + 2
@@ -96,6 +107,7 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
         while not await serve_both():
             assert time.monotonic() < until_s
             await asyncio.sleep(1.0)
+        assert await ejected(app) == 0
     await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 2})
     assert victim.is_running()
 
@@ -120,6 +132,7 @@ async def test_a_prefill_replica_that_fails_gets_no_prompts_and_comes_back(app: 
         before = remote()
         with unreachable(victim, decode):
             asked = await ask_for(session, SICK_S, 6000)
+            assert await ejected(app) == 1
         # As above; each is computed by the other one.
         assert total(app, "tandem_prefill_failures_total") - failures <= 3 + PER_S + 2
         assert remote() - before >= 0.8 * asked

@@ -155,8 +155,17 @@ async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, 
     assert await one.guide() == (frozenset(), "r")
     one.left(at(replica_id, probe="r"))
     assert await one.guide() == (frozenset(), "r")
-    one.left(at("r", probe="r"))  # it is there
-    assert await one.guide() == ({"r"}, None)
+
+
+async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_not(board: Any) -> None:
+    one = await due()
+    assert await one.guide() == (frozenset(), "r")
+    one.left(at("r", probe="r"))  # its client has gone
+    assert await one.guide() == (frozenset(), "r")
+    request = at("r", probe="r")
+    one.answered(request)
+    one.left(request)
+    assert not one._granted
 
 
 async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:

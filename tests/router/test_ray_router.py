@@ -103,6 +103,15 @@ async def test_a_held_replica_gets_nothing_until_it_is_admitted_and_a_new_list_i
     assert {await first_choice(router, a, b, c) for _ in range(60)} == {"a", "b", "c"}
 
 
+def test_a_held_replica_is_none_that_requests_go_to(router: Any) -> None:
+    from router.membership import Membership
+
+    router._replicas = {one.replica_id: one for one in map(replica, "ab")}
+    assert list(router.routed()) == ["a", "b"]
+    router._feed = SimpleNamespace(membership=Membership(admitted=frozenset({"b"}), heard_s=time.monotonic()))
+    assert list(router.routed()) == ["b"]
+
+
 async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: Any) -> None:
     a, b = replica("a"), replica("b")
     candidates = [a, b]

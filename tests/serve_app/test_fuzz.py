@@ -15,7 +15,7 @@ from deployments.api_keys import ApiKeys
 from serve_app.fuzz_bodies import bodies
 from serve_app.fuzz_http import asks
 from serve_app.fuzz_parts import Part, emulated_part, parts
-from serve_app.fuzz_run import Progress, drawn, ended, known_answers, send_all
+from serve_app.fuzz_run import Progress, drawn, ended, grown, known_answers, send_all
 from serve_app.fuzz_verdict import Tally, smaller, verdict
 from serve_app.fuzz_wire import API_ROUTES, METRICS_PORT, ROUTES, Ask, Reply, post, send
 from serve_app.validate import parse_app_config
@@ -305,6 +305,17 @@ class Process:
 def test_a_process_has_ended_unless_haproxy_was_reloaded(now: dict[int, str], gone: set[int]) -> None:
     processes: Any = [Process(pid, title) for pid, title in now.items()]
     assert ended({1, 2}, processes) == gone
+
+
+@pytest.mark.parametrize(("index", "kinds"), [(0, ["ingress", "engine"]), (1, ["engine"])])
+def test_no_process_may_rise_in_the_longer_part_and_none_of_engines_in_the_real_one(
+    index: int, kinds: list[str], tmp_path: Path
+) -> None:
+    rest = {"first_third_mib": 250.0, "last_third_mib": 255.0, "growth_frac": 0.02, "steady_mib": 0.0}
+    rises = {**rest, "steady_mib": 14.5}
+    much = {**rest, "last_third_mib": 270.0, "growth_frac": 0.08}
+    growth = {"ingress": rises, "engine": rises, "decode replica": rest, "haproxy": much}
+    assert grown(growth, parts(100, tmp_path)[index]) == [*kinds, "haproxy"]
 
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

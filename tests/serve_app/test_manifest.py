@@ -195,8 +195,11 @@ def test_other_than_one_application_is_refused(tmp_path: Path, count: int) -> No
 
 
 def test_a_cluster_that_was_replaced_stays_as_long_as_a_request_may_take() -> None:
-    rendered = render({**app_args(), "ingress": {"request_timeout_s": 900.5}})
+    args = app_args(decode={"graceful_shutdown_timeout_s": 1000.0})
+    rendered = render({**args, "ingress": {"request_timeout_s": 900.5}})
     assert rendered["spec"]["rayClusterDeletionDelaySeconds"] == 961
+    head = rendered["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {"name": "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "value": "901"} in head["env"]
 
 
 def test_text_reads_back_as_the_manifest() -> None:

@@ -85,6 +85,8 @@ GROUP = ("groups", 0)
         (("router", "policy"), "random", "router.policy: ", "got 'random'", "'least_tokens' or 'round_robin'"),
         (("router", "length", "local_cap_tokens"), 1, "local_cap_tokens (1)", "(128)", "must be at least"),
         (("ingress", "request_timeout_s"), 0, "ingress.request_timeout_s: ", "got 0", "greater than 0"),
+        (("ingress", "request_timeout_s"), 601, "ingress.request_timeout_s", "(601)", "raise the second"),
+        (("kv_transfer", "lease_s"), 301, "prefill.graceful_shutdown_timeout_s", "(602)", "lower the second"),
         (("nonsense\nfield",), 1, "'nonsense\\nfield': ", "", "no such field"),
     ],
 )
