@@ -140,12 +140,12 @@ class ControllerState:
 
     ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
     it was before they were withdrawn. ``tried``: how many leaders the last scale-in was asked for; ``missed``: that of
-    the last whose replicas users have missed, and how many in a row were. ``held`` run and wait for the other role, or are
-    warm. ``withdrawn`` are out of routing since a time but can come back; ``victims`` have been told to stop. ``backlog``:
-    (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer running replicas than Serve works
-    towards, when one last became ready, and how many had. ``capped``: pools for which no room was found, until when
-    they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished that nobody
-    had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
+    the last whose replicas users have missed, and how many in a row were. ``held`` run and wait for the other role, or
+    are warm. ``withdrawn`` are out of routing since a time but can come back; ``victims`` have been told to stop.
+    ``backlog``: (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer running replicas than
+    Serve works towards, when one last became ready, and how many had. ``capped``: pools for which no room was found,
+    until when they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished
+    that nobody had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
     ``memory``: series of numbers that the policy keeps for itself. ``yielding``: the most that pools may have while
     more important services lack their room, and until when. ``idle_since_s``: since when nobody has asked anything.
     ``warm``: replicas beyond ``desired`` that run and are not routed to.

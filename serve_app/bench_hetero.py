@@ -120,7 +120,9 @@ def pools(kinds: Mapping[Role, str], switches: Sequence[str | None], start_s: fl
     return made
 
 
-def where(trace: Sequence[TraceRequest], objectives: Sequence[Slo], uplink_bytes_per_s: float, seed: int) -> dict:
+def where(
+    trace: Sequence[TraceRequest], objectives: Sequence[Slo], uplink_bytes_per_s: float, seed: int
+) -> dict[str, dict[str, float]]:
     """One service with and without topology, at the same counts on the same cluster."""
     profile = EngineProfile.load(_PROFILES["H100"])
     free = nodes(random.Random(seed))
