@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from autoscale.collectors import CollectorConfig, RayCollectorConfig
 from autoscale.gate import GateConfig
 from autoscale.guard import GuardConfig
 from autoscale.policies import PolicyConfig
@@ -96,6 +97,9 @@ class AutoscaleConfig(BaseModel):
         le=64,
         description="Replicas of the ratio's larger role, and of the other those that are due with them, that run "
         "and get no request until the service grows: then at once.",
+    )
+    collector: CollectorConfig = Field(
+        RayCollectorConfig(), description="Who else says what replicas' gauges are: ray (nobody), prometheus or file."
     )
     is_paused: bool = Field(
         False, description="Decide nothing; new replicas still enter, and withdrawn ones still come back."

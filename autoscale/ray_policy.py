@@ -17,10 +17,12 @@ import ray
 
 # The module, not its object: this one is copied into the controller by value, with the values of its globals.
 from autoscale import ray_victims
+from autoscale.collectors import Gauges
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.cycle import lacking_types, tick_all
 from autoscale.decision_log import NODES, PLAN, STATE, config_line, decision_line, is_news
+from autoscale.ray_collectors import collect
 from autoscale.ray_topology import Places, read_nodes, read_places
 from autoscale.signals import Signals
 from autoscale.tuning import Pools
@@ -180,7 +182,10 @@ class JointPolicy:
     ) -> Snapshot:
         config, signals = controller.config, self._signals[name]
         raw = {key: of for key, of in seen.raw.items() if key in link.pools[name].root}
-        signals.add({key: _reports(*of) for key, of in raw.items()}, seen.now_s, config.interval_s)
+        known, complaint = collect(config.collector)
+        if complaint is not None:
+            self._complain(ValueError(complaint))
+        signals.add({key: _reports(*of, known) for key, of in raw.items()}, seen.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in raw}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
         vanished = [victim for victim in state.victims if victim not in running]
@@ -412,8 +417,13 @@ def _p99(values: Sequence[float]) -> float:
     return sorted(values)[int(0.99 * len(values))] if values else 0.0
 
 
-def _reports(context: Any, series: Mapping[str, Mapping[Any, Any]]) -> dict[str, tuple[float, dict[str, float]] | None]:
-    """For each running replica the time and values of the last report, by the names that it used."""
+def _reports(
+    context: Any, series: Mapping[str, Mapping[Any, Any]], known: Gauges
+) -> dict[str, tuple[float, dict[str, float]] | None]:
+    """For each running replica the time and values of the last report, by the names that it used.
+
+    ``known``: what a collector says of replicas, which holds instead.
+    """
     reports: dict[str, tuple[float, dict[str, float]] | None] = {}
     for replica in context.running_replicas:
         last = {name: values[replica][-1] for name, values in series.items() if values.get(replica)}
@@ -421,6 +431,12 @@ def _reports(context: Any, series: Mapping[str, Mapping[Any, Any]]) -> dict[str,
         reports[replica.unique_id] = (
             None
             if newest is None
-            else (newest, {name: point.value for name, point in last.items() if point.timestamp == newest})
+            else (
+                newest,
+                {
+                    **{name: point.value for name, point in last.items() if point.timestamp == newest},
+                    **known.get(replica.unique_id, {}),
+                },
+            )
         )
     return reports

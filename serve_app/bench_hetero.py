@@ -144,7 +144,8 @@ def where(
             sees_nodes=name == "topology-aware",
         )
         config = AutoscaleConfig(pd_ratio=_RATIO, policy=policy)
-        rows[name] = _where_row(run_policy(scenario, config, dict.fromkeys(of, 0)), free)
+        first = place(_COUNTS, dict.fromkeys(of, 0), _stats(of), _RATIO, slots=Slots(Topology(free))).counts
+        rows[name] = _where_row(run_policy(scenario, config, first), free)
     return rows
 
 
@@ -172,22 +173,26 @@ def _where_row(run: Run, free: Sequence[Node]) -> dict[str, float]:
 def _mixed_units(left: Sequence[Node]) -> int:
     """How many units of a service still fit that wants prompts on H100s and answers on A100s under one S1."""
     of = pools({Role.PREFILL: "H100", Role.DECODE: "A100"}, [s1 for _, s1 in _SWITCHES], 0.0)
-    stats = [
+    asked = dict.fromkeys(Role, _MOST_REPLICAS)
+    placed = place(asked, dict.fromkeys(of, 0), _stats(of), PdRatio(1, 1), slots=Slots(Topology(left)))
+    return sum(count for key, count in placed.counts.items() if key.role is Role.PREFILL)
+
+
+def _stats(of: Mapping[PoolKey, VirtualPool]) -> list[PoolStats]:
+    """Pools that have no replica."""
+    return [
         PoolStats(
             key=key,
             replicas=(),
             target_replicas=0,
             lowest_replicas=0,
-            highest_replicas=_MOST_REPLICAS,
+            highest_replicas=pool.highest_replicas,
             demand=pool.demand,
             held_replicas=0,
-            affinity=LinkTier.S1,
+            affinity=pool.affinity,
         )
         for key, pool in of.items()
     ]
-    asked = dict.fromkeys(Role, _MOST_REPLICAS)
-    placed = place(asked, dict.fromkeys(of, 0), stats, PdRatio(1, 1), slots=Slots(Topology(left)))
-    return sum(count for key, count in placed.counts.items() if key.role is Role.PREFILL)
 
 
 def which(trace: Sequence[TraceRequest], objectives: Sequence[Slo]) -> dict[str, list[tuple[int, int]]]:

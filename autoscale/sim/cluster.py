@@ -258,6 +258,11 @@ class VirtualCluster:
         """Whether every request has arrived and ended."""
         return self._next is None and not any(group.in_flight for group in self._groups.values())
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether requests wait for a group without decode replicas."""
+        return any(group.waiting for group in self._groups.values())
+
     def give_up(self) -> None:
         """Count the requests that have not ended as failed."""
         for journey in self._journeys.values():

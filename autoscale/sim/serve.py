@@ -99,6 +99,7 @@ class VirtualServe:
             latency=self._signals.latency(config.slo.quantile_frac),
             traffic=self._signals.traffic(),
             state=self._state,
+            is_awaited=cluster.is_awaited,
             nodes=None if self._seen is None else self._seen.now(),
         )
         plan = self._controller.tick(snapshot)
