@@ -89,7 +89,8 @@ def read_gauges(text: str) -> Gauges:
         ValueError: it is no such file; names the place.
     """
     try:
-        return {replica: {**gauges} for replica, gauges in _FILE.validate_json(text).items()}
+        read = _FILE.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return {replica: {str(name): value for name, value in gauges.items()} for replica, gauges in read.items()}

@@ -102,8 +102,10 @@ class Controller:
                 slots=slots,
                 limits=(dict(snapshot.gpus_left), self._quota_left(snapshot)),
                 overdue=overdue,
+                spare_followers=_spare_followers(both, kept_ratio, room, snapshot),
             )
             placed, state = found.placed, replace(state, warm=found.warm)
+            verdict = _with_woken(verdict, placed, kept_ratio)
         desired = placed.counts
         if desired != state.desired:
             grows = sum(desired.values()) >= sum(state.desired.values())
@@ -400,6 +402,30 @@ def _is_exchange(
         if is_wanted and verdict.counts[role] < current[role]:
             return current[other] < room.highest[other] and room.is_over_budget(one_more)
     return False
+
+
+def _spare_followers(counts: Mapping[Role, int], ratio: PdRatio, room: Room, snapshot: Snapshot) -> int:
+    """How many followers more bounds and budget allow, one for each group but the first."""
+    most, ending = len({pool.key.group for pool in snapshot.pools}) - 1, ending_replicas(snapshot)
+    for more in range(most, 0, -1):
+        with_more = {**counts, ratio.follower: counts[ratio.follower] + more}
+        is_inside = with_more[ratio.follower] <= room.highest[ratio.follower]
+        if is_inside and not room.is_over_budget({role: with_more[role] + ending[role] for role in Role}):
+            return more
+    return 0
+
+
+def _with_woken(verdict: Verdict, placed: Placed, ratio: PdRatio) -> Verdict:
+    """The verdict as it was placed, where groups that woke have a follower more each."""
+    there = desired_replicas(placed.counts)
+    more = there[ratio.follower] - verdict.counts[ratio.follower]
+    if more <= 0 or there[ratio.leader] < verdict.counts[ratio.leader]:
+        return verdict
+    counts = {**verdict.counts, ratio.follower: there[ratio.follower]}
+    note = (
+        f"each group that serves has one {ratio.follower} replica: {pd_text(verdict.counts)} became {pd_text(counts)}"
+    )
+    return replace(verdict, counts=counts, held_back=(*verdict.held_back, note))
 
 
 def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snapshot, room: Room) -> Verdict:

@@ -48,6 +48,7 @@ def place(
     slots: Slots | None = None,
     limits: Sequence[Limit] = (),
     overdue: Collection[PoolKey] = (),
+    spare_followers: int = 0,
 ) -> Placed:
     """Spread a service's replicas over its groups, each near the ratio, moving as few as possible.
 
@@ -66,6 +67,8 @@ def place(
         slots: what nodes have room for; ``None``: for everything.
         limits: GPUs by type that budgets leave; what is placed is taken from them.
         overdue: pools of which replicas that have been asked for and have found no room go elsewhere.
+        spare_followers: so many more there may be for groups that wake, where no other has room for a leader: one that
+            serves has one of each role, whatever the ratio makes of the total.
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
@@ -77,8 +80,8 @@ def place(
         limits,
     )
     service.reserve(overdue)
-    service.fit_leaders(counts)
-    service.fit_followers(counts)
+    followers = service.fit_leaders(counts, spare_followers)
+    service.fit_followers({**counts, ratio.follower: followers})
     service.rescue()
     placed = {group.of[role].key: group.placed[role] for group in service.groups for role in group.of}
     total = {role: sum(group.placed[role] for group in service.groups) for role in Role}
@@ -217,22 +220,32 @@ class _Service:
                         group.placed[role] -= 1
                         group.passed_over = f"no node has room for what {pool.key} was to have"
 
-    def fit_leaders(self, counts: Mapping[Role, int]) -> None:
-        """Leaders come and go, and followers with those that come."""
+    def fit_leaders(self, counts: Mapping[Role, int], spare_followers: int) -> int:
+        """Leaders come and go, and followers with those that come; how many of these there may be."""
+        most = counts[self._follower] + spare_followers
+        followers = self._least_followers(counts, most)
         missing = counts[self._leader] - sum(group.leaders for group in self.groups)
         for _ in range(missing):
-            if not self._grow(counts[self._follower]):
+            # The fewest that do.
+            more = next((more for more in range(followers, most + 1) if self._grow(more)), None)
+            if more is None:
                 break
+            followers = more
         for _ in range(-missing):
             giving = [group for group in self.groups if group.can(group.leader, -1)]
             if not giving:
                 break
             max(giving, key=_Group.standing).leaders -= 1
         for _ in range(counts[self._leader]):
-            if sum(group.needed() for group in self.groups) <= counts[self._follower]:
+            if sum(group.needed() for group in self.groups) <= followers:
                 break
             if not self._relieve():
                 break
+        return self._least_followers(counts, most)
+
+    def _least_followers(self, counts: Mapping[Role, int], most: int) -> int:
+        """As many as are wanted, or one of each group that serves."""
+        return max(counts[self._follower], min(most, sum(group.leaders > 0 for group in self.groups)))
 
     def _grow(self, followers: int) -> bool:
         """One leader more and the followers that are due with it, as far as there are any; whether a group took it."""

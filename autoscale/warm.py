@@ -63,16 +63,26 @@ def place_both(
     slots: Slots | None,
     limits: Sequence[Limit],
     overdue: frozenset[PoolKey],
+    spare_followers: int,
 ) -> Both:
     """Place what serves, ``counts``, inside what runs, ``both``; the rest as in ``place``."""
-    placed = place(both, asked(state), pools, ratio, slots=slots, limits=limits, overdue=overdue)
+    placed = place(
+        both,
+        asked(state),
+        pools,
+        ratio,
+        slots=slots,
+        limits=limits,
+        overdue=overdue,
+        spare_followers=spare_followers,
+    )
     if both == counts and not state.warm:
         return Both(placed=placed)
     most = placed.counts
     inside = [
         replace(p, lowest_replicas=min(p.lowest_replicas, most[p.key]), highest_replicas=most[p.key]) for p in pools
     ]
-    serving = place(counts, state.desired, inside, ratio).counts
+    serving = place(counts, state.desired, inside, ratio, spare_followers=spare_followers).counts
     total = {role: sum(count for key, count in serving.items() if key.role is role) for role in Role}
     warm = {key: count - serving[key] for key, count in placed.counts.items() if count > serving[key]}
     pending = {role: max(0, counts[role] - total[role]) for role in Role}

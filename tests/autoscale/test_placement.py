@@ -334,6 +334,22 @@ def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
     assert counts(placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})) == {"g": (1, 1)}
 
 
+def test_law_15_a_group_wakes_with_a_follower_more_where_no_other_has_room_for_a_leader() -> None:
+    groups = [group("cheap", M1, bounds=(0, 3), cost=1.0), group("dear", M2, bounds=(0, 3), cost=2.5)]
+    nodes = [node("a", under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
+    held = {P: 1, D: 3}
+    now = {"cheap": (1, 3)}
+    groups[0] = group("cheap", M1, bounds=(0, 3), cost=1.0, held_replicas=held)
+    assert counts(placed_on(nodes, groups, 1, 3, "1:3", current=now, spare_followers=1)) == now
+    assert counts(placed_on(nodes, groups, 1, 4, "1:3", current=now)) == now  # nobody may be added
+    woken = placed_on(nodes, groups, 1, 4, "1:3", current=now, spare_followers=1)
+    assert counts(woken) == {"cheap": (1, 3), "dear": (1, 1)}
+    # And so it stays, as long as there is need for it.
+    both = {"cheap": (1, 3), "dear": (1, 1)}
+    assert counts(placed_on(nodes, groups, 1, 4, "1:3", current=both, spare_followers=1)) == both
+    assert counts(placed_on(nodes, groups, 1, 3, "1:3", current=both, spare_followers=1)) == now
+
+
 def test_law_15_a_group_that_sleeps_wakes_with_a_whole_unit_and_sleeps_again() -> None:
     nodes = [node("a", free=2, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
     groups = [group("awake", M1, bounds=(1, 99), held_replicas={P: 1, D: 3}), group("asleep", M2)]

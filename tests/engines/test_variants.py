@@ -1,0 +1,118 @@
+"""WVA's Experiment 2 (section V-C) under real Ray Serve: the cheap variant fills first, the dear one only after.
+
+Engines are emulated, by profiles measured on four A100s and four H100s; eight requests at a time each, so that a ramp
+saturates them with little traffic.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autoscale.trace import TraceRequest
+from deployments.ports import free_ports
+from serve_app.cluster import LocalCluster, NodeSpec
+from tests.engines.test_autoscale import load
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+MOST_A100 = 2
+
+
+def group(kind: str, lowest: int, highest: int) -> dict[str, Any]:
+    return {
+        "name": kind.lower(),
+        **{
+            role: {
+                "replicas": lowest,
+                "max_replicas": highest if role == "decode" else 1,
+                "tensor_parallel_size": 4,
+                "emulator": {
+                    "profile": str(ROOT / f"configs/profiles/{kind.lower()}_llama2_70b_tp4.json"),
+                    "start_s": 0.0,
+                    "time_factor": 4.0,
+                    "max_running": 8,
+                },
+                "placement": {"accelerator_type": kind, "cpus_per_worker": 0.01, "cpus_per_replica": 0.05},
+            }
+            for role in ("prefill", "decode")
+        },
+    }
+
+
+def document() -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    made["http_options"]["port"] = free_ports(1)[0]
+    application = made["applications"][0]
+    application["name"] = "variants"
+    application["args"] = {
+        "model": {"id": "llama2-70b", "source": "emulated/llama2-70b"},
+        "groups": [group("H100", 0, 2), group("A100", 1, MOST_A100)],
+        "autoscale": {
+            "pd_ratio": "1:2",
+            "policy": {"kind": "wva", "prefill_aggression_frac": 0.1},
+            "slo": {"ttft_s": 60.0, "tpot_s": 5.0},
+            "guard": {"cooldown_out_s": 2.0, "cooldown_in_s": 5.0},
+            "gate": {"observation_s": 3.0},
+            "interval_s": 1.0,
+            "window_s": 6.0,
+        },
+        "ingress": {"replicas": 1, "cpus_per_replica": 0.25, "metrics_port": free_ports(1)[0]},
+        # Per replica 1.0 and 2.5, as in the paper.
+        "topology": {
+            "gpu_resources": {"A100": "gpu_a100", "H100": "gpu_h100"},
+            "cost_per_gpu_hour": {"A100": 0.25, "H100": 0.625},
+        },
+    }
+    return made
+
+
+@pytest.fixture(scope="module", name="app")
+def _app() -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    nodes = [NodeSpec(cpus=4, gpus=0), NodeSpec(cpus=4, gpus=0, resources={"gpu_a100": 16.0, "gpu_h100": 16.0})]
+    with LocalCluster(nodes) as cluster, deploy(document(), address=cluster.address) as app:
+        yield app
+
+
+def test_the_cheap_variant_fills_before_the_dear_one_begins(app: Any) -> None:
+    from serve_app.ray_control import Control
+
+    seen: list[tuple[int, int]] = []
+
+    def desired() -> tuple[int, int]:
+        counts = Control("variants").status()["plan"]["state"]["desired"]
+        return counts["decode:a100"], counts["decode:h100"]
+
+    def watch() -> None:
+        while not is_over.wait(0.5):
+            seen.append(desired())
+
+    is_over = threading.Event()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        failed = 0
+        # What one, two and more than two of eight at a time can take.
+        for concurrency in (4, 14, 40):
+            until_s = time.monotonic() + 25.0
+            while time.monotonic() < until_s:
+                shape = TraceRequest(at_s=0.0, input_tokens=64, output_tokens=150)
+                failed += load(app.url, "llama2-70b", shape, 2 * concurrency, concurrency).requests_failed
+        assert failed == 0
+        deadline = time.monotonic() + 60.0
+        while desired() != (1, 0):  # and the dear one is the first to go
+            assert time.monotonic() < deadline, seen
+            time.sleep(1.0)
+    finally:
+        is_over.set()
+        watching.join()
+    counts = list(dict.fromkeys(seen))
+    assert (1, 0) == counts[0] and (MOST_A100, 0) in counts and max(dear for _, dear in counts) >= 1
+    assert all(cheap == MOST_A100 for cheap, dear in counts if dear), counts
