@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -42,6 +42,12 @@ bench-cost: model ## CPU time per request beside another checkout, BASE=folder (
 
 bench-overload: model ## What is left of the goodput under five times too much load, on emulated and real engines (about 40 minutes)
 	@$(VENV)/python -m serve_app.bench_overload
+
+bench-placement: setup ## Measure a cycle of placement on 20,000 GPUs, beside first-fit (about a minute)
+	@$(VENV)/python -m serve_app.bench_placement
+
+bench-hetero: setup ## Simulate placement with and without topology, and one GPU type against two
+	@$(VENV)/python -m serve_app.bench_hetero
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m serve_app.bench_sim

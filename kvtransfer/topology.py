@@ -61,7 +61,7 @@ class TopologyLabels(BaseModel):
     s1: str = Field("tandem.io/s1", min_length=1, description="Minipod switch.")
     s2: str = Field("tandem.io/s2", min_length=1, description="Bigpod switch.")
     cluster: str = Field("tandem.io/cluster", min_length=1)
-    data_centre: str = Field("tandem.io/data-centre", min_length=1)
+    data_centre: str = Field("tandem.io/dc", min_length=1)
 
     @model_validator(mode="after")
     def _check_differ(self) -> "TopologyLabels":

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kvtransfer.topology import LinkTier, Role, TopologyLabels
+from kvtransfer.topology import Role
 from serve_app.cli_scaling import Address, App, Service
 from serve_app.validate import ConfigError
 
@@ -103,26 +103,6 @@ def uncordon(
     """Let replicas start there again."""
     _cordon(app, address, name, is_cordoned=False)
     console.print(f"{name} takes replicas again", highlight=False)
-
-
-@commands.command()
-def labels(
-    host: Annotated[str, typer.Argument(help="The host's name, as the inventory has it.")],
-    inventory: Annotated[Path, typer.Option(help="YAML: host name -> {s0, s1, s2, cluster, data_centre: name}.")],
-) -> None:
-    """Print what `ray start --labels` takes for a host: `ray start --labels="$(tandem labels $(hostname) ...)"`."""
-    from autoscale.documents import load_mapping
-
-    try:
-        known = load_mapping(inventory, "a mapping of host names")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    levels = known.get(host)
-    names = {tier.name.lower(): tier for tier in LinkTier if tier is not LinkTier.NONE}
-    if not isinstance(levels, dict) or not set(levels) <= set(names):
-        raise ConfigError(f"{inventory}: {host!r} is {levels!r}: give it some of {', '.join(names)}, each with a name")
-    of = TopologyLabels()
-    typer.echo(",".join(f"{of.of(names[level])}={name}" for level, name in levels.items()))
 
 
 def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any, Any, Any]:

@@ -17,7 +17,7 @@ CASES = [
     ("a", "!in(a,b)", False),
     ("c", "!in(a,b)", True),
     (None, "!in(a,b)", True),
-    ("b", "in(a, b)", True),
+    ("b", "in(a, b)", False),
 ]
 
 

@@ -1,0 +1,97 @@
+"""What people see of nodes, groups and places."""
+
+from rich.console import Console
+
+from autoscale.ratio import PdRatio
+from autoscale.slots import Demand
+from autoscale.types import PoolKey, PoolStats
+from kvtransfer.topology import LinkTier, Node, Role
+from serve_app.topology_view import explain_table, label_findings, topology_tree, would_fit
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def node(name: str, under: str, kind: str | None = "H100", free: float = 8.0, **more: object) -> Node:
+    dc, cluster, s2, s1, s0 = (part.strip() for part in under.split("/"))
+    gpus = 0.0 if kind is None else 8.0
+    fields = {"gpus": gpus, "free_gpus": min(free, gpus), "cpus": 64.0, "free_cpus": 60.0, **more}
+    return Node(name=name, labels={"s1": s1}, under=(dc, cluster, s2, s1, s0), gpu_type=kind, **fields)  # type: ignore[arg-type]
+
+
+NODES = [
+    node("common", "d/c/b0/m0/", free=6.0),
+    node("scarce-1", "d/c/b1/m1/"),
+    node("scarce-2", "d/c/b1/m1/", "H20", is_cordoned=True),
+    node("beside", "d/c/b1/m2/", "H20"),
+    node("head", "////", None),
+]
+
+
+def group(name: str, switch: str, types: tuple[str, str] = ("H100", "H100"), **fields: object) -> list[PoolStats]:
+    return [
+        PoolStats(
+            key=PoolKey(name, role),
+            replicas=(),
+            target_replicas=1 if name == "here" else 0,
+            lowest_replicas=0,
+            highest_replicas=4,
+            gpus_per_replica=2,
+            demand=Demand(selector={"s1": switch} if switch else {}, gpu_type=kind, workers=2, gpus_per_worker=1.0),
+            held_replicas=1 if name == "here" else 0,
+            cost=8.0 if kind == "H100" else 3.0,
+            affinity=LinkTier.S1,
+            **fields,  # type: ignore[arg-type]
+        )
+        for role, kind in zip(Role, types, strict=True)
+    ]
+
+
+def shown(what: object) -> str:
+    console = Console(width=160, no_color=True)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def test_the_tree_has_levels_gpus_scarcity_and_who_is_there() -> None:
+    lines = shown(topology_tree(NODES, {"r1": ("prefill:here", ["common"]), "r2": ("prefill:here", ["common"])}))
+    assert "cluster of Ray: 8 of 16 H20 free" not in lines  # both H20 nodes are free
+    assert "16 of 16 H20 free" in lines and "14 of 16 H100 free" in lines
+    assert "S1 m0: 6 of 8 H100 free (common)" in lines
+    assert "S1 m1: 8 of 8 H100 free, 8 of 8 H20 free (scarcest: GPU types differ under its S1)" in lines
+    assert "S1 m2: 8 of 8 H20 free (scarce: GPU types differ under its S2)" in lines
+    assert "common: 6 of 8 H100 free, 60 of 64 CPUs  2 prefill:here" in lines
+    assert "scarce-2: 8 of 8 H20 free, 60 of 64 CPUs  cordoned" in lines
+    assert "head: no GPU" in lines
+
+
+def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
+    nodes = [
+        node("a", "d/c/b0/m0/"),
+        node("b", "d/c/b1/m0/"),
+        node("c", "d/c/b1//"),
+        node("liar", "d/c/b1/m1/", free_gpus=9.0),
+    ]
+    found = label_findings(nodes)
+    assert "1 nodes with GPUs have no S1, and others have: c" in found
+    assert "S1 'm0' is under d/c/b0 and d/c/b1: a selector of that label alone takes nodes of both" in found
+    assert "node liar has 9 GPUs free of 8" in found
+    assert label_findings(NODES[:4]) == []
+
+
+def test_what_would_fit_and_why_not() -> None:
+    pools = [*group("here", "m0"), *group("mixed", "m1", ("H100", "H20"))]
+    gained, pending, passed_over = would_fit(pools, PdRatio(1, 1), NODES, {P: 1, D: 1})
+    assert gained == {"here": (1, 1)} and not any(pending.values())
+    gained, pending, passed_over = would_fit(pools, PdRatio(1, 1), NODES, {P: 3, D: 3})
+    assert gained == {"here": (1, 1)} and pending == {P: 2, D: 2}
+    assert passed_over["mixed"].startswith("no node has room for a replica of")  # its H20 node is cordoned
+
+
+def test_the_table_says_of_each_group_where_it_may_be_and_is() -> None:
+    pools = [*group("here", "m0"), *group("mixed", "m1", ("H100", "H20")), *group("wide", "")]
+    lines = shown(explain_table(pools, NODES, {"r": ("decode:here", ["common"])})).splitlines()
+    rows = {line.split()[0]: line for line in lines if line.split()}
+    assert "common" in rows["here"] and rows["here"].split()[1:3] == ["1", "1"]
+    assert "scarcest" in rows["mixed"] and "11" in rows["mixed"]
+    assert "beyond s1" in rows["wide"]  # its nodes lie apart
