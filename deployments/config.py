@@ -27,6 +27,8 @@ _OWNED_ENGINE_KWARGS = {
 
 # Where LLMConfig carries an EmulatorConfig; it has no field of its own for it.
 EMULATOR_KEY = "tandem_emulator"
+# And where it carries ModelConfig.stage_folder.
+STAGE_KEY = "tandem_stage_folder"
 
 
 class _Config(BaseModel):
@@ -42,6 +44,25 @@ class ModelConfig(_Config):
         description="A folder (starting with '/', './', '../' or '~') with config.json, weights and tokenizer, "
         "or a hub id.",
     )
+
+    stage_folder: Path | None = Field(
+        None,
+        description="A folder on each node's own disk, into which the source's files are copied once, by the first "
+        "replica there or by `tandem stage`; the whole path. Only of a source that is a folder: a hub's files are in "
+        "its own cache.",
+    )
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> Self:
+        if self.stage_folder is None:
+            return self
+        if self.folder is None:
+            raise ValueError(f"stage_folder copies folders, and source is the hub id {self.source!r}: leave it out")
+        if not self.stage_folder.is_absolute():
+            raise ValueError(
+                f"stage_folder {self.stage_folder} is relative, and replicas start elsewhere: give the whole path"
+            )
+        return self
 
     @property
     def folder(self) -> Path | None:

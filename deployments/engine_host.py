@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import suppress
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray import serve
 from ray.serve.llm import LLMConfig
 
 from autoscale.types import PoolKey
-from deployments.config import EMULATOR_KEY
+from deployments.config import EMULATOR_KEY, STAGE_KEY
 from deployments.cores import CoreClaim
 from deployments.engine_watch import end_with_engine
 from deployments.locks import CLAIMS
@@ -20,6 +21,7 @@ from deployments.metrics import process_metrics
 from deployments.ports import PortClaim
 from deployments.replica_log import restore_replica_log
 from deployments.replica_port import listen_on_node_address
+from deployments.staging import staged
 from deployments.start_backoff import StartBackoff
 from deployments.worker_extension import METHOD_GPU
 from kvtransfer.topology import Role
@@ -39,6 +41,9 @@ class EngineHost:
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
+        if (into := llm_config.experimental_configs.get(STAGE_KEY)) is not None:
+            loading = llm_config.model_loading_config
+            loading.model_source = str(await asyncio.to_thread(staged, Path(str(loading.model_source)), Path(into)))
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs

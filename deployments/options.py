@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
-from deployments.config import EMULATOR_KEY, ModelConfig, RoleConfig
+from deployments.config import EMULATOR_KEY, STAGE_KEY, ModelConfig, RoleConfig
 from deployments.engine_arguments import check_known
 from deployments.worker_extension import IMPORT_PATH as WORKER_EXTENSION
 from kvtransfer.connector import ConnectorConfig
@@ -57,7 +57,11 @@ def llm_config(
         # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
         # wrapper would send the same numbers to write-only metrics that nobody can read back.
         log_engine_metrics=False,
-        experimental_configs={"stream_batching_interval_ms": 0, **_emulator_config(pool)},
+        experimental_configs={
+            "stream_batching_interval_ms": 0,
+            **_emulator_config(pool),
+            **({} if model.stage_folder is None else {STAGE_KEY: str(model.stage_folder)}),
+        },
         deployment_config={
             **replica_options(pool, report_s=report_s),
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
