@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from pathlib import Path

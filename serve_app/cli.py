@@ -89,6 +89,25 @@ def deploy(config: ConfigPath, address: Address = "auto") -> None:
 
 
 @cli.command()
+def stage(config: ConfigPath, address: Address = "auto") -> None:
+    """Copy models with a stage_folder to the disks of the nodes that may load them; 1 where one could not be."""
+    from serve_app import sdk
+    from serve_app.ray_schema import single_app_config
+    from serve_app.ray_stage import stage as stage_all
+
+    app = single_app_config(load_serve_yaml(config))
+    if all(service.model.stage_folder is None for service in app.services):
+        raise ConfigError(f"{config}: no model has a stage_folder: nothing is to be copied")
+    sdk.connect(address)
+    made = stage_all(app)
+    for one in made:
+        where = one.folder or "not copied: replicas load it from its source (Ray's logs of that node say why)"
+        console.print(f"{one.node}: {one.model}: {where} ({one.seconds:.1f} s)", highlight=False, markup=False)
+    if not made or any(one.folder is None for one in made):
+        raise typer.Exit(1)
+
+
+@cli.command()
 def serve(
     config: Annotated[Path, typer.Argument(help="A Serve YAML.")] = Path("configs/cpu_tiny.yaml"),
     model: Annotated[str | None, typer.Option(help="Serve this model folder instead of the config's.")] = None,
