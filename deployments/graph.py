@@ -21,6 +21,7 @@ from deployments.options import llm_config, serve_options
 from deployments.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role, TopologyConfig
+from router.admission import ObjectivesConfig
 from router.config import RouterConfig
 
 # A replica of the endpoint that is told to go ends when its last request has had its time.
@@ -37,6 +38,7 @@ class Service:
     groups: tuple[GroupConfig, ...]
     engine_kwargs: dict[str, Any]
     router: RouterConfig
+    admission: ObjectivesConfig | None
     autoscale: AutoscaleConfig | None
     pools: Pools
 
@@ -136,6 +138,7 @@ def _routed(
         "decode_replicas": {group.name: group.decode.replicas for group in service.groups},
         "prefill_replicas": sum(group.prefill.replicas for group in service.groups),
         "outlier": service.router.outlier,
+        "admission": ingress.admission.with_objectives(service.admission),
     }
 
 

@@ -41,7 +41,7 @@ from deployments.start_backoff import StartBackoff
 from deployments.trim import Trim
 from deployments.waits import Wait, Waits
 from router import known_pools
-from router.admission import Asked, Priority
+from router.admission import AdmissionConfig, Asked, Priority
 from router.rate_limit import RateLimits
 from router.ray_coordinator import answers, find_coordinator
 from router.ray_health import HealthFeed
@@ -194,6 +194,7 @@ class _Service:
         config: IngressConfig,
         rates: RateLimits,
         *,
+        admission: AdmissionConfig,
         groups: Collection[str],
         max_model_len: int | None,
         prefill_replicas: int,
@@ -205,7 +206,7 @@ class _Service:
         self.max_model_len = max_model_len
         known = [most for most in (max_model_len, config.max_prompt_tokens) if most is not None]
         self.most_prompt_tokens = min(known, default=None)
-        self.gate = Gate(config.admission, rates, replicas=config.replicas, prefill_replicas=prefill_replicas)
+        self.gate = Gate(admission, rates, replicas=config.replicas, prefill_replicas=prefill_replicas)
         self.slow_tpot_s = slow_tpot_s
         self.can_sleep = can_sleep
 
@@ -249,6 +250,7 @@ class Ingress:
                 name,
                 config,
                 rates,
+                admission=of["admission"],
                 groups=of["groups"],
                 max_model_len=of["max_model_len"],
                 prefill_replicas=max(1, of["prefill_replicas"]),

@@ -44,8 +44,8 @@ class Priority(IntEnum):
     LOW = 2
 
 
-class AdmissionConfig(BaseModel):
-    """Bounds of admission, of each replica of the endpoint on its own where nothing else is said."""
+class ObjectivesConfig(BaseModel):
+    """What users are to wait at most; who would wait longer is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -68,6 +68,21 @@ class AdmissionConfig(BaseModel):
         description="Prompt tokens that may wait here, by 4 bytes of a prompt's text each. Who is last in the order "
         "makes room for who comes before it, and a longer prompt waits alone.",
     )
+
+    @model_validator(mode="after")
+    def _check_objectives(self) -> Self:
+        for name in ("tpot_s", "max_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and self.ttft_s is None:
+                raise ValueError(
+                    f"{name} is {value:g} and ttft_s is not given, without which nobody waits here: give both"
+                )
+        return self
+
+
+class AdmissionConfig(ObjectivesConfig):
+    """Bounds of admission, of each replica of the endpoint on its own where nothing else is said."""
+
     max_requests: int = Field(
         2000,
         ge=1,
@@ -80,15 +95,9 @@ class AdmissionConfig(BaseModel):
         default_factory=dict, description="By an API key's name, what holds for it instead of `key`."
     )
 
-    @model_validator(mode="after")
-    def _check_objectives(self) -> Self:
-        for name in ("tpot_s", "max_queued_tokens"):
-            value = getattr(self, name)
-            if value is not None and self.ttft_s is None:
-                raise ValueError(
-                    f"{name} is {value:g} and ttft_s is not given, without which nobody waits here: give both"
-                )
-        return self
+    def with_objectives(self, objectives: ObjectivesConfig | None) -> "AdmissionConfig":
+        """The same bounds with other objectives."""
+        return self if objectives is None else self.model_copy(update=objectives.model_dump())
 
     def limits(self, key: str | None) -> KeyLimits:
         """What holds for a key; ``None``: nobody's."""

@@ -31,6 +31,7 @@ def build_app(config: AppConfig) -> Application:
                 groups=service.groups,
                 engine_kwargs=service.engine_kwargs,
                 router=service.router,
+                admission=service.admission,
                 autoscale=service.autoscale,
                 pools=service.pools(config.topology),
             )

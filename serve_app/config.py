@@ -11,6 +11,7 @@ from autoscale.types import PoolKey
 from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
 from kvtransfer.connector import LEASES, ConnectorConfig
 from kvtransfer.topology import DEFAULT_LABELS, TopologyConfig, TopologyLabels, link_tier, named_tier
+from router.admission import ObjectivesConfig
 from router.config import RouterConfig
 
 
@@ -23,6 +24,9 @@ class ServiceConfig(BaseModel):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments of both roles.")
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
     router: RouterConfig = RouterConfig()
+    admission: ObjectivesConfig | None = Field(
+        None, description="The model's own objectives instead of those of ingress.admission; {} are none."
+    )
     autoscale: AutoscaleConfig | None = Field(
         None, description="How both roles are sized together; left out, they stay."
     )

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 from pydantic import ValidationError
 
-from router.admission import Admission, AdmissionConfig, Asked, Priority
+from router.admission import Admission, AdmissionConfig, Asked, ObjectivesConfig, Priority
 from router.rate_limit import KeyLimits
 from tests.router import overloaded
 
@@ -587,3 +587,12 @@ def test_a_pace_or_a_queue_without_a_first_token_is_refused() -> None:
     for without in ({"tpot_s": 0.05}, {"max_queued_tokens": 1000}):
         with pytest.raises(ValidationError, match="give both"):
             AdmissionConfig.model_validate(without)
+
+
+def test_a_models_own_objectives_take_the_place_of_the_endpoints_and_no_other_bound() -> None:
+    endpoint = AdmissionConfig(ttft_s=1.0, tpot_s=0.05, max_queued_tokens=100, max_requests=7)
+    assert endpoint.with_objectives(None) is endpoint
+    patient = endpoint.with_objectives(ObjectivesConfig(ttft_s=60.0))
+    assert (patient.ttft_s, patient.tpot_s, patient.max_queued_tokens) == (60.0, None, None)
+    assert patient.max_requests == 7
+    assert endpoint.with_objectives(ObjectivesConfig()).ttft_s is None
