@@ -108,6 +108,8 @@ STATUS: dict[str, Any] = {
             "shown": [{"name": "decode_tps", "value": 40.0, "target": 50.0}],
         },
         "held_back": ["cooldown: 3.0 s left"],
+        "pending": {},
+        "passed_over": {},
         "state": {
             "desired": {"prefill:g0": 2, "decode:g0": 4},
             "missing_since_s": {"prefill:g0": [90.0, 1]},
@@ -144,6 +146,13 @@ def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
     assert "no room for more than 1 of prefill:g0" in text
     assert "tried again in 30 s" in text
     assert "Serve's choice" not in text
+
+
+def test_top_shows_what_has_no_place_and_why() -> None:
+    plan = {**STATUS["plan"], "pending": {"prefill": 1, "decode": 3}, "passed_over": {"g0": "no node has room"}}
+    text = shown(plan=plan)
+    assert "no place for 1P3D" in text and "g0 passed over: no node has room" in text
+    assert "no place" not in shown()
 
 
 def test_top_says_what_is_out_of_the_ordinary() -> None:

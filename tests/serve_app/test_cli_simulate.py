@@ -240,7 +240,7 @@ def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tm
     args = yaml.safe_load(served.read_text())["applications"][0]["args"]
     assert args["autoscale"]["policy"]["kind"] == "heteroscale"
     assert "emulated.yaml serves other engines than were simulated" in ran.stdout.replace("\n", " ")
-    assert single_app_config(load_serve_yaml(served)).autoscale is not None
+    assert single_app_config(load_serve_yaml(served)).is_autoscaled
 
 
 def test_gpus_and_parameters_that_nobody_gave_fit_the_config(files: tuple[str, str], tmp_path: Path) -> None:
