@@ -183,10 +183,8 @@ def main(
             measured.append(row)
             result[name] = summary(measured)
             write_file(out, json.dumps(result, indent=1) + "\n", "--out")
-    columns = ("base, ms", "this, ms", "ratio", "ratio above rest", "at rest, cores")
-    table = Table("engines", title="CPU time per request")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
+    columns = ("engines", "base ms", "this ms", "ratio", "above rest", "cores at rest")
+    table = Table(*columns, title="CPU time per request", box=None, pad_edge=False)  # 80 columns
     for name in names:
         row = result[name]
         table.add_row(
@@ -200,7 +198,7 @@ def main(
 
 def _spread(row: dict[str, Any], figure: str) -> str:
     ratios = row[f"{figure}_ratios"]
-    return f"{row[f'{figure}_ratio']:.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+    return f"{row[f'{figure}_ratio']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def drill(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     drills = sum(len(faults_of(one, names)) for one in stacks)
     rows: list[dict[str, Any]] = []
+    missed: list[str] = []
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
@@ -59,8 +60,8 @@ def drill(
 
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("answers", total=drills * 2 * max(1, round(rate * seconds)))
-        try:
-            for one in stacks:
+        for one in stacks:
+            try:
                 run_drill(
                     config,
                     names,
@@ -71,8 +72,10 @@ def drill(
                     on_answer=lambda: progress.advance(task),
                     on_row=keep,
                 )
-        except DrillError as error:
-            raise ConfigError(f"drill: {error}") from None
+            except DrillError as error:
+                missed.append(str(error))
+    if not rows:
+        raise ConfigError(f"drill: {'; '.join(missed)}")
     print_whole(_table(rows), console)
     for row in rows:
         for why, count in row["errors"].items():
@@ -80,6 +83,8 @@ def drill(
     failed = [f"{row['fault']}: {said}" for row in rows if row["stack"] == _OURS[0] for said in failures(row)]
     for line in failed:
         console.print(f"failed: {line}", highlight=False, markup=False)
+    if missed:
+        raise ConfigError(f"drill: {'; '.join(missed)}")
     if failed:
         raise typer.Exit(1)
 

@@ -237,3 +237,33 @@ def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(
         ("kill-controller", "ray-serve-llm", 9, 0, None),
     ]
     assert starts == ["tandem", "tandem", "ray-serve-llm", "ray-serve-llm"]
+
+
+def test_a_fault_that_cannot_be_had_is_said_and_the_others_are_drilled(
+    make_endpoint: Callable[..., FakeEndpoint],
+    make_process: MakeProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def start(*_: object) -> Any:
+        return FakeApp(make_endpoint(ANSWER).url, [make_process("ray::ServeReplica:tandem:ingress")])
+
+    for name in ("tandem", "ray-serve-llm"):
+        monkeypatch.setitem(STACKS, name, Stack(start=start, counters=lambda _: {}))
+    monkeypatch.setattr(drill_module, "_RECOVERY_S", 0.1)
+    out = tmp_path / "rows.json"
+    faults = ["--fault", "kill-engine-worker", "--fault", "kill-ingress"]  # there is no engine
+    stacks = ["--stack", "tandem", "--stack", "ray-serve-llm"]
+    load = ["--rate", "5", "--seconds", "1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["tandem", "drill", str(CONFIG), *faults, *stacks, *load])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 1
+    assert [(row["fault"], row["stack"]) for row in json.loads(out.read_text())] == [
+        ("kill-ingress", "tandem"),
+        ("kill-ingress", "ray-serve-llm"),
+    ]
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "tandem: kill-engine-worker showed nothing" in said
+    assert "ray-serve-llm: kill-engine-worker showed nothing" in said
