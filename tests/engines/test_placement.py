@@ -182,7 +182,7 @@ def test_law_14_what_finds_no_room_is_pending_and_said(placed: Placed) -> None:
     placed.control("chat").scale(4, 4)
     placed.until(lambda: placed.status("chat")["plan"]["pending"] == {"prefill": 1, "decode": 1})
     said = placed.status("chat")["plan"]["passed_over"]
-    assert said["chat-m0"] == "no node has room for a replica of prefill:chat-m0 beside the other 1 of its unit"
+    assert said["chat-m0"] == "no node has room for a replica of decode:chat-m0 beside the other 1 of its unit"
     assert placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)}
 
 
