@@ -10,8 +10,6 @@ from deployments.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
 # which a part was still to come when its head was sent on cannot be sent again, so it is sent on as a whole (what is
 # longer than HAProxy's buffer as soon as that is full); and it must have come by then, or one byte a minute would do.
 _HAPROXY_LINES = ("    option http-buffer-request", "    timeout http-request 30s")
-
-
 _LEAST_HARD_STOP_S = 600
 
 
@@ -58,8 +56,8 @@ def hard_stop(request_timeout_s: float = 0.0) -> dict[str, str]:
     return {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(_LEAST_HARD_STOP_S, math.ceil(request_timeout_s)))}
 
 
-def serve_environment() -> dict[str, str]:
-    """Variables that make Serve's request path short (DECISIONS 5)."""
+def serve_environment(request_timeout_s: float = 0.0) -> dict[str, str]:
+    """Variables that make Serve's request path short (DECISIONS 5); ``request_timeout_s`` as in ``hard_stop``."""
     return {
         # HAProxy in front of the ingress replicas instead of Serve's Python proxy.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -72,7 +70,7 @@ def serve_environment() -> dict[str, str]:
         # A request whose ingress replica ended before a word of its answer goes to another one, and is computed again.
         # Serve's own is conn-failure alone, and a 500 where the request had been sent.
         "RAY_SERVE_HAPROXY_RETRY_ON": "\n".join(["conn-failure empty-response", *_HAPROXY_LINES]),
-        **hard_stop(),
+        **hard_stop(request_timeout_s),
         # gRPC between deployments, routing and user code on one event loop: a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A proxy that has died is missed after three looks, which Serve makes every ten seconds.

@@ -10,7 +10,7 @@ import yaml
 
 from autoscale.types import PoolKey
 from deployments.config import IngressConfig
-from deployments.environment import hard_stop, serve_environment
+from deployments.environment import serve_environment
 from deployments.ports import EVERY_ADDRESS
 from kvtransfer.topology import Role
 from serve_app.config import AppConfig
@@ -201,8 +201,7 @@ def _readiness() -> dict[str, Any]:
 
 
 def _env(ingress: IngressConfig) -> list[dict[str, str]]:
-    environment = {**serve_environment(), **hard_stop(ingress.request_timeout_s)}
-    return [{"name": key, "value": value} for key, value in environment.items()]
+    return [{"name": key, "value": value} for key, value in serve_environment(ingress.request_timeout_s).items()]
 
 
 def _port(name: str, port: int) -> dict[str, Any]:
