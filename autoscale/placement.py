@@ -82,7 +82,7 @@ def place(
     service.reserve(overdue)
     followers = service.fit_leaders(counts, spare_followers)
     service.fit_followers({**counts, ratio.follower: followers})
-    service.rescue()
+    service.rescue({**counts, ratio.follower: followers})
     placed = {group.of[role].key: group.placed[role] for group in service.groups for role in group.of}
     total = {role: sum(group.placed[role] for group in service.groups) for role in Role}
     return Placed(
@@ -316,22 +316,28 @@ class _Service:
                 break
             max(giving, key=_Group.surplus).followers -= 1
 
-    def rescue(self) -> None:
-        """A leader whose group has lost its followers for good moves to one that has some to spare; one at a time.
+    def rescue(self, counts: Mapping[Role, int]) -> None:
+        """A leader whose group has lost its followers for good moves to where it has some; one at a time.
 
-        It leaves when the one before it runs, so that no more than one is under way.
+        That is a group that has some to spare, or has room for the leader and for followers that are missing. It leaves
+        when the one before it runs, so that no more than one is under way.
         """
+        missing = max(0, counts[self._follower] - sum(group.followers for group in self.groups))
         for starved in self.groups:
             if starved.followers >= starved.needed() or not starved.can(starved.leader, -1):
                 continue
             for taker in sorted(self.groups, key=_Group.rank):
                 is_waiting = len(taker.leader.replicas) < taker.leader.target_replicas
-                has_spare = taker.due(1) <= taker.followers
-                if taker is starved or is_waiting or not has_spare or not taker.can(taker.leader, 1):
+                more = max(0, taker.due(1) - taker.followers)
+                if taker is starved or is_waiting or taker.cannot_grow or not taker.can(taker.leader, 1):
                     continue
-                if not taker.cannot_grow and self._take((taker.leader, 1)) is None:
+                if more > missing or taker.followers + more > taker.follower.highest_replicas:
+                    continue
+                if self._take((taker.leader, 1), (taker.follower, more)) is None:
                     starved.leaders -= 1
                     taker.leaders += 1
+                    taker.followers += more
+                    taker.passed_over = ""
                     return
 
     def _take(self, *wanted: tuple[PoolStats, int]) -> str | None:

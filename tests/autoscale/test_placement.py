@@ -329,6 +329,16 @@ def test_law_12_a_leader_that_has_lost_its_follower_goes_where_one_is_to_spare()
     assert counts(placed) == {"starved": (0, 2), "other": (2, 4)}  # one at a time
 
 
+def test_law_12_a_leader_that_has_lost_its_only_follower_goes_where_a_whole_unit_fits() -> None:
+    nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]  # the node of its prefill is gone
+    groups = [group("lost", M1, held_replicas={P: 0, D: 1}), group("empty", M2, held_replicas=0)]
+    now = {"lost": (1, 1)}
+    assert counts(placed_on(nodes, groups, 1, 1, current=now)) == now
+    moved = placed_on(nodes, groups, 1, 1, current=now, overdue={PoolKey("lost", P)})
+    assert counts(moved) == {"empty": (1, 1)}
+    assert not moved.passed_over.get("empty")
+
+
 def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
     nodes = [replace(node("a"), is_cordoned=True)]
     assert counts(placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})) == {"g": (1, 1)}
