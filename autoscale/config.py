@@ -14,6 +14,8 @@ from kvtransfer.topology import Role
 
 # A report costs a replica and Serve's controller about a millisecond of a core each.
 _LEAST_REPORT_S, _MOST_REPORT_S = 1.0, 10.0
+# Policies that size decode by itself, for pools that prefill too.
+_AGGREGATED = ("static", "wva", "hpa", "queue_depth", "ray_baseline")
 
 
 class BoundsConfig(BaseModel):
@@ -38,7 +40,7 @@ class OverrideConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prefill: int = Field(ge=1)
+    prefill: int = Field(ge=0)
     decode: int = Field(ge=1)
 
 
@@ -48,7 +50,9 @@ class AutoscaleConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     pd_ratio: PdRatio = Field(
-        PdRatio(1, 1), validate_default=True, description="Prefill replicas to decode replicas, as '1:3', or a number."
+        PdRatio(1, 1),
+        validate_default=True,
+        description="Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill.",
     )
     policy: PolicyConfig = Field(discriminator="kind")
     slo: SloConfig = SloConfig()
@@ -115,6 +119,7 @@ class AutoscaleConfig(BaseModel):
                 "`tandem scale --resume` first"
             )
         self.check_reports(self.report_s)
+        self._check_aggregated()
         if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
             raise ValueError(
                 f"gate.band_replicas ({self.gate.band_replicas:g}) is narrower than guard.band_replicas "
@@ -122,6 +127,21 @@ class AutoscaleConfig(BaseModel):
                 "or lower the second"
             )
         return self
+
+    def _check_aggregated(self) -> None:
+        """Whether what is said of prefill fits a ratio of 0:1, and the other way round."""
+        if self.pd_ratio.is_aggregated and self.policy.kind not in _AGGREGATED:
+            raise ValueError(
+                f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
+                f"groups without prefill take one of {', '.join(_AGGREGATED)}"
+            )
+        for name, counts in (("override", self.override), ("policy", self.policy)):
+            prefill = getattr(counts, "prefill", None)
+            if isinstance(prefill, int) and bool(prefill) == self.pd_ratio.is_aggregated:
+                raise ValueError(
+                    f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: 0 of them go with 0:1, "
+                    "and with it alone"
+                )
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
         """The fewest and the most replicas of a role in a group that was deployed with these."""

@@ -140,7 +140,9 @@ class Controller:
         limits = ((p.key.role, p.lowest_replicas, p.highest_replicas, p.gpus_per_replica) for p in pools)
         room = Room.of(limits, self.config.guard.budget_gpus)
         # No policy takes the last one: sleep is decided elsewhere.
-        return replace(room, lowest={role: max(1, count) for role, count in room.lowest.items()})
+        return replace(
+            room, lowest={role: max(min(1, room.highest[role]), count) for role, count in room.lowest.items()}
+        )
 
     def _may_sleep(self, snapshot: Snapshot) -> bool:
         """Whether the last replicas may go."""
@@ -236,6 +238,9 @@ class Controller:
 
     def _decide(self, snapshot: Snapshot, hold: str | None) -> Decision:
         decision = self._policy.decide(snapshot)
+        if self.config.pd_ratio.is_aggregated:  # there is no pair of counts that could be at another
+            wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
+            decision = replace(decision, wanted=wanted, ratio=None)
         if hold is not None:  # its ratio is kept, and its signal is shown, all the same
             return replace(decision, wanted=None, reason=hold)
         if (override := self.config.override) is not None:

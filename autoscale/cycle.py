@@ -182,7 +182,8 @@ def _givers(snapshot: Snapshot, ratio: PdRatio) -> Iterable[tuple[PoolStats, Poo
     pools = {pool.key: pool for pool in snapshot.pools}
     leaders = [pool for pool in snapshot.pools if pool.key.role is ratio.leader]
     for leader in sorted(leaders, key=lambda pool: (not pool.is_preemptible, -pool.cost, pool.key.group)):
-        yield leader, pools[PoolKey(leader.key.group, ratio.follower)]
+        key = PoolKey(leader.key.group, ratio.follower)
+        yield leader, pools.get(key) or PoolStats.absent(key)
 
 
 def _here(pool: PoolStats) -> int:

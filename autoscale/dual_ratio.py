@@ -47,8 +47,5 @@ class DualRatio:
             decode: replicas that are needed.
         """
         prefill = max(math.ceil(attention / self.attention - _EPSILON), math.ceil(ffn / self.ffn - _EPSILON))
-        leaders = max(
-            {Role.PREFILL: prefill, Role.DECODE: decode}[self.pd_ratio.leader],
-            {Role.PREFILL: prefill, Role.DECODE: decode}[self.pd_ratio.follower] / self.pd_ratio.follower_share,
-        )
+        leaders = self.pd_ratio.leaders({Role.PREFILL: prefill, Role.DECODE: decode})
         return {self.pd_ratio.leader: leaders, self.pd_ratio.follower: leaders * self.pd_ratio.follower_share}

@@ -62,7 +62,7 @@ def place(
     Args:
         counts: replicas of each role.
         current: of each pool now.
-        pools: all pools of the service, two of each group.
+        pools: all pools of the service, two of each group, or one where the ratio is 0:1.
         ratio: to be kept in each group.
         slots: what nodes have room for; ``None``: for everything.
         limits: GPUs by type that budgets leave; what is placed is taken from them.
@@ -72,7 +72,8 @@ def place(
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
-        by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
+        absent = {role: PoolStats.absent(PoolKey(pool.key.group, role)) for role in Role}
+        by_group.setdefault(pool.key.group, absent)[pool.key.role] = pool
     service = _Service(
         [_Group(name, of, current, ratio, slots) for name, of in by_group.items()],
         ratio,
@@ -118,7 +119,9 @@ class _Group:
         self.name, self.of = name, of
         self.leader, self.follower = of[ratio.leader], of[ratio.follower]
         self._share = ratio.follower_share
-        self.placed = {role: min(max(current[p.key], p.lowest_replicas), p.highest_replicas) for role, p in of.items()}
+        self.placed = {
+            role: min(max(current.get(p.key, 0), p.lowest_replicas), p.highest_replicas) for role, p in of.items()
+        }
         self.passed_over = ""
         self._slots = slots
         self._scarcity, self.cannot_grow = _standing(of.values(), slots)
@@ -165,7 +168,7 @@ class _Group:
     def needed(self, step: int = 0) -> int:
         """The fewest followers with which all leaders may serve; of a group that sleeps, none."""
         leaders, tied_up = self.leaders + step, self.follower.lowest_replicas
-        if leaders <= 0:
+        if leaders <= 0 or not self._share:
             return tied_up
         return max(tied_up, 1, math.ceil(leaders * self._share - _BAND_REPLICAS - _EPSILON))
 

@@ -22,7 +22,10 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PdRatio:
-    """Prefill replicas to decode replicas, in lowest terms; written ``P:D``."""
+    """Prefill replicas to decode replicas, in lowest terms; written ``P:D``.
+
+    ``0:1`` is that of groups of one aggregated pool, whose decode replicas prefill for themselves.
+    """
 
     prefill: int
     decode: int
@@ -32,7 +35,7 @@ class PdRatio:
         """Read ``"1:3"``, or a number of prefill replicas per decode replica.
 
         Raises:
-            ValueError: not a ratio, or one outside 1:5 to 9:1.
+            ValueError: not a ratio, or one that is neither 0:1 nor between 1:5 and 9:1.
         """
         if isinstance(value, cls):
             return value
@@ -43,14 +46,17 @@ class PdRatio:
             elif isinstance(value, bool):
                 raise TypeError
             else:
-                ratio = Fraction(value).limit_denominator(_MAX_DENOMINATOR)
+                ratio = Fraction(value)
+                if ratio >= _LOWEST:  # next to nothing must not become nothing
+                    ratio = ratio.limit_denominator(_MAX_DENOMINATOR)
         except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             raise ValueError(
                 f"{value!r} is no P/D ratio: give prefill and decode replicas as '1:3', or prefill per decode as 0.5"
             ) from None
         if not cls(ratio.numerator, ratio.denominator).is_supported:
             raise ValueError(
-                f"a P/D ratio of {value} is impossible: between 1:5 and 9:1 are supported; give prefill replicas first"
+                f"a P/D ratio of {value} is impossible: between 1:5 and 9:1 are supported, and 0:1 where "
+                "groups have no prefill; give prefill replicas first"
                 + (", and in quotes: YAML reads 1:3 as 63" if isinstance(value, int) else "")
             )
         return cls(ratio.numerator, ratio.denominator)
@@ -65,7 +71,12 @@ class PdRatio:
     @property
     def is_supported(self) -> bool:
         """Whether a configuration may have it."""
-        return _LOWEST <= Fraction(self.prefill, self.decode) <= _HIGHEST
+        return self.is_aggregated or _LOWEST <= Fraction(self.prefill, self.decode) <= _HIGHEST
+
+    @property
+    def is_aggregated(self) -> bool:
+        """Whether there is no prefill replica."""
+        return self.prefill == 0
 
     @property
     def leader(self) -> Role:
@@ -81,6 +92,12 @@ class PdRatio:
     def follower_share(self) -> float:
         """Followers per leader, at most 1."""
         return min(self.prefill, self.decode) / max(self.prefill, self.decode)
+
+    def leaders(self, wanted: Mapping[Role, float]) -> float:
+        """Replicas of the larger role with which both have what is wanted."""
+        if not self.follower_share:
+            return wanted[self.leader]
+        return max(wanted[self.leader], wanted[self.follower] / self.follower_share)
 
     def per_decode(self) -> float:
         """Prefill replicas per decode replica."""
@@ -162,7 +179,7 @@ def joint_counts(
     """
     leader, follower = ratio.leader, ratio.follower
     share = ratio.follower_share
-    need = {leader: _whole(max(wanted[leader], wanted[follower] / share))}
+    need = {leader: _whole(ratio.leaders(wanted))}
     need[follower] = max(_whole(wanted[follower]), _whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
     first = min(max(need[leader], lowest), highest)

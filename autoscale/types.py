@@ -100,6 +100,11 @@ class PoolStats:
     affinity: LinkTier = LinkTier.NONE
     is_preemptible: bool = False
 
+    @classmethod
+    def absent(cls, key: PoolKey) -> Self:
+        """What an aggregated group has of prefill."""
+        return cls(key=key, replicas=(), target_replicas=0, lowest_replicas=0, highest_replicas=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
@@ -228,7 +233,7 @@ class Decision:
         """Replicas of the ratio's larger role with which both roles have what is wanted."""
         if self.wanted is None:
             return None
-        return max(self.wanted[ratio.leader], self.wanted[ratio.follower] / ratio.follower_share)
+        return ratio.leaders(self.wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,10 @@ class RoleConfig(_Config):
 
 
 class GroupConfig(_Config):
-    """A deployment group (HeteroScale section 3.4): prefill and decode between which KV moves, of one variant."""
+    """A deployment group (HeteroScale section 3.4): prefill and decode between which KV moves, of one variant.
+
+    Without prefill it is one aggregated pool, whose decode replicas prefill for themselves.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$", description="Lower case, digits, dashes.")
     node_labels: dict[str, str] = Field(
@@ -209,7 +212,9 @@ class GroupConfig(_Config):
         False,
         description="Its replicas go first where more important services lack room, so it has none that must stay.",
     )
-    prefill: RoleConfig = RoleConfig()
+    prefill: RoleConfig | None = Field(
+        RoleConfig(), description="null: decode replicas compute prompts too, in every group of the service."
+    )
     decode: RoleConfig = RoleConfig()
 
     @model_validator(mode="before")
@@ -220,6 +225,8 @@ class GroupConfig(_Config):
             return value
         handed = dict(value)
         for role in Role:
+            if role in value and value[role] is None:
+                continue
             pool = dict(value.get(role) or {})
             placement = dict(pool.get("placement") or {})
             placement["node_labels"] = {**value["node_labels"], **(placement.get("node_labels") or {})}
@@ -228,34 +235,38 @@ class GroupConfig(_Config):
 
     @model_validator(mode="after")
     def _check_sleep(self) -> Self:
-        if bool(self.prefill.replicas) != bool(self.decode.replicas):
+        prefill = self.prefill
+        if prefill is not None and bool(prefill.replicas) != bool(self.decode.replicas):
             raise ValueError(
-                f"group {self.name!r}: prefill has {self.prefill.replicas} replicas and decode {self.decode.replicas}: "
+                f"group {self.name!r}: prefill has {prefill.replicas} replicas and decode {self.decode.replicas}: "
                 "a group sleeps with 0 of both, or has at least one of each"
             )
-        if self.is_preemptible and self.prefill.replicas:
+        if self.is_preemptible and self.decode.replicas:
+            of_prefill = "" if prefill is None else f"{prefill.replicas} prefill and "
             raise ValueError(
-                f"group {self.name!r} is_preemptible and must keep {self.prefill.replicas} prefill and "
-                f"{self.decode.replicas} decode replicas: give it 0 of both, or another group what must stay"
+                f"group {self.name!r} is_preemptible and must keep {of_prefill}{self.decode.replicas} decode "
+                "replicas: give it 0, or another group what must stay"
             )
         return self
 
     @model_validator(mode="after")
     def _check_parallel(self) -> Self:
-        if self.prefill.pipeline_parallel_size > 1:
+        if self.prefill is not None and self.prefill.pipeline_parallel_size > 1:
             raise ValueError(
                 f"group {self.name!r}: prefill.pipeline_parallel_size is {self.prefill.pipeline_parallel_size}, and "
                 "the NIXL connector in pull mode takes no pipeline-parallel prefill: use tensor_parallel_size instead"
             )
         return self
 
-    def role(self, role: Role) -> RoleConfig:
-        """The pool settings of one role."""
-        return self.prefill if role is Role.PREFILL else self.decode
+    @property
+    def computes_prompts(self) -> RoleConfig:
+        """The pool that prefills."""
+        return self.prefill or self.decode
 
     def pools(self) -> dict[PoolKey, RoleConfig]:
-        """Both pools of the group by key."""
-        return {PoolKey(self.name, role): self.role(role) for role in Role}
+        """The pools of the group by key, prefill first."""
+        prefill = {} if self.prefill is None else {PoolKey(self.name, Role.PREFILL): self.prefill}
+        return {**prefill, PoolKey(self.name, Role.DECODE): self.decode}
 
 
 class IngressConfig(_Config):

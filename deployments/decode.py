@@ -12,7 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
-from ray.serve.llm.deployment import PDDecodeServer
+from ray.serve.llm.deployment import LLMServer, PDDecodeServer
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -46,7 +46,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         self,
         llm_config: LLMConfig,
         *,
-        prefill_server: DeploymentHandle,
+        prefill_server: DeploymentHandle | None,
         router: RouterConfig,
         slo: SloConfig,
         max_prompt_tokens: int | None,
@@ -56,12 +56,16 @@ class DecodeServer(EngineHost, PDDecodeServer):
     ) -> None:
         await self._prepare_host(llm_config, cores_per_worker)
         with self._start.judged(), named_cause():
-            await super().__init__(llm_config, prefill_server=prefill_server)
+            if prefill_server is None:  # of an aggregated group
+                await LLMServer.__init__(self, llm_config)
+            else:
+                await super().__init__(llm_config, prefill_server=prefill_server)
             client = engine_client(self)
             await _warm_up(client)
         app_name = serve.get_replica_context().app_name
-        health = HealthFeed(app_name, prefill_server.deployment_name, router.outlier)
-        health.start()
+        health = HealthFeed(app_name, prefill_server.deployment_name if prefill_server else "", router.outlier)
+        if prefill_server is not None:
+            health.start()
         # Where prefill has no replica at all, decode prefills.
         waits = Waits(partial(answers, app_name), lambda pool: not known_pools.has_replicas(pool))
         self._watching = asyncio.create_task(waits.run())
@@ -70,7 +74,7 @@ class DecodeServer(EngineHost, PDDecodeServer):
         self._requests = RequestStats(time.monotonic, slo.ttft_share)
         self._generate = client.generate = PDGenerate(
             client=client,
-            prefill=streamed(prefill_server, "prefill"),
+            prefill=None if prefill_server is None else streamed(prefill_server, "prefill"),
             stats=engine_stats(),
             requests=self._requests,
             config=router,

@@ -1,4 +1,4 @@
-"""The deployment graph: ingress -> decode -> prefill, for every group."""
+"""The deployment graph: ingress -> decode -> prefill, for every group that has prefill."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from ray.serve.llm import build_llm_deployment
 from autoscale.config import AutoscaleConfig
 from autoscale.slo import SloConfig
 from autoscale.tuning import Pools
-from autoscale.types import PoolKey
 from deployments.config import GroupConfig, IngressConfig, ModelConfig
 from deployments.coordinator import coordinator_actor
 from deployments.decode import DecodeServer
@@ -95,8 +94,9 @@ def _routed(
     decodes: dict[str, Application] = {}
     gpu_resources = {} if topology is None else topology.gpu_resources
     for group in service.groups:
-        for role, servers in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
-            pool = group.role(role)
+        for key, pool in group.pools().items():
+            role = key.role
+            servers = prefills if role is Role.PREFILL else decodes
             bind: dict[str, Any] = {
                 "cores_per_worker": pool.cores_per_worker,
                 "engine_silence_s": pool.engine_silence_s,
@@ -106,7 +106,7 @@ def _routed(
             if role is Role.DECODE:
                 slo = SloConfig() if service.autoscale is None else service.autoscale.slo
                 bind |= {
-                    "prefill_server": prefills[group.name],
+                    "prefill_server": prefills.get(group.name),
                     "router": service.router,
                     "slo": slo,
                     "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
@@ -127,7 +127,7 @@ def _routed(
                 deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,
                 override_serve_options={
-                    "name": PoolKey(group.name, role).deployment_name,
+                    "name": key.deployment_name,
                     **serve_options(pool),
                 },
             )
@@ -136,7 +136,7 @@ def _routed(
         "prefills": prefills,
         "max_model_len": _max_model_len(service.groups, service.engine_kwargs),
         "decode_replicas": {group.name: group.decode.replicas for group in service.groups},
-        "prefill_replicas": sum(group.prefill.replicas for group in service.groups),
+        "prefill_replicas": sum(group.computes_prompts.replicas for group in service.groups),
         "outlier": service.router.outlier,
         "admission": ingress.admission.with_objectives(service.admission),
     }

@@ -81,14 +81,15 @@ class PDGenerate:
 
     vLLM's OpenAI layer has by then validated, rendered and tokenised the request, once; the ids go to prefill as they
     are, and chat, completions and whatever vLLM adds above take the same path. REMOTE: a prefill replica computes the
-    prompt and the decode engine pulls its KV. LOCAL, or when prefill fails: the decode engine computes it.
+    prompt and the decode engine pulls its KV. LOCAL, when prefill fails, or where a group has none: the decode engine
+    computes it.
     """
 
     def __init__(
         self,
         *,
         client: Any,
-        prefill: DeploymentHandle,
+        prefill: DeploymentHandle | None,
         stats: EngineStatsLogger,
         requests: RequestStats,
         config: RouterConfig,
@@ -180,7 +181,9 @@ class PDGenerate:
         reads_cache = ids is not None and not sampling_params.skip_reading_prefix_cache
         cached = self._index.cached_tokens(ids, salt) if ids is not None and reads_cache else 0
         path, reason = PrefillPath.LOCAL, PathReason.NOT_TRANSFERABLE
-        if ids is not None and not trace.beam_search and _is_transferable(prompt, sampling_params, kwargs):
+        if self._prefill is None:
+            reason = PathReason.AGGREGATED
+        elif ids is not None and not trace.beam_search and _is_transferable(prompt, sampling_params, kwargs):
             decision = prefill_path(
                 input_tokens=len(ids),
                 cached_tokens=cached,
@@ -326,6 +329,7 @@ class PDGenerate:
         return time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s
 
     async def _ask_prefill(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:
+        assert self._prefill is not None
         request_id, ids = request.request_id, request.token_ids
         self._backlog.sent(len(ids))
         started_s = time.monotonic()

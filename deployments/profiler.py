@@ -24,6 +24,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from autoscale.profile import DecodeSurface, EngineProfile, Handoff, PrefillCurve, Source
+from autoscale.types import PoolKey
 from deployments.config import GroupConfig, ModelConfig
 from deployments.cores import CoreClaim
 from deployments.locks import CLAIMS
@@ -65,12 +66,15 @@ def profile(
     Raises:
         ValueError: a pool is emulated, or vLLM refuses the arguments.
     """
-    if any(group.role(role).emulator is not None for role in Role):
+    pools = {key.role: pool for key, pool in group.pools().items()}
+    if len(pools) < len(Role):
+        raise ValueError(f"group {group.name!r} has no prefill, and a profile is of both roles: give a group that has")
+    if any(pool.emulator is not None for pool in pools.values()):
         raise ValueError("an emulated engine has a profile already: give a config with real engines")
     configs = {
         role: llm_config(
             role,
-            group.role(role),
+            pools[role],
             model=model,
             engine_kwargs=engine_kwargs,
             kv_transfer=kv_transfer,
@@ -132,7 +136,7 @@ async def _engine(
     """One engine, on cores and a port of its own, as a replica would have it."""
     port = PortClaim(CLAIMS, _HOST)
     os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
-    pool = group.role(role)
+    pool = group.pools()[PoolKey(group.name, role)]
     if pool.placement.accelerator_type is None:
         cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores.cores))

@@ -20,6 +20,7 @@ class PathReason(StrEnum):
     LONG = "long"
     DECODE_BUSY = "decode_busy"
     NOT_TRANSFERABLE = "not_transferable"
+    AGGREGATED = "aggregated"  # its group has no prefill
     PREFILL_FAILED = "prefill_failed"
     KV_LATE = "kv_late"  # its lease on prefill may have ended before decode knew of it
 

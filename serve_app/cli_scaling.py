@@ -71,7 +71,9 @@ def tune(
 
 @commands.command()
 def scale(
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill replicas of all groups together.")] = None,
+    prefill: Annotated[
+        int | None, typer.Option(min=0, help="Prefill replicas of all groups together; 0 where groups have none.")
+    ] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode replicas of all groups together.")] = None,
     resume: Annotated[bool, typer.Option(help="Let the policy decide again.")] = False,
     app: App = "tandem",

@@ -37,6 +37,23 @@ class ServiceConfig(BaseModel):
         return check_engine_kwargs(value)
 
     @model_validator(mode="after")
+    def _check_aggregated(self) -> Self:
+        without = [group.name for group in self.groups if group.prefill is None]
+        others = [group.name for group in self.groups if group.prefill is not None]
+        if without and others:
+            raise ValueError(
+                f"group {without[0]!r} has no prefill and {others[0]!r} has: one policy sizes both by one ratio, so "
+                "make them two services"
+            )
+        if self.autoscale is not None and self.autoscale.pd_ratio.is_aggregated != bool(without):
+            has = f"{without[0]!r} has no prefill" if without else f"{others[0]!r} has prefill"
+            raise ValueError(
+                f"autoscale.pd_ratio is {self.autoscale.pd_ratio}, and group {has}: 0:1 is the ratio of groups with "
+                "prefill: null, and of no others; in quotes"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_autoscale(self) -> Self:
         pools = self.roles()
         if self.autoscale is None:
@@ -87,7 +104,9 @@ class ServiceConfig(BaseModel):
         return PoolLimits(
             lowest_replicas=pool.replicas,
             highest_replicas=pool.max_replicas or pool.replicas,
-            link_tier=link_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels, labels),
+            link_tier=link_tier(
+                group.computes_prompts.placement.node_labels, group.decode.placement.node_labels, labels
+            ),
             # An emulated engine takes none, and counts in a budget like those that it stands for.
             gpus_per_replica=pool.gpus_per_replica or (pool.workers if pool.emulator is not None else 0),
             demand=pool.demand,
@@ -145,7 +164,7 @@ class AppConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_leases(self) -> Self:
-        for group in self.groups:
+        for group in (group for group in self.groups if group.prefill is not None):
             silence_s, lease_s = group.decode.engine_silence_s, self.kv_transfer.lease_s
             if silence_s >= lease_s:
                 raise ValueError(
@@ -165,6 +184,8 @@ class AppConfig(BaseModel):
                     f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that is to go would end in the "
                     "middle of what it may finish; raise the second"
                 )
+            if group.prefill is None:
+                continue
             kept_s, prefill_s = LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
             if kept_s > prefill_s:
                 raise ValueError(
@@ -178,7 +199,7 @@ class AppConfig(BaseModel):
     def _check_affinity(self) -> Self:
         for group in self.groups:
             labels = self.labels
-            tier = named_tier(group.prefill.placement.node_labels, group.decode.placement.node_labels, labels)
+            tier = named_tier(group.computes_prompts.placement.node_labels, group.decode.placement.node_labels, labels)
             if tier > group.affinity:
                 raise ValueError(
                     f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both "

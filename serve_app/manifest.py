@@ -112,8 +112,11 @@ def _pinned(args: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, An
     names = {pool: group.name for group in groups for pool in group.pools}
 
     def pinned_group(group: dict[str, Any]) -> dict[str, Any]:
+        keys = {role: PoolKey(group["name"], role) for role in Role}
         pools = {
-            role.value: _pinned_pool(group.get(role.value, {}), names[PoolKey(group["name"], role)]) for role in Role
+            role.value: _pinned_pool(group.get(role.value, {}), names[key])
+            for role, key in keys.items()
+            if key in names
         }
         return {**group, **pools}
 

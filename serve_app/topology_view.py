@@ -159,11 +159,9 @@ def would_fit(
     counts = {role: sum(n for key, n in current.items() if key.role is role) + more[role] for role in Role}
     placed = place(counts, current, pools, ratio, slots=Slots(Topology(nodes)))
     groups = dict.fromkeys(pool.key.group for pool in pools)
+    moved = {key: count - current[key] for key, count in placed.counts.items()}
     gained = {
-        group: (
-            placed.counts[PoolKey(group, Role.PREFILL)] - current[PoolKey(group, Role.PREFILL)],
-            placed.counts[PoolKey(group, Role.DECODE)] - current[PoolKey(group, Role.DECODE)],
-        )
+        group: (moved.get(PoolKey(group, Role.PREFILL), 0), moved.get(PoolKey(group, Role.DECODE), 0))
         for group in groups
     }
     return {group: pair for group, pair in gained.items() if any(pair)}, placed.pending, placed.passed_over
@@ -192,8 +190,7 @@ def explain_table(pools: Sequence[PoolStats], nodes: Sequence[Node], places: Pla
         is_apart = tier is not None and tier > affinity
         table.add_row(
             group,
-            str(of[Role.PREFILL].target_replicas),
-            str(of[Role.DECODE].target_replicas),
+            *(str(of[role].target_replicas) if role in of else "-" for role in (Role.PREFILL, Role.DECODE)),
             types or "-",
             f"{sum(pool.cost for pool in of.values()):g}",
             str(reach.bit_count()),

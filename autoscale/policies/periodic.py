@@ -40,6 +40,10 @@ class PeriodConfig(BaseModel):
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
         if self.prefill is not None and self.decode is not None:
             PdRatio.parse(f"{self.prefill}:{self.decode}")  # an impossible one is refused
+        if self.pd_ratio is not None and self.pd_ratio.is_aggregated:
+            raise ValueError(
+                f"the period that begins at {self.begins!r} has no prefill: give it a pd_ratio from 1:5 on"
+            )
         return self
 
     @property

@@ -85,7 +85,7 @@ class QueueDepth:
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
         for role, rate in rates.items():
-            if rate is None:
+            if rate is None or not any(pool.key.role is role for pool in snapshot.pools):
                 continue
             queues = [r.waiting_requests for p in snapshot.pools if p.key.role is role for r in p.replicas]
             if not queues or None in queues:

@@ -16,7 +16,7 @@ class StaticConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["static"] = "static"
-    prefill: int = Field(ge=1, description="Prefill replicas of the whole service.")
+    prefill: int = Field(ge=0, description="Prefill replicas of the whole service; 0 where it has none.")
     decode: int = Field(ge=1, description="Decode replicas of the whole service.")
 
 

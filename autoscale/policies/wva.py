@@ -104,7 +104,7 @@ class Wva:
         These are a role's totals: which variant grows is the placement's, which adds where replicas are cheapest.
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
-        for role in Role:
+        for role in (role for role in Role if any(pool.key.role is role for pool in snapshot.pools)):
             loads, limits = _loads(snapshot, role), self._config.limits(role)
             if not loads:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its KV usage and its queue")

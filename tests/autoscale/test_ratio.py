@@ -42,14 +42,14 @@ def test_a_ratio_is_read_as_people_write_it(given_as: object, written: str) -> N
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", ":", "1:0", "0:1", "a:b", "1:3:5", None, True, [], float("nan"), float("inf"), -1, "1.5:2"]
+    "wrong", ["", ":", "1:0", "0:0", "a:b", "1:3:5", None, True, [], float("nan"), float("inf"), -1, "1.5:2"]
 )
 def test_what_is_no_ratio_is_refused_with_what_to_give(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"no P/D ratio: give|is impossible: between 1:5 and 9:1"):
         PdRatio.parse(wrong)
 
 
-@pytest.mark.parametrize("beyond", ["1:6", "10:1", 0.1, 100])
+@pytest.mark.parametrize("beyond", ["1:6", "10:1", 0.1, 0.001, 100])
 def test_a_ratio_beyond_what_serves_is_refused(beyond: object) -> None:
     with pytest.raises(ValueError, match="impossible: between 1:5 and 9:1"):
         PdRatio.parse(beyond)

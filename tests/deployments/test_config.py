@@ -82,8 +82,17 @@ def test_group_has_one_pool_per_role(make_group: Callable[..., GroupConfig]) -> 
         PoolKey("g0", Role.PREFILL): 2,
         PoolKey("g0", Role.DECODE): 3,
     }
-    assert group.role(Role.PREFILL) is group.prefill
-    assert group.role(Role.DECODE) is group.decode
+    assert list(pools.values()) == [group.prefill, group.decode]
+
+
+def test_a_group_may_have_one_pool(make_group: Callable[..., GroupConfig]) -> None:
+    labels = {"tandem.io/s1": "a"}
+    group = make_group(prefill=None, decode={"replicas": 3}, node_labels=labels)
+    assert list(group.pools()) == [PoolKey("g0", Role.DECODE)]
+    assert group.computes_prompts is group.decode
+    assert group.decode.placement.node_labels == labels
+    with pytest.raises(ValidationError, match="must keep 3 decode replicas: give it 0"):
+        make_group(prefill=None, decode={"replicas": 3}, is_preemptible=True)
 
 
 def test_config_is_frozen_and_closed() -> None:

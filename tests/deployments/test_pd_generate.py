@@ -81,7 +81,7 @@ def _client() -> Client:
 
 def decode(
     client: Client,
-    prefill: Prefill,
+    prefill: Prefill | None,
     prefix_cache_blocks: int = 1000,
     answer_tokens: int = 0,
     max_prompt_tokens: int | None = None,
@@ -153,6 +153,16 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
     prefill.calls[0].set_result(answered())
     await long
     assert client.asked[1:] == [("long", {"from": "p"})]
+
+
+async def test_where_a_group_has_no_prefill_decode_computes_long_prompts_too(client: Client) -> None:
+    from deployments.metrics import PREFILL_PATH
+
+    told = PREFILL_PATH.labels("local", "aggregated")
+    before = told._value.get()
+    await run(decode(client, None), LONG, "long")
+    assert client.asked == [("long", None)]
+    assert told._value.get() == before + 1
 
 
 async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(

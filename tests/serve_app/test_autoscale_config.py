@@ -8,6 +8,7 @@ import pytest
 from serve_app.validate import ConfigError, parse_app_config
 
 SCALED = [{"name": "g0", "prefill": {"max_replicas": 4}, "decode": {"max_replicas": 12}}]
+ALONE = [{"name": "g1", "prefill": None, "decode": {"max_replicas": 4}}]
 POLICY = {"kind": "heteroscale", "target": 500}
 MakeArgs = Callable[..., dict[str, Any]]
 
@@ -36,6 +37,9 @@ def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> 
             {"pd_ratio": "9:1", "policy": POLICY},
             "no counts between 1P11D and 4P12D are at the ratio 9:1",
         ),
+        (ALONE, {"policy": {"kind": "wva"}}, "pd_ratio is 1:1, and group 'g1' has no prefill: 0:1 is"),
+        (SCALED, {"pd_ratio": "0:1", "policy": {"kind": "wva"}}, "pd_ratio is 0:1, and group 'g0' has prefill"),
+        ([*SCALED, *ALONE], {"policy": POLICY}, "group 'g1' has no prefill and 'g0' has: .* make them two services"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_before_anything_starts(

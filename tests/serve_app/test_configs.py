@@ -38,7 +38,7 @@ def test_config_listens_on_loopback_only(path: Path) -> None:
 def test_decode_has_at_least_the_tensor_parallel_size_of_prefill(path: Path) -> None:
     """NIXL's pull mode reads no KV from a wider prefill whose heads are replicated."""
     for config in app_configs(path):
-        for group in config.groups:
+        for group in (group for group in config.groups if group.prefill is not None):
             assert group.decode.tensor_parallel_size >= group.prefill.tensor_parallel_size
 
 
@@ -46,12 +46,12 @@ def test_decode_has_at_least_the_tensor_parallel_size_of_prefill(path: Path) -> 
 def test_batch_limits_fit_each_other(path: Path) -> None:
     """vLLM's own rules: a step has a token for each request, and no threshold is longer than a prompt."""
     for config in app_configs(path):
-        for group in config.groups:
-            for pool in group.pools().values():
+        for service in config.services:
+            for pool in service.roles().values():
                 if pool.emulator is not None:
                     EngineProfile.load(ROOT / pool.emulator.profile)
                     continue
-                kwargs = {**config.services[0].engine_kwargs, **pool.engine_kwargs}
+                kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
                 assert kwargs["max_num_seqs"] <= kwargs["max_num_batched_tokens"]
                 assert kwargs.get("long_prefill_token_threshold", 0) <= kwargs["max_model_len"]
 

@@ -81,7 +81,7 @@ def test_serve_config_inside_validates_and_adds_only_the_worker_group(path: Path
         for key, pool in new.pools().items():
             labels = {k: v for k, v in pool.placement.node_labels.items() if k != WORKER_GROUP_LABEL}
             placement = pool.placement.model_copy(update={"node_labels": labels})
-            assert pool.model_copy(update={"placement": placement}) == old.role(key.role)
+            assert pool.model_copy(update={"placement": placement}) == old.pools()[key]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -1,0 +1,126 @@
+"""Groups of one pool, whose decode replicas prefill for themselves: the ratio is 0:1."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.cycle import tick_all
+from autoscale.gate import admit
+from autoscale.placement import place
+from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts
+from autoscale.slots import Slots
+from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import Role, Topology
+from tests.autoscale.test_cycle import NOW_S, controller, node, pools, snapshot
+
+P, D = Role.PREFILL, Role.DECODE
+ALONE = PdRatio(0, 1)
+
+
+def pool(name: str, count: int, *, lowest: int = 0, highest: int = 8, **fields: Any) -> PoolStats:
+    (_, decode) = pools(name, (count, count), lowest=lowest)
+    return replace(decode, highest_replicas=highest, **fields)
+
+
+def sized(policy: dict[str, Any], **fields: Any) -> Controller:
+    guard = {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0, "damping_in_frac": 1.0}
+    return Controller(AutoscaleConfig.model_validate({"pd_ratio": "0:1", "policy": policy, "guard": guard, **fields}))
+
+
+def test_any_number_of_decode_replicas_is_at_the_ratio() -> None:
+    assert str(PdRatio.parse("0:1")) == str(PdRatio.parse(0)) == "0:1"
+    assert ALONE.deviation(0, 7) == 0.0
+    assert joint_counts({P: 3.0, D: 2.5}, ALONE, BOUNDLESS, band_replicas=1.0) == {P: 0, D: 3}
+    small = Room(lowest={P: 0, D: 1}, highest={P: 0, D: 2}, gpus_per_replica={P: 0, D: 4}, budget_gpus=None)
+    assert joint_counts({P: 0.0, D: 9.0}, ALONE, small, band_replicas=1.0) == {P: 0, D: 2}
+
+
+@pytest.mark.parametrize("tiny", [1e-6, "0.001"])
+def test_next_to_nothing_is_not_nothing(tiny: object) -> None:
+    with pytest.raises(ValueError, match="impossible"):
+        PdRatio.parse(tiny)
+
+
+def test_a_unit_is_one_replica_and_goes_where_it_is_cheapest() -> None:
+    dear, cheap = pool("dear", 0, cost=2.0), pool("cheap", 0, cost=1.0)
+    slots = Slots(Topology([node("a", 5)]))
+    placed = place(
+        {P: 0, D: 6}, {dear.key: 0, cheap.key: 0}, [dear, replace(cheap, highest_replicas=3)], ALONE, slots=slots
+    )
+    assert placed.counts == {dear.key: 2, cheap.key: 3}
+    assert placed.pending == {P: 0, D: 1}
+    fewer = place({P: 0, D: 2}, placed.counts, [dear, cheap], ALONE)
+    assert fewer.counts == {dear.key: 0, cheap.key: 2}
+
+
+def test_the_gate_lets_every_replica_in() -> None:
+    assert admit({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ratio=ALONE, band_replicas=1.0) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown", "wanted"),
+    [
+        ({"kind": "static", "prefill": 0, "decode": 3}, {}, 3),
+        ({"kind": "wva"}, {"kv_usage_frac": 0.9, "waiting_requests": 1.0}, 4),
+        ({"kind": "hpa", "decode": {"metric": "kv_usage_frac", "target": 0.5}}, {"kv_usage_frac": 0.95}, 4),
+    ],
+)
+def test_policies_that_look_at_one_role_size_it(policy: dict[str, Any], shown: dict[str, float], wanted: int) -> None:
+    of = pool("g", 2, lowest=1)
+    of = replace(of, replicas=tuple(replace(replica, **shown) for replica in of.replicas))
+    plan = sized(policy).tick(snapshot((of,)))
+    assert plan.state.desired == {of.key: wanted}
+    assert plan.counts == {of.key: wanted}
+    assert len(plan.admitted) == 2
+
+
+def test_it_sleeps_and_wakes_with_one_replica() -> None:
+    of = pool("g", 1)
+    idle = tuple(replace(r, running_requests=0.0, waiting_requests=0.0) for r in of.replicas)
+    of = replace(of, replicas=idle)
+    one = sized({"kind": "wva"}, idle_to_zero_s=60.0)
+    seen = snapshot((of,))
+    seen = replace(seen, traffic=replace(seen.traffic, requests_per_s=0.0))
+    state = replace(seen.state, idle_since_s=NOW_S - 61.0)
+    asleep = one.tick(replace(seen, state=state))
+    assert asleep.state.desired == {of.key: 0}
+    away = replace(of, replicas=(), target_replicas=0, held_replicas=0)
+    sleeping = replace(seen, pools=(away,), state=ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 0}))
+    assert one.tick(sleeping).state.desired == {of.key: 0}
+    assert one.tick(replace(sleeping, is_awaited=True)).state.desired == {of.key: 1}
+
+
+def test_it_makes_room_for_a_more_important_service() -> None:
+    services = {"high": controller(3, priority=5), "low": sized({"kind": "static", "prefill": 0, "decode": 6})}
+    seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot((pool("low", 6, lowest=1),))}
+    decided = tick_all(services, seen, nodes=[node("a", 0)])
+    assert decided["high"][1].pending == {P: 2, D: 2}
+    assert decided["low"][1].state.desired == {PoolKey("low-g", D): 2}
+
+
+def test_a_lost_replica_is_missed_like_any_other() -> None:
+    of = replace(pool("g", 1, lowest=1), replicas=(), target_replicas=1, held_replicas=0)
+    state = ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 1}, missing_since_s={of.key: (NOW_S - 99.0, 0)})
+    other = pool("h", 0)
+    seen = Snapshot(now_s=NOW_S, pools=(replace(of, lowest_replicas=0), other), state=state)
+    config = {"kind": "static", "prefill": 0, "decode": 1}
+    (_, plan) = tick_all({"g": sized(config)}, {"g": seen}, nodes=[])["g"]
+    assert plan.pending == {P: 0, D: 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"policy": {"kind": "heteroscale", "target": 9}}, "'heteroscale' sizes prefill and decode together"),
+        ({"policy": {"kind": "static", "prefill": 1, "decode": 1}}, "policy has 1 prefill replicas"),
+        ({"policy": {"kind": "wva"}, "override": {"prefill": 1, "decode": 1}}, "override has 1 prefill replicas"),
+        ({"policy": {"kind": "wva"}, "pd_ratio": "1:2", "override": {"prefill": 0, "decode": 1}}, "override has 0"),
+    ],
+)
+def test_what_fits_no_aggregated_pool_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AutoscaleConfig.model_validate({"pd_ratio": "0:1", **fields})
