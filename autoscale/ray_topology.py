@@ -29,7 +29,7 @@ def read_nodes(config: TopologyConfig, cordoned: frozenset[str] = frozenset()) -
 
 def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyConfig, cordoned: frozenset[str]) -> Node:
     total, labels = raw["Resources"], dict(raw.get("Labels") or {})
-    kind, resource = _gpus(total, labels, config)
+    kind, resource, contradiction = _gpus(total, labels, config)
     under = config.under(labels, (raw.get("NodeManagerHostname", ""), raw.get("NodeManagerAddress", ""), raw["NodeID"]))
     return Node(
         name=raw["NodeID"],
@@ -41,18 +41,23 @@ def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyCon
         cpus=total.get("CPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
         is_cordoned=bool(cordoned & {raw["NodeID"], raw.get("NodeManagerHostname", ""), *under}),
+        contradiction=contradiction,
     )
 
 
-def _gpus(total: Mapping[str, float], labels: Mapping[str, str], config: TopologyConfig) -> tuple[str | None, str]:
-    """The type of a node's GPUs, and the resource that counts them."""
-    for kind, resource in config.gpu_resources.items():
-        if total.get(resource):
-            return kind, resource
-    if not total.get("GPU"):
-        return None, "GPU"
-    of_resource = next((name.removeprefix(_TYPE_RESOURCE) for name in total if name.startswith(_TYPE_RESOURCE)), None)
-    return of_resource or labels.get(_TYPE_LABEL) or "GPU", "GPU"
+def _gpus(total: Mapping[str, float], labels: Mapping[str, str], config: TopologyConfig) -> tuple[str | None, str, str]:
+    """The type of a node's GPUs, the resource that counts them, and what contradicts it."""
+    said = {kind: resource for kind, resource in config.gpu_resources.items() if total.get(resource)}
+    if total.get("GPU"):
+        of_resource = [name.removeprefix(_TYPE_RESOURCE) for name in total if name.startswith(_TYPE_RESOURCE)]
+        label = labels.get(_TYPE_LABEL)
+        said |= dict.fromkeys([*of_resource, *([label] if label else [])], "GPU")
+        said = said or {"GPU": "GPU"}
+    if not said:
+        return None, "GPU", ""
+    first, *others = said
+    contradiction = f"it has GPUs of type {first} and of {', '.join(others)}, and counts as {first}" if others else ""
+    return first, said[first], contradiction
 
 
 def read_places(app: str) -> Places:

@@ -130,7 +130,8 @@ class Node:
     """One node, and what of it nobody holds at this instant.
 
     ``under``: the names of its data centre, cluster, S2, S1 and S0; empty where nobody knows. ``gpu_type`` is ``None``
-    where it has no GPU. One that is cordoned takes nothing new.
+    where it has no GPU. One that is cordoned takes nothing new. ``contradiction``: what it says of itself that cannot
+    all be so.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Node:
     cpus: float = 0.0
     free_cpus: float = 0.0
     is_cordoned: bool = False
+    contradiction: str = ""
 
 
 def path(node: Node, tier: LinkTier) -> Path | None:

@@ -121,6 +121,7 @@ def label_findings(nodes: Sequence[Node]) -> list[str]:
         for node in topology.nodes
         if not 0 <= node.free_gpus <= node.gpus
     ]
+    found += [f"node {node.name[:12]}: {node.contradiction}" for node in topology.nodes if node.contradiction]
     return found
 
 

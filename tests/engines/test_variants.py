@@ -76,7 +76,8 @@ def document() -> dict[str, Any]:
 def _app() -> Iterator[Any]:
     from serve_app.sdk import deploy
 
-    nodes = [NodeSpec(cpus=4, gpus=0), NodeSpec(cpus=4, gpus=0, resources={"gpu_a100": 16.0, "gpu_h100": 16.0})]
+    nodes = [NodeSpec(cpus=4, gpus=0, resources={f"gpu_{kind}": 16.0}) for kind in ("a100", "h100")]
+    nodes.insert(0, NodeSpec(cpus=4, gpus=0))
     with LocalCluster(nodes) as cluster, deploy(document(), address=cluster.address) as app:
         yield app
 

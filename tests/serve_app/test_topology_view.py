@@ -71,11 +71,13 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
         node("b", "d/c/b1/m0/"),
         node("c", "d/c/b1//"),
         node("liar", "d/c/b1/m1/", free_gpus=9.0),
+        node("torn", "d/c/b1/m1/", contradiction="it has GPUs of type A and of B, and counts as A"),
     ]
     found = label_findings(nodes)
     assert "1 nodes with GPUs have no S1, and others have: c" in found
     assert "S1 'm0' is under d/c/b0 and d/c/b1: a selector of that label alone takes nodes of both" in found
     assert "node liar has 9 GPUs free of 8" in found
+    assert "node torn: it has GPUs of type A and of B, and counts as A" in found
     assert label_findings(NODES[:4]) == []
 
 
