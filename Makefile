@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -48,6 +48,9 @@ bench-placement: setup ## Measure a cycle of placement on 20,000 GPUs, beside fi
 
 bench-hetero: setup ## Simulate placement with and without topology, and one GPU type against two
 	@$(VENV)/python -m serve_app.bench_hetero
+
+bench-starts: setup ## A replica from asked for to serving: cold, with staged weights, and warm (about 10 minutes)
+	@$(VENV)/python -m serve_app.bench_starts
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m serve_app.bench_sim

@@ -4,6 +4,7 @@ float32 on purpose: prefilling a random bfloat16 model again can change its gree
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 _SEED = 20260101
 _VOCAB = 1024
-_HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _FFN = 256, 4, 4, 2, 64, 704
 _CONTEXT = 8192
 _SPECIAL = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _CHAT_TEMPLATE = (
@@ -21,20 +21,33 @@ _CHAT_TEMPLATE = (
 )
 
 
-def build_tiny_model(folder: Path, corpus: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Dimensions of a Llama, in its own words."""
+
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    ffn: int = 704
+
+
+def build_tiny_model(folder: Path, corpus: Path, shape: Shape = Shape()) -> None:
     """Write config, tokenizer and weights into ``folder``; does nothing where they already are.
 
     Args:
         folder: where the model goes.
         corpus: a text of a few kilobytes that the tokenizer's merges are learnt from.
+        shape: the model's, which need not be tiny.
     """
     if (folder / "model.safetensors").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, corpus.read_text())
-    _write_config(folder)
+    _write_config(folder, shape)
     partial = folder / "model.safetensors.partial"
-    save_file(_weights(), partial, metadata={"format": "pt"})
+    save_file(_weights(shape), partial, metadata={"format": "pt"})
     partial.rename(folder / "model.safetensors")
 
 
@@ -67,18 +80,18 @@ def _write_tokenizer(folder: Path, text: str) -> None:
     )
 
 
-def _write_config(folder: Path) -> None:
+def _write_config(folder: Path, shape: Shape) -> None:
     _write_json(
         folder / "config.json",
         {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "hidden_size": _HIDDEN,
-            "intermediate_size": _FFN,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": _HEADS,
-            "num_key_value_heads": _KV_HEADS,
-            "head_dim": _HEAD_DIM,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.ffn,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
             "vocab_size": _VOCAB,
             "max_position_embeddings": _CONTEXT,
             "rms_norm_eps": 1e-5,
@@ -93,28 +106,28 @@ def _write_config(folder: Path) -> None:
     _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _weights(shape: Shape) -> dict[str, np.ndarray]:
     rng = np.random.Generator(np.random.PCG64(_SEED))
 
     def normal(rows: int, columns: int, std: float = 0.06) -> np.ndarray:
         return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(std)
 
-    ones = np.ones(_HIDDEN, np.float32)
+    ones = np.ones(shape.hidden, np.float32)
     weights = {
-        "model.embed_tokens.weight": normal(_VOCAB, _HIDDEN, 1.0),
-        "lm_head.weight": normal(_VOCAB, _HIDDEN, 0.1),
+        "model.embed_tokens.weight": normal(_VOCAB, shape.hidden, 1.0),
+        "lm_head.weight": normal(_VOCAB, shape.hidden, 0.1),
         "model.norm.weight": ones,
     }
-    for layer in range(_LAYERS):
+    for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         weights |= {
-            prefix + "self_attn.q_proj.weight": normal(_HEADS * _HEAD_DIM, _HIDDEN),
-            prefix + "self_attn.k_proj.weight": normal(_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            prefix + "self_attn.v_proj.weight": normal(_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            prefix + "self_attn.o_proj.weight": normal(_HIDDEN, _HEADS * _HEAD_DIM),
-            prefix + "mlp.gate_proj.weight": normal(_FFN, _HIDDEN),
-            prefix + "mlp.up_proj.weight": normal(_FFN, _HIDDEN),
-            prefix + "mlp.down_proj.weight": normal(_HIDDEN, _FFN),
+            prefix + "self_attn.q_proj.weight": normal(shape.heads * shape.head_dim, shape.hidden),
+            prefix + "self_attn.k_proj.weight": normal(shape.kv_heads * shape.head_dim, shape.hidden),
+            prefix + "self_attn.v_proj.weight": normal(shape.kv_heads * shape.head_dim, shape.hidden),
+            prefix + "self_attn.o_proj.weight": normal(shape.hidden, shape.heads * shape.head_dim),
+            prefix + "mlp.gate_proj.weight": normal(shape.ffn, shape.hidden),
+            prefix + "mlp.up_proj.weight": normal(shape.ffn, shape.hidden),
+            prefix + "mlp.down_proj.weight": normal(shape.hidden, shape.ffn),
             prefix + "input_layernorm.weight": ones,
             prefix + "post_attention_layernorm.weight": ones,
         }
