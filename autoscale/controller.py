@@ -224,8 +224,8 @@ class Controller:
         return pool
 
     def _overdue(self, state: ControllerState, now_s: float) -> frozenset[PoolKey]:
-        """Pools that have had fewer replicas than Serve works towards for so long that others may have them."""
-        waiting = state.missing_since_s.items()
+        """Pools of which replicas have been on no node for so long that others may have them."""
+        waiting = state.unplaced_since_s.items()
         return frozenset(key for key, (since_s, _) in waiting if now_s - since_s > self.config.no_node_s)
 
     def _is_frozen(self) -> bool:
@@ -455,7 +455,7 @@ def _nobody_leaves(verdict: Verdict, current: Mapping[Role, int], snapshot: Snap
 def _unchanged(snapshot: Snapshot, reason: str) -> Plan:
     # Nobody has watched meanwhile: what is timed starts anew.
     withdrawn = dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s)
-    state = replace(snapshot.state, withdrawn=withdrawn, missing_since_s={})
+    state = replace(snapshot.state, withdrawn=withdrawn, missing_since_s={}, unplaced_since_s={})
     return Plan(
         counts={pool.key: pool.target_replicas for pool in snapshot.pools},
         admitted=state.admitted,

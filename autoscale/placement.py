@@ -123,6 +123,7 @@ class _Group:
             role: min(max(current.get(p.key, 0), p.lowest_replicas), p.highest_replicas) for role, p in of.items()
         }
         self.passed_over = ""
+        self.closed = set[Role]()  # takes no more in this cycle
         self._slots = slots
         self._scarcity, self.cannot_grow = _standing(of.values(), slots)
 
@@ -194,7 +195,17 @@ class _Group:
 
     def can(self, pool: PoolStats, step: int) -> bool:
         """Whether a pool's bounds allow one more or one less."""
-        return pool.lowest_replicas <= self.placed[pool.key.role] + step <= pool.highest_replicas
+        return pool.lowest_replicas <= self.placed[pool.key.role] + step <= self.highest(pool)
+
+    def highest(self, pool: PoolStats) -> int:
+        """The most that a pool may have now."""
+        return self.placed[pool.key.role] if pool.key.role in self.closed else pool.highest_replicas
+
+    def full(self, pool: PoolStats) -> str:
+        """Why a pool takes no more."""
+        if pool.key.role in self.closed:
+            return f"what {pool.key} was to have has found no node"
+        return f"{pool.key} is at its {pool.highest_replicas} replicas"
 
 
 class _Service:
@@ -213,15 +224,22 @@ class _Service:
         }
 
     def reserve(self, overdue: Collection[PoolKey]) -> None:
-        """What has been asked for takes its room first; what has waited for some too long is asked for elsewhere."""
+        """What has been asked for takes its room first; what has waited for some too long is given up.
+
+        It is asked for elsewhere; where there is nothing else, again in the next cycle: the nodes that it was to be on
+        may be others by now, such as lost ones.
+        """
         for group in self.groups:
             for role, pool in group.of.items():
                 held = group.placed[role] if pool.held_replicas is None else pool.held_replicas
                 for _ in range(group.placed[role] - held):
-                    is_there = self._take_room([(pool, 1)]) is None  # budgets count it already
-                    if not is_there and pool.key in overdue and group.placed[role] > pool.lowest_replicas:
+                    if pool.key in overdue and group.placed[role] > pool.lowest_replicas:
                         group.placed[role] -= 1
-                        group.passed_over = f"no node has room for what {pool.key} was to have"
+                        group.closed.add(role)
+                    else:
+                        self._take_room([(pool, 1)])  # budgets count it already
+                if role in group.closed:
+                    group.passed_over = group.full(pool)
 
     def fit_leaders(self, counts: Mapping[Role, int], spare_followers: int) -> int:
         """Leaders come and go, and followers with those that come; how many of these there may be."""
@@ -256,16 +274,16 @@ class _Service:
         needed = sum(group.needed() for group in self.groups)
         for group in sorted(self.groups, key=_Group.rank):
             if not group.can(group.leader, 1):
-                group.passed_over = f"{group.leader.key} is at its {group.leader.highest_replicas} replicas"
+                group.passed_over = group.full(group.leader)
                 continue
             least = group.needed(1)
             if needed - group.needed() + least > followers:
                 group.passed_over = f"no {self._follower} replica is left for it"
                 continue
             wanted = max(group.followers, least, min(group.due(1), group.followers + left))
-            wanted = min(wanted, max(group.followers, group.follower.highest_replicas))
+            wanted = min(wanted, max(group.followers, group.highest(group.follower)))
             if wanted < least:
-                group.passed_over = f"{group.follower.key} is at its {group.follower.highest_replicas} replicas"
+                group.passed_over = group.full(group.follower)
                 continue
             lacking = group.cannot_grow or self._take((group.leader, 1), (group.follower, wanted - group.followers))
             if lacking is not None:
@@ -334,7 +352,7 @@ class _Service:
                 more = max(0, taker.due(1) - taker.followers)
                 if taker is starved or is_waiting or taker.cannot_grow or not taker.can(taker.leader, 1):
                     continue
-                if more > missing or taker.followers + more > taker.follower.highest_replicas:
+                if more > missing or taker.followers + more > taker.highest(taker.follower):
                     continue
                 if self._take((taker.leader, 1), (taker.follower, more)) is None:
                     starved.leaders -= 1

@@ -30,13 +30,14 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     withdrawn = {name: min(since, now_s) for name, since in state.withdrawn.items() if name in running}
     if is_after_a_gap(snapshot, config):  # in which nobody watched: what is timed starts anew
         withdrawn = dict.fromkeys(withdrawn, now_s)
-        state = replace(state, missing_since_s={}, capped={}, settled_s=None)
+        state = replace(state, missing_since_s={}, unplaced_since_s={}, capped={}, settled_s=None)
     # Who has stopped running but not gone is kept: Serve's next controller would take it for running again.
     here = running.union(*(pool.draining for pool in snapshot.pools))
     victims = [name for name in state.victims if name in here]
     is_lost = not here.issuperset(state.admitted)
     desired: dict[PoolKey, int] = {}
     progress: dict[PoolKey, tuple[float, int]] = {}
+    unplaced: dict[PoolKey, tuple[float, int]] = {}
     capped = {key: cap for key, cap in state.capped.items() if now_s < cap[0]}
     for pool in snapshot.pools:
         key, count = pool.key, len(pool.replicas)
@@ -48,9 +49,10 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
             if count <= pool.target_replicas == asked_for + len(own & withdrawn.keys()):
                 # Serve has stopped as many as it should, but others: without the hook the choice is its own.
                 victims = [name for name in victims if name not in own]
+        if pool.held_replicas is not None and pool.held_replicas < pool.target_replicas:
+            unplaced[key] = _since(state.unplaced_since_s.get(key), pool.held_replicas, now_s)
         if count < pool.target_replicas:
-            since_s, seen = state.missing_since_s.get(key, (now_s, count))
-            progress[key] = (now_s if count > seen else min(since_s, now_s), count)
+            progress[key] = _since(state.missing_since_s.get(key), count, now_s)
             if now_s - progress[key][0] > config.no_room_s and key not in capped:
                 capped[key] = (now_s + config.no_room_retry_s, 0)
         if key in capped:  # at the most that has found room, whatever is lost or withdrawn later
@@ -67,6 +69,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         victims=() if config.is_observing else tuple(victims),
         backlog=(*(point for point in state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s), backlog),
         missing_since_s=progress,
+        unplaced_since_s=unplaced,
         capped=capped,
         yielding={
             **{key: most for key, most in state.yielding.items() if now_s < most[0]},
@@ -77,6 +80,12 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),
     )
+
+
+def _since(before: tuple[float, int] | None, count: int, now_s: float) -> tuple[float, int]:
+    """Since when a count has not risen, and the count."""
+    since_s, seen = before or (now_s, count)
+    return now_s if count > seen else min(since_s, now_s), count
 
 
 def _not_after(at_s: float | None, now_s: float) -> float | None:

@@ -153,7 +153,8 @@ class ControllerState:
     that nobody had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
     ``memory``: series of numbers that the policy keeps for itself. ``yielding``: the most that pools may have while
     more important services lack their room, and until when. ``idle_since_s``: since when nobody has asked anything.
-    ``warm``: replicas beyond ``desired`` that run and are not routed to.
+    ``warm``: replicas beyond ``desired`` that run and are not routed to. ``unplaced_since_s``: pools of which replicas
+    that Serve works towards are on no node yet, when one last found one, and how many were on one.
     """
 
     ticked_s: float | None = None
@@ -175,6 +176,7 @@ class ControllerState:
     yielding: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     idle_since_s: float | None = None
     warm: Mapping[PoolKey, int] = field(default_factory=dict)
+    unplaced_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -184,8 +186,8 @@ class Snapshot:
 
     ``now_s`` is a wall clock's, so that it means the same to the next process. ``is_recovering``: Serve's controller
     has just started and does not know its replicas yet. ``is_awaited``: requests wait for a service that sleeps.
-    ``nodes``: with what those before it in a cycle have left of
-    them; ``None`` where nobody looks at nodes. ``gpus_left``: by type, what budgets of the application leave.
+    ``nodes``: with what those before it in a cycle have left of them; ``None`` where nobody looks at nodes.
+    ``gpus_left``: by type, what budgets of the application leave.
     ``claims``: the most that pools may have from now on, since a more important service lacks their room.
     ``warm_replicas``: how many it may have now; ``None``: as it is configured.
     """

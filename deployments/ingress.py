@@ -42,6 +42,7 @@ from deployments.trim import Trim
 from deployments.waits import Wait, Waits
 from router import known_pools
 from router.admission import AdmissionConfig, Asked, Priority
+from router.groups import GroupLoad, choose_group
 from router.rate_limit import RateLimits
 from router.ray_coordinator import answers, find_coordinator
 from router.ray_health import HealthFeed
@@ -237,7 +238,7 @@ class Ingress:
         self._decode_replicas = {
             name: count for of in services.values() for name, count in of["decode_replicas"].items()
         }
-        self._in_flight = dict.fromkeys(groups, 0)
+        self._loads = {name: GroupLoad() for name in groups}
         self._config = config
         self._timeout_s = config.request_timeout_s
         self._retries = config.retries
@@ -440,7 +441,8 @@ class Ingress:
                 raise _nobody_runs()
             await self._awake(service, arrived_s)
             place = asked_of(endpoint, body, key, priority, service.most_prompt_tokens)
-            frames = self._admitted(service, place, held, self._frames(service, endpoint, body, request_id, arrived_s))
+            answer = self._frames(service, endpoint, body, request_id, arrived_s, place.tokens)
+            frames = self._admitted(service, place, held, answer)
             first = await anext(frames)
         except StopAsyncIteration:
             raise OpenAIError(500, "the decode replica answered with nothing") from None
@@ -525,15 +527,12 @@ class Ingress:
         held.free()
         self._trim.freed(held.held_bytes)
 
-    def _load(self, group: str) -> tuple[float, float]:
-        """Requests in flight per decode replica; equals in random order."""
-        replicas = known_pools.count(self._health[group].pool) or self._decode_replicas[group]
-        return self._in_flight[group] / max(1, replicas), self._rng.random()
-
     def _group(self, service: _Service, avoid: set[str]) -> str:
         """The least loaded group, of those that have replicas and have not failed the request if there are any."""
         serving = self._serving(service) or service.groups
-        return min([name for name in serving if name not in avoid] or serving, key=self._load)
+        names = [name for name in serving if name not in avoid] or serving
+        counts = {name: known_pools.count(self._health[name].pool) or self._decode_replicas[name] for name in names}
+        return choose_group({name: self._loads[name] for name in names}, counts, self._rng)
 
     def _is_stranded(self, pool: str) -> bool:
         """Whether a pool has no replica while another one of the same model has."""
@@ -547,7 +546,13 @@ class Ingress:
         return [name for name in service.groups if known_pools.has_replicas(self._health[name].pool)]
 
     async def _frames(
-        self, service: _Service, endpoint: str, body: dict[str, Any], request_id: str, arrived_s: float
+        self,
+        service: _Service,
+        endpoint: str,
+        body: dict[str, Any],
+        request_id: str,
+        arrived_s: float,
+        prompt_tokens: int,
     ) -> AsyncGenerator[Frame, None]:
         """The answer, from as many decode replicas as it takes: a stream goes on where the one before was lost."""
         arrived_at_s = time.time() - (time.monotonic() - arrived_s)
@@ -565,7 +570,7 @@ class Ingress:
         while tries:
             group = self._group(service, failed_groups | full_groups)
             asked.avoid, asked.probe = await self._health[group].guide()
-            async with aclosing(self._attempt(service, group, asked, deadline_s)) as frames:
+            async with aclosing(self._attempt(service, group, asked, deadline_s, prompt_tokens)) as frames:
                 lost = None
                 async for frame in frames:
                     # All that a lost replica had comes to the others at once, and waits for room there.
@@ -610,7 +615,7 @@ class Ingress:
         return asked.routed_to is not None and known_pools.has_others(self._health[group].pool, than)
 
     async def _attempt(
-        self, service: _Service, group: str, asked: DecodeRequest, deadline_s: float
+        self, service: _Service, group: str, asked: DecodeRequest, deadline_s: float, prompt_tokens: int
     ) -> AsyncGenerator[Frame, None]:
         """What one decode replica answers; its last frame is a failure if it did not answer to the end."""
         health, pace, is_judged, has_begun = self._health[group], StreamPace(), False, False
@@ -621,10 +626,10 @@ class Ingress:
         text: str | None = None
         wait = Wait(health.pool, asked, deadline_s)
         self._waits.add(wait)
-        self._in_flight[group] += 1
-
+        load = self._loads[group]
+        load.requests += 1
+        load.prompt_tokens += prompt_tokens
         waits_s: float | None = None  # since when
-
         try:
             while True:
                 waits_s = time.monotonic()
@@ -640,7 +645,9 @@ class Ingress:
                     health.paced(asked, pace_s, service.slow_tpot_s)
                 if asked.refused:
                     health.refused(asked)
-                has_begun = True
+                if not has_begun:
+                    has_begun = True
+                    load.prompt_tokens -= prompt_tokens
                 if not frame.text:
                     yield frame
                     continue
@@ -691,6 +698,8 @@ class Ingress:
                 health.paced(asked, pace_s, service.slow_tpot_s)
             health.left(asked)
             self._waits.remove(wait)
-            self._in_flight[group] -= 1
+            load.requests -= 1
+            if not has_begun:
+                load.prompt_tokens -= prompt_tokens
             if not done:
                 stream.cancel()

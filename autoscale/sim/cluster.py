@@ -23,6 +23,7 @@ from kvtransfer.cost import CROSS_SWITCH_FRAC, Wire, transfer_end_s
 from kvtransfer.topology import TIERS, LinkTier, Path, Role
 from router.backlog import PrefillBacklog
 from router.config import RouterConfig
+from router.groups import GroupLoad, choose_group
 from router.length import prefill_path
 from router.pool_router import PoolRouter
 from router.types import DecodeLoad, PrefillPath
@@ -87,7 +88,7 @@ class _Group:
     prefill: Sequence[str] = ()
     decode: Sequence[str] = ()
     waiting: list[tuple[int, TraceRequest]] = field(default_factory=list)  # while no decode replica is up
-    in_flight: int = 0
+    load: GroupLoad = field(default_factory=GroupLoad)
 
 
 @dataclass(slots=True, eq=False)
@@ -256,7 +257,7 @@ class VirtualCluster:
     @property
     def is_done(self) -> bool:
         """Whether every request has arrived and ended."""
-        return self._next is None and not any(group.in_flight for group in self._groups.values())
+        return self._next is None and not any(group.load.requests for group in self._groups.values())
 
     @property
     def is_awaited(self) -> bool:
@@ -318,7 +319,8 @@ class VirtualCluster:
         if self._is_full(group):
             self._records[number] = _not_begun(request, "refused")
             return
-        group.in_flight += 1
+        group.load.requests += 1
+        group.load.prompt_tokens += request.input_tokens
         if group.decode:
             self._enter(group, number, request)
         else:
@@ -371,9 +373,9 @@ class VirtualCluster:
     def _choose_group(self) -> _Group:
         if len(self._groups) == 1:
             return next(iter(self._groups.values()))
-        groups = [group for group in self._groups.values() if group.decode] or list(self._groups.values())
-        # As at the ingress, by requests in flight per decode replica; equals in random order.
-        return min(groups, key=lambda group: (group.in_flight / max(1, len(group.decode)), self._rng.random()))
+        groups = {name: group for name, group in self._groups.items() if group.decode} or self._groups
+        loads = {name: group.load for name, group in groups.items()}
+        return groups[choose_group(loads, {name: len(group.decode) for name, group in groups.items()}, self._rng)]
 
     def _prefill_locally(self, journey: _Journey) -> None:
         if journey.is_lost:
@@ -388,7 +390,9 @@ class VirtualCluster:
             return
         journey.is_lost = True
         journey.group.to_decode.end(journey.decode.replica_id, journey.name)
-        journey.group.in_flight -= 1
+        journey.group.load.requests -= 1
+        if journey.first_s is None:
+            journey.group.load.prompt_tokens -= journey.request.input_tokens
         self._records[journey.number] = self._unfinished(journey, "its decode replica died")
 
     def _prefill(self, journey: _Journey) -> None:
@@ -547,6 +551,7 @@ class VirtualCluster:
 
     def _begin_stream(self, journey: _Journey, first_s: float) -> None:
         journey.first_s = first_s
+        journey.group.load.prompt_tokens -= journey.request.input_tokens
         decode = journey.decode
         decode.local_prefill_tokens -= journey.local_tokens
         journey.timer.add_tokens(1, first_s)
@@ -557,7 +562,7 @@ class VirtualCluster:
     def _finish(self, journey: _Journey, last_s: float) -> None:
         decode, request = journey.decode, journey.request
         journey.group.to_decode.end(decode.replica_id, journey.name)
-        journey.group.in_flight -= 1
+        journey.group.load.requests -= 1
         decode.ongoing_requests -= 1
         journey.timer.add_tokens(request.output_tokens - journey.timer.tokens, last_s)
         journey.timer.end()

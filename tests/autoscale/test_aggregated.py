@@ -104,7 +104,7 @@ def test_it_makes_room_for_a_more_important_service() -> None:
 
 def test_a_lost_replica_is_missed_like_any_other() -> None:
     of = replace(pool("g", 1, lowest=1), replicas=(), target_replicas=1, held_replicas=0)
-    state = ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 1}, missing_since_s={of.key: (NOW_S - 99.0, 0)})
+    state = ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 1}, unplaced_since_s={of.key: (NOW_S - 99.0, 0)})
     other = pool("h", 0)
     seen = Snapshot(now_s=NOW_S, pools=(replace(of, lowest_replicas=0), other), state=state)
     config = {"kind": "static", "prefill": 0, "decode": 1}

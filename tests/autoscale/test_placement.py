@@ -313,6 +313,14 @@ def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
     now = {"lost": (1, 1), "here": (1, 1)}
     waits = placed_on(nodes, groups, 2, 2, current=now)
     assert counts(waits) == now
+    # Their nodes may be others by now than those that they were to be on: alone, they are asked for anew in the next.
+    nodes_again = [*nodes, node("a", under="d/c/b1/m1")]
+    alone = [group("lost", M1, held_replicas=0)]
+    overdue = {PoolKey("lost", role) for role in Role}
+    given_up = placed_on(nodes_again, alone, 1, 1, current={"lost": (1, 1)}, overdue=overdue)
+    assert counts(given_up) == {}
+    assert given_up.passed_over == {"lost": "what decode:lost was to have has found no node"}
+    assert counts(placed_on(nodes_again, alone, 1, 1)) == {"lost": (1, 1)}
     keys = {PoolKey("lost", role) for role in Role}
     assert counts(placed_on(nodes, groups, 2, 2, current=now, overdue=keys)) == {"here": (2, 2)}
 

@@ -1,6 +1,7 @@
 """The state before a tick decides, by hand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,22 @@ def test_a_pool_that_lacks_replicas_has_lacked_them_since_the_last_became_ready(
         3,
     )
     assert D not in reconciled(make_snapshot(1, 4, targets=(1, 4), state=waiting), make_autoscale()).missing_since_s
+
+
+def test_replicas_without_a_node_are_timed_by_what_has_one(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    waiting = ControllerState(ticked_s=995.0, unplaced_since_s={D: (900.0, 2)})
+
+    def since(held: int | None) -> tuple[float, int] | None:
+        seen = make_snapshot(1, 2, targets=(1, 4), state=waiting)
+        seen = replace(seen, pools=tuple(replace(pool, held_replicas=held) for pool in seen.pools))
+        return reconciled(seen, make_autoscale()).unplaced_since_s.get(D)
+
+    assert since(2) == (900.0, 2)
+    assert since(3) == (1000.0, 3)  # one of them has found one
+    assert since(4) is None  # it starts; how long that takes is another matter
+    assert since(None) is None
 
 
 def test_a_pool_without_room_for_too_long_is_capped_at_what_it_has(

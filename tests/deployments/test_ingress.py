@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from router.groups import GroupLoad
+
 pytestmark = pytest.mark.ray
 
 
@@ -89,7 +91,8 @@ def endpoint(clock: Clock, groups: str = "a", *, retries: int = 2, timeout_s: fl
 
     made = Endpoint.__new__(Endpoint)
     made._groups = {name: Handle(clock) for name in groups}
-    made._decode_replicas, made._in_flight = dict.fromkeys(groups, 1), dict.fromkeys(groups, 0)
+    made._decode_replicas = dict.fromkeys(groups, 1)
+    made._loads = {name: GroupLoad() for name in groups}
     made._rng = SimpleNamespace(random=lambda: 0.0)  # equals in the groups' order
     made._retries, made._timeout_s = retries, timeout_s
     made._services = {
@@ -136,7 +139,7 @@ def lost() -> Exception:
 
 
 def frames(made: Any, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
-    return made._frames(made._services["m"], "completions", body or {}, "r", time.monotonic() - ago_s)
+    return made._frames(made._services["m"], "completions", body or {}, "r", time.monotonic() - ago_s, 7)
 
 
 async def texts(made: Any) -> list[str]:
@@ -161,7 +164,7 @@ async def test_an_answer_that_is_lost_twice_comes_from_a_third_replica(clock: Cl
     assert [asked.exclude for asked in pool.asked] == [set(), {"a0"}, {"a0", "a1"}]
     assert [asked.sent for asked in pool.asked] == [None] * 3
     assert seen(made) == [("a0", "error", True), ("a1", "error", True), ("a2", "error", False)]
-    assert made._in_flight == {"a": 0} and not made._waits._waits
+    assert made._loads == {"a": GroupLoad()} and not made._waits._waits
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
@@ -302,7 +305,7 @@ async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> N
     await asyncio.gather(waiting, return_exceptions=True)
     await stream.aclose()
     assert seen(made) == []
-    assert made._groups["a"].streams[0].is_cancelled and made._in_flight == {"a": 0}
+    assert made._groups["a"].streams[0].is_cancelled and made._loads == {"a": GroupLoad()}
 
 
 @pytest.mark.parametrize(

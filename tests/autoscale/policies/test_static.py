@@ -38,7 +38,7 @@ def test_nothing_that_is_seen_moves_them(
     assert policy.decide(blind) == policy.decide(busy) == static(prefill, decode).decide(blind)
 
 
-@pytest.mark.parametrize("counts", [{}, {"prefill": 1}, {"prefill": 0, "decode": 1}, {"prefill": 1, "decode": 0}])
-def test_each_role_needs_a_replica(counts: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"Field required|greater than or equal to 1"):
+@pytest.mark.parametrize("counts", [{}, {"prefill": 1}, {"prefill": -1, "decode": 1}, {"prefill": 1, "decode": 0}])
+def test_decode_needs_a_replica_and_prefill_a_count(counts: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"Field required|greater than or equal to [01]"):
         StaticConfig.model_validate(counts)
