@@ -36,7 +36,7 @@ def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tupl
             app_name="app",
             running_replicas=replicas,
             raw_metrics={metric: dict.fromkeys(replicas, points) for metric, points in series.items()},
-            target_num_replicas=count,
+            target_num_replicas=max(1, count),
             capacity_adjusted_min_replicas=1,
             capacity_adjusted_max_replicas=8,
         )
@@ -150,14 +150,14 @@ def test_figures_that_are_no_numbers_change_no_count(policy: Any) -> None:
 def test_a_role_without_replicas_holds(policy: Any) -> None:
     ticked(policy)
     ticked(policy, ready=(1, 0))
-    assert "no decode replica" in policy._last.decision.reason
+    assert "no decode replica" in policy._last["m"].decision.reason
 
 
 def test_a_configuration_read_during_a_tick_is_logged_after_it(
     policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
 ) -> None:
     link = policy._link
-    link._config_lines.append((link.controller.config, "start"))
+    link._config_lines.append(("m", link.controllers["m"].config, "start"))
     ticked(policy)
     lines = link._lines
     assert '"why": "start"' in lines[0]
@@ -165,54 +165,67 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
     assert link.configs_read == 0
 
 
+def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespace:
+    """A coordinator that answers so to plans, and for which no request waits."""
+
+    def called(answer: Callable[[Any], Future[Any]]) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: answer(update)))
+
+    return SimpleNamespace(sync=called(sync), awaited=called(lambda names: Future()))
+
+
+def take(policy: Any, counts: tuple[int, int]) -> None:
+    """A tick that came to these counts."""
+    from autoscale.ray_policy import _Ticked
+
+    plan = policy._last["m"]
+    counted = replace(plan, counts=dict(zip(plan.counts, counts, strict=True)))
+    policy._take(_Ticked({"m": (Snapshot(now_s=0.0, pools=()), counted)}, [], None, None))
+
+
 def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -> None:
     ticked(policy, ready=(3, 3))
     policy._ticked_s = float("inf")  # no other tick
-    link, plan = policy._link, policy._last
-    snapshot = Snapshot(now_s=0.0, pools=())
-    prefill, decode = plan.counts
-    policy._take(snapshot, replace(plan, counts={prefill: 2, decode: 4}), [])
+    link = policy._link
+    take(policy, (2, 4))
 
     def answers() -> dict[str, int]:
         return {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()}
 
     assert answers() == {"prefill:g0": 3, "decode:g0": 4}  # more at once, fewer later
     answer: Future[dict[str, Any]] = Future()
-    sync = SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: answer))
-    link._handle = SimpleNamespace(sync=sync)
+    link._handle = coordinator(lambda update: answer)
     assert answers() == {"prefill:g0": 3, "decode:g0": 4}
     answer.set_result({"version": link._version})
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
     # What is lost on the way is not taken for told.
     lost: Future[dict[str, Any]] = Future()
     lost.set_exception(ActorDiedError())
-    link._handle = SimpleNamespace(sync=SimpleNamespace(remote=lambda update: SimpleNamespace(future=lambda: lost)))
-    policy._take(snapshot, replace(plan, counts={prefill: 1, decode: 4}), [])
+    link._handle = coordinator(lambda update: lost)
+    take(policy, (1, 4))
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
     # Nor what the restarted coordinator answers to somebody who joins.
     joined: Future[dict[str, Any]] = Future()
     joined.set_result({"version": link._version})
-    link._handle, link._reply = SimpleNamespace(), joined
+    link._handle, link._reply = coordinator(lambda update: Future()), joined
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
 
 
 def test_a_lower_count_comes_through_though_every_other_call_takes_another_plan(policy: Any) -> None:
     ticked(policy, ready=(3, 3))
     policy._ticked_s = float("inf")  # ticks are ours
-    link, plan = policy._link, policy._last
-    prefill, decode = plan.counts
-    snapshot = Snapshot(now_s=0.0, pools=())
+    link = policy._link
 
-    def acknowledged(update: Any) -> Any:
+    def acknowledged(update: Any) -> Future[dict[str, Any]]:
         done: Future[dict[str, Any]] = Future()
         done.set_result({"version": link._version})
-        return SimpleNamespace(future=lambda: done)
+        return done
 
-    link._handle = SimpleNamespace(sync=SimpleNamespace(remote=acknowledged))
+    link._handle = coordinator(acknowledged)
     for _ in range(6):
         policy(contexts(ready=(3, 3)))
-        policy._take(snapshot, replace(plan, counts={prefill: 2, decode: 2}), [])
+        take(policy, (2, 2))
         policy(contexts(ready=(3, 3)))
     assert {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()} == {
         "prefill:g0": 2,
