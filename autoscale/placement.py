@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from autoscale.ratio import PdRatio
-from autoscale.slots import Slots, Taken
+from autoscale.slots import Demand, Slots, Taken
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import NodeSet, Role, SubgroupPriority
 
@@ -103,6 +103,15 @@ def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dic
         for kind, gpus in {} if pool.demand is None else pool.demand.gpus_by_type().items():
             held[kind] = held.get(kind, 0.0) + count * gpus
     return held
+
+
+def least_units(pools: Sequence[PoolStats]) -> list[list[Demand]]:
+    """Of each group what it takes to begin: one replica of each role that it has."""
+    groups: dict[str, list[Demand]] = {}
+    for pool in pools:
+        if pool.demand is not None:
+            groups.setdefault(pool.key.group, []).append(pool.demand)
+    return list(groups.values())
 
 
 class _Group:
@@ -393,11 +402,22 @@ class _Service:
                         self._slots.give_back(back)
                     others = sum(count for _, count in new) - 1
                     beside = f" beside the other {others} of its unit" if others else ""
-                    return f"no node has room for a replica of {pool.key}{beside}"
+                    return self._nobody(pool) or f"no node has room for a replica of {pool.key}{beside}"
                 taken.append((pool.key, found))
         for key, found in taken:
             self._nodes[key] = self._nodes.get(key, 0) | sum({1 << index for index, _, _ in found})
         return None
+
+    def _nobody(self, pool: PoolStats) -> str | None:
+        """What no node of the cluster has that a pool asks for, whoever holds it."""
+        assert self._slots is not None and pool.demand is not None
+        if self._slots.candidates(pool.demand):
+            return None
+        labels = ", ".join(f"{name}={value}" for name, value in pool.demand.selector.items())
+        wanted = [f"GPUs of type {kind}" for kind in pool.demand.gpus_by_type()] + (
+            [f"labels {labels}"] if labels else []
+        )
+        return f"no node that is alive has {' and '.join(wanted)}, as {pool.key} demands"
 
     def narrowed(self) -> dict[PoolKey, tuple[str, ...]]:
         """See ``Placed.nodes``."""

@@ -119,26 +119,46 @@ class Slots:
         return math.fsum(free * (self._by_gpus[free] & nodes).bit_count() for free in self._by_gpus)
 
     def fragmented_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
-        """The share of free GPUs that lie in domains where no whole unit of any group fits; ``None``: none is free.
+        """The share of free GPUs that lie in domains where no unit of any group fits; ``None``: none is free.
 
         Args:
-            units: of each group, what one of prefill and decode at its ratio takes.
+            units: of each group, what is placed together at least.
         """
         useful = 0
         for unit in units:
-            taken: list[Taken] = []
-            for demand in unit:
-                found = self.take(demand)
-                if found is None:
-                    break
-                taken.append(found)
-            else:
-                for demand in unit:
-                    useful |= self.candidates(demand)
-            for found in taken:
-                self.give_back(found)
+            if self._fits(unit):
+                useful |= self._domain(unit)
         free = self.free_gpus(self.topology.everywhere)
         return 1.0 - self.free_gpus(useful) / free if free else None
+
+    def unusable_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
+        """The share of the free GPUs of groups' domains that lie where the group's own unit does not fit.
+
+        Each domain counts once for each group that it is of; ``None``: none is free.
+        """
+        all_gpus = unusable_gpus = 0.0
+        for unit in units:
+            free = self.free_gpus(self._domain(unit))
+            all_gpus += free
+            unusable_gpus += 0.0 if self._fits(unit) else free
+        return unusable_gpus / all_gpus if all_gpus else None
+
+    def _domain(self, unit: Sequence[Demand]) -> NodeSet:
+        nodes = 0
+        for demand in unit:
+            nodes |= self.candidates(demand)
+        return nodes
+
+    def _fits(self, unit: Sequence[Demand]) -> bool:
+        taken: list[Taken] = []
+        for demand in unit:
+            found = self.take(demand)
+            if found is None:
+                break
+            taken.append(found)
+        for found in taken:
+            self.give_back(found)
+        return len(taken) == len(unit)
 
     def _take_parts(self, demand: Demand, among: NodeSet) -> Taken | None:
         # The least scarce switch, and of those the fullest: what is left of an empty one is left whole.

@@ -1,7 +1,9 @@
 """How long one cycle of placement takes on a large cluster, and how much it leaves in pieces: ``make bench-placement``.
 
 20,000 GPUs in 2,500 nodes, 500 services with 2,000 replicas to place, a third of the cluster in use before. Beside it
-first-fit: the same requests in the same order, each replica on the first node by name that has room.
+first-fit: the same requests in the same order, each replica on the first node by name that has room. In pieces: the
+share of free GPUs in domains where no unit of any group fits, and of those of each group's own domain where its own
+does not.
 """
 
 import json
@@ -10,7 +12,7 @@ import random
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from autoscale.placement import Placed, place
+from autoscale.placement import Placed, least_units, place
 from autoscale.ratio import PdRatio
 from autoscale.slots import Demand, Slots
 from autoscale.types import PoolKey, PoolStats
@@ -108,10 +110,16 @@ def requests(nodes: Sequence[Node], rng: random.Random) -> list[Request]:
             for role in Role
         )
         ratio = PdRatio.parse(rng.choice(_RATIOS))
-        # Whole units whose replicas come to the number that is asked for over all services.
-        units = max(1, round(_REPLICAS / _SERVICES / (ratio.prefill + ratio.decode)))
-        counts = {Role.PREFILL: units * ratio.prefill, Role.DECODE: units * ratio.decode}
+        counts = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
         made.append(Request(priority=rng.randint(0, 9), counts=counts, pools=pools, ratio=ratio))
+    while sum(sum(one.counts.values()) for one in made) < _REPLICAS:
+        grown = rng.randrange(len(made))
+        of = made[grown]
+        counts = {
+            Role.PREFILL: of.counts[Role.PREFILL] + of.ratio.prefill,
+            Role.DECODE: of.counts[Role.DECODE] + of.ratio.decode,
+        }
+        made[grown] = replace(of, counts=counts)
     return sorted(made, key=lambda one: -one.priority)
 
 
@@ -147,15 +155,6 @@ def cycle(nodes: Sequence[Node], asked: Sequence[Request], kind: type[Slots]) ->
     return time.perf_counter() - started_s, slots, placed
 
 
-def _units(request: Request) -> list[list[Demand]]:
-    """What a unit of each group takes."""
-    each = {Role.PREFILL: request.ratio.prefill, Role.DECODE: request.ratio.decode}
-    groups: dict[str, list[Demand]] = {}
-    for pool in request.pools:
-        groups.setdefault(pool.key.group, []).extend([pool.demand or Demand()] * each[pool.key.role])
-    return list(groups.values())
-
-
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     out: Path = Path("reports/placement_scale.json"),
@@ -165,7 +164,7 @@ def main(
     rng = random.Random(0)
     nodes = cluster(rng)
     asked = requests(nodes, rng)
-    units = [unit for one in asked for unit in _units(one)]
+    units = [unit for one in asked for unit in least_units(one.pools)]
     rows: dict[str, dict[str, Any]] = {}
     taken: dict[str, list[float]] = {"best fit": [], "first fit": []}
     for _ in range(rounds):  # in turns
@@ -177,12 +176,13 @@ def main(
                 "placed": sum(sum(one.counts.values()) for one in placed),
                 "pending": sum(sum(one.pending.values()) for one in placed),
                 "fragmented_frac": slots.fragmented_frac(units) or 0.0,
+                "unusable_frac": slots.unusable_frac(units) or 0.0,
             }
     for name, all_s in taken.items():
         rows[name]["cycle_s"] = {"median": float(np.median(all_s)), "most": max(all_s)}
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     table = Table(title=f"{len(nodes)} nodes, {len(asked)} services")
-    for column in ("", "placed", "pending", "in pieces", "a cycle, s"):
+    for column in ("", "placed", "pending", "in pieces: no unit", "its own unit", "a cycle, s"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
         table.add_row(
@@ -190,6 +190,7 @@ def main(
             str(row["placed"]),
             str(row["pending"]),
             f"{row['fragmented_frac']:.1%}",
+            f"{row['unusable_frac']:.1%}",
             f"{row['cycle_s']['median']:.2f}, {row['cycle_s']['most']:.2f} at most",
         )
     console.print(table)

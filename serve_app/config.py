@@ -221,8 +221,34 @@ class AppConfig(BaseModel):
         for service in sized:
             assert service.autoscale is not None
             check_fits(service.autoscale, service.pools(self.topology))
+        self._check_types()
         self._check_budget()
         return self
+
+    def _check_types(self) -> None:
+        """A GPU type that is misspelt would have no limit, or cost nothing and so grow first."""
+        types = {
+            kind
+            for service in self.services
+            for pool in service.roles().values()
+            for kind in pool.demand.gpus_by_type()
+        }
+        limits = {} if self.topology is None else {"topology.budget_gpus": self.topology.budget_gpus}
+        for service in self.services:
+            if service.autoscale is not None:
+                limits[f"autoscale.quota_gpus of {service.model.id}"] = service.autoscale.quota_gpus
+        for name, limit in limits.items():
+            unknown = sorted(limit.keys() - types)
+            if unknown:
+                has = ", ".join(sorted(types)) or "none"
+                raise ValueError(f"{name} limits GPUs of type {unknown[0]}, and no group has any (they have {has})")
+        costs = {} if self.topology is None else self.topology.cost_per_gpu_hour
+        without = sorted(types - costs.keys())
+        if costs and without:
+            raise ValueError(
+                f"topology.cost_per_gpu_hour has no {without[0]}, which would seem to cost nothing: give every type "
+                "that groups have"
+            )
 
     def _check_budget(self) -> None:
         """The lowest counts of all services must fit."""

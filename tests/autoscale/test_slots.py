@@ -56,6 +56,18 @@ def test_what_was_taken_is_gone_and_what_is_given_back_is_there() -> None:
     assert where(found, found.take(demand(2))) == [("a", 2.0)]
 
 
+def test_free_gpus_where_no_unit_fits_are_in_pieces() -> None:
+    found = slots(node("a", 3, s1="m1"), node("b", 1, s1="m2"), node("c", 1, s1="m2"), node("d", 4, "A100", s1="m3"))
+    two = [[demand(2, selector={"tandem.io/s1": switch})] * 2 for switch in ("m1", "m2")]
+    one = [demand(1, selector={"tandem.io/s1": "m2"})]
+    assert found.fragmented_frac(two) == 1.0  # m1 has three, and two times two are a unit
+    assert found.fragmented_frac([*two, one]) == pytest.approx(1 - 2 / 9)  # m2 is of use to somebody
+    assert found.unusable_frac([*two, one]) == pytest.approx((3 + 2) / (3 + 2 + 2))
+    assert found.fragmented_frac([]) == 1.0
+    assert slots(node("a", 0)).fragmented_frac(two) is None
+    assert where(found, found.take(demand(3))) == [("a", 3.0)]  # looking takes nothing
+
+
 def test_scarce_switches_come_last() -> None:
     mixed = [node("x", 1, s1="m2", s2="b2"), node("y", 1, "H20", s1="m2", s2="b2")]
     found = slots(node("a", 8), *mixed)

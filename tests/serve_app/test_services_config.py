@@ -1,0 +1,117 @@
+"""Several services on one cluster: what cannot be meant is refused before anything starts."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.validate import ConfigError, parse_app_config
+
+ROOT = Path(__file__).parents[2]
+Change = Callable[[dict[str, Any]], Any]
+
+
+def two_services() -> dict[str, Any]:
+    document = yaml.safe_load((ROOT / "configs" / "two_services.yaml").read_text())
+    args: dict[str, Any] = copy.deepcopy(document["applications"][0]["args"])
+    return args
+
+
+def chat(args: dict[str, Any]) -> dict[str, Any]:
+    service: dict[str, Any] = args["services"][0]
+    return service
+
+
+def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
+    config = parse_app_config(two_services())
+    assert list(config.pools()) == ["qwen3-32b", "qwen3-8b"]
+    assert [str(key) for key in config.pools()["qwen3-8b"].root] == ["decode:offline"]
+    costs = {str(key): limits.cost for key, limits in config.pools()["qwen3-32b"].root.items()}
+    assert costs == {
+        "prefill:chat-mixed-a": 9.5,
+        "decode:chat-mixed-a": 4.4,
+        "prefill:chat-h100-b": 9.5,
+        "decode:chat-h100-b": 9.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: a.update(model={"id": "x", "source": "y/z"}), "services and model are given: model is of a service"),
+        (lambda a: a.update(services=[]), "services"),
+        (lambda a: chat(a)["model"].update(id="qwen3-8b"), "services: the model 'qwen3-8b' is used twice"),
+        (lambda a: chat(a)["groups"][0].update(name="offline"), "groups: the name 'offline' is used twice"),
+        (
+            lambda a: chat(a).pop("autoscale"),
+            "sleeps|has 0 replicas, and without autoscale nothing wakes it|max_replicas",
+        ),
+        (
+            lambda a: chat(a)["groups"][0].update(affinity="s0"),
+            "affinity is s0, and its node_labels pin both roles to no",
+        ),
+        (lambda a: chat(a)["groups"][0].update(affinity="rack"), "affinity"),
+        (lambda a: chat(a)["groups"][0].pop("node_labels"), "give it tandem.io/s1"),
+        (
+            lambda a: chat(a)["groups"][0].update(is_preemptible=True),
+            "is_preemptible and must keep 1 prefill and 1 decode",
+        ),
+        (
+            lambda a: chat(a)["groups"][0]["decode"].update(replicas=0),
+            "prefill has 1 replicas and decode 0: a group sleeps with 0 of both",
+        ),
+        (
+            lambda a: a["topology"]["budget_gpus"].update(H100=1),
+            "1 GPUs of type H100 are less than the 2 that the lowest",
+        ),
+        (
+            lambda a: a["topology"]["budget_gpus"].update(H10O=8),
+            "budget_gpus limits GPUs of type H10O, and no group has any",
+        ),
+        (
+            lambda a: a["topology"]["cost_per_gpu_hour"].pop("A100"),
+            "cost_per_gpu_hour has no A100, which would seem to",
+        ),
+        (
+            lambda a: chat(a)["autoscale"].update(quota_gpus={"B200": 8}),
+            r"quota_gpus of qwen3-32b limits GPUs of type B200, .* \(they have A100, H100\)",
+        ),
+        (
+            lambda a: chat(a)["autoscale"].update(gpu_types={"decode": ["H100"]}),
+            "gpu_types takes H100 for decode, and decode:chat-mixed-a has A100",
+        ),
+        (lambda a: a["topology"].update(labels={"s1": "x", "s2": "x"}), "the label 'x' stands for two levels"),
+        (lambda a: a["topology"].update(inventory={"host": {"rack": "r"}}), "inventory"),
+        (lambda a: a["topology"].update(inventory="/nowhere.yaml"), "nowhere"),
+        (
+            lambda a: chat(a)["model"].update(stage_folder="/fast"),
+            "source is the hub id 'Qwen/Qwen3-32B': leave it out",
+        ),
+        (lambda a: chat(a)["model"].update(source="./m", stage_folder="fast"), "stage_folder fast is relative"),
+        (lambda a: chat(a).update(admission={"tpot_s": 0.05}), "ttft_s is not given"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(change: Change, said: str) -> None:
+    args = two_services()
+    change(args)
+    with pytest.raises(ConfigError, match=said):
+        parse_app_config(args)
+
+
+def test_a_service_without_autoscale_beside_one_that_has_it_is_refused() -> None:
+    args = two_services()
+    del chat(args)["autoscale"]
+    chat(args)["groups"] = chat(args)["groups"][:1]
+    for role in ("prefill", "decode"):
+        del chat(args)["groups"][0][role]["max_replicas"]
+    with pytest.raises(ConfigError, match="'qwen3-32b' has no autoscale and others have: one policy sizes all"):
+        parse_app_config(args)
+
+
+def test_topology_without_autoscale_is_refused() -> None:
+    args = {"model": {"id": "x", "source": "y/z"}, "groups": [{"name": "g"}], "topology": {}}
+    with pytest.raises(ConfigError, match="topology does nothing without autoscale"):
+        parse_app_config(args)
