@@ -36,10 +36,19 @@ class LinkTier(IntEnum):
     NONE = 5
 
 
+def _named_affinity(value: Any) -> Any:
+    """A level by its name."""
+    if not isinstance(value, str):
+        return value
+    if value.upper() not in LinkTier.__members__:
+        raise ValueError(f"{value!r} is no level: give {', '.join(tier.name.lower() for tier in LinkTier)}")
+    return LinkTier[value.upper()]
+
+
 # Written as the level's name.
 Affinity = Annotated[
     LinkTier,
-    BeforeValidator(lambda value: LinkTier.__members__.get(value.upper(), value) if isinstance(value, str) else value),
+    BeforeValidator(_named_affinity),
     PlainSerializer(lambda tier: tier.name.lower(), return_type=str),
 ]
 
@@ -100,7 +109,7 @@ class TopologyConfig(BaseModel):
     inventory: dict[str, dict[Level, str]] = Field(
         default_factory=dict,
         description="What nodes are under whose labels do not say: by host name, address or id of Ray's, "
-        "{s0, s1, s2, cluster, data_centre: name}; or a YAML file of that.",
+        "{s0, s1, s2, cluster, data_centre: name}; or the whole path of a YAML file of that, where it is deployed.",
     )
     budget_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=dict, description="The most GPUs of each type that all services together may hold."

@@ -1,11 +1,13 @@
 """AppConfig: everything a user may say about one Tandem application, checked before anything starts."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from autoscale.config import AutoscaleConfig
+from autoscale.documents import load_mapping
 from autoscale.tuning import PoolLimits, Pools, check_fits
 from autoscale.types import PoolKey
 from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
@@ -150,6 +152,20 @@ class AppConfig(BaseModel):
                 )
             return value
         return {**{name: given for name, given in value.items() if name not in own}, "services": [own]}
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _read_inventory(cls, value: Any) -> Any:
+        """An inventory may be a file."""
+        if not isinstance(value, dict) or not isinstance(value.get("inventory"), str):
+            return value
+        path = Path(value["inventory"])
+        if not path.is_absolute():
+            raise ValueError(
+                f"inventory {path} is relative, and the application is built elsewhere: give the whole path"
+            )
+        hosts = load_mapping(path, "host names, and of each what it is under")
+        return {**value, "inventory": hosts}
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -85,7 +85,8 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (lambda a: a["topology"].update(labels={"s1": "x", "s2": "x"}), "the label 'x' stands for two levels"),
         (lambda a: a["topology"].update(inventory={"host": {"rack": "r"}}), "inventory"),
-        (lambda a: a["topology"].update(inventory="/nowhere.yaml"), "nowhere"),
+        (lambda a: a["topology"].update(inventory="/nowhere.yaml"), "/nowhere.yaml: cannot be read: No such file"),
+        (lambda a: a["topology"].update(inventory="nodes.yaml"), "inventory nodes.yaml is relative"),
         (
             lambda a: chat(a)["model"].update(stage_folder="/fast"),
             "source is the hub id 'Qwen/Qwen3-32B': leave it out",
@@ -109,6 +110,17 @@ def test_a_service_without_autoscale_beside_one_that_has_it_is_refused() -> None
         del chat(args)["groups"][0][role]["max_replicas"]
     with pytest.raises(ConfigError, match="'qwen3-32b' has no autoscale and others have: one policy sizes all"):
         parse_app_config(args)
+
+
+def test_an_inventory_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text("gpu-1: {s1: switch-a, s2: pod-1}\n10.0.0.7: {s1: switch-b}\n")
+    args = two_services()
+    args["topology"]["inventory"] = str(file)
+    topology = parse_app_config(args).topology
+    assert topology is not None
+    assert topology.under({}, ["gpu-1", "10.0.0.1"]) == ("", "", "pod-1", "switch-a", "")
+    assert topology.under({"tandem.io/s1": "switch-c"}, ["10.0.0.7"]) == ("", "", "", "switch-c", "")  # labels first
 
 
 def test_topology_without_autoscale_is_refused() -> None:
