@@ -21,16 +21,21 @@ _HISTORY = 20
 @commands.command()
 def topology(app: App = "tandem", address: Address = "auto") -> None:
     """Show data centres, switches and nodes, their GPUs, who is on them, and what is wrong with labels."""
+    from autoscale.tuning import Pools
     from serve_app.ray_control import statuses
     from serve_app.sdk import connect
-    from serve_app.topology_view import label_findings, nodes_of, topology_tree
+    from serve_app.topology_view import fragmentation, label_findings, nodes_of, pools_now, topology_tree
 
     connect(address)
-    status = next(iter(statuses(app).values()))
-    nodes = nodes_of(status)
+    of = statuses(app)
+    status = next(iter(of.values()))
+    nodes, places = nodes_of(status), status.get("places") or {}
     if nodes is None:
         raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
-    console.print(topology_tree(nodes, status.get("places") or {}), highlight=False)
+    console.print(topology_tree(nodes, places), highlight=False)
+    pools = [pool for one in of.values() for pool in pools_now(one, Pools.model_validate(one["pools"]), places)]
+    if (line := fragmentation(nodes, pools)) is not None:
+        console.print(line, highlight=False)
     for finding in label_findings(nodes):
         console.print(f"labels: {finding}", highlight=False, markup=False)
 

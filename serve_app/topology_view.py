@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from autoscale.decision_log import NODES
-from autoscale.placement import place
+from autoscale.placement import least_units, place
 from autoscale.ratio import PdRatio
 from autoscale.slots import Slots
 from autoscale.tuning import Pools
@@ -123,6 +123,15 @@ def label_findings(nodes: Sequence[Node]) -> list[str]:
     ]
     found += [f"node {node.name[:12]}: {node.contradiction}" for node in topology.nodes if node.contradiction]
     return found
+
+
+def fragmentation(nodes: Sequence[Node], pools: Sequence[PoolStats]) -> str | None:
+    """How many of the free GPUs are of no use to any group; ``None``: none is free."""
+    slots = Slots(Topology(nodes))
+    share, free = slots.fragmented_frac(least_units(pools)), slots.free_gpus(slots.topology.everywhere)
+    if share is None:
+        return None
+    return f"of {free:g} free GPUs {share * free:g} lie where no unit of any group fits"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from autoscale.ratio import PdRatio
 from autoscale.slots import Demand
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import LinkTier, Node, Role
-from serve_app.topology_view import explain_table, label_findings, topology_tree, would_fit
+from serve_app.topology_view import explain_table, fragmentation, label_findings, topology_tree, would_fit
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -79,6 +79,15 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
     assert "node liar has 9 GPUs free of 8" in found
     assert "node torn: it has GPUs of type A and of B, and counts as A" in found
     assert label_findings(NODES[:4]) == []
+
+
+def test_free_gpus_of_no_use_are_counted() -> None:
+    # One of prefill takes two H100s, and one of decode two H20s, whose node under m1 is cordoned.
+    assert fragmentation(NODES, group("mixed", "m1", ("H100", "H20"))) == (
+        "of 30 free GPUs 30 lie where no unit of any group fits"
+    )
+    assert fragmentation(NODES, group("here", "m0")) == "of 30 free GPUs 24 lie where no unit of any group fits"
+    assert fragmentation([node("full", "d/c/b0/m0/", free=0.0)], group("here", "m0")) is None
 
 
 def test_what_would_fit_and_why_not() -> None:
