@@ -59,9 +59,10 @@ _UPLINKS_BYTES_PER_S = (100e9, 25e9, 10e9, 5e9)
 _SEEDS = range(5)
 # Splitwise (ISCA 2024) wants of nine requests in ten at most three times an idle A100's TTFT, and 1.5 times its TBT.
 _TTFT_FACTOR, _TPOT_FACTOR, _ATTAINMENT_FRAC = 3.0, 1.5, 0.9
-# H100 price / A100 price: what clouds ask in 2026 (1.4 to 1.7), and Splitwise's (38 and 17.60 dollars for eight).
-_PRICE_RATIOS = (1.25, 1.5, 1.75, 2.16, 2.5, 3.0)
-_A100_PER_HOUR = 2.2
+# H100 price / A100 price: in 2026 clouds ask 1.6 to 1.8 times as much (pricegpu.pages.dev/blog/h100-vs-a100-cloud-price
+# and jarvislabs.ai/blog/h100-vs-a100, from which the A100's price is).
+_PRICE_RATIOS = (1.25, 1.5, 1.65, 1.8, 2.0, 2.5, 3.0)
+_A100_PER_HOUR = 1.49
 _WHICH_RATE_SCALE = 4.0
 _MOST_REPLICAS = 60
 _HARDWARE = {
@@ -128,7 +129,7 @@ def where(
     free = nodes(random.Random(seed))
     homogeneous = [s1 for (_, s1), types in _SWITCHES.items() if "H100" in types]
     rows = {}
-    for name, switches in (("topology-aware", homogeneous), ("topology-agnostic", [None])):
+    for name, switches in (("aware", homogeneous), ("agnostic", [None])):
         of = pools(dict.fromkeys(Role, "H100"), switches, profile.start_s)
         policy = StaticConfig(prefill=_COUNTS[Role.PREFILL], decode=_COUNTS[Role.DECODE])
         scenario = Scenario(
@@ -141,7 +142,7 @@ def where(
             warm_up_s=2 * profile.start_s,
             switch_uplink_bytes_per_s=uplink_bytes_per_s,
             nodes=free,
-            sees_nodes=name == "topology-aware",
+            sees_nodes=name == "aware",
         )
         config = AutoscaleConfig(pd_ratio=_RATIO, policy=policy)
         first = place(_COUNTS, dict.fromkeys(of, 0), _stats(of), _RATIO, slots=Slots(Topology(free))).counts
@@ -275,8 +276,9 @@ def main(
 
 
 def _where_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Where: the same counts, medians of five clusters", title_justify="left")
-    for column in ("uplink GB/s", "placement", "TTFT p50 s", "p90 s", "within", "scarce GPUs free", "mixed units left"):
+    """Scarce GPUs: free ones under S1 switches with two types, and units of a service of two types that still fit."""
+    table = Table(title="Where: the same counts, by topology or not; medians of five clusters", title_justify="left")
+    for column in ("uplink\nGB/s", "placed", "TTFT\np50 s", "TTFT\np90 s", "within", "scarce\nGPUs", "mixed\nunits"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -293,9 +295,9 @@ def _where_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _which_table(costs: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Which: dollars for a million output tokens, and replicas P:D", title_justify="left")
-    table.add_column("H100 / A100 price")
+    table.add_column("H100 /\nA100")
     for name in _HARDWARE:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace(", ", ",\n").replace(" both", "\nboth"), justify="right")
     for ratio in _PRICE_RATIOS:
         of = {cost["hardware"]: cost for cost in costs if cost["price_ratio"] == ratio}
         cells = [
