@@ -30,7 +30,8 @@ def read_nodes(config: TopologyConfig, cordoned: frozenset[str] = frozenset()) -
 def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyConfig, cordoned: frozenset[str]) -> Node:
     total, labels = raw["Resources"], dict(raw.get("Labels") or {})
     kind, resource, contradiction = _gpus(total, labels, config)
-    under = config.under(labels, (raw.get("NodeManagerHostname", ""), raw.get("NodeManagerAddress", ""), raw["NodeID"]))
+    host = raw.get("NodeManagerHostname", "")
+    under = config.under(labels, (host, raw.get("NodeManagerAddress", ""), raw["NodeID"]))
     return Node(
         name=raw["NodeID"],
         labels=labels,
@@ -40,7 +41,8 @@ def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyCon
         free_gpus=free.get(resource, 0.0),
         cpus=total.get("CPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
-        is_cordoned=bool(cordoned & {raw["NodeID"], raw.get("NodeManagerHostname", ""), *under}),
+        is_cordoned=bool(cordoned & {raw["NodeID"], host, *under}),
+        host=host,
         contradiction=contradiction,
     )
 

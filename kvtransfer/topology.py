@@ -138,6 +138,7 @@ class TopologyConfig(BaseModel):
 class Node:
     """One node, and what of it nobody holds at this instant.
 
+    ``name``: Ray's id of it; ``host``: what people call it, which several nodes on one machine share.
     ``under``: the names of its data centre, cluster, S2, S1 and S0; empty where nobody knows. ``gpu_type`` is ``None``
     where it has no GPU. One that is cordoned takes nothing new. ``contradiction``: what it says of itself that cannot
     all be so.
@@ -152,6 +153,7 @@ class Node:
     cpus: float = 0.0
     free_cpus: float = 0.0
     is_cordoned: bool = False
+    host: str = ""
     contradiction: str = ""
 
 

@@ -92,13 +92,19 @@ def fits(
 
 @commands.command()
 def cordon(
-    name: Annotated[str, typer.Argument(help="A node's id, or the name of a switch.")],
+    name: Annotated[str, typer.Argument(help="A node's id or its beginning, a host name, or the name of a switch.")],
     app: App = "tandem",
     address: Address = "auto",
 ) -> None:
     """Start no replica of the application on a node, or under a switch, any more; those that are there stay."""
-    _cordon(app, address, name, is_cordoned=True)
-    console.print(f"{name} takes nothing new until `tandem uncordon {name}`", highlight=False)
+    from serve_app.topology_view import cordonable, nodes_of
+
+    status, control = _any(app, address)
+    known = cordonable(name, nodes_of(status) or [])
+    if known is None:
+        raise ConfigError(f"no one node, host or switch is called {name!r}: `tandem topology` shows them")
+    control.cordon(known, True)
+    console.print(f"{known} takes nothing new until `tandem uncordon {name}`", highlight=False)
 
 
 @commands.command()
@@ -106,8 +112,24 @@ def uncordon(
     name: Annotated[str, typer.Argument(help="What was cordoned.")], app: App = "tandem", address: Address = "auto"
 ) -> None:
     """Let replicas start there again."""
-    _cordon(app, address, name, is_cordoned=False)
-    console.print(f"{name} takes replicas again", highlight=False)
+    from serve_app.topology_view import cordonable, nodes_of
+
+    status, control = _any(app, address)
+    known, cordoned = cordonable(name, nodes_of(status) or []) or name, status["cordoned"]
+    if known not in cordoned:
+        raise ConfigError(f"{name!r} is not cordoned; {', '.join(cordoned) or 'nothing'} is")
+    control.cordon(known, False)
+    console.print(f"{known} takes replicas again", highlight=False)
+
+
+def _any(app: str, address: str) -> tuple[dict[str, Any], Any]:
+    """The status of any service, and a control of the application."""
+    from serve_app.ray_control import Control, statuses
+    from serve_app.sdk import connect
+
+    connect(address)
+    name, status = next(iter(statuses(app).items()))
+    return status, Control(app, name)
 
 
 def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any, Any, Any]:
@@ -125,20 +147,6 @@ def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any,
         raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
     places = status.get("places") or {}
     return control, status, pools_now(status, Pools.model_validate(status["pools"]), places), nodes, places
-
-
-def _cordon(app: str, address: str, name: str, *, is_cordoned: bool) -> None:
-    from serve_app.ray_control import Control, statuses
-    from serve_app.sdk import connect
-    from serve_app.topology_view import nodes_of
-
-    connect(address)
-    of = statuses(app)
-    nodes = nodes_of(next(iter(of.values()))) or []
-    known = {node.name for node in nodes} | {part for node in nodes for part in node.under if part}
-    if is_cordoned and name not in known:
-        raise ConfigError(f"no node or switch is called {name!r}: `tandem topology` shows them")
-    Control(app, next(iter(of))).cordon(name, is_cordoned)
 
 
 def _history(log: Path, service: str) -> list[tuple[str, str]]:

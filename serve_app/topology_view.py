@@ -88,13 +88,26 @@ def _summary(name: str, nodes: Sequence[Node], scarcity: SubgroupPriority | None
 
 def _node_line(node: Node, pools: Iterable[str]) -> Text:
     gpus = f"{node.free_gpus:g} of {node.gpus:g} {node.gpu_type} free" if node.gpu_type else "no GPU"
-    text = Text(f"{node.name[:12]}: {gpus}, {node.free_cpus:g} of {node.cpus:g} CPUs")
+    text = Text(f"{_called(node)}: {gpus}, {node.free_cpus:g} of {node.cpus:g} CPUs")
     counted = {pool: list(pools).count(pool) for pool in sorted(pools)}
     if counted:
         text.append("  " + ", ".join(f"{count} {pool}" for pool, count in counted.items()), style="green")
     if node.is_cordoned:
         text.append("  cordoned", style="bold red")
     return text
+
+
+def cordonable(name: str, nodes: Sequence[Node]) -> str | None:
+    """The node, host or switch that is meant: by its name, or a node by the beginning of its id; ``None``: nobody."""
+    names = {one for node in nodes for one in (node.name, node.host, *node.under) if one}
+    if name in names:
+        return name
+    begins = [node.name for node in nodes if name and node.name.startswith(name)]
+    return begins[0] if len(begins) == 1 else None
+
+
+def _called(node: Node) -> str:
+    return f"{node.host} {node.name[:12]}".strip()
 
 
 def label_findings(nodes: Sequence[Node]) -> list[str]:

@@ -1,12 +1,13 @@
 """What people see of nodes, groups and places."""
 
+import pytest
 from rich.console import Console
 
 from autoscale.ratio import PdRatio
 from autoscale.slots import Demand
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import LinkTier, Node, Role
-from serve_app.topology_view import explain_table, fragmentation, label_findings, topology_tree, would_fit
+from serve_app.topology_view import cordonable, explain_table, fragmentation, label_findings, topology_tree, would_fit
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -79,6 +80,23 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
     assert "node liar has 9 GPUs free of 8" in found
     assert "node torn: it has GPUs of type A and of B, and counts as A" in found
     assert label_findings(NODES[:4]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("scarce-1", "scarce-1"),
+        ("scarce-", None),  # two begin so
+        ("com", "common"),
+        ("m1", "m1"),
+        ("b1", "b1"),
+        ("machine", "machine"),
+        ("", None),
+        ("nowhere", None),
+    ],
+)
+def test_who_is_cordoned(name: str, meant: str | None) -> None:
+    assert cordonable(name, [*NODES, node("other", "////", host="machine")]) == meant
 
 
 def test_free_gpus_of_no_use_are_counted() -> None:
