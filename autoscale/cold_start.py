@@ -35,13 +35,14 @@ class Budget:
         options: in the order always on, from zero, from a warm pool.
         choice: the cheapest that is in time; ``None``: none is.
         calls_in_system: by Little's law, with the cold start: below 1 one replica suffices.
-        always_on_from_per_hour: calls per hour from which always on is the cheapest that is in time.
+        always_on_from_per_hour: calls per hour from which always on is the cheapest that is in time; ``None`` where
+            that is more than one replica serves.
     """
 
     options: tuple[Option, ...]
     choice: Option | None
     calls_in_system: float
-    always_on_from_per_hour: float
+    always_on_from_per_hour: float | None
 
 
 def cold_start_budget(
@@ -124,15 +125,19 @@ def _cost_per_hour(calls_per_hour: float, call_s: float, start_s: float, idle_s:
     return price * here_s / (here_s + 1.0 / rate)
 
 
-def _break_even(starts: list[tuple[float, float]], call_s: float, idle_s: float, price: float) -> float:
+def _break_even(starts: list[tuple[float, float]], call_s: float, idle_s: float, price: float) -> float | None:
     """Calls per hour from which the cheapest of these costs as much as always on; 0 where there are none."""
+
+    def cheapest(calls_per_hour: float) -> float:
+        costs = (_cost_per_hour(calls_per_hour, call_s, start_s, idle_s, price) for start_s, _ in starts)
+        return min(standing + cost for (_, standing), cost in zip(starts, costs, strict=True))
+
     if not starts:
         return 0.0
-    low, high = 0.0, 1e9
-    for _ in range(200):
+    low, high = 0.0, _S_PER_HOUR / call_s if call_s else 1e9
+    if cheapest(high) < price:
+        return None
+    for _ in range(100):
         middle = (low + high) / 2.0
-        cheapest = min(
-            standing + _cost_per_hour(middle, call_s, start_s, idle_s, price) for start_s, standing in starts
-        )
-        low, high = (middle, high) if cheapest < price else (low, middle)
+        low, high = (middle, high) if cheapest(middle) < price else (low, middle)
     return low

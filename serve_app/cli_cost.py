@@ -61,6 +61,8 @@ def cost(
     if budget.choice.wait_s:
         least_s = budget.choice.wait_s + call_s
         console.print(f"that holds while the deadline is at least {least_s:g} s", highlight=False)
-    console.print(
-        f"and always on is cheapest from {budget.always_on_from_per_hour:.3g} calls per hour on", highlight=False
-    )
+    from_per_hour = budget.always_on_from_per_hour
+    if from_per_hour is None:
+        console.print("and always on is never cheaper, as long as one replica suffices", highlight=False)
+    else:
+        console.print(f"and always on is cheapest from {from_per_hour:.3g} calls per hour on", highlight=False)
