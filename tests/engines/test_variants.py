@@ -31,14 +31,19 @@ def group(kind: str, lowest: int, highest: int) -> dict[str, Any]:
             role: {
                 "replicas": lowest,
                 "max_replicas": highest if role == "decode" else 1,
-                "tensor_parallel_size": 4,
+                "tensor_parallel_size": 4 if role == "decode" else 2,
                 "emulator": {
                     "profile": str(ROOT / f"configs/profiles/{kind.lower()}_llama2_70b_tp4.json"),
                     "start_s": 0.0,
                     "time_factor": 4.0,
                     "max_running": 8,
                 },
-                "placement": {"accelerator_type": kind, "cpus_per_worker": 0.01, "cpus_per_replica": 0.05},
+                "placement": {
+                    "accelerator_type": kind,
+                    "gpus_per_worker": 1.0 if role == "decode" else 0.5,
+                    "cpus_per_worker": 0.01,
+                    "cpus_per_replica": 0.05,
+                },
             }
             for role in ("prefill", "decode")
         },
@@ -80,6 +85,21 @@ def _app() -> Iterator[Any]:
     nodes.insert(0, NodeSpec(cpus=4, gpus=0))
     with LocalCluster(nodes) as cluster, deploy(document(), address=cluster.address) as app:
         yield app
+
+
+def test_bundles_hold_the_gpus_of_each_worker_on_one_node(app: Any) -> None:
+    import ray
+    from ray.util import placement_group_table
+
+    a100 = next(node["NodeID"] for node in ray.nodes() if "gpu_a100" in node["Resources"])
+    made = {}
+    for group in placement_group_table().values():
+        if group["state"] == "CREATED" and group["name"].startswith("SERVE_REPLICA::variants#"):
+            pool = group["name"].removeprefix("SERVE_REPLICA::variants#").rpartition("#")[0]
+            made[pool] = [bundle.get("gpu_a100") for bundle in group["bundles"].values()]
+            assert group["strategy"] == "STRICT_PACK"
+            assert set(group["bundles_to_node_id"].values()) == {a100}
+    assert made == {"prefill:a100": [0.5, 0.5], "decode:a100": [1.0] * 4}  # a part of a GPU each, and four whole ones
 
 
 def test_the_cheap_variant_fills_before_the_dear_one_begins(app: Any) -> None:
