@@ -27,7 +27,7 @@ class Control:
         self._app = app
         services = list(statuses(app))
         if service is None and len(services) > 1:
-            raise ConfigError(f"{app} has several services: name one of {', '.join(services)} with --service")
+            raise ConfigError(f"{app} has several services: name one of {', '.join(services)}")
         if service is not None and service not in services:
             raise ConfigError(f"{app} has no service {service!r}: it has {', '.join(services)}")
         self.service = service or services[0]

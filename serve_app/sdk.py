@@ -321,11 +321,23 @@ class App:
         """How it is sized: ``status``, ``tune``, ``scale``, ``pause``, ``resume``, as the commands of these names.
 
         Raises:
+            ConfigError: it has several services: ``control_of`` takes one.
             DeployError: it is not autoscaled.
         """
         from serve_app.ray_control import Control
 
         return Control(self.name)
+
+    def control_of(self, model: str) -> "Control":
+        """The same of one of several services, by its model's name.
+
+        Raises:
+            ConfigError: there is no such service.
+            DeployError: it is not autoscaled.
+        """
+        from serve_app.ray_control import Control
+
+        return Control(self.name, model)
 
     def client(self, api_key: str = "none") -> "OpenAI":
         """The official client, pointed at this application; ``api_key`` where it asks for one."""

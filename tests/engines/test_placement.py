@@ -104,9 +104,7 @@ class Placed:
         self.app, self.cluster = app, cluster
 
     def control(self, model: str) -> Any:
-        from serve_app.ray_control import Control
-
-        return Control("placed", model)
+        return self.app.control_of(model)
 
     def status(self, model: str) -> dict[str, Any]:
         status: dict[str, Any] = self.control(model).status()
