@@ -310,7 +310,7 @@ def test_the_endpoint_shows_the_autoscaler(seen: Seen, emulated: Any) -> None:
     assert total(emulated, "tandem_replicas", state="serving", role="decode", group="g0") == 1
     assert total(emulated, "tandem_replicas", state="held") == 0
     assert total(emulated, "tandem_pd_ratio", of="configured") == 1
-    assert total(emulated, "tandem_autoscale_mode", mode="hooked") == 1
+    assert total(emulated, "tandem_autoscale_hooked") == 1
     assert total(emulated, "tandem_autoscale_decision_age_seconds") < 10
 
 
