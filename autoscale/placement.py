@@ -409,10 +409,11 @@ class _Service:
         return None
 
     def _nobody(self, pool: PoolStats) -> str | None:
-        """What no node of the cluster has that a pool asks for, whoever holds it."""
+        """Why no node takes a replica of a pool, whoever holds what; ``None``: for no such reason."""
         assert self._slots is not None and pool.demand is not None
-        if self._slots.candidates(pool.demand):
-            return None
+        if candidates := self._slots.candidates(pool.demand):
+            is_usable = candidates & self._slots.topology.usable
+            return None if is_usable else f"every node that {pool.key} may be on is cordoned"
         labels = ", ".join(f"{name}={value}" for name, value in pool.demand.selector.items())
         wanted = [f"GPUs of type {kind}" for kind in pool.demand.gpus_by_type()] + (
             [f"labels {labels}"] if labels else []

@@ -54,6 +54,11 @@ def explain(
     ratio = PdRatio.parse(status["plan"]["decision"]["ratio"] or status["config"]["pd_ratio"])
     console.print(f"{control.service}: ratio {ratio}, priority {status['config']['priority']}", highlight=False)
     console.print(explain_table(pools, nodes, places))
+    waiting = {role: status["plan"]["pending"].get(role, 0) for role in Role}
+    if any(waiting.values()):
+        console.print(
+            f"{pd_text(waiting)} that it wants have no place, and are tried again every cycle", highlight=False
+        )
     unit = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
     gained, pending, passed_over = would_fit(pools, ratio, nodes, unit)
     where = ", ".join(f"{p}P{d}D to {group}" for group, (p, d) in gained.items()) or "nowhere"

@@ -349,7 +349,17 @@ def test_law_12_a_leader_that_has_lost_its_only_follower_goes_where_a_whole_unit
 
 def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
     nodes = [replace(node("a"), is_cordoned=True)]
-    assert counts(placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})) == {"g": (1, 1)}
+    stays = placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})
+    assert counts(stays) == {"g": (1, 1)}
+    assert stays.passed_over == {"g": "every node that decode:g may be on is cordoned"}
+
+
+def test_what_no_node_has_is_said() -> None:
+    alone = placed_on([node("a")], [group("g", M2, {P: "H100", D: "B200"})], 1, 1)
+    assert alone.pending == {P: 1, D: 1}
+    assert alone.passed_over == {
+        "g": "no node that is alive has GPUs of type B200 and labels s1=m2, as decode:g demands"
+    }
 
 
 def test_law_15_a_group_wakes_with_a_follower_more_where_no_other_has_room_for_a_leader() -> None:
