@@ -50,7 +50,7 @@ def topology_tree(nodes: Sequence[Node], places: Places) -> Tree:
     for pool, names in places.values():
         for name in names:
             here.setdefault(name, []).append(pool)
-    root = Tree(_summary("cluster of Ray", nodes, None), highlight=False)
+    root = Tree(_summary("Ray cluster", nodes, None), highlight=False)
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for node in sorted(topology.nodes, key=lambda one: (one.under, one.name)):
         # Levels of which no label speaks are left out.

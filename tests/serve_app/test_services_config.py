@@ -31,10 +31,10 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
     assert [str(key) for key in config.pools()["qwen3-8b"].root] == ["decode:offline"]
     costs = {str(key): limits.cost for key, limits in config.pools()["qwen3-32b"].root.items()}
     assert costs == {
-        "prefill:chat-mixed-a": 9.5,
-        "decode:chat-mixed-a": 4.4,
-        "prefill:chat-h100-b": 9.5,
-        "decode:chat-h100-b": 9.5,
+        "prefill:chat-mixed-a": 5.38,
+        "decode:chat-mixed-a": 2.98,
+        "prefill:chat-h100-b": 5.38,
+        "decode:chat-h100-b": 5.38,
     }
 
 

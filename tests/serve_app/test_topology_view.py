@@ -56,7 +56,7 @@ def shown(what: object) -> str:
 
 def test_the_tree_has_levels_gpus_scarcity_and_who_is_there() -> None:
     lines = shown(topology_tree(NODES, {"r1": ("prefill:here", ["common"]), "r2": ("prefill:here", ["common"])}))
-    assert "cluster of Ray: 8 of 16 H20 free" not in lines  # both H20 nodes are free
+    assert "Ray cluster: 8 of 16 H20 free" not in lines  # both H20 nodes are free
     assert "16 of 16 H20 free" in lines and "14 of 16 H100 free" in lines
     assert "S1 m0: 6 of 8 H100 free (common)" in lines
     assert "S1 m1: 8 of 8 H100 free, 8 of 8 H20 free (scarcest: GPU types differ under its S1)" in lines
@@ -114,7 +114,7 @@ def test_what_would_fit_and_why_not() -> None:
     assert gained == {"here": (1, 1)} and not any(pending.values())
     gained, pending, passed_over = would_fit(pools, PdRatio(1, 1), NODES, {P: 3, D: 3})
     assert gained == {"here": (1, 1)} and pending == {P: 2, D: 2}
-    assert passed_over["mixed"].startswith("no node has room for a replica of")  # its H20 node is cordoned
+    assert passed_over["mixed"] == "every node that decode:mixed may be on is cordoned"
 
 
 def test_the_table_says_of_each_group_where_it_may_be_and_is() -> None:
