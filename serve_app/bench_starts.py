@@ -117,7 +117,6 @@ def main(
     out: Annotated[Path, typer.Option("--json", help="Write the figures here.")] = Path("reports/starts.json"),
 ) -> None:
     """Measure, show and write."""
-    from serve_app.ray_control import Control
     from serve_app.sdk import deploy
 
     console = Console()
@@ -127,7 +126,7 @@ def main(
         size_gb = sum(path.stat().st_size for path in model.iterdir()) / 1e9
         taken: dict[str, list[float]] = {"cold": [], "staged": [], "warm": []}
         with deploy(document(model, stage_folder), on_status=lambda status: None) as app:
-            starts = Starts(Control(app.name), model, stage_folder)
+            starts = Starts(app.control, model, stage_folder)
             for number in range(rounds):  # in turns
                 for name, measure in (("cold", starts.cold_s), ("staged", starts.staged_s), ("warm", starts.warm_s)):
                     taken[name].append(measure())
