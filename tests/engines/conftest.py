@@ -14,6 +14,17 @@ from serve_app.tiny_model import build_tiny_model
 ROOT = Path(__file__).parents[2]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The shared application's tests come last: it stays, and a process is connected to one Ray cluster at a time."""
+
+    def uses_shared_app(item: pytest.Item) -> bool:
+        assert isinstance(item, pytest.Function)
+        found = item._fixtureinfo.name2fixturedefs.get("app", ())
+        return bool(found) and found[-1].scope == "session"
+
+    items.sort(key=uses_shared_app)
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     folder = ROOT / "models" / "tiny"
