@@ -182,7 +182,7 @@ def main(
         rows[name]["cycle_s"] = {"median": float(np.median(all_s)), "most": max(all_s)}
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     table = Table(title=f"{len(nodes)} nodes, {len(asked)} services")
-    for column in ("", "placed", "pending", "in pieces: no unit", "its own unit", "a cycle, s"):
+    for column in ("", "placed", "pending", "no unit\nfits", "its own\nfits not", "cycle\ns", "at most\ns"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
         table.add_row(
@@ -191,7 +191,8 @@ def main(
             str(row["pending"]),
             f"{row['fragmented_frac']:.1%}",
             f"{row['unusable_frac']:.1%}",
-            f"{row['cycle_s']['median']:.2f}, {row['cycle_s']['most']:.2f} at most",
+            f"{row['cycle_s']['median']:.2f}",
+            f"{row['cycle_s']['most']:.2f}",
         )
     console.print(table)
     console.print(f"{memory_gb:.2f} GB of memory")

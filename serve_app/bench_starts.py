@@ -132,7 +132,7 @@ def main(
                     taken[name].append(measure())
                     console.print(f"round {number + 1}: {name} {taken[name][-1]:.1f} s", highlight=False)
                     starts.shrink()
-    table = Table(title=f"From asked for to serving, a model of {size_gb:.1f} GB", title_justify="left")
+    table = Table(title=f"A replica of {size_gb:.1f} GB", title_justify="left")
     for column in ("start", "median s", "least s", "most s"):
         table.add_column(column, justify="right")
     for name, seconds in taken.items():
