@@ -103,10 +103,12 @@ class Slots:
         found = 0
         for demand in demands:
             found |= 0 if demand is None else self.candidates(demand)
-        gpus, cpus = left
-        indices = (index for index in range(len(self.topology.nodes)) if found >> index & 1)
         return tuple(
-            replace(self.topology.nodes[index], free_gpus=gpus[index], free_cpus=cpus[index]) for index in indices
+            node
+            if (node.free_gpus, node.free_cpus) == (gpus, cpus)  # most are as they were
+            else replace(node, free_gpus=gpus, free_cpus=cpus)
+            for index, (node, gpus, cpus) in enumerate(zip(self.topology.nodes, *left, strict=True))
+            if found >> index & 1
         )
 
     def give_back(self, taken: Taken) -> None:

@@ -181,7 +181,7 @@ class Topology:
     @cached_property
     def usable(self) -> NodeSet:
         """The nodes that are not cordoned."""
-        return self._where(lambda node: not node.is_cordoned)
+        return self._by(lambda node: node.is_cordoned).get(False, 0)
 
     @cached_property
     def of_type(self) -> Mapping[str | None, NodeSet]:
@@ -229,13 +229,24 @@ class Topology:
         found = self.everywhere
         for label in selector.items():
             if label not in self._selected:
-                key, wanted = label
-                self._selected[label] = self._where(lambda node, k=key, w=wanted: matches(node.labels.get(k), w))
+                self._selected[label] = self._demanded(*label)
             found &= self._selected[label]
+        return found
+
+    def _demanded(self, key: str, wanted: str) -> NodeSet:
+        if key not in self._labelled:
+            self._labelled[key] = self._by(lambda node: node.labels.get(key))
+        found = 0
+        for value, nodes in self._labelled[key].items():
+            found |= nodes if matches(value, wanted) else 0
         return found
 
     @cached_property
     def _selected(self) -> dict[tuple[str, str], NodeSet]:
+        return {}
+
+    @cached_property
+    def _labelled(self) -> dict[str, dict[str | None, NodeSet]]:
         return {}
 
     def tier(self, nodes: NodeSet) -> LinkTier:
@@ -252,9 +263,6 @@ class Topology:
             lowest = nodes & -nodes
             yield self.nodes[lowest.bit_length() - 1]
             nodes ^= lowest
-
-    def _where(self, is_it: Any) -> NodeSet:
-        return sum(1 << index for index, node in enumerate(self.nodes) if is_it(node))
 
     def _by(self, key: Any) -> dict[Any, NodeSet]:
         bits: dict[Any, NodeSet] = {}
