@@ -249,7 +249,7 @@ def test_greedy_by_saturation_is_near_an_exact_solver() -> None:
 
 
 @pytest.mark.parametrize("free", range(0, 13, 3))
-def test_a_cycle_is_the_same_every_time(free: int) -> None:
+def test_law_16_a_cycle_is_the_same_every_time(free: int) -> None:
     services = {name: controller(4, priority=number % 2) for number, name in enumerate("abcd")}
     seen = {name: snapshot(pools(name, (1, 1))) for name in services}
     nodes = [node("x", free), node("y", 2)]

@@ -66,7 +66,7 @@ def node(name: str, kind: str, s1: str, gpus: float, s2: str = "b") -> Node:
     )
 
 
-def test_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
+def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
     dual = DualRatio(attention=1, ffn=3, pd_ratio=PdRatio(1, 2))
     # Under m1 there are the H100s and one H20 too few; under m2 both; under m3 only decode's.
     nodes = [

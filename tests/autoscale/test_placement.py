@@ -307,6 +307,19 @@ def test_law_9_budgets_and_quotas_hold() -> None:
     assert placed.passed_over["a"] == "a budget leaves 2 GPUs of type A100, and 4 are needed"
 
 
+@pytest.mark.parametrize("is_cordoned", [True, False])
+def test_law_11_new_replicas_are_told_only_of_nodes_of_their_domain(is_cordoned: bool) -> None:
+    nodes = [
+        node("one", under="d/c/b1/m1"),
+        replace(node("two", under="d/c/b1/m1"), is_cordoned=is_cordoned),
+        node("other", under="d/c/b1/m2"),
+    ]
+    placed = placed_on(nodes, [group("g", M1, affinity=LinkTier.S1)], 9, 9)
+    assert counts(placed) == {"g": (4, 4) if is_cordoned else (8, 8)}
+    told = {name for names in placed.nodes.values() for name in names}
+    assert told == ({"one"} if is_cordoned else set())  # all that their own selector allows
+
+
 def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
     nodes = [node("b", under="d/c/b1/m2")]  # the one under m1 was lost
     groups = [group("lost", M1, held_replicas=0), group("here", M2, held_replicas=1)]

@@ -129,7 +129,7 @@ def moe(attention: int, ffn: int) -> Demand:
     return Demand(parts=tuple(parts), within=LinkTier.S1)
 
 
-def test_attention_and_ffn_are_under_one_s1() -> None:
+def test_law_8_attention_and_ffn_are_under_one_s1() -> None:
     """HeteroScale section 3.4, disaggregated MoE: the inner ratio inside one S1."""
     apart = slots(node("a", 8, s1="m1"), node("b", 8, "H20", s1="m2"))
     assert apart.take(moe(1, 2)) is None

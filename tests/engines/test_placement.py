@@ -102,6 +102,7 @@ class Placed:
 
     def __init__(self, app: Any, cluster: LocalCluster) -> None:
         self.app, self.cluster = app, cluster
+        self.seen = set[tuple[str, str]]()  # pools, and switches that they have been under
 
     def control(self, model: str) -> Any:
         return self.app.control_of(model)
@@ -126,7 +127,9 @@ class Placed:
         return {pool: sorted(names) for pool, names in sorted(found.items())}
 
     def switches(self) -> dict[str, list[str]]:
-        return {pool: sorted({host.partition("-")[0] for host in hosts}) for pool, hosts in self.where().items()}
+        found = {pool: sorted({host.partition("-")[0] for host in hosts}) for pool, hosts in self.where().items()}
+        self.seen |= {(pool, switch) for pool, switches in found.items() for switch in switches}
+        return found
 
     def counts(self) -> dict[str, tuple[int, int]]:
         where = self.where()
@@ -230,6 +233,12 @@ def test_law_12_a_lost_nodes_replica_goes_elsewhere_and_the_node_is_used_when_it
     placed.cluster.add_node(gpu_node(switch, int(number)))
     placed.control("chat").scale(3, 3)
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)})
+
+
+def test_law_11_no_pool_was_ever_outside_its_domain(placed: Placed) -> None:
+    groups = ("chat-m0", "chat-m1", "chat-m2", "mixed-m2")
+    expected = {(f"{role}:{name}", name.rpartition("-")[2]) for name in groups for role in ("prefill", "decode")}
+    assert placed.seen == expected  # each of them was seen, and none elsewhere, whatever was added, removed and lost
 
 
 def lose(cluster: LocalCluster, host: str) -> None:
