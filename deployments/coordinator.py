@@ -109,8 +109,8 @@ class Coordinator:
             await asyncio.to_thread(self._write, lines)
         return self._said()
 
-    async def watch(self, version: int) -> tuple[int, list[str] | None]:
-        """Who is admitted, as soon as it is not what the caller has seen, or after a few seconds.
+    async def watch(self, version: int) -> tuple[int, dict[str, list[str]] | None]:
+        """Who is admitted of each pool, as soon as it is not what the caller has seen, or after a few seconds.
 
         ``None`` while the policy is silent: replicas that have come since are in nobody's plan.
         """
@@ -205,8 +205,12 @@ class Coordinator:
         """What the policy has said last of each service."""
         return {} if self._update is None else dict(self._update["services"])
 
-    def _admitted(self) -> list[str]:
-        return [name for of in self._seen().values() for name in of["plan"]["admitted"]]
+    def _admitted(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for of in self._seen().values():
+            admitted = frozenset(of["plan"]["admitted"])
+            found |= {pool: [name for name in names if name in admitted] for pool, names in of["running"].items()}
+        return found
 
     def _awaited(self) -> list[str]:
         since_s = time.monotonic() - _WAKE_S

@@ -44,7 +44,7 @@ from router import known_pools
 from router.admission import AdmissionConfig, Asked, Priority
 from router.groups import GroupLoad, choose_group
 from router.rate_limit import RateLimits
-from router.ray_coordinator import answers, find_coordinator
+from router.ray_coordinator import MembershipFeed, answers, find_coordinator
 from router.ray_health import HealthFeed
 from router.stream_pace import StreamPace
 
@@ -262,6 +262,7 @@ class Ingress:
         }
         self._bodies, self._trim = Bodies(config), Trim()
         self._reads = 0  # bodies
+        self._waking = 0  # requests that wait for a replica of a model that sleeps
         self._unhealthy = Recent(self._look_for_health, _HEALTH_KEEP_S)
         self._drains_until_s = 0.0
         self._rng = random.Random()
@@ -276,6 +277,8 @@ class Ingress:
         }
         for feed in self._health.values():
             feed.start()
+        self._membership = MembershipFeed(context.app_name) if is_autoscaled else None
+        self._hearing = None if self._membership is None else asyncio.create_task(self._membership.run())
         self._waits = Waits(partial(answers, context.app_name), self._is_stranded)
         self._watching = asyncio.create_task(self._waits.run())
         self._has_public_metrics = config.metrics_on_public_port
@@ -337,7 +340,7 @@ class Ingress:
         """
         until_s = time.monotonic() + timeout_s
         self._drains_until_s = until_s + _END_S
-        while (left := self._reads + self._here()) and time.monotonic() < until_s:
+        while (left := self._reads + self._waking + self._here()) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(_WRITTEN_S)
         return left
@@ -428,7 +431,7 @@ class Ingress:
             raise _nobody_runs()
         priority = _priority(request)
         first_gate = next(iter(self._services.values())).gate  # keys and requests count over all models
-        first_gate.check(key, priority, self._reads + self._here() - first_gate.here)
+        first_gate.check(key, priority, self._reads + self._waking + self._here() - first_gate.here)
         held = Body(self._bodies, key, priority)
         try:
             try:
@@ -439,7 +442,11 @@ class Ingress:
                 raise
             if not self._can_answer(service):
                 raise _nobody_runs()
-            await self._awake(service, arrived_s)
+            self._waking += 1
+            try:
+                await self._awake(service, arrived_s)
+            finally:
+                self._waking -= 1
             place = asked_of(endpoint, body, key, priority, service.most_prompt_tokens)
             answer = self._frames(service, endpoint, body, request_id, arrived_s, place.tokens)
             frames = self._admitted(service, place, held, answer)
@@ -542,8 +549,11 @@ class Ingress:
         return any(group in service.groups and self._serving(service) for service in self._services.values())
 
     def _serving(self, service: _Service) -> list[str]:
-        """The groups of a model whose decode pool has replicas."""
-        return [name for name in service.groups if known_pools.has_replicas(self._health[name].pool)]
+        """The groups of a model whose decode pool has replicas; where the plan lets some serve, those of them."""
+        here = [name for name in service.groups if known_pools.has_replicas(self._health[name].pool)]
+        holds = None if self._membership is None else self._membership.now()
+        # Replicas that wait, or are under observation, would get requests: their own router knows of no other group.
+        return here if holds is None else [name for name in here if self._health[name].pool in holds.pools] or here
 
     async def _frames(
         self,

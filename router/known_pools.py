@@ -28,8 +28,8 @@ def has_replicas(deployment: str) -> bool:
 
 
 def count(deployment: str) -> int:
-    """How many replicas a deployment has; 0 before this process's first request to it."""
-    return max((len(router.curr_replicas) for router in _ROUTERS.get(deployment, [])), default=0)
+    """To how many replicas of a deployment requests go; 0 before this process's first request to it."""
+    return max((len(router.routed()) for router in _ROUTERS.get(deployment, [])), default=0)
 
 
 def is_known(deployment: str) -> bool:

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The admitted replicas of an application, by the last plan; ``heard_s`` is when the coordinator last spoke."""
+    """The admitted replicas of an application, by the last plan, and the pools that have any.
+
+    ``heard_s`` is when the coordinator last spoke.
+    """
 
     admitted: frozenset[str]
     heard_s: float
+    pools: frozenset[str] = frozenset()
 
 
-def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> frozenset[str] | None:
-    """The admitted set that holds now; ``None`` where there is none, or its coordinator is silent for too long."""
+def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> Membership | None:
+    """What holds now; ``None`` where there is nothing, or the coordinator is silent for too long."""
     if membership is None or now_s - membership.heard_s > silence_s:
         return None
-    return membership.admitted
+    return membership
 
 
 def routable(replica_ids: Sequence[str], admitted: frozenset[str] | None) -> Sequence[str]:

@@ -12,12 +12,14 @@ from ray.experimental import internal_kv
 from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
-from router.membership import Membership
+from router.membership import Membership, obeyed
 from router.ray_actors import NAMESPACE, find_actor
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+# The coordinator speaks every few seconds even when nothing has changed.
+_SILENCE_S = 15.0
 # Of a replica whose event loop is held up by one large prompt.
 _ANSWER_S = 5.0
 
@@ -81,14 +83,19 @@ class MembershipFeed:
         self.membership: Membership | None = None
         self._app = app
 
-    def _hear(self, names: list[str] | None) -> None:
-        if names is None:  # there is a coordinator, but no policy that speaks to it
+    def now(self) -> Membership | None:
+        """What holds now; ``None``: nothing is known, or has been for too long."""
+        return obeyed(self.membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
+
+    def _hear(self, told: dict[str, list[str]] | None) -> None:
+        if told is None:  # there is a coordinator, but no policy that speaks to it
             self.membership = None
             return
-        admitted = frozenset(names)
+        admitted = frozenset(name for names in told.values() for name in names)
         if self.membership is not None and self.membership.admitted == admitted:
             admitted = self.membership.admitted  # the same object says that nothing has changed
-        self.membership = Membership(admitted=admitted, heard_s=time.monotonic())
+        pools = frozenset(pool for pool, names in told.items() if names)
+        self.membership = Membership(admitted=admitted, heard_s=time.monotonic(), pools=pools)
 
     async def run(self) -> None:
         """Ask, and be answered when something has changed or a few seconds have passed."""

@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from router import known_pools
-from router.membership import obeyed, routable
+from router.membership import routable
 from router.outliers import usable
 from router.pool_router import PoolRouter
 from router.ray_coordinator import MembershipFeed
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 # In what a prefill replica answers: prompt tokens that wait there or are being computed.
 QUEUED_TOKENS = "queued_tokens"
-# The coordinator speaks every few seconds even when nothing has changed.
-_SILENCE_S = 15.0
 # So long a request waits for another replica than those that have failed it, where there is none.
 _EXCLUDED_S = 5.0
 # Serve's own wait for a queue length (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
@@ -99,8 +97,8 @@ class TandemRouter(RequestRouter):
         return routable([replica_id.unique_id for replica_id in self.curr_replicas], self._obeyed())
 
     def _obeyed(self) -> frozenset[str] | None:
-        membership = self._feed.membership if self._feed is not None else None
-        return obeyed(membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
+        holds = self._feed.now() if self._feed is not None else None
+        return None if holds is None else holds.admitted
 
     async def _queue(self, replica_id: str) -> int | None:
         try:

@@ -54,7 +54,7 @@ def config_of(said: dict[str, Any]) -> dict[str, Any]:
 def update(*admitted: str, lines: tuple[str, ...] = (), state: str = "s") -> dict[str, Any]:
     seen = {
         "plan": {"admitted": list(admitted), "state": state},
-        "running": {"prefill:g0": ["p1"], "decode:g0": ["d1"]},
+        "running": {"prefill:g0": ["p1"], "decode:g0": ["d1", "d2"]},
     }
     return {"services": {"m": seen}, "lines": list(lines)}
 
@@ -63,13 +63,13 @@ async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> Non
     told = coordinator()
     await told.sync(update("p1", "d1"))
     version, admitted = await told.watch(-1)
-    assert admitted == ["p1", "d1"]
+    assert admitted == {"prefill:g0": ["p1"], "decode:g0": ["d1"]}
     waiting = asyncio.create_task(told.watch(version))
     await told.sync(update("p1", "d1"))  # nothing new
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await told.sync(update("p1", "d1", "d2"))
-    assert (await asyncio.wait_for(waiting, 1.0))[1] == ["p1", "d1", "d2"]
+    assert (await asyncio.wait_for(waiting, 1.0))[1] == {"prefill:g0": ["p1"], "decode:g0": ["d1", "d2"]}
 
 
 async def test_without_a_policy_that_speaks_nobody_is_held(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ def endpoint(clock: Clock, groups: str = "a", *, retries: int = 2, timeout_s: fl
     made._groups = {name: Handle(clock) for name in groups}
     made._decode_replicas = dict.fromkeys(groups, 1)
     made._loads = {name: GroupLoad() for name in groups}
+    made._membership, made._waking = None, 0
     made._rng = SimpleNamespace(random=lambda: 0.0)  # equals in the groups' order
     made._retries, made._timeout_s = retries, timeout_s
     made._services = {
@@ -358,6 +359,37 @@ def know(monkeypatch: pytest.MonkeyPatch, **routed: list[str]) -> None:
         for group, names in routed.items()
     }
     monkeypatch.setattr(known_pools, "_ROUTERS", routers)
+
+
+async def test_a_group_of_which_the_plan_lets_nobody_serve_gets_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replicas are warm, or under observation: its own router, which knows of no other group, would send there."""
+    from router.membership import Membership
+
+    know(monkeypatch, a=["a0"], b=["b0"])
+    made = endpoint(clock, "ab")
+
+    def plan(*groups: str) -> None:
+        pools = frozenset(f"decode:test_ingress:{group}" for group in groups)
+        holds = Membership(admitted=frozenset(), heard_s=0.0, pools=pools)
+        made._membership = SimpleNamespace(now=lambda: holds)
+
+    service = made._services["m"]
+    assert made._serving(service) == ["a", "b"]
+    plan("b")
+    assert made._serving(service) == ["b"]
+    plan()  # a plan that lets nobody serve has lost touch
+    assert made._serving(service) == ["a", "b"]
+    made._membership = SimpleNamespace(now=lambda: None)
+    assert made._serving(service) == ["a", "b"]
+
+
+async def test_who_waits_for_a_model_to_wake_is_counted(clock: Clock) -> None:
+    made = endpoint(clock)
+    made._reads, made._waking, made._drains_until_s = 0, 3, 0.0
+    made._services["m"].gate.here = 2
+    assert await made.drain(0.0) == 5
 
 
 async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(

@@ -19,7 +19,7 @@ def test_without_a_plan_all_do() -> None:
 
 
 def test_a_coordinator_that_is_silent_too_long_is_not_waited_for() -> None:
-    assert obeyed(plan("a"), now_s=110.0, silence_s=10.0) == {"a"}
+    assert obeyed(plan("a"), now_s=110.0, silence_s=10.0) == plan("a")
     assert obeyed(plan("a"), now_s=110.1, silence_s=10.0) is None
 
 

@@ -44,9 +44,9 @@ async def heard(monkeypatch: pytest.MonkeyPatch, *found: Any) -> Any:
 
 
 async def test_what_is_told_holds_and_the_next_question_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    actor = Actor("a", (1, ["p1"]), (2, ["p1", "d1"]))
+    actor = Actor("a", (1, {"p": ["p1"], "d": []}), (2, {"p": ["p1"], "d": ["d1"]}))
     feed = await heard(monkeypatch, actor)
-    assert feed.membership.admitted == {"p1", "d1"}
+    assert (feed.membership.admitted, feed.membership.pools) == ({"p1", "d1"}, {"p", "d"})
     assert actor.asked == [-1, 1, 2]
 
 
@@ -54,9 +54,9 @@ async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyP
     from router import ray_coordinator as module
 
     feed = module.MembershipFeed("app")
-    feed._hear(["p1", "d1"])
+    feed._hear({"p": ["p1"], "d": ["d1"]})
     first = feed.membership
-    feed._hear(["d1", "p1"])
+    feed._hear({"d": ["d1"], "p": ["p1"]})
     assert feed.membership is not None
     assert first is not None
     assert feed.membership.admitted is first.admitted
@@ -64,18 +64,18 @@ async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyP
 
 
 async def test_without_a_policy_nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = await heard(monkeypatch, Actor("a", (1, ["p1"]), (1, None)))
+    feed = await heard(monkeypatch, Actor("a", (1, {"p": ["p1"]}), (1, None)))
     assert feed.membership is None
 
 
 async def test_a_coordinator_that_dies_leaves_its_last_word_until_another_one_speaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = Actor("a", (7, ["p1"]), RuntimeError("died"))
+    first = Actor("a", (7, {"p": ["p1"]}), RuntimeError("died"))
     feed = await heard(monkeypatch, first, first, None)
     assert feed.membership.admitted == {"p1"}
-    second = Actor("b", (1, ["p1", "d1"]))
-    again = Actor("a", (7, ["p1"]), RuntimeError("died"))
+    second = Actor("b", (1, {"p": ["p1"], "d": ["d1"]}))
+    again = Actor("a", (7, {"p": ["p1"]}), RuntimeError("died"))
     feed = await heard(monkeypatch, again, again, None, second)
     assert feed.membership.admitted == {"p1", "d1"}
     assert second.asked[0] == -1  # its count of versions is another one
@@ -84,7 +84,7 @@ async def test_a_coordinator_that_dies_leaves_its_last_word_until_another_one_sp
 async def test_a_coordinator_of_a_redeployed_application_is_asked_from_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old, new = Actor("a", (9, ["p1"])), Actor("b", (1, ["p2"]))
+    old, new = Actor("a", (9, {"p": ["p1"]})), Actor("b", (1, {"p": ["p2"]}))
     feed = await heard(monkeypatch, old, new)
     assert feed.membership.admitted == {"p2"}
     assert new.asked[0] == -1

@@ -90,9 +90,10 @@ async def test_a_request_without_a_size_counts_one(router: Any) -> None:
 
 async def test_a_held_replica_gets_nothing_until_it_is_admitted_and_a_new_list_is_noticed(router: Any) -> None:
     from router.membership import Membership
+    from router.ray_coordinator import MembershipFeed
 
     a, b, c = replica("a"), replica("b"), replica("c")
-    router._feed = SimpleNamespace(membership=None)
+    router._feed = MembershipFeed("app")
     assert {await first_choice(router, a, b) for _ in range(30)} == {"a", "b"}
     now_s = time.monotonic()
     router._feed.membership = Membership(admitted=frozenset({"b"}), heard_s=now_s)
@@ -105,10 +106,12 @@ async def test_a_held_replica_gets_nothing_until_it_is_admitted_and_a_new_list_i
 
 def test_a_held_replica_is_none_that_requests_go_to(router: Any) -> None:
     from router.membership import Membership
+    from router.ray_coordinator import MembershipFeed
 
     router._replicas = {one.replica_id: one for one in map(replica, "ab")}
     assert list(router.routed()) == ["a", "b"]
-    router._feed = SimpleNamespace(membership=Membership(admitted=frozenset({"b"}), heard_s=time.monotonic()))
+    router._feed = MembershipFeed("app")
+    router._feed.membership = Membership(admitted=frozenset({"b"}), heard_s=time.monotonic())
     assert list(router.routed()) == ["b"]
 
 
