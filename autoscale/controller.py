@@ -61,12 +61,12 @@ class Controller:
         if are_missed:
             hold = "a latency is outside its objective: who was withdrawn comes back"
         decision = self._decide(snapshot, hold)
-        if can_sleep(snapshot) and is_asleep(snapshot) and not self._is_frozen() and self.config.override is None:
+        if can_sleep(snapshot) and is_asleep(snapshot) and not self.is_frozen and self.config.override is None:
             decision = woken(self.config.pd_ratio) if snapshot.is_awaited else asleep()
         if decision.memory is not None:
             snapshot = replace(snapshot, state=replace(snapshot.state, memory=decision.memory))
         ratio = decision.ratio or self.config.pd_ratio
-        limited = [self._limited(pool, snapshot.state) for pool in snapshot.pools]
+        limited = self.limited(snapshot.pools, snapshot.state)
         room = self._room(limited)
         if are_missed:
             snapshot = replace(snapshot, state=self._all_back(snapshot, room, ratio))
@@ -92,7 +92,7 @@ class Controller:
             verdict.counts, 0 if verdict.counts == NOBODY else warm, kept_ratio, room, ending_replicas(snapshot)
         )
         is_other = overdue or is_beyond or both != desired_replicas(asked(state))
-        if verdict.counts != current or (is_other and not self._is_frozen()):
+        if verdict.counts != current or (is_other and not self.is_frozen):
             found = place_both(
                 verdict.counts,
                 both,
@@ -100,7 +100,7 @@ class Controller:
                 limited,
                 kept_ratio,
                 slots=slots,
-                limits=(dict(snapshot.gpus_left), self._quota_left(snapshot)),
+                limits=(dict(snapshot.gpus_left), self.quota_left(snapshot)),
                 overdue=overdue,
                 spare_followers=_spare_followers(both, kept_ratio, room, snapshot),
             )
@@ -132,7 +132,7 @@ class Controller:
 
     def _is_beyond_limits(self, snapshot: Snapshot) -> bool:
         """Whether more replicas run than bounds or budget allow, as after a tuning, without those that already go."""
-        room = self._room([self._bounded(pool) for pool in snapshot.pools])
+        room = self._room(self.bounded(snapshot.pools))
         counts = running_replicas(snapshot, without=set(snapshot.state.victims))
         return room.is_over_budget(counts) or any(counts[role] > room.highest[role] for role in Role)
 
@@ -147,7 +147,7 @@ class Controller:
     def _may_sleep(self, snapshot: Snapshot) -> bool:
         """Whether the last replicas may go."""
         since_s, idle_s = snapshot.state.idle_since_s, self.config.idle_to_zero_s
-        if idle_s is None or since_s is None or self._is_frozen() or self.config.override is not None:
+        if idle_s is None or since_s is None or self.is_frozen or self.config.override is not None:
             return False
         return can_sleep(snapshot) and not is_asleep(snapshot) and snapshot.now_s - since_s >= idle_s
 
@@ -203,8 +203,22 @@ class Controller:
                     return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
         return None
 
+    def bounded(self, pools: Sequence[PoolStats]) -> list[PoolStats]:
+        """Pools inside the configured bounds."""
+        return [self._bounded(pool) for pool in pools]
+
+    def limited(self, pools: Sequence[PoolStats], state: ControllerState) -> list[PoolStats]:
+        """Pools inside the configured bounds, and for a while inside what has found room or is not claimed."""
+        return [self._limited(pool, state) for pool in pools]
+
+    def kept_ratio(self, decision: Decision) -> PdRatio:
+        """The ratio that groups keep: a policy's, the configured one, or that of counts set by hand."""
+        ratio, override = decision.ratio or self.config.pd_ratio, self.config.override
+        if override is None or not self._is_off_ratio_by_hand(ratio):
+            return ratio
+        return PdRatio.of({Role.PREFILL: override.prefill, Role.DECODE: override.decode})
+
     def _bounded(self, pool: PoolStats) -> PoolStats:
-        """The pool inside the configured bounds."""
         if pool.key.role not in self.config.bounds:
             return pool
         lowest, highest = self.config.bounds_of(pool.key.role, pool.lowest_replicas, pool.highest_replicas)
@@ -215,7 +229,6 @@ class Controller:
         )
 
     def _limited(self, pool: PoolStats, state: ControllerState) -> PoolStats:
-        """The pool inside the configured bounds, and for a while inside what has found room or is not claimed."""
         pool = self._bounded(pool)
         for most in (state.capped.get(pool.key), state.yielding.get(pool.key)):
             if most is not None:
@@ -228,10 +241,12 @@ class Controller:
         waiting = state.unplaced_since_s.items()
         return frozenset(key for key, (since_s, _) in waiting if now_s - since_s > self.config.no_node_s)
 
-    def _is_frozen(self) -> bool:
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it changes no count, whatever is asked of it."""
         return self.config.is_paused or self.config.is_observing
 
-    def _quota_left(self, snapshot: Snapshot) -> dict[str, float]:
+    def quota_left(self, snapshot: Snapshot) -> dict[str, float]:
         """GPUs by type that the service may still add."""
         held = held_gpus(snapshot.pools, asked(snapshot.state))
         return {kind: quota - held.get(kind, 0.0) for kind, quota in self.config.quota_gpus.items()}

@@ -5,20 +5,21 @@ the one with the least spare capacity comes first, and then the cheaper one.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autoscale.claims import Shortage, claim
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.placement import held_gpus
-from autoscale.ratio import PdRatio
 from autoscale.sleep import is_asleep
 from autoscale.slots import Slots
-from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
+from autoscale.types import Plan, PoolKey, Snapshot
 from autoscale.warm import asked, shared
-from kvtransfer.topology import Node, NodeSet, Role, Topology
+from kvtransfer.topology import Node, Role, Topology
 
-_EPSILON = 1e-6
+# A claim is tried out unit by unit; who comes later in a cycle claims in one of the next.
+_MOST_CLAIMANTS = 16
 
 
 def tick_all(
@@ -41,13 +42,14 @@ def tick_all(
             those that are awake, the most important first and of these who has some.
         lacking_types: of GPUs, those that were lacking in the cycle before, of which nobody has warm replicas.
     """
-    slots = None if nodes is None else Slots(Topology(nodes))
+    slots = None if nodes is None else Slots(Topology(nodes).told())
     left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
         for kind, gpus in held_gpus(snapshot.pools, asked(snapshot.state)).items():
             if kind in left:
                 left[kind] -= gpus
     claims: dict[str, dict[PoolKey, int]] = {}
+    claimants = 0
     decided: dict[str, tuple[Snapshot, Plan]] = {}
     order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
     warm = _warm(controllers, snapshots, order, warm_replicas, lacking_types)
@@ -65,12 +67,17 @@ def tick_all(
         for kind, gpus in held_gpus(snapshot.pools, asked(plan.state)).items():
             if kind in left:
                 left[kind] -= max(0.0, gpus - before.get(kind, 0.0))
-        if plan.pending:
-            config = controllers[name].config
-            less = [other for other in order[number + 1 :] if controllers[other].config.priority < config.priority]
-            others = {other: snapshots[other] for other in reversed(less)}
-            ratios = {other: controllers[other].config.pd_ratio for other in less}
-            _claim(snapshot, plan, others, ratios, slots, claims)
+        if plan.pending and claimants < _MOST_CLAIMANTS:
+            claimants += 1
+            shortage = Shortage(controllers[name], snapshot, plan, slots, left)
+            others = [snapshots[other] for other in order if other != name]
+            givers = {
+                other: (controllers[other], snapshots[other])
+                for other in reversed(order[number + 1 :])
+                if controllers[other].config.priority < controllers[name].config.priority
+                and not controllers[other].is_frozen
+            }
+            claim(shortage, others, givers, claims)
     return decided
 
 
@@ -123,83 +130,3 @@ def _spare_frac(snapshot: Snapshot) -> float:
         if used:
             spare = min(spare, 1.0 - math.fsum(used) / len(used))
     return spare
-
-
-def _claim(
-    claimant: Snapshot,
-    plan: Plan,
-    others: Mapping[str, Snapshot],
-    ratios: Mapping[str, PdRatio],
-    slots: Slots | None,
-    claims: dict[str, dict[PoolKey, int]],
-) -> None:
-    """What less important services are to give up for what has no place: the least important of them first.
-
-    Variants that are marked so go first, others only down to their lowest counts, both in whole units. What is on its
-    way out already is not asked for twice.
-    """
-    missing, where = _lacking(claimant, plan, slots)
-    for snapshot in others.values():
-        for pool in snapshot.pools:
-            leaving = max(0, _here(pool) - asked(snapshot.state).get(pool.key, 0)) + len(pool.draining)
-            _give(pool, leaving, missing, where, slots)
-    for name, snapshot in others.items():
-        mine = claims.setdefault(name, {})
-        for leader, follower in _givers(snapshot, ratios[name]):
-            counts = {p.key: mine.get(p.key, snapshot.state.desired.get(p.key, 0)) for p in (leader, follower)}
-            share = ratios[name].follower_share
-            while counts[leader.key] > leader.lowest_replicas and any(gpus > _EPSILON for gpus in missing.values()):
-                fewer = counts[leader.key] - 1
-                rest = max(follower.lowest_replicas, math.ceil(fewer * share - _EPSILON))
-                gone = max(0, counts[follower.key] - rest)
-                helps = _give(leader, 1, missing, where, slots) + _give(follower, gone, missing, where, slots)
-                if not helps:
-                    break
-                counts = {leader.key: fewer, follower.key: counts[follower.key] - gone}
-                mine.update(counts)
-
-
-def _lacking(claimant: Snapshot, plan: Plan, slots: Slots | None) -> tuple[dict[str, float], dict[str, NodeSet]]:
-    """GPUs by type that what is pending would take in the group that comes first, and on which nodes they may be."""
-    missing: dict[str, float] = {}
-    where: dict[str, NodeSet] = {}
-    for role, count in plan.pending.items():
-        pools = [pool for pool in claimant.pools if pool.key.role is role and pool.demand is not None]
-        first = min(pools, key=lambda pool: (pool.preference, pool.cost, pool.key.group), default=None)
-        if first is None or first.demand is None:
-            continue
-        for kind, gpus in first.demand.gpus_by_type().items():
-            missing[kind] = missing.get(kind, 0.0) + count * gpus
-        for pool in pools:
-            nodes = 0 if slots is None or pool.demand is None else slots.candidates(pool.demand)
-            for kind in {} if pool.demand is None else pool.demand.gpus_by_type():
-                where[kind] = where.get(kind, 0) | nodes
-    return missing, where
-
-
-def _givers(snapshot: Snapshot, ratio: PdRatio) -> Iterable[tuple[PoolStats, PoolStats]]:
-    """The groups of a service, the leader's pool first; those that are marked so, then the dearest."""
-    pools = {pool.key: pool for pool in snapshot.pools}
-    leaders = [pool for pool in snapshot.pools if pool.key.role is ratio.leader]
-    for leader in sorted(leaders, key=lambda pool: (not pool.is_preemptible, -pool.cost, pool.key.group)):
-        key = PoolKey(leader.key.group, ratio.follower)
-        yield leader, pools.get(key) or PoolStats.absent(key)
-
-
-def _here(pool: PoolStats) -> int:
-    return len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
-
-
-def _give(
-    pool: PoolStats, count: int, missing: dict[str, float], where: Mapping[str, NodeSet], slots: Slots | None
-) -> bool:
-    """Count what so many replicas of a pool free towards what is missing; whether any of it helps."""
-    if pool.demand is None or not count:
-        return False
-    helps = False
-    for kind, gpus in pool.demand.gpus_by_type().items():
-        is_there = slots is None or slots.candidates(pool.demand) & where.get(kind, 0)
-        if is_there and missing.get(kind, 0.0) > _EPSILON:
-            missing[kind] -= count * gpus
-            helps = True
-    return helps

@@ -99,7 +99,8 @@ def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dic
     held: dict[str, float] = {}
     for pool in pools:
         here = len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
-        count = max(here, desired.get(pool.key, 0)) + len(pool.draining)
+        leaving = max(len(pool.draining), len(pool.on) - here)
+        count = max(here, desired.get(pool.key, 0)) + leaving
         for kind, gpus in {} if pool.demand is None else pool.demand.gpus_by_type().items():
             held[kind] = held.get(kind, 0.0) + count * gpus
     return held

@@ -209,6 +209,9 @@ class JointPolicy:
                     held_replicas=None
                     if places is None
                     else sum(of == key and replica not in leaving for replica, (of, _) in places.items()),
+                    on={}
+                    if places is None
+                    else {replica: nodes for replica, (of, nodes) in places.items() if of == key},
                     preference=limits.preference,
                     affinity=limits.affinity,
                     is_preemptible=limits.is_preemptible,

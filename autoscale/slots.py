@@ -74,6 +74,20 @@ class Slots:
         for index, free in enumerate(self._gpus):
             self._by_gpus[_rounded(free)] = self._by_gpus.get(_rounded(free), 0) | 1 << index
 
+    def copy(self) -> "Slots":
+        """The same room, to try something in."""
+        made = object.__new__(type(self))
+        made.topology = self.topology
+        made._gpus, made._cpus, made._by_gpus = self._gpus[:], self._cpus[:], dict(self._by_gpus)
+        return made
+
+    def vacate(self, demand: Demand, names: Iterable[str]) -> None:
+        """A replica that is on these nodes leaves them."""
+        indices = [index for name in names if (index := self.topology.index.get(name)) is not None]
+        parts = demand.parts or (demand,)
+        cpus = math.fsum(part.workers * part.cpus_per_worker + part.cpus_per_replica for part in parts)
+        self.give_back([(index, demand.gpus / len(indices), cpus / len(indices)) for index in indices])
+
     def candidates(self, demand: Demand) -> NodeSet:
         """The nodes that a replica may be on, whether they have room or not."""
         if demand.parts:

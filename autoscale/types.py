@@ -82,7 +82,7 @@ class PoolStats:
     ``demand``: what a replica takes, where nodes are looked at; ``held_replicas``: how many of those that Serve works
     towards have it already. ``preference``: the place of its GPU type among those that its service takes, from 0.
     ``affinity``: what all nodes of its group must be under together. ``is_preemptible``: its replicas go first where
-    more important services lack room.
+    more important services lack room. ``on``: the nodes of each replica that has its room, those on their way out too.
     """
 
     key: PoolKey
@@ -99,6 +99,7 @@ class PoolStats:
     preference: int = 0
     affinity: LinkTier = LinkTier.NONE
     is_preemptible: bool = False
+    on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def absent(cls, key: PoolKey) -> Self:

@@ -5,7 +5,7 @@ Sets of nodes are whole numbers, a bit for each node, so that a cluster of thous
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -138,7 +138,8 @@ class TopologyConfig(BaseModel):
 class Node:
     """One node, and what of it nobody holds at this instant.
 
-    ``name``: Ray's id of it; ``host``: what people call it, which several nodes on one machine share.
+    ``name``: Ray's id of it; ``host``: what people call it, which several nodes on one machine share. ``scarcity``: of
+    what it is under, once somebody has seen all nodes of its cluster; ``None``: it follows from those beside it.
     ``under``: the names of its data centre, cluster, S2, S1 and S0; empty where nobody knows. ``gpu_type`` is ``None``
     where it has no GPU. One that is cordoned takes nothing new. ``contradiction``: what it says of itself that cannot
     all be so.
@@ -154,6 +155,7 @@ class Node:
     free_cpus: float = 0.0
     is_cordoned: bool = False
     host: str = ""
+    scarcity: SubgroupPriority | None = None
     contradiction: str = ""
 
 
@@ -172,6 +174,11 @@ class Topology:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: Sequence[Node] = sorted(nodes, key=lambda node: node.name)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Of each node, by name, its place in ``nodes``."""
+        return {node.name: index for index, node in enumerate(self.nodes)}
 
     @cached_property
     def everywhere(self) -> NodeSet:
@@ -204,6 +211,9 @@ class Topology:
         An S1 with several types of GPU is the scarcest; then the rest of an S2 with several types. All others are the
         most common: nodes without a GPU too, and those of which nobody knows the switches.
         """
+        told = self._by(lambda node: node.scarcity)
+        if None not in told:
+            return {priority: told.get(priority, 0) for priority in SubgroupPriority}
         gpus = self.everywhere & ~self.of_type.get(None, 0)
         s1, s2 = self._mixed(LinkTier.S1) & gpus, self._mixed(LinkTier.S2) & gpus
         return {
@@ -211,6 +221,11 @@ class Topology:
             SubgroupPriority.S2_HETEROGENEOUS: s2 & ~s1,
             SubgroupPriority.S1_HETEROGENEOUS: s1,
         }
+
+    def told(self) -> "Topology":
+        """The same nodes, of which each knows how scarce it is, so that some of them alone are as scarce as all."""
+        of = {index: priority for priority, nodes in self.subgroups.items() for index in _bits(nodes)}
+        return Topology(replace(node, scarcity=of[index]) for index, node in enumerate(self.nodes))
 
     def _mixed(self, tier: LinkTier) -> NodeSet:
         mixed = 0
@@ -259,10 +274,7 @@ class Topology:
 
     def listed(self, nodes: NodeSet) -> Iterator[Node]:
         """The nodes of a set, in order."""
-        while nodes:
-            lowest = nodes & -nodes
-            yield self.nodes[lowest.bit_length() - 1]
-            nodes ^= lowest
+        return (self.nodes[index] for index in _bits(nodes))
 
     def _by(self, key: Any) -> dict[Any, NodeSet]:
         bits: dict[Any, NodeSet] = {}
@@ -270,6 +282,13 @@ class Topology:
             of = key(node)
             bits[of] = bits.get(of, 0) | 1 << index
         return bits
+
+
+def _bits(nodes: NodeSet) -> Iterator[int]:
+    while nodes:
+        lowest = nodes & -nodes
+        yield lowest.bit_length() - 1
+        nodes ^= lowest
 
 
 def link_tier(

@@ -12,9 +12,10 @@ import pytest
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.cycle import in_order, tick_all
+from autoscale.decision_log import config_line, decision_line, replay
 from autoscale.slots import Demand
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, ReplicaStats, Snapshot
-from kvtransfer.topology import Node, Role
+from kvtransfer.topology import LinkTier, Node, Role
 
 P, D = Role.PREFILL, Role.DECODE
 NOW_S = 1000.0
@@ -55,6 +56,7 @@ def pools(
     lowest: int = 1,
     kv: float | None = None,
     selector: Mapping[str, str] | None = None,
+    at: str = "a",
     **fields: Any,
 ) -> tuple[PoolStats, ...]:
     return tuple(
@@ -70,6 +72,7 @@ def pools(
             gpus_per_replica=gpus,
             demand=Demand(selector=selector or {}, gpu_type=gpu_type, workers=gpus, gpus_per_worker=1.0),
             held_replicas=count,
+            on={f"{service}-{group}-{role}{i}": (at,) for i in range(count)},
             **fields,
         )
         for role, count in zip(Role, counts, strict=True)
@@ -175,14 +178,70 @@ def test_law_10_nobody_gives_what_would_not_help() -> None:
     services = {"high": controller(2, priority=5), "low": controller(3), "far": controller(3)}
     seen = {
         "high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})),
-        "low": snapshot(pools("low", (3, 3), gpu_type="A100")),
-        "far": snapshot(pools("far", (3, 3), selector={"s1": "m2"})),
+        "low": snapshot(pools("low", (3, 3), gpu_type="A100", at="c")),
+        "far": snapshot(pools("far", (3, 3), selector={"s1": "m2"}, at="b")),
     }
     nodes = [node("a", 0), node("b", 0, s1="m2"), node("c", 0, "A100")]
     decided = tick_all(services, seen, nodes=nodes)
     assert decided["high"][1].pending == {P: 1, D: 1}
     assert counts(decided["low"][1]) == {"low-g": (3, 3)}
     assert counts(decided["far"][1]) == {"far-g": (3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("high", "ours", "nodes"),
+    [
+        ({"quota_gpus": {"H100": 2.0}}, {}, [node("a", 8)]),  # its own quota is why
+        ({}, {}, [replace(node("a", 0), is_cordoned=True)]),
+        ({}, {"affinity": LinkTier.S1}, [node("a", 0), node("b", 0, s1="m2")]),  # its nodes lie apart
+        ({}, {"gpus": 16}, [node("a", 0)]),  # larger than any node
+    ],
+)
+def test_law_10_nobody_gives_for_a_reason_that_is_not_room(
+    high: dict[str, Any], ours: dict[str, Any], nodes: list[Node]
+) -> None:
+    services = {"high": controller(5, priority=5, **high), "low": controller(3)}
+    lone = snapshot(pools("high", (0, 0) if ours.get("gpus") else (1, 1), **{"lowest": 0, **ours}))
+    seen = {"high": replace(lone, is_awaited=True), "low": snapshot(pools("low", (3, 3)))}
+    decided = tick_all(services, seen, nodes=nodes)
+    assert any(decided["high"][1].pending.values())
+    assert counts(decided["low"][1]) == {"low-g": (3, 3)}
+
+
+@pytest.mark.parametrize(
+    "stubborn", [{"is_paused": True}, {"is_observing": True}, {"bounds": {"decode": {"lowest_replicas": 3}}}]
+)
+def test_law_10_who_gives_nothing_is_not_asked(stubborn: dict[str, Any]) -> None:
+    services = {
+        "high": controller(2, priority=5),
+        "middle": controller(3, priority=3),
+        "low": controller(3, **stubborn),
+    }
+    seen = {"high": snapshot(pools("high", (1, 1)))}
+    seen |= {name: snapshot(pools(name, (3, 3))) for name in ("middle", "low")}
+    decided = tick_all(services, seen, nodes=[node("a", 0)])
+    assert counts(decided["low"][1]) == {"low-g": (3, 3)}
+    assert counts(decided["middle"][1]) == {"middle-g": (2, 2)}
+
+
+def test_law_10_who_has_made_room_does_not_take_it_back_while_it_is_waited_for() -> None:
+    services = {"high": controller(2, priority=5), "low": controller(3, gate={"observation_s": 600.0})}
+    seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot(pools("low", (3, 3)))}
+    for _ in range(20):  # of 5 s each, for longer than a claim holds by itself
+        decided = tick_all(services, seen, nodes=[node("a", 0)])
+        assert counts(decided["low"][1]) == {"low-g": (2, 2)}
+        seen = after(decided, seen)
+
+
+def test_law_9_replicas_that_are_on_their_way_out_count_in_a_budget() -> None:
+    services = {"high": controller(3, priority=5), "low": controller(1)}
+    low = snapshot(pools("low", (3, 3)))
+    victims = tuple(f"low-g-{role}{i}" for role in Role for i in (1, 2))
+    state = replace(low.state, victims=victims, desired=dict.fromkeys(low.state.desired, 1))
+    low = replace(low, state=state, pools=tuple(replace(p, held_replicas=1, target_replicas=1) for p in low.pools))
+    seen = {"high": snapshot(pools("high", (1, 1))), "low": low}
+    decided = tick_all(services, seen, budget_gpus={"H100": 8.0})
+    assert counts(decided["high"][1]) == {"high-g": (1, 1)}  # two and six are eight
 
 
 def test_law_10_room_that_was_made_goes_to_who_asked_for_it() -> None:
@@ -197,6 +256,7 @@ def test_law_10_room_that_was_made_goes_to_who_asked_for_it() -> None:
             replicas=tuple(r for r in pool.replicas if r.replica_id not in withdrawn),
             target_replicas=2,
             held_replicas=2,
+            on={name: nodes for name, nodes in pool.on.items() if name not in withdrawn},
         )
         for pool in seen["low"].pools
     )
@@ -212,6 +272,20 @@ def test_a_plan_follows_from_its_own_snapshot_alone() -> None:
     seen = {name: snapshot(pools(name, (1, 1))) for name in services}
     for name, (own, plan) in tick_all(services, seen, nodes=[node("a", 4)], budget_gpus={"H100": 8.0}).items():
         assert services[name].tick(own) == plan
+
+
+def test_law_16_a_log_of_some_nodes_replays_though_others_make_them_scarce() -> None:
+    """An H100 under a switch with A100s is scarce, and the service has none of those."""
+    services = {"a": controller(2)}
+    wide = pools("a", (0, 0), group="wide", lowest=0) + pools("a", (0, 0), group="m1", lowest=0, selector={"s1": "m1"})
+    seen = {"a": replace(snapshot(wide), is_awaited=True)}
+    nodes = [node("x", 2), node("y", 8, s1="m2"), node("z", 8, "A100", s1="m2")]
+    config = services["a"].config
+    lines = [config_line("a", config, 0.0, "start")]
+    for name, (own, plan) in tick_all(services, seen, nodes=nodes).items():
+        assert {one.name for one in own.nodes or ()} == {"x", "y"}
+        lines.append(decision_line(name, own, plan))
+    assert list(replay(lines)) == [None]
 
 
 def exact(wanted: Mapping[str, int], weight: Mapping[str, float], gpus: Mapping[str, int], budget: float) -> float:
