@@ -192,11 +192,12 @@ class Controller:
         if self.config.override is not None:
             return None  # counts set by hand need no signal
         oldest_s = snapshot.now_s - self.config.stale_s
+        for role in Role:
+            pools = [pool for pool in snapshot.pools if pool.key.role is role and pool.target_replicas]
+            if pools and not any(pool.replicas for pool in pools):
+                groups = " or ".join(pool.key.group for pool in pools)
+                return f"no {role} replica of group {groups} is running"
         for pool in snapshot.pools:
-            if not pool.replicas and pool.target_replicas == 0:  # the group sleeps
-                continue
-            if not pool.replicas:
-                return f"no {pool.key.role} replica of group {pool.key.group} is running"
             for replica in pool.replicas:
                 if replica.observed_s < oldest_s:
                     age_s = snapshot.now_s - replica.observed_s

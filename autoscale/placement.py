@@ -85,7 +85,7 @@ def place(
     service.fit_followers({**counts, ratio.follower: followers})
     service.rescue({**counts, ratio.follower: followers})
     placed = {group.of[role].key: group.placed[role] for group in service.groups for role in group.of}
-    total = {role: sum(group.placed[role] for group in service.groups) for role in Role}
+    total = {role: sum(group.count(role) for group in service.groups) for role in Role}
     return Placed(
         counts={pool.key: placed[pool.key] for pool in pools},
         pending={role: max(0, counts[role] - total[role]) for role in Role},
@@ -134,6 +134,7 @@ class _Group:
         }
         self.passed_over = ""
         self.closed = set[Role]()  # takes no more in this cycle
+        self.stuck = dict.fromkeys(Role, 0)  # asked for, and on no node for too long
         self._slots = slots
         self._scarcity, self.cannot_grow = _standing(of.values(), slots)
 
@@ -162,23 +163,30 @@ class _Group:
 
     @property
     def leaders(self) -> int:
-        return self.placed[self.leader.key.role]
+        """But for those that are stuck."""
+        return self.count(self.leader.key.role)
 
     @leaders.setter
     def leaders(self, count: int) -> None:
-        self.placed[self.leader.key.role] = count
+        self.placed[self.leader.key.role] = count + self.stuck[self.leader.key.role]
 
     @property
     def followers(self) -> int:
-        return self.placed[self.follower.key.role]
+        """Likewise."""
+        return self.count(self.follower.key.role)
 
     @followers.setter
     def followers(self, count: int) -> None:
-        self.placed[self.follower.key.role] = count
+        self.placed[self.follower.key.role] = count + self.stuck[self.follower.key.role]
+
+    def count(self, role: Role) -> int:
+        """Replicas of a role, but for those that are stuck."""
+        return self.placed[role] - self.stuck[role]
 
     def needed(self, step: int = 0) -> int:
         """The fewest followers with which all leaders may serve; of a group that sleeps, none."""
-        leaders, tied_up = self.leaders + step, self.follower.lowest_replicas
+        leaders = self.leaders + step
+        tied_up = max(0, self.follower.lowest_replicas - self.stuck[self.follower.key.role])
         if leaders <= 0 or not self._share:
             return tied_up
         return max(tied_up, 1, math.ceil(leaders * self._share - _BAND_REPLICAS - _EPSILON))
@@ -237,17 +245,21 @@ class _Service:
         """What has been asked for takes its room first; what has waited for some too long is given up.
 
         It is asked for elsewhere; where there is nothing else, again in the next cycle: the nodes that it was to be on
-        may be others by now, such as lost ones.
+        may be others by now, such as lost ones. What must stay by the group's lowest count stays asked for, and does
+        not count.
         """
         for group in self.groups:
             for role, pool in group.of.items():
                 held = group.placed[role] if pool.held_replicas is None else pool.held_replicas
                 for _ in range(group.placed[role] - held):
-                    if pool.key in overdue and group.placed[role] > pool.lowest_replicas:
-                        group.placed[role] -= 1
-                        group.closed.add(role)
-                    else:
+                    if pool.key not in overdue:
                         self._take_room([(pool, 1)])  # budgets count it already
+                        continue
+                    group.closed.add(role)
+                    if group.placed[role] > pool.lowest_replicas:
+                        group.placed[role] -= 1
+                    else:
+                        group.stuck[role] += 1
                 if role in group.closed:
                     group.passed_over = group.full(pool)
 
@@ -291,7 +303,8 @@ class _Service:
                 group.passed_over = f"no {self._follower} replica is left for it"
                 continue
             wanted = max(group.followers, least, min(group.due(1), group.followers + left))
-            wanted = min(wanted, max(group.followers, group.highest(group.follower)))
+            most = group.highest(group.follower) - group.stuck[group.follower.key.role]
+            wanted = min(wanted, max(group.followers, most))
             if wanted < least:
                 group.passed_over = group.full(group.follower)
                 continue
@@ -362,7 +375,8 @@ class _Service:
                 more = max(0, taker.due(1) - taker.followers)
                 if taker is starved or is_waiting or taker.cannot_grow or not taker.can(taker.leader, 1):
                     continue
-                if more > missing or taker.followers + more > taker.highest(taker.follower):
+                is_full = bool(more) and not taker.can(taker.follower, more)
+                if more > missing or is_full:
                     continue
                 if self._take((taker.leader, 1), (taker.follower, more)) is None:
                     starved.leaders -= 1

@@ -338,6 +338,25 @@ def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
     assert counts(placed_on(nodes, groups, 2, 2, current=now, overdue=keys)) == {"here": (2, 2)}
 
 
+def test_law_12_what_must_stay_and_has_no_node_is_had_elsewhere_or_pending() -> None:
+    lost = group("lost", M1, bounds=(1, 9), held_replicas=0)
+    here = group("here", M2, bounds=(1, 9), held_replicas=1)
+    now = {"lost": (1, 1), "here": (1, 1)}
+    overdue = {PoolKey("lost", role) for role in Role}
+    roomy = [node("b", under="d/c/b1/m2")]
+    assert counts(placed_on(roomy, [lost, here], 2, 2, current=now)) == now
+    more = placed_on(roomy, [lost, here], 2, 2, current=now, overdue=overdue)
+    assert counts(more) == {"lost": (1, 1), "here": (2, 2)}  # Serve goes on asking for what must be there
+    assert not any(more.pending.values())
+    full = placed_on([node("b", free=0, under="d/c/b1/m2")], [lost, here], 2, 2, current=now, overdue=overdue)
+    assert counts(full) == now
+    assert full.pending == {P: 1, D: 1}
+    assert full.passed_over["lost"] == "what decode:lost was to have has found no node"
+    # Once it is there, the other one goes.
+    back = [group("lost", M1, bounds=(1, 9), held_replicas=1), group("here", M2, bounds=(1, 9), held_replicas=2)]
+    assert counts(placed_on(roomy, back, 2, 2, current={"lost": (1, 1), "here": (2, 2)})) == now
+
+
 def test_law_12_a_leader_that_has_lost_its_follower_goes_where_one_is_to_spare() -> None:
     nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
     held = {"starved": (0, 3), "other": (2, 3)}
