@@ -1,6 +1,6 @@
 """AutoscaleConfig: everything a user may say about how an application is sized (pure)."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -92,7 +92,7 @@ class AutoscaleConfig(BaseModel):
     gpu_types: dict[Role, tuple[str, ...]] = Field(
         default_factory=dict, description="The types that a role takes, the preferred one first; left out: all alike."
     )
-    quota_gpus: dict[str, float] = Field(
+    quota_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=dict, description="The most GPUs of each type that the service may hold."
     )
     warm_replicas: int = Field(

@@ -125,6 +125,7 @@ class Controller:
             verdict.held_back,
             ratio,
             placed,
+            slots,
             may_leave=may_leave or is_exchange,
             leave_at_once=is_exchange or goes_to_sleep,
             is_proven=hold is None and may_leave,
@@ -319,6 +320,7 @@ class Controller:
         held_back: tuple[str, ...],
         ratio: PdRatio,
         placed: Placed,
+        slots: Slots | None,
         *,
         may_leave: bool,
         leave_at_once: bool,
@@ -349,7 +351,7 @@ class Controller:
                     del withdrawn[name]
             elif surplus > 0 and not self.config.is_observing and may_leave:
                 serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
-                for name in choose_victims(serving, before, surplus):
+                for name in choose_victims(serving, before, surplus, _scarcity(pool, slots)):
                     if name in before and not leave_at_once:
                         withdrawn[name] = now_s
                     else:  # who has never served is missed by nobody
@@ -364,7 +366,7 @@ class Controller:
             counts[pool.key] = wanted if self.config.is_observing else serve_counts
             if warm and len(stays) > wanted:
                 staying = [replica for replica in pool.replicas if replica.replica_id in stays]
-                unlisted = choose_victims(staying, before, len(stays) - wanted)
+                unlisted = choose_victims(staying, before, len(stays) - wanted, _scarcity(pool, slots))
                 held += unlisted
                 stays = [name for name in stays if name not in unlisted]
             ready[pool.key.group][pool.key.role] = stays
@@ -423,6 +425,17 @@ def _is_exchange(
         if is_wanted and verdict.counts[role] < current[role]:
             return current[other] < room.highest[other] and room.is_over_budget(one_more)
     return False
+
+
+def _scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
+    """Of each replica, how scarce the scarcest of its nodes is."""
+    if slots is None:
+        return {}
+    topology = slots.topology
+    return {
+        replica: int(topology.priority(sum(1 << topology.index[name] for name in nodes if name in topology.index)))
+        for replica, nodes in pool.on.items()
+    }
 
 
 def _spare_followers(counts: Mapping[Role, int], ratio: PdRatio, room: Room, snapshot: Snapshot) -> int:

@@ -4,6 +4,7 @@ The sets are worked out per group: KV moves only inside one.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -72,15 +73,24 @@ def _admissible(
     return {leader: most[leader], follower: least[follower]}
 
 
-def choose_victims(replicas: Sequence[ReplicaStats], admitted: frozenset[str], number: int) -> list[str]:
-    """Who leaves first: a replica that is held, then the one with the least work; the youngest of equals."""
+def choose_victims(
+    replicas: Sequence[ReplicaStats],
+    admitted: frozenset[str],
+    number: int,
+    scarcity: Mapping[str, int] = MappingProxyType({}),
+) -> list[str]:
+    """Who leaves first: a replica that is held, one on the scarcest node, the one with the least work; the youngest.
+
+    ``scarcity``: of the nodes of replicas, where it is known.
+    """
     if number <= 0:
         return []
 
-    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, float, float, int]:
+    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, int, float, float, int]:
         index, replica = entry
         return (
             replica.replica_id in admitted,
+            -scarcity.get(replica.replica_id, 0),
             (replica.running_requests or 0.0) + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0),
             replica.queued_prefill_tokens or 0.0,
             -index,

@@ -29,8 +29,8 @@ class Placed:
         counts: of each pool.
         pending: replicas of each role that have no place.
         passed_over: groups that were to grow and could not, and why.
-        nodes: of pools with new replicas those that these may be on, where that is not every node they ask for: none
-            that is scarcer than was found to have room, and none that is cordoned.
+        nodes: of each pool with new replicas those that these may be on: none that is scarcer than was found to have
+            room, and none that is cordoned; nothing where that is every node they ask for.
     """
 
     counts: Mapping[PoolKey, int]
@@ -439,16 +439,55 @@ class _Service:
         """See ``Placed.nodes``."""
         if self._slots is None:
             return {}
-        topology, found = self._slots.topology, {}
+        found: dict[PoolKey, tuple[str, ...]] = {}
         for pool in (pool for group in self.groups for pool in group.of.values() if pool.key in self._nodes):
-            wanted = 0 if pool.demand is None else self._slots.candidates(pool.demand)
-            scarcest = topology.priority(self._nodes[pool.key])
-            allowed = (
-                sum(nodes for of, nodes in topology.subgroups.items() if of <= scarcest) & wanted & topology.usable
-            )
-            if allowed != wanted:
-                found[pool.key] = tuple(node.name for node in topology.listed(allowed))
+            found[pool.key] = () if pool.demand is None else no_scarcer(self._slots, pool.demand, self._nodes[pool.key])
         return found
+
+
+def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
+    """The nodes that a replica may be on and that are no scarcer than these; nothing where that is all of them."""
+    topology, wanted = slots.topology, slots.candidates(demand)
+    scarcest = topology.priority(nodes)
+    allowed = sum(below for of, below in topology.subgroups.items() if of <= scarcest) & wanted & topology.usable
+    return () if allowed == wanted else tuple(node.name for node in topology.listed(allowed))
+
+
+def start_nodes(
+    before: Mapping[PoolKey, tuple[str, ...]],
+    planned: Mapping[PoolKey, tuple[str, ...]],
+    counts: Mapping[PoolKey, int],
+    pools: Sequence[PoolStats],
+    slots: Slots,
+) -> dict[PoolKey, tuple[str, ...]]:
+    """The nodes that replicas of each pool may start on from now on, where that is not every node they ask for.
+
+    Those of the plan, until what it has planned is there. Then a replica that is started again, since one was lost,
+    comes to no scarcer node than the others of its pool are on.
+
+    Args:
+        before: what this came to in the cycle before.
+        planned: ``Placed.nodes``.
+        counts: that Serve works towards.
+        pools: of the service.
+        slots: all nodes of the cluster.
+    """
+    found: dict[PoolKey, tuple[str, ...]] = {}
+    for pool in pools:
+        key = pool.key
+        if pool.demand is None:
+            continue
+        if key in planned:
+            names = planned[key]
+        elif (pool.held_replicas or 0) < counts[key]:
+            names = before.get(key, ())
+        else:
+            index = slots.topology.index
+            here = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
+            names = no_scarcer(slots, pool.demand, sum(1 << at for at in here)) if here else ()
+        if names:
+            found[key] = names
+    return found
 
 
 def _standing(pools: Collection[PoolStats], slots: Slots | None) -> tuple[SubgroupPriority, str | None]:

@@ -22,12 +22,14 @@ from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.cycle import lacking_types, tick_all
 from autoscale.decision_log import NODES, PLAN, STATE, config_line, decision_line, is_news
+from autoscale.placement import start_nodes
 from autoscale.ray_collectors import collect
 from autoscale.ray_topology import Places, read_nodes, read_places
 from autoscale.signals import Signals
+from autoscale.slots import Slots
 from autoscale.tuning import Pools
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
-from kvtransfer.topology import Node, TopologyConfig
+from kvtransfer.topology import Node, Topology, TopologyConfig
 from router.ray_coordinator import find_coordinator, is_alive
 
 logger = logging.getLogger("ray.serve")
@@ -56,6 +58,7 @@ class JointPolicy:
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
         self._lacking: frozenset[str] = frozenset()
+        self._starts: Mapping[PoolKey, tuple[str, ...]] = {}
         self._counts: dict[PoolKey, int] = {}
         self._running: dict[PoolKey, tuple[str, ...]] = {}
         self._awaited: frozenset[str] = frozenset()
@@ -169,7 +172,12 @@ class JointPolicy:
             for name, (snapshot, plan) in decided.items()
             if is_news(plan, self._last.get(name))
         ]
-        return _Ticked(decided, lines, nodes, places)
+        starts: dict[PoolKey, tuple[str, ...]] = {}
+        if nodes is not None:
+            slots = Slots(Topology(nodes))
+            for snapshot, plan in decided.values():
+                starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
+        return _Ticked(decided, lines, nodes, places, starts)
 
     def _snapshot(
         self,
@@ -235,25 +243,13 @@ class JointPolicy:
         self._states = {name: plan.state for name, plan in plans.items()}
         hooks = ray_victims.VICTIMS
         hooks.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
-        hooks.allowed[link.app] = self._allowed(hooks.allowed.get(link.app, {}), ticked)
+        self._starts = ticked.starts
+        hooks.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
         hooks.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
         now_s = next(iter(ticked.decided.values()))[0].now_s
         lines = [*link.take_config_lines(self._configs_known, now_s), *ticked.lines]
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
-
-    @staticmethod
-    def _allowed(before: Mapping[str, tuple[str, ...]], ticked: "_Ticked") -> dict[str, tuple[str, ...]]:
-        """On which nodes replicas of a pool may start, for as long as some that were planned have no place yet."""
-        allowed = {}
-        for snapshot, plan in ticked.decided.values():
-            for pool in snapshot.pools:
-                name = str(pool.key)
-                if pool.key in plan.nodes:
-                    allowed[name] = plan.nodes[pool.key]
-                elif name in before and (pool.held_replicas or 0) < plan.counts[pool.key]:
-                    allowed[name] = before[name]
-        return allowed
 
     def _complain(self, error: Exception) -> None:
         """Say it once per cause: several times a second would hide everything else."""
@@ -281,6 +277,7 @@ class _Ticked:
     lines: list[str]
     nodes: Sequence[Node] | None
     places: Places | None
+    starts: Mapping[PoolKey, tuple[str, ...]]
 
 
 class _Link:

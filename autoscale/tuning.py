@@ -91,6 +91,11 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
                 f"was deployed with ({limits.lowest_replicas} to {limits.highest_replicas}): change replicas and "
                 "max_replicas of the group and deploy again"
             )
+        if lowest and not limits.lowest_replicas:
+            raise ValueError(
+                f"bounds.{key.role}.lowest_replicas ({lowest}) would keep {key} awake by one role, and it may sleep: "
+                "give the group more replicas and deploy again"
+            )
     if config.guard.budget_gpus is not None and not any(pool.gpus_per_replica for pool in pools.root.values()):
         raise ValueError(
             f"guard.budget_gpus ({config.guard.budget_gpus}) limits nothing, since no replica here has a GPU: leave it "

@@ -1,12 +1,13 @@
 """What a user says about a model, its engines and where they run (pure; no ray, no vllm)."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from autoscale.slots import Demand
 from autoscale.types import PoolKey
+from kvtransfer.selectors import values
 from kvtransfer.topology import Affinity, LinkTier, Role
 from router.admission import AdmissionConfig
 from router.rate_limit import KeyLimits
@@ -29,6 +30,15 @@ _OWNED_ENGINE_KWARGS = {
 EMULATOR_KEY = "tandem_emulator"
 # And where it carries ModelConfig.stage_folder.
 STAGE_KEY = "tandem_stage_folder"
+
+
+def _checked(selector: str) -> str:
+    values(selector)
+    return selector
+
+
+# Node labels, and what of each is wanted, in Ray's words.
+Selector = dict[str, Annotated[str, AfterValidator(_checked)]]
 
 
 class _Config(BaseModel):
@@ -93,7 +103,7 @@ class PlacementConfig(_Config):
     strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         "STRICT_PACK", description="How the bundles of one replica spread over nodes; STRICT_PACK keeps them on one."
     )
-    node_labels: dict[str, str] = Field(
+    node_labels: Selector = Field(
         default_factory=dict,
         description="Ray label selector that each bundle demands, such as {tandem.io/s1: switch-a}. "
         "Values may be 'v', '!v', 'in(a,b)' or '!in(a,b)'.",
@@ -199,7 +209,7 @@ class GroupConfig(_Config):
     """
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$", description="Lower case, digits, dashes.")
-    node_labels: dict[str, str] = Field(
+    node_labels: Selector = Field(
         default_factory=dict,
         description="What the nodes of both roles must have, such as {tandem.io/s1: switch-a}: a group's domain.",
     )
@@ -274,7 +284,7 @@ class IngressConfig(_Config):
 
     replicas: int = Field(2, ge=1, le=256, description="With one, nobody is answered while it is replaced.")
     cpus_per_replica: float = Field(1.0, ge=0.0)
-    node_labels: dict[str, str] = Field(
+    node_labels: Selector = Field(
         default_factory=dict, description="Ray label selector of the nodes that they run on, as of the roles."
     )
     request_timeout_s: float = Field(

@@ -47,7 +47,7 @@ def explain(
     address: Address = "auto",
 ) -> None:
     """Why a service's replicas are where they are, where its next unit would go, and how they came there."""
-    control, status, pools, nodes, places = _placed(app, address, service)
+    control, status, pools, nodes, places, limits = _placed(app, address, service)
     from autoscale.ratio import PdRatio, pd_text
     from serve_app.topology_view import explain_table, would_fit
 
@@ -60,7 +60,7 @@ def explain(
             f"{pd_text(waiting)} that it wants have no place, and are tried again every cycle", highlight=False
         )
     unit = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
-    gained, pending, passed_over = would_fit(pools, ratio, nodes, unit)
+    gained, pending, passed_over = would_fit(pools, ratio, nodes, unit, limits)
     where = ", ".join(f"{p}P{d}D to {group}" for group, (p, d) in gained.items()) or "nowhere"
     console.print(f"a unit more ({pd_text(unit)}) would go {where}", highlight=False)
     if any(pending.values()):
@@ -80,12 +80,13 @@ def fits(
     address: Address = "auto",
 ) -> None:
     """Whether a service's replicas would find room now, and where; 1 where some would not."""
-    _, status, pools, nodes, _ = _placed(app, address, service)
+    _, status, pools, nodes, _, limits = _placed(app, address, service)
     from autoscale.ratio import PdRatio, pd_text
     from serve_app.topology_view import would_fit
 
     ratio = PdRatio.parse(status["plan"]["decision"]["ratio"] or status["config"]["pd_ratio"])
-    gained, pending, passed_over = would_fit(pools, ratio, nodes, {Role.PREFILL: prefill, Role.DECODE: decode})
+    more = {Role.PREFILL: prefill, Role.DECODE: decode}
+    gained, pending, passed_over = would_fit(pools, ratio, nodes, more, limits)
     for group, (more_prefill, more_decode) in gained.items():
         console.print(f"{more_prefill}P{more_decode}D in {group}", highlight=False)
     for group, why in passed_over.items():
@@ -137,21 +138,22 @@ def _any(app: str, address: str) -> tuple[dict[str, Any], Any]:
     return status, Control(app, name)
 
 
-def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any, Any, Any]:
-    """A service's control and status, its pools, the nodes, and who is where."""
+def _placed(app: str, address: str, service: str | None) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """A service's control and status, its pools, the nodes, who is where, and GPUs that budgets leave."""
     from autoscale.tuning import Pools
-    from serve_app.ray_control import Control
+    from serve_app.ray_control import Control, statuses
     from serve_app.sdk import connect
-    from serve_app.topology_view import nodes_of, pools_now
+    from serve_app.topology_view import gpus_left, nodes_of, pools_now
 
     connect(address)
     control = Control(app, service)
-    status = control.status()
-    nodes = nodes_of(status)
+    of = statuses(app)
+    status = of[control.service]
+    nodes, places = nodes_of(status), status.get("places") or {}
     if nodes is None:
         raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
-    places = status.get("places") or {}
-    return control, status, pools_now(status, Pools.model_validate(status["pools"]), places), nodes, places
+    limits = gpus_left(of, control.service, places)
+    return control, status, pools_now(status, Pools.model_validate(status["pools"]), places), nodes, places, limits
 
 
 def _history(log: Path, service: str) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """AppConfig: everything a user may say about one Tandem application, checked before anything starts."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -249,7 +250,10 @@ class AppConfig(BaseModel):
             for pool in service.roles().values()
             for kind in pool.demand.gpus_by_type()
         }
-        limits = {} if self.topology is None else {"topology.budget_gpus": self.topology.budget_gpus}
+        limits: dict[str, Mapping[str, Any]] = {}
+        if self.topology is not None:
+            limits["topology.budget_gpus"] = self.topology.budget_gpus
+            limits["topology.gpu_resources"] = self.topology.gpu_resources
         for service in self.services:
             if service.autoscale is not None:
                 limits[f"autoscale.quota_gpus of {service.model.id}"] = service.autoscale.quota_gpus
@@ -257,7 +261,7 @@ class AppConfig(BaseModel):
             unknown = sorted(limit.keys() - types)
             if unknown:
                 has = ", ".join(sorted(types)) or "none"
-                raise ValueError(f"{name} limits GPUs of type {unknown[0]}, and no group has any (they have {has})")
+                raise ValueError(f"{name} has GPUs of type {unknown[0]}, and no group has any (they have {has})")
         costs = {} if self.topology is None else self.topology.cost_per_gpu_hour
         without = sorted(types - costs.keys())
         if costs and without:
@@ -267,18 +271,21 @@ class AppConfig(BaseModel):
             )
 
     def _check_budget(self) -> None:
-        """The lowest counts of all services must fit."""
-        least: dict[str, float] = {}
+        """The lowest counts of all services must fit, and those of each its quota; so must one unit of somebody."""
+        budget = {} if self.topology is None else self.topology.budget_gpus
+        _check_limit("topology.budget_gpus", budget, [pool for of in self.services for pool in of.roles().values()])
         for service in self.services:
-            for pool in service.roles().values():
-                for kind, gpus in pool.demand.gpus_by_type().items():
-                    least[kind] = least.get(kind, 0.0) + pool.replicas * gpus
-        for kind, budget in ({} if self.topology is None else self.topology.budget_gpus).items():
-            if least.get(kind, 0.0) > budget:
-                raise ValueError(
-                    f"topology.budget_gpus: {budget:g} GPUs of type {kind} are less than the {least[kind]:g} that the "
-                    "lowest counts of all groups take: raise it, or lower replicas"
-                )
+            if service.autoscale is None:
+                continue
+            name = f"autoscale.quota_gpus of {service.model.id}"
+            _check_limit(name, service.autoscale.quota_gpus, service.roles().values())
+            if service.autoscale.idle_to_zero_s is not None:
+                stays = [str(key) for key, pool in service.roles().items() if pool.replicas]
+                if stays:
+                    raise ValueError(
+                        f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {stays[0]} keeps replicas: "
+                        "give every group 0 of them, or leave it out"
+                    )
 
     @property
     def labels(self) -> TopologyLabels:
@@ -303,3 +310,24 @@ class AppConfig(BaseModel):
     def pools(self) -> dict[str, Pools]:
         """What each pool was deployed with, by service."""
         return {service.model.id: service.pools(self.topology) for service in self.services}
+
+
+def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:
+    """Whether a limit of GPUs by type holds what these pools keep, and one replica of each kind that they have."""
+    least: dict[str, float] = {}
+    smallest: dict[str, float] = {}
+    for pool in pools:
+        for kind, gpus in pool.demand.gpus_by_type().items():
+            least[kind] = least.get(kind, 0.0) + pool.replicas * gpus
+            smallest[kind] = min(smallest.get(kind, gpus), gpus)
+    for kind, gpus in limit.items():
+        if least.get(kind, 0.0) > gpus:
+            raise ValueError(
+                f"{name}: {gpus:g} GPUs of type {kind} are less than the {least[kind]:g} that the lowest counts of all "
+                "groups take: raise it, or lower replicas"
+            )
+        if smallest.get(kind, 0.0) > gpus:
+            raise ValueError(
+                f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest[kind]:g}: raise it, or "
+                "leave the groups of that type out"
+            )

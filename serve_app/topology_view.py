@@ -7,12 +7,15 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from autoscale.decision_log import NODES
-from autoscale.placement import least_units, place
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.decision_log import NODES, STATE
+from autoscale.placement import held_gpus, least_units, place
 from autoscale.ratio import PdRatio
 from autoscale.slots import Slots
 from autoscale.tuning import Pools
 from autoscale.types import PoolKey, PoolStats
+from autoscale.warm import asked
 from kvtransfer.topology import TIERS, LinkTier, Node, NodeSet, Role, SubgroupPriority, Topology
 
 _PRIORITIES = {
@@ -152,35 +155,62 @@ def _few(names: Sequence[str]) -> str:
 
 
 def pools_now(status: Mapping[str, Any], limits: Pools, places: Places) -> list[PoolStats]:
-    """The pools of a service as the controller saw them last."""
-    desired = status["plan"]["state"]["desired"]
-    return [
+    """The pools of a service as the controller saw them last, with what it should have, warm replicas too."""
+    state = STATE.validate_python(status["plan"]["state"])
+    desired, leaving = asked(state), {*state.victims, *state.withdrawn}
+    controller = Controller(AutoscaleConfig.model_validate(status["config"]))
+    pools = [
         PoolStats(
             key=key,
             replicas=(),
-            target_replicas=desired.get(str(key), 0),
+            target_replicas=desired.get(key, 0),
             lowest_replicas=limit.lowest_replicas,
             highest_replicas=limit.highest_replicas,
             gpus_per_replica=limit.gpus_per_replica,
             link_tier=limit.link_tier,
             cost=limit.cost,
             demand=limit.demand,
-            held_replicas=sum(pool == str(key) for pool, _ in places.values()),
+            # Who leaves still has its room.
+            held_replicas=sum(pool == str(key) and name not in leaving for name, (pool, _) in places.items()),
+            on={name: tuple(nodes) for name, (pool, nodes) in places.items() if pool == str(key)},
             preference=limit.preference,
             affinity=limit.affinity,
             is_preemptible=limit.is_preemptible,
         )
         for key, limit in limits.root.items()
     ]
+    return controller.limited(pools, state)
+
+
+def gpus_left(statuses: Mapping[str, Mapping[str, Any]], service: str, places: Places) -> list[dict[str, float]]:
+    """GPUs by type that the application's budget leaves, and the quota of a service."""
+    held: dict[str, dict[str, float]] = {}
+    for name, status in statuses.items():
+        pools = pools_now(status, Pools.model_validate(status["pools"]), places)
+        held[name] = held_gpus(pools, {pool.key: pool.target_replicas for pool in pools})
+    status = statuses[service]
+    budget = ((status.get("topology") or {}).get("budget_gpus")) or {}
+    quota = status["config"]["quota_gpus"]
+    return [
+        {kind: gpus - sum(of.get(kind, 0.0) for of in held.values()) for kind, gpus in budget.items()},
+        {kind: gpus - held[service].get(kind, 0.0) for kind, gpus in quota.items()},
+    ]
 
 
 def would_fit(
-    pools: Sequence[PoolStats], ratio: PdRatio, nodes: Sequence[Node], more: Mapping[Role, int]
+    pools: Sequence[PoolStats],
+    ratio: PdRatio,
+    nodes: Sequence[Node],
+    more: Mapping[Role, int],
+    limits: Sequence[dict[str, float]] = (),
 ) -> tuple[dict[str, tuple[int, int]], Mapping[Role, int], Mapping[str, str]]:
-    """Where so many more replicas would go now, what would be pending, and which groups were passed over and why."""
+    """Where so many more replicas would go now, what would be pending, and which groups were passed over and why.
+
+    ``limits``: GPUs by type that budgets leave.
+    """
     current = {pool.key: pool.target_replicas for pool in pools}
     counts = {role: sum(n for key, n in current.items() if key.role is role) + more[role] for role in Role}
-    placed = place(counts, current, pools, ratio, slots=Slots(Topology(nodes)))
+    placed = place(counts, current, pools, ratio, slots=Slots(Topology(nodes)), limits=[dict(of) for of in limits])
     groups = dict.fromkeys(pool.key.group for pool in pools)
     moved = {key: count - current[key] for key, count in placed.counts.items()}
     gained = {

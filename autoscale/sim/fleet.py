@@ -78,7 +78,7 @@ class Fleet:
         self.pools = pools
         self.nodes = nodes
         # Of each pool the nodes that new replicas may be on, where that is said.
-        self.allowed: dict[PoolKey, Collection[str]] = {}
+        self.allowed: dict[PoolKey, Collection[str] | None] = {}
         self.lives: list[Life] = []
         # All that have not gone, in the order in which they were asked for.
         self.here: dict[PoolKey, list[Life]] = {key: [] for key in pools}

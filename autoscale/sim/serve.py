@@ -107,7 +107,7 @@ class VirtualServe:
         # What a policy remembers is in the next snapshot; of three days it would fill a gigabyte.
         state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
         self.plans.append((now_s, replace(plan, state=state, decision=decision)))
-        fleet.allowed |= plan.nodes
+        fleet.allowed |= {key: names or None for key, names in plan.nodes.items()}
         fleet.find_room()
         for key in fleet.pools:
             self._targets[key] = plan.counts[key]

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.placement import Placed, place
+from autoscale.gate import choose_victims
+from autoscale.placement import Placed, place, start_nodes
 from autoscale.ratio import PdRatio, Room, joint_counts
 from autoscale.slots import Demand, Slots
-from autoscale.types import PoolKey, PoolStats
+from autoscale.types import PoolKey, PoolStats, ReplicaStats
 from kvtransfer.topology import LinkTier, Node, Role, Topology
 
 P, D = Role.PREFILL, Role.DECODE
@@ -249,12 +250,39 @@ def test_law_3_scarce_switches_are_left_alone_while_others_fit() -> None:
     assert counts(placed_on(SCARCE, cheap, 1, 1)) == {"common": (1, 1)}
 
 
+def test_law_3_a_replica_that_is_started_again_comes_to_no_scarcer_node() -> None:
+    nodes = [*SCARCE, node("common-too", under="d/c/b1/m1")]
+    slots = Slots(Topology(nodes))
+    prefill, decode = (replace(pool, on={"r": ("common",)}) for pool in group("wide", held_replicas=1))
+    key, common, everywhere = prefill.key, ("common", "common-too"), ()
+
+    def starts(planned: Mapping[PoolKey, tuple[str, ...]], before: tuple[str, ...], wanted: int) -> tuple[str, ...]:
+        found = start_nodes({key: before}, planned, {key: wanted}, [prefill], slots)
+        return found.get(key, everywhere)
+
+    assert starts({}, everywhere, 1) == common  # where the others of its pool are
+    assert starts({key: common}, everywhere, 2) == common  # as it is planned
+    assert starts({}, common, 2) == common  # until it is there
+    assert starts({key: everywhere}, common, 2) == everywhere  # a later plan found room on scarcer ones alone
+    assert starts({}, everywhere, 2) == everywhere
+    scarce = replace(decode, on={"r": ("common",), "s": ("scarce",)}, held_replicas=2)
+    assert start_nodes({}, {}, {scarce.key: 2}, [scarce], slots) == {}
+
+
+def test_law_6_of_one_group_the_replica_on_the_scarcest_node_goes_first() -> None:
+    names = [f"r{i}" for i in range(3)]
+    replicas = tuple(ReplicaStats(replica_id=name, observed_s=0.0) for name in names)
+    assert choose_victims(replicas, frozenset(names), 2, {"r0": 2, "r1": 0, "r2": 1}) == ["r0", "r2"]
+    assert choose_victims(replicas, frozenset(names[1:]), 1, {"r0": 0, "r1": 2}) == ["r0"]  # who is held, before all
+    assert choose_victims(replicas, frozenset(names), 1) == ["r2"]
+
+
 def test_law_3_who_needs_two_types_under_one_switch_gets_them() -> None:
     types = {P: "H100", D: "H20"}
     groups = [group("mixed", M2, types, affinity=LinkTier.S1), group("apart", B1, types, affinity=LinkTier.S1)]
     placed = placed_on(SCARCE, groups, 2, 2)
     assert counts(placed) == {"mixed": (2, 2)}
-    assert placed.nodes == {}  # Ray may take any node that the group asks for
+    assert not any(placed.nodes.values())  # Ray may take any node that the group asks for
 
 
 def test_law_4_a_unit_is_all_or_nothing_and_the_rest_is_pending() -> None:

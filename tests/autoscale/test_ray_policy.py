@@ -180,7 +180,7 @@ def take(policy: Any, counts: tuple[int, int]) -> None:
 
     plan = policy._last["m"]
     counted = replace(plan, counts=dict(zip(plan.counts, counts, strict=True)))
-    policy._take(_Ticked({"m": (Snapshot(now_s=0.0, pools=()), counted)}, [], None, None))
+    policy._take(_Ticked({"m": (Snapshot(now_s=0.0, pools=()), counted)}, [], None, None, {}))
 
 
 def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -> None:

@@ -15,7 +15,8 @@ from serve_app.app import build
 from serve_app.cluster import LocalCluster, NodeSpec
 with LocalCluster([NodeSpec(cpus=1)]) as cluster, ray.init(address=cluster.address, log_to_driver=False):
     ingress = build(json.loads({args!r}))._bound_deployment  # Ray's builder asks for the runtime environment
-decode = ingress.init_kwargs["groups"]["g0"]._bound_deployment
+(service,) = ingress.init_kwargs["services"].values()
+decode = service["groups"]["g0"]._bound_deployment
 print(json.dumps(decode.init_kwargs["slo"].model_dump(mode="json")))
 """
 

@@ -69,7 +69,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (
             lambda a: a["topology"]["budget_gpus"].update(H10O=8),
-            "budget_gpus limits GPUs of type H10O, and no group has any",
+            "budget_gpus has GPUs of type H10O, and no group has any",
         ),
         (
             lambda a: a["topology"]["cost_per_gpu_hour"].pop("A100"),
@@ -77,12 +77,32 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (
             lambda a: chat(a)["autoscale"].update(quota_gpus={"B200": 8}),
-            r"quota_gpus of qwen3-32b limits GPUs of type B200, .* \(they have A100, H100\)",
+            r"quota_gpus of qwen3-32b has GPUs of type B200, .* \(they have A100, H100\)",
         ),
         (
             lambda a: chat(a)["autoscale"].update(gpu_types={"decode": ["H100"]}),
             "gpu_types takes H100 for decode, and decode:chat-mixed-a has A100",
         ),
+        (lambda a: a["topology"].update(gpu_resources={"H10O": "x"}), "gpu_resources has GPUs of type H10O"),
+        (lambda a: chat(a)["autoscale"].update(quota_gpus={"H100": -3}), "quota_gpus.H100"),
+        (lambda a: chat(a)["autoscale"].update(quota_gpus={"A100": 1}), "1 GPUs of type A100 are less than the 2 that"),
+        (
+            lambda a: a["services"][1]["autoscale"].update(quota_gpus={"H100": 0.5}),
+            "quota_gpus of qwen3-8b: 0.5 GPUs of type H100 hold no replica, which takes 1",
+        ),
+        (
+            lambda a: chat(a)["autoscale"].update(idle_to_zero_s=60.0),
+            "idle_to_zero_s of qwen3-32b does nothing while prefill:chat-mixed-a keeps replicas",
+        ),
+        (
+            lambda a: chat(a)["autoscale"].update(bounds={"decode": {"lowest_replicas": 1}}),
+            r"bounds.decode.lowest_replicas \(1\) would keep decode:chat-h100-b awake by one role",
+        ),
+        (
+            lambda a: chat(a)["groups"][0]["node_labels"].update(x="in(a"),
+            r"'in\(a' is no label selector: give 'v', '!v'",
+        ),
+        (lambda a: a["ingress"].update(node_labels={"x": "!!"}), "'!!' is no label selector"),
         (lambda a: a["topology"].update(labels={"s1": "x", "s2": "x"}), "the label 'x' stands for two levels"),
         (lambda a: a["topology"].update(inventory={"host": {"rack": "r"}}), "inventory"),
         (lambda a: a["topology"].update(inventory="/nowhere.yaml"), "/nowhere.yaml: cannot be read: No such file"),

@@ -1,13 +1,27 @@
 """What people see of nodes, groups and places."""
 
+from typing import Any
+
 import pytest
 from rich.console import Console
 
+from autoscale.config import AutoscaleConfig
+from autoscale.decision_log import STATE
 from autoscale.ratio import PdRatio
 from autoscale.slots import Demand
-from autoscale.types import PoolKey, PoolStats
+from autoscale.tuning import PoolLimits, Pools
+from autoscale.types import ControllerState, PoolKey, PoolStats
 from kvtransfer.topology import LinkTier, Node, Role
-from serve_app.topology_view import cordonable, explain_table, fragmentation, label_findings, topology_tree, would_fit
+from serve_app.topology_view import (
+    cordonable,
+    explain_table,
+    fragmentation,
+    gpus_left,
+    label_findings,
+    pools_now,
+    topology_tree,
+    would_fit,
+)
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -124,3 +138,37 @@ def test_the_table_says_of_each_group_where_it_may_be_and_is() -> None:
     assert "common" in rows["here"] and rows["here"].split()[1:3] == ["1", "1"]
     assert "scarcest" in rows["mixed"] and "11" in rows["mixed"]
     assert "beyond s1" in rows["wide"]  # its nodes lie apart
+
+
+def status(desired: int, **autoscale: object) -> dict[str, Any]:
+    policy = {"kind": "static", "prefill": 1, "decode": 1}
+    config = AutoscaleConfig.model_validate({"policy": policy, **autoscale})
+    limits = {
+        PoolKey(name, role): PoolLimits(
+            lowest_replicas=0, highest_replicas=4, demand=Demand(gpu_type="H100", workers=2, gpus_per_worker=1.0)
+        )
+        for name in ("one",)
+        for role in Role
+    }
+    state = ControllerState(desired=dict.fromkeys(limits, desired), victims=("leaves",))
+    return {
+        "config": config.model_dump(mode="json"),
+        "pools": Pools(limits).model_dump(mode="json"),
+        "plan": {"state": STATE.dump_python(state, mode="json")},
+        "topology": {"budget_gpus": {"H100": 12.0}},
+    }
+
+
+def test_what_would_fit_is_inside_budgets_and_what_leaves_has_its_room_still() -> None:
+    of = {"a": status(1, quota_gpus={"H100": 5.0}), "b": status(1)}
+    limits = gpus_left(of, "a", {})
+    assert limits == [{"H100": 4.0}, {"H100": 1.0}]
+    places = {"here": ("decode:one", ["common"]), "leaves": ("decode:one", ["common"])}
+    prefill, decode = pools_now(of["a"], Pools.model_validate(of["a"]["pools"]), places)
+    assert (prefill.held_replicas, decode.held_replicas, decode.target_replicas) == (0, 1, 1)
+    assert set(decode.on) == {"here", "leaves"}
+    gained, pending, passed_over = would_fit([prefill, decode], PdRatio(1, 1), NODES, {P: 1, D: 1}, limits)
+    assert gained == {} and pending == {P: 1, D: 1}
+    assert passed_over == {"one": "a budget leaves 1 GPUs of type H100, and 4 are needed"}
+    gained, _, _ = would_fit([prefill, decode], PdRatio(1, 1), NODES, {P: 1, D: 1}, limits[:1])
+    assert gained == {"one": (1, 1)}
