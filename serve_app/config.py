@@ -253,7 +253,6 @@ class AppConfig(BaseModel):
         limits: dict[str, Mapping[str, Any]] = {}
         if self.topology is not None:
             limits["topology.budget_gpus"] = self.topology.budget_gpus
-            limits["topology.gpu_resources"] = self.topology.gpu_resources
         for service in self.services:
             if service.autoscale is not None:
                 limits[f"autoscale.quota_gpus of {service.model.id}"] = service.autoscale.quota_gpus

@@ -1,7 +1,8 @@
 """Where replicas really are: a dozen labelled Ray nodes of three GPU types under four S1 and two S2 switches.
 
-The numbers are those of the placement laws (ARCHITECTURE.md). Engines are emulated, one GPU each; GPUs are resources of
-Ray's that only count.
+The numbers are those of the placement laws (autoscale/PLACEMENT.md), but for 5 and 8: one is about what a single cycle
+hands out, and no engine here consists of several. Engines are emulated, one GPU each; GPUs are resources of Ray's that
+only count.
 """
 
 import time
@@ -13,6 +14,7 @@ import pytest
 import requests
 import yaml
 
+from autoscale.decision_log import load_lines, replay
 from deployments.ports import free_ports
 from serve_app.cluster import LocalCluster, NodeSpec
 from serve_app.processes import title
@@ -39,12 +41,12 @@ def gpu_node(switch: str, number: int) -> NodeSpec:
 
 
 def group(
-    name: str, switch: str, types: tuple[str, str] = ("H100", "H100"), lowest: int = 0, **more: Any
+    name: str, switch: str, types: tuple[str, str] = ("H100", "H100"), lowest: int = 0, highest: int = 2, **more: Any
 ) -> dict[str, Any]:
     pools = {
         role: {
             "replicas": lowest,
-            "max_replicas": 2,
+            "max_replicas": highest,
             "emulator": {
                 "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
                 "start_s": 0.0,
@@ -89,6 +91,19 @@ def document() -> dict[str, Any]:
                 [group("mixed-m1", "m1", ("H100", "A100")), group("mixed-m2", "m2", ("H100", "A100"))],
                 priority=10,
                 idle_to_zero_s=20.0,
+            ),
+            # One aggregated pool, of either type under the switch that has both, and rather of the dearer one.
+            service(
+                "alone",
+                [
+                    group("alone-h-m2", "m2", highest=1, prefill=None),
+                    group("alone-a-m2", "m2", ("A100", "A100"), highest=1, prefill=None),
+                ],
+                priority=-5,
+                pd_ratio="0:1",
+                policy={"kind": "static", "prefill": 0, "decode": 1},
+                gpu_types={"decode": ["H100", "A100"]},
+                idle_to_zero_s=5.0,
             ),
         ],
         "ingress": {"replicas": 1, "cpus_per_replica": 0.25, "metrics_port": free_ports(1)[0]},
@@ -135,6 +150,10 @@ class Placed:
         where = self.where()
         groups = sorted({pool.partition(":")[2] for pool in where})
         return {name: (len(where.get(f"prefill:{name}", ())), len(where.get(f"decode:{name}", ()))) for name in groups}
+
+    def decode(self, group: str) -> list[str]:
+        """The hosts of a group's decode replicas."""
+        return self.where().get(f"decode:{group}", [])
 
     def until(self, holds: Callable[[], bool], within_s: float = 90.0) -> None:
         """Wait for it, and look all the time that no group straddles its domain."""
@@ -224,6 +243,32 @@ def test_law_13_a_cordoned_switch_takes_nothing_new(placed: Placed) -> None:
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
 
 
+def test_law_9_a_quota_holds(placed: Placed) -> None:
+    placed.control("chat").tune({"quota_gpus": {"H100": 4}}, "test")
+    placed.control("chat").scale(3, 3)
+    placed.until(lambda: placed.status("chat")["plan"]["pending"] == {"prefill": 1, "decode": 1})
+    assert placed.status("chat")["plan"]["passed_over"]["chat-m2"].startswith("a budget leaves 0 GPUs of type H100")
+    assert "chat-m2" not in placed.counts()
+    placed.control("chat").scale(2, 2)
+    placed.control("chat").tune({"quota_gpus": {}}, "test")
+
+
+def test_law_7_the_preferred_type_comes_first_and_law_2_a_more_important_service_before(placed: Placed) -> None:
+    alone = placed.control("alone")
+    alone.scale(0, 1)
+    placed.until(lambda: placed.decode("alone-h-m2") != [] and placed.decode("alone-a-m2") == [])
+    assert placed.decode("alone-h-m2")[0] in ("m2-0", "m2-1")
+    alone.scale(0, 2)
+    placed.until(lambda: placed.decode("alone-a-m2") != [])
+    assert placed.decode("alone-a-m2")[0] in ("m2-2", "m2-3")
+    placed.control("chat").scale(3, 3)  # both H100s of m2
+    placed.until(lambda: placed.counts().get("chat-m2") == (1, 1) and placed.decode("alone-h-m2") == [])
+    assert placed.decode("alone-a-m2") != []
+    placed.control("chat").scale(2, 2)
+    alone.resume()
+    placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)}, within_s=120.0)
+
+
 def test_law_12_a_lost_nodes_replica_goes_elsewhere_and_the_node_is_used_when_it_is_back(placed: Placed) -> None:
     lost = placed.where()["prefill:chat-m1"][0]
     lose(placed.cluster, lost)
@@ -238,7 +283,15 @@ def test_law_12_a_lost_nodes_replica_goes_elsewhere_and_the_node_is_used_when_it
 def test_law_11_no_pool_was_ever_outside_its_domain(placed: Placed) -> None:
     groups = ("chat-m0", "chat-m1", "chat-m2", "mixed-m2")
     expected = {(f"{role}:{name}", name.rpartition("-")[2]) for name in groups for role in ("prefill", "decode")}
+    expected |= {("decode:alone-h-m2", "m2"), ("decode:alone-a-m2", "m2")}
     assert placed.seen == expected  # each of them was seen, and none elsewhere, whatever was added, removed and lost
+
+
+def test_law_16_the_log_of_all_this_replays(placed: Placed) -> None:
+    lines = load_lines(Path(placed.status("chat")["log_path"]))
+    assert len(lines) > 20
+    different = [one for one in replay(lines) if one is not None]
+    assert different == []
 
 
 def lose(cluster: LocalCluster, host: str) -> None:

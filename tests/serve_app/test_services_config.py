@@ -83,7 +83,6 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
             lambda a: chat(a)["autoscale"].update(gpu_types={"decode": ["H100"]}),
             "gpu_types takes H100 for decode, and decode:chat-mixed-a has A100",
         ),
-        (lambda a: a["topology"].update(gpu_resources={"H10O": "x"}), "gpu_resources has GPUs of type H10O"),
         (lambda a: chat(a)["autoscale"].update(quota_gpus={"H100": -3}), "quota_gpus.H100"),
         (lambda a: chat(a)["autoscale"].update(quota_gpus={"A100": 1}), "1 GPUs of type A100 are less than the 2 that"),
         (
