@@ -6,8 +6,9 @@ for what is on its way out already.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from autoscale.controller import Controller
 from autoscale.placement import place
@@ -106,9 +107,9 @@ def claim(
     if best < before:  # who has made room does not take it back while it is waited for
         for name, (_, snapshot) in givers.items():
             claims.setdefault(name, {}).update({key: most for key, (_, most) in snapshot.state.yielding.items()})
-    units = [unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, {}), shortage.types)]
-    units = units[:_MOST_UNITS]
-    most = shortage.pending([*gone, *_replicas(units)]) if best and units else best
+    offered = (unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, {}), shortage.types))
+    units = list(islice(offered, _MOST_UNITS)) if best else []
+    most = shortage.pending([*gone, *_replicas(units)]) if units else best
     if most == best:
         return
     needed = next(n for n in range(1, len(units) + 1) if shortage.pending([*gone, *_replicas(units[:n])]) == most)
@@ -135,6 +136,8 @@ def _leaving(snapshot: Snapshot) -> list[Given]:
     """What is on its way out: on which nodes, where that is known."""
     names = {*snapshot.state.victims, *snapshot.state.withdrawn}
     found: list[Given] = []
+    if not names and not any(pool.draining for pool in snapshot.pools):
+        return found
     for pool in (pool for pool in snapshot.pools if pool.demand is not None):
         here = dict.fromkeys([*pool.on, *(replica.replica_id for replica in pool.replicas)])
         leaving = dict.fromkeys([*(name for name in here if name in names), *pool.draining])
@@ -144,12 +147,14 @@ def _leaving(snapshot: Snapshot) -> list[Given]:
 
 def _units(
     name: str, controller: Controller, snapshot: Snapshot, claimed: Mapping[PoolKey, int], types: set[str]
-) -> list[_Unit]:
+) -> Iterator[_Unit]:
     """The units of a service's groups, in the order in which they would go."""
     ratio, state = controller.config.pd_ratio, snapshot.state
+    wanted = asked(state)
+    if not any(wanted.values()):
+        return
     pools = {pool.key: pool for pool in controller.bounded(snapshot.pools)}
     leaving = {*state.victims, *state.withdrawn}
-    found: list[_Unit] = []
     leaders = [pool for pool in pools.values() if pool.key.role is ratio.leader]
     for leader in sorted(leaders, key=lambda pool: (not pool.is_preemptible, -pool.cost, pool.key.group)):
         key = PoolKey(leader.key.group, ratio.follower)
@@ -157,7 +162,7 @@ def _units(
         kinds = {kind for pool in pair if pool.demand is not None for kind in pool.demand.gpus_by_type()}
         if not kinds & types:
             continue
-        counts = {pool.key: claimed.get(pool.key, asked(state).get(pool.key, 0)) for pool in pair}
+        counts = {pool.key: claimed.get(pool.key, wanted.get(pool.key, 0)) for pool in pair}
         # The youngest first, as who leaves is chosen among equals.
         here = {pool.key: [r for r in reversed(pool.replicas) if r.replica_id not in leaving] for pool in pair}
         for pool in pair:
@@ -173,6 +178,4 @@ def _units(
                     if replica is not None and pool.demand is not None:
                         given.append((pool, pool.on.get(replica.replica_id, ())))
             counts = after
-            unit = _Unit(service=name, group=leader.key.group, left=dict(counts), replicas=tuple(given))
-            found.append(unit)
-    return found
+            yield _Unit(service=name, group=leader.key.group, left=dict(counts), replicas=tuple(given))

@@ -21,10 +21,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from autoscale.config import AutoscaleConfig
+from autoscale.controller import Controller
+from autoscale.cycle import tick_all
 from autoscale.placement import Placed, least_units, place
 from autoscale.ratio import PdRatio
 from autoscale.slots import Demand, Slots
-from autoscale.types import PoolKey, PoolStats
+from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import LinkTier, Node, Role, Topology
 from serve_app.output import write_file
 
@@ -35,6 +38,7 @@ _NODES_PER_S1, _S1_PER_S2 = 16, 8
 _MIXED_S1_FRAC, _MIXED_S2_FRAC = 0.1, 0.4
 _USED_FRAC = 1 / 3
 _SERVICES, _GROUPS, _REPLICAS = 500, 4, 2000
+_NOW_S = 1000.0
 _RATIOS = ("1:3", "1:2", "1:1", "2:1")
 
 
@@ -155,6 +159,29 @@ def cycle(nodes: Sequence[Node], asked: Sequence[Request], kind: type[Slots]) ->
     return time.perf_counter() - started_s, slots, placed
 
 
+def whole_cycle(nodes: Sequence[Node], asked: Sequence[Request]) -> tuple[float, int]:
+    """Seconds of one cycle as the policy runs it, controllers, snapshots and claims included; and what is pending."""
+    controllers, snapshots = {}, {}
+    for number, one in enumerate(one for one in asked if one.pools):
+        config = {
+            "pd_ratio": str(one.ratio),
+            "policy": {"kind": "static", "prefill": 1, "decode": 1},
+            "override": {"prefill": one.counts[Role.PREFILL], "decode": one.counts[Role.DECODE]},
+            "priority": one.priority,
+        }
+        controllers[f"s{number}"] = Controller(AutoscaleConfig.model_validate(config))
+        state = ControllerState(ticked_s=_NOW_S - 5.0, desired={pool.key: 0 for pool in one.pools})
+        snapshots[f"s{number}"] = Snapshot(now_s=_NOW_S, pools=one.pools, state=state)
+    started_s = time.perf_counter()
+    decided = tick_all(controllers, snapshots, nodes=nodes)
+    return time.perf_counter() - started_s, sum(sum(plan.pending.values()) for _, plan in decided.values())
+
+
+def nearly_full(nodes: Sequence[Node]) -> list[Node]:
+    """The same cluster, with GPUs free on one node of eight."""
+    return [replace(node, free_gpus=0.0 if number % 8 else node.free_gpus) for number, node in enumerate(nodes)]
+
+
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     out: Path = Path("reports/placement_scale.json"),
@@ -167,7 +194,10 @@ def main(
     units = [unit for one in asked for unit in least_units(one.pools)]
     rows: dict[str, dict[str, Any]] = {}
     taken: dict[str, list[float]] = {"best fit": [], "first fit": []}
+    whole: dict[str, list[tuple[float, int]]] = {"as above": [], "nearly full": []}
     for _ in range(rounds):  # in turns
+        whole["as above"].append(whole_cycle(nodes, asked))
+        whole["nearly full"].append(whole_cycle(nearly_full(nodes), asked))
         for name, kind in (("best fit", Slots), ("first fit", FirstFit)):
             seconds, slots, placed = cycle(nodes, asked, kind)
             taken[name].append(seconds)
@@ -195,8 +225,14 @@ def main(
             f"{row['cycle_s']['most']:.2f}",
         )
     console.print(table)
+    for name, taken_s in whole.items():
+        median_s, pending = float(np.median([seconds for seconds, _ in taken_s])), taken_s[0][1]
+        most_s = max(seconds for seconds, _ in taken_s)
+        console.print(
+            f"all of a cycle, {name}: {median_s:.2f} s, at most {most_s:.2f}; {pending} pending", highlight=False
+        )
     console.print(f"{memory_gb:.2f} GB of memory")
-    result = {"machine": platform.platform(), "rows": rows, "memory_gb": memory_gb}
+    result = {"machine": platform.platform(), "rows": rows, "whole_cycle_s": whole, "memory_gb": memory_gb}
     write_file(out, json.dumps(result, indent=2) + "\n", "--out")
 
 
