@@ -30,7 +30,7 @@ class Placed:
         pending: replicas of each role that have no place.
         passed_over: groups that were to grow and could not, and why.
         nodes: of each pool with new replicas those that these may be on: none that is scarcer than was found to have
-            room, and none that is cordoned; nothing where that is every node they ask for.
+            room; nothing where none is. Cordoned nodes are none of them anyway.
     """
 
     counts: Mapping[PoolKey, int]
@@ -446,11 +446,14 @@ class _Service:
 
 
 def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
-    """The nodes that a replica may be on and that are no scarcer than these; nothing where that is all of them."""
+    """The nodes that a replica may be on and that are no scarcer than these, but for cordoned ones.
+
+    Nothing where none is scarcer; what is cordoned is said of all pools at once.
+    """
     topology, wanted = slots.topology, slots.candidates(demand)
     scarcest = topology.priority(nodes)
-    allowed = sum(below for of, below in topology.subgroups.items() if of <= scarcest) & wanted & topology.usable
-    return () if allowed == wanted else tuple(node.name for node in topology.listed(allowed))
+    allowed = sum(below for of, below in topology.subgroups.items() if of <= scarcest) & wanted
+    return () if allowed == wanted else tuple(node.name for node in topology.listed(allowed & topology.usable))
 
 
 def start_nodes(
