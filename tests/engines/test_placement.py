@@ -250,7 +250,7 @@ def test_law_9_a_quota_holds(placed: Placed) -> None:
     assert placed.status("chat")["plan"]["passed_over"]["chat-m2"].startswith("a budget leaves 0 GPUs of type H100")
     assert "chat-m2" not in placed.counts()
     placed.control("chat").scale(2, 2)
-    placed.control("chat").tune({"quota_gpus": {}}, "test")
+    placed.control("chat").tune({"quota_gpus": {"H100": 100}}, "test")
 
 
 def test_law_7_the_preferred_type_comes_first_and_law_2_a_more_important_service_before(placed: Placed) -> None:
