@@ -28,6 +28,7 @@ _WHY = {
     PathReason.LONG: "long",
     PathReason.DECODE_BUSY: "decode was busy",
     PathReason.NOT_TRANSFERABLE: "cannot be handed over",
+    PathReason.AGGREGATED: "its group has no prefill",
     PathReason.PREFILL_FAILED: "prefill failed",
     PathReason.KV_LATE: "prefill's answer came late",
 }
