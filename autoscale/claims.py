@@ -7,7 +7,8 @@ for what is on its way out already.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 
 from autoscale.controller import Controller
@@ -15,12 +16,22 @@ from autoscale.placement import place
 from autoscale.slots import Slots
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
 from autoscale.warm import asked
+from kvtransfer.topology import NodeSet
 
 _EPSILON = 1e-9
 # Units that one claim may take in a cycle, and those that are looked at for it.
 _MOST_UNITS = 32
 
-Claims = MutableMapping[str, dict[PoolKey, int]]
+
+@dataclass(slots=True)
+class Claimed:
+    """The most that pools of a service may have, and which of its replicas are in the way."""
+
+    most: dict[PoolKey, int] = field(default_factory=dict)
+    replicas: list[str] = field(default_factory=list)
+
+
+Claims = MutableMapping[str, Claimed]
 # A replica that would leave: its pool, and the nodes that it is on.
 Given = tuple[PoolStats, tuple[str, ...]]
 
@@ -63,6 +74,20 @@ class Shortage:
         """Of GPU that its pools take."""
         return {kind for pool in self._pools if pool.demand is not None for kind in pool.demand.gpus_by_type()}
 
+    def may_use(self, nodes: tuple[str, ...]) -> bool:
+        """Whether its pools ask for one of these nodes."""
+        if self._slots is None:
+            return True
+        index = self._slots.topology.index
+        return any(name in index and self._wanted_nodes >> index[name] & 1 for name in nodes)
+
+    @cached_property
+    def _wanted_nodes(self) -> NodeSet:
+        found = 0
+        for pool in self._pools:
+            found |= 0 if pool.demand is None or self._slots is None else self._slots.candidates(pool.demand)
+        return found
+
     def pending(self, given: Iterable[Given]) -> int:
         """How many replicas would have no place if these, each of a pool and on nodes, were gone."""
         slots = None if self._slots is None else self._slots.copy()
@@ -86,6 +111,7 @@ class _Unit:
     group: str
     left: Mapping[PoolKey, int]
     replicas: tuple[Given, ...]
+    names: tuple[str, ...]
 
 
 def claim(
@@ -106,15 +132,20 @@ def claim(
     best = shortage.pending(gone)
     if best < before:  # who has made room does not take it back while it is waited for
         for name, (_, snapshot) in givers.items():
-            claims.setdefault(name, {}).update({key: most for key, (_, most) in snapshot.state.yielding.items()})
-    offered = (unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, {}), shortage.types))
+            yielding = {key: most for key, (_, most) in snapshot.state.yielding.items()}
+            claims.setdefault(name, Claimed()).most.update(yielding)
+    offered = (
+        unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, Claimed()).most, shortage)
+    )
     units = list(islice(offered, _MOST_UNITS)) if best else []
     most = shortage.pending([*gone, *_replicas(units)]) if units else best
     if most == best:
         return
     needed = next(n for n in range(1, len(units) + 1) if shortage.pending([*gone, *_replicas(units[:n])]) == most)
     for unit in _useful(units[:needed], lambda some: shortage.pending([*gone, *_replicas(some)]) == most):
-        claims.setdefault(unit.service, {}).update(unit.left)
+        claimed = claims.setdefault(unit.service, Claimed())
+        claimed.most.update(unit.left)
+        claimed.replicas += unit.names
 
 
 def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
@@ -146,7 +177,7 @@ def _leaving(snapshot: Snapshot) -> list[Given]:
 
 
 def _units(
-    name: str, controller: Controller, snapshot: Snapshot, claimed: Mapping[PoolKey, int], types: set[str]
+    name: str, controller: Controller, snapshot: Snapshot, claimed: Mapping[PoolKey, int], shortage: Shortage
 ) -> Iterator[_Unit]:
     """The units of a service's groups, in the order in which they would go."""
     ratio, state = controller.config.pd_ratio, snapshot.state
@@ -160,22 +191,35 @@ def _units(
         key = PoolKey(leader.key.group, ratio.follower)
         pair = (leader, pools.get(key) or PoolStats.absent(key))
         kinds = {kind for pool in pair if pool.demand is not None for kind in pool.demand.gpus_by_type()}
-        if not kinds & types:
+        if not kinds & shortage.types:
             continue
         counts = {pool.key: claimed.get(pool.key, wanted.get(pool.key, 0)) for pool in pair}
-        # The youngest first, as who leaves is chosen among equals.
-        here = {pool.key: [r for r in reversed(pool.replicas) if r.replica_id not in leaving] for pool in pair}
-        for pool in pair:
-            here[pool.key] = here[pool.key][max(0, len(here[pool.key]) - counts[pool.key]) :]
+        here = {pool.key: _in_turn(pool, counts[pool.key], leaving, shortage) for pool in pair}
         while counts[leader.key] > leader.lowest_replicas:
             fewer = counts[leader.key] - 1
             rest = max(pair[1].lowest_replicas, math.ceil(fewer * ratio.follower_share - _EPSILON))
             after = {leader.key: fewer, key: min(counts[key], rest)}
             given: list[Given] = []
+            names: list[str] = []
             for pool in pair:
                 for _ in range(counts[pool.key] - after[pool.key]):
-                    replica = here[pool.key].pop(0) if here[pool.key] else None
+                    replica = here[pool.key].pop(0)
                     if replica is not None and pool.demand is not None:
-                        given.append((pool, pool.on.get(replica.replica_id, ())))
+                        given.append((pool, pool.on.get(replica, ())))
+                        names.append(replica)
             counts = after
-            yield _Unit(service=name, group=leader.key.group, left=dict(counts), replicas=tuple(given))
+            yield _Unit(
+                service=name, group=leader.key.group, left=dict(counts), replicas=tuple(given), names=tuple(names)
+            )
+
+
+def _in_turn(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
+    """So many replicas of a pool in the order in which they would go; ``None``: one that has no room yet.
+
+    Serve ends those that do not run yet first. Of the others those on nodes that are of use, the youngest first.
+    """
+    running = [replica.replica_id for replica in reversed(pool.replicas) if replica.replica_id not in leaving]
+    running.sort(key=lambda name: not shortage.may_use(pool.on.get(name, ())))
+    out = {*leaving, *running, *pool.draining}
+    here = [*(name for name in pool.on if name not in out), *running]
+    return [*[None] * (count - len(here)), *here[max(0, len(here) - count) :]]

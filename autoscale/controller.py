@@ -351,7 +351,7 @@ class Controller:
                     del withdrawn[name]
             elif surplus > 0 and not self.config.is_observing and may_leave:
                 serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
-                for name in choose_victims(serving, before, surplus, _scarcity(pool, slots)):
+                for name in choose_victims(serving, before, surplus, _scarcity(pool, slots), snapshot.claimed):
                     if name in before and not leave_at_once:
                         withdrawn[name] = now_s
                     else:  # who has never served is missed by nobody

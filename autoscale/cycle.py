@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autoscale.claims import Shortage, claim
+from autoscale.claims import Claimed, Shortage, claim
 from autoscale.config import AutoscaleConfig
 from autoscale.controller import Controller
 from autoscale.placement import held_gpus
 from autoscale.sleep import is_asleep
 from autoscale.slots import Slots
-from autoscale.types import Plan, PoolKey, Snapshot
+from autoscale.types import Plan, Snapshot
 from autoscale.warm import asked, shared
 from kvtransfer.topology import Node, Role, Topology
 
@@ -48,13 +48,20 @@ def tick_all(
         for kind, gpus in held_gpus(snapshot.pools, asked(snapshot.state)).items():
             if kind in left:
                 left[kind] -= gpus
-    claims: dict[str, dict[PoolKey, int]] = {}
+    claims: dict[str, Claimed] = {}
     claimants = 0
     decided: dict[str, tuple[Snapshot, Plan]] = {}
     order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
     warm = _warm(controllers, snapshots, order, warm_replicas, lacking_types)
     for number, name in enumerate(order):
-        snapshot = replace(snapshots[name], gpus_left=dict(left), claims=claims.get(name, {}), warm_replicas=warm[name])
+        claimed = claims.get(name, Claimed())
+        snapshot = replace(
+            snapshots[name],
+            gpus_left=dict(left),
+            claims=claimed.most,
+            claimed=tuple(claimed.replicas),
+            warm_replicas=warm[name],
+        )
         free = None if slots is None else slots.left()
         plan = controllers[name].tick(snapshot, slots)
         if slots is not None and free is not None:

@@ -3,7 +3,7 @@
 The sets are worked out per group: KV moves only inside one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,17 +78,19 @@ def choose_victims(
     admitted: frozenset[str],
     number: int,
     scarcity: Mapping[str, int] = MappingProxyType({}),
+    claimed: Collection[str] = (),
 ) -> list[str]:
     """Who leaves first: a replica that is held, one on the scarcest node, the one with the least work; the youngest.
 
-    ``scarcity``: of the nodes of replicas, where it is known.
+    ``scarcity``: of the nodes of replicas, where it is known; ``claimed``: who is in somebody's way, before all.
     """
     if number <= 0:
         return []
 
-    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, int, float, float, int]:
+    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, int, float, float, int]:
         index, replica = entry
         return (
+            replica.replica_id not in claimed,
             replica.replica_id in admitted,
             -scarcity.get(replica.replica_id, 0),
             (replica.running_requests or 0.0) + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0),

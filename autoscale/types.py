@@ -189,7 +189,8 @@ class Snapshot:
     has just started and does not know its replicas yet. ``is_awaited``: requests wait for a service that sleeps.
     ``nodes``: with what those before it in a cycle have left of them; ``None`` where nobody looks at nodes.
     ``gpus_left``: by type, what budgets of the application leave.
-    ``claims``: the most that pools may have from now on, since a more important service lacks their room.
+    ``claims``: the most that pools may have from now on, since a more important service lacks their room, and
+    ``claimed`` the replicas that are in its way.
     ``warm_replicas``: how many it may have now; ``None``: as it is configured.
     """
 
@@ -203,6 +204,7 @@ class Snapshot:
     nodes: tuple[Node, ...] | None = None
     gpus_left: Mapping[str, float] = field(default_factory=dict)
     claims: Mapping[PoolKey, int] = field(default_factory=dict)
+    claimed: tuple[str, ...] = ()
     warm_replicas: int | None = None
 
 

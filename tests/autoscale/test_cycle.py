@@ -224,6 +224,31 @@ def test_law_10_who_gives_nothing_is_not_asked(stubborn: dict[str, Any]) -> None
     assert counts(decided["middle"][1]) == {"middle-g": (2, 2)}
 
 
+def test_law_10_the_replica_that_is_in_the_way_goes_and_not_another() -> None:
+    services = {"high": controller(2, priority=5), "low": controller(2)}
+    low = pools("low", (2, 2))
+    where = {f"low-g-{role}{i}": ("ab"[i],) for role in Role for i in range(2)}  # the older ones on a
+    low = tuple(replace(pool, on={name: where[name] for name in pool.on}) for pool in low)
+    seen = {"high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})), "low": snapshot(low)}
+    nodes = [node("a", 0), node("b", 0, s1="m2")]
+    decided = tick_all(services, seen, nodes=nodes)
+    assert counts(decided["low"][1]) == {"low-g": (1, 1)}
+    assert set(decided["low"][1].withdrawn) == {"low-g-prefill0", "low-g-decode0"}
+
+
+def test_law_10_a_replica_that_does_not_run_yet_goes_first() -> None:
+    """Serve ends it first, so what it would free is what is tried out."""
+    services = {"high": controller(2, priority=5), "low": controller(2)}
+    low = tuple(
+        replace(pool, target_replicas=2, held_replicas=2, on={**pool.on, "starts": ("b",)})
+        for pool in pools("low", (1, 1), lowest=0)
+    )
+    seen = {"high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})), "low": snapshot(low)}
+    decided = tick_all(services, seen, nodes=[node("a", 0), node("b", 0, s1="m2")])
+    # Both units go, or none: the first alone frees nothing under m1.
+    assert counts(decided["low"][1]) == {"low-g": (0, 0)}
+
+
 def test_law_10_who_has_made_room_does_not_take_it_back_while_it_is_waited_for() -> None:
     services = {"high": controller(2, priority=5), "low": controller(3, gate={"observation_s": 600.0})}
     seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot(pools("low", (3, 3)))}
