@@ -84,6 +84,7 @@ def place(
     followers = service.fit_leaders(counts, spare_followers)
     service.fit_followers({**counts, ratio.follower: followers})
     service.rescue({**counts, ratio.follower: followers})
+    service.give_up()
     placed = {group.of[role].key: group.placed[role] for group in service.groups for role in group.of}
     total = {role: sum(group.count(role) for group in service.groups) for role in Role}
     return Placed(
@@ -191,6 +192,11 @@ class _Group:
             return tied_up
         return max(tied_up, 1, math.ceil(leaders * self._share - _BAND_REPLICAS - _EPSILON))
 
+    def least(self) -> int:
+        """The followers that it has at least: one where it serves, and those that it must keep."""
+        serves = self.leaders > 0 and self._share > 0.0
+        return max(serves, self.follower.lowest_replicas - self.stuck[self.follower.key.role])
+
     def due(self, step: int = 0) -> int:
         """The followers that belong to its leaders at the ratio."""
         return max(self.needed(step), math.ceil((self.leaders + step) * self._share - _EPSILON))
@@ -287,8 +293,8 @@ class _Service:
         return self._least_followers(counts, most)
 
     def _least_followers(self, counts: Mapping[Role, int], most: int) -> int:
-        """As many as are wanted, or one of each group that serves."""
-        return max(counts[self._follower], min(most, sum(group.leaders > 0 for group in self.groups)))
+        """As many as are wanted, or one of each group that serves, and those that others keep."""
+        return max(counts[self._follower], min(most, sum(group.least() for group in self.groups)))
 
     def _grow(self, followers: int) -> bool:
         """One leader more and the followers that are due with it, as far as there are any; whether a group took it."""
@@ -355,7 +361,9 @@ class _Service:
         for _ in range(-missing):
             able = [group for group in self.groups if group.can(group.follower, -1)]
             spare = [group for group in able if group.followers > group.needed()]
-            giving = spare or (able if wanted == counts[self._follower] else [])
+            # A policy may want fewer than the band; no group that serves is left without any.
+            others = [group for group in able if group.followers > group.least()]
+            giving = spare or (others if wanted == counts[self._follower] else [])
             if not giving:
                 break
             max(giving, key=_Group.surplus).followers -= 1
@@ -384,6 +392,12 @@ class _Service:
                     taker.followers += more
                     taker.passed_over = ""
                     return
+
+    def give_up(self) -> None:
+        """Prefill of a group that has no decode is of no use to anybody; decode alone prefills for itself."""
+        for group in self.groups:
+            if group.leader.key.role is Role.PREFILL and group.followers == 0:
+                group.leaders = max(0, min(group.leaders, group.leader.lowest_replicas - group.stuck[Role.PREFILL]))
 
     def _take(self, *wanted: tuple[PoolStats, int]) -> str | None:
         """Room for so many replicas of each pool, all or nothing; why there is none."""
