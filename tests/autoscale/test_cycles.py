@@ -80,6 +80,8 @@ class Cluster:
             selector = {level: rng.choice(list(self.nodes.values())).labels[level]} if level else {}
             affinity = rng.choice([LinkTier.NONE, LinkTier.S1, LinkTier.S2]) if level else LinkTier.NONE
             lowest = 0 if sleeps or number or rng.random() < 0.3 else 1
+            if lowest and level == "s2" and affinity is LinkTier.S1:
+                affinity = LinkTier.S2  # such a configuration is refused: Serve alone places what must be there
             is_preemptible, highest = not lowest and rng.random() < 0.3, rng.choice([1, 2, 6])
             for role in (Role.DECODE,) if ratio.is_aggregated else tuple(Role):
                 demand = Demand(
