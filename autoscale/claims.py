@@ -19,7 +19,7 @@ from autoscale.warm import asked
 from kvtransfer.topology import NodeSet
 
 _EPSILON = 1e-9
-# Units that one claim may take in a cycle, and those that are looked at for it.
+# Units that are tried out for one claim.
 _MOST_UNITS = 32
 
 
@@ -132,8 +132,8 @@ def claim(
     best = shortage.pending(gone)
     if best < before:  # who has made room does not take it back while it is waited for
         for name, (_, snapshot) in givers.items():
-            yielding = {key: most for key, (_, most) in snapshot.state.yielding.items()}
-            claims.setdefault(name, Claimed()).most.update(yielding)
+            kept = claims.setdefault(name, Claimed()).most
+            kept.update({key: min(most, kept.get(key, most)) for key, (_, most) in snapshot.state.yielding.items()})
     offered = (
         unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, Claimed()).most, shortage)
     )
