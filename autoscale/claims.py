@@ -81,6 +81,10 @@ class Shortage:
         index = self._slots.topology.index
         return any(name in index and self._wanted_nodes >> index[name] & 1 for name in nodes)
 
+    def is_limited(self, kinds: set[str]) -> bool:
+        """Whether a budget leaves it GPUs of these types."""
+        return any(kind in self._budget for kind in kinds & self.types)
+
     @cached_property
     def _wanted_nodes(self) -> NodeSet:
         found = 0
@@ -116,7 +120,7 @@ class _Unit:
 
 def claim(
     shortage: Shortage, others: Iterable[Snapshot], givers: Mapping[str, tuple[Controller, Snapshot]], claims: Claims
-) -> None:
+) -> bool:
     """Lower what less important services may have, in whole units, by what lets the claimant find room.
 
     Variants that are marked so go first, then the dearest, none below its lowest counts.
@@ -126,26 +130,37 @@ def claim(
         others: all other services, for what of theirs is on its way out.
         givers: by name those that may be asked, the least important first.
         claims: of each service the most that its pools may have; what is claimed is added.
+
+    Returns:
+        Whether there was anything to try out.
     """
     gone = [leaving for snapshot in others for leaving in _leaving(snapshot)]
+    if not gone and not any(_offered(shortage, givers, claims)):
+        return False
     before = shortage.pending(())
     best = shortage.pending(gone)
     if best < before:  # who has made room does not take it back while it is waited for
         for name, (_, snapshot) in givers.items():
             kept = claims.setdefault(name, Claimed()).most
             kept.update({key: min(most, kept.get(key, most)) for key, (_, most) in snapshot.state.yielding.items()})
-    offered = (
-        unit for name, of in givers.items() for unit in _units(name, *of, claims.get(name, Claimed()).most, shortage)
-    )
-    units = list(islice(offered, _MOST_UNITS)) if best else []
+    units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if best else []
     most = shortage.pending([*gone, *_replicas(units)]) if units else best
     if most == best:
-        return
+        return True
     needed = next(n for n in range(1, len(units) + 1) if shortage.pending([*gone, *_replicas(units[:n])]) == most)
     for unit in _useful(units[:needed], lambda some: shortage.pending([*gone, *_replicas(some)]) == most):
         claimed = claims.setdefault(unit.service, Claimed())
         claimed.most.update(unit.left)
         claimed.replicas += unit.names
+    return True
+
+
+def _offered(
+    shortage: Shortage, givers: Mapping[str, tuple[Controller, Snapshot]], claims: Mapping[str, Claimed]
+) -> Iterator[_Unit]:
+    """What may be asked for, in turn."""
+    for name, of in givers.items():
+        yield from _units(name, *of, claims.get(name, Claimed()).most, shortage)
 
 
 def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
@@ -195,6 +210,10 @@ def _units(
             continue
         counts = {pool.key: claimed.get(pool.key, wanted.get(pool.key, 0)) for pool in pair}
         here = {pool.key: _in_turn(pool, counts[pool.key], leaving, shortage) for pool in pair}
+        frees = (name for names in here.values() for name in names if name is not None)
+        nodes = {node for name in frees for pool in pair for node in pool.on.get(name, ())}
+        if not shortage.may_use(tuple(nodes)) and not shortage.is_limited(kinds):
+            continue
         while counts[leader.key] > leader.lowest_replicas:
             fewer = counts[leader.key] - 1
             rest = max(pair[1].lowest_replicas, math.ceil(fewer * ratio.follower_share - _EPSILON))

@@ -144,9 +144,9 @@ class AutoscaleConfig(BaseModel):
                 )
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
-        """The fewest and the most replicas of a role in a group that was deployed with these."""
+        """The fewest and the most replicas of a role in a group that was deployed with these; 0 stays 0."""
         bounds = self.bounds.get(role, BoundsConfig())
-        return bounds.lowest_replicas or lowest, bounds.highest_replicas or highest
+        return (bounds.lowest_replicas or lowest) if lowest else 0, bounds.highest_replicas or highest
 
     @property
     def report_s(self) -> float:

@@ -71,7 +71,11 @@ class Controller:
         if are_missed:
             snapshot = replace(snapshot, state=self._all_back(snapshot, room, ratio))
         state = snapshot.state
+        overdue = self._overdue(state, snapshot.now_s)
+        stuck = _stuck(limited, state, overdue)
         current = desired_replicas(state.desired)
+        # What is stuck is had elsewhere, and would be again in every cycle.
+        current = {role: max(count - stuck[role], min(count, room.lowest[role])) for role, count in current.items()}
         goes_to_sleep = hold is None and self._may_sleep(snapshot)
         if goes_to_sleep:
             decision = replace(decision, wanted=dict.fromkeys(Role, 0.0), reason="nobody has asked for long")
@@ -84,7 +88,6 @@ class Controller:
         if not may_leave and not is_exchange:
             verdict = _nobody_leaves(verdict, current, snapshot, room)
         placed = Placed(counts=state.desired)
-        overdue = self._overdue(state, snapshot.now_s)
         is_beyond = any(state.desired[pool.key] > pool.highest_replicas for pool in limited)
         kept_ratio = PdRatio.of(verdict.counts) if self._is_off_ratio_by_hand(ratio) else ratio
         warm = self.config.warm_replicas if snapshot.warm_replicas is None else snapshot.warm_replicas
@@ -105,7 +108,7 @@ class Controller:
                 spare_followers=_spare_followers(both, kept_ratio, room, snapshot),
             )
             placed, state = found.placed, replace(state, warm=found.warm)
-            verdict = _with_woken(verdict, placed, kept_ratio)
+            verdict = _with_woken(verdict, placed, kept_ratio, stuck)
         desired = placed.counts
         if desired != state.desired:
             grows = sum(desired.values()) >= sum(state.desired.values())
@@ -193,8 +196,10 @@ class Controller:
         if self.config.override is not None:
             return None  # counts set by hand need no signal
         oldest_s = snapshot.now_s - self.config.stale_s
+        overdue = self._overdue(snapshot.state, snapshot.now_s)
         for role in Role:
-            pools = [pool for pool in snapshot.pools if pool.key.role is role and pool.target_replicas]
+            awake = (pool for pool in snapshot.pools if pool.target_replicas and pool.key not in overdue)
+            pools = [pool for pool in awake if pool.key.role is role]
             if pools and not any(pool.replicas for pool in pools):
                 groups = " or ".join(pool.key.group for pool in pools)
                 return f"no {role} replica of group {groups} is running"
@@ -449,9 +454,20 @@ def _spare_followers(counts: Mapping[Role, int], ratio: PdRatio, room: Room, sna
     return 0
 
 
-def _with_woken(verdict: Verdict, placed: Placed, ratio: PdRatio) -> Verdict:
+def _stuck(pools: Sequence[PoolStats], state: ControllerState, overdue: frozenset[PoolKey]) -> dict[Role, int]:
+    """Replicas of each role that lowest counts keep asking for, and that have been on no node for too long."""
+    found = dict.fromkeys(Role, 0)
+    for pool in pools:
+        if pool.key in overdue and pool.held_replicas is not None:
+            found[pool.key.role] += max(
+                0, min(pool.lowest_replicas, asked(state).get(pool.key, 0)) - pool.held_replicas
+            )
+    return found
+
+
+def _with_woken(verdict: Verdict, placed: Placed, ratio: PdRatio, stuck: Mapping[Role, int]) -> Verdict:
     """The verdict as it was placed, where groups that woke have a follower more each."""
-    there = desired_replicas(placed.counts)
+    there = {role: count - stuck[role] for role, count in desired_replicas(placed.counts).items()}
     more = there[ratio.follower] - verdict.counts[ratio.follower]
     if more <= 0 or there[ratio.leader] < verdict.counts[ratio.leader]:
         return verdict

@@ -18,7 +18,7 @@ from autoscale.types import Plan, Snapshot
 from autoscale.warm import asked, shared
 from kvtransfer.topology import Node, Role, Topology
 
-# A claim is tried out unit by unit; who comes later in a cycle claims in one of the next.
+# Claims are tried out unit by unit. Of so many in a cycle: once they have their room, others come.
 _MOST_CLAIMANTS = 16
 
 
@@ -66,8 +66,8 @@ def tick_all(
         plan = controllers[name].tick(snapshot, slots)
         if slots is not None and free is not None:
             # Only what a plan was made from: of thousands of nodes that would be most of the cycle.
-            was_placed = asked(plan.state) != asked(snapshot.state) or plan.pending or plan.passed_over
-            seen = slots.nodes((pool.demand for pool in snapshot.pools), free) if was_placed else ()
+            looked = _has_looked(snapshot, plan)
+            seen = slots.nodes((pool.demand for pool in snapshot.pools), free) if looked else ()
             snapshot = replace(snapshot, nodes=seen)
         decided[name] = snapshot, plan
         before = held_gpus(snapshot.pools, asked(snapshot.state))
@@ -75,7 +75,6 @@ def tick_all(
             if kind in left:
                 left[kind] -= max(0.0, gpus - before.get(kind, 0.0))
         if plan.pending and claimants < _MOST_CLAIMANTS:
-            claimants += 1
             shortage = Shortage(controllers[name], snapshot, plan, slots, left)
             others = [snapshots[other] for other in order if other != name]
             givers = {
@@ -84,8 +83,16 @@ def tick_all(
                 if controllers[other].config.priority < controllers[name].config.priority
                 and not controllers[other].is_frozen
             }
-            claim(shortage, others, givers, claims)
+            claimants += claim(shortage, others, givers, claims)
     return decided
+
+
+def _has_looked(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether a plan may have depended on nodes: on where there is room, or on who is on the scarcest."""
+    before, after = snapshot.state, plan.state
+    is_placed = asked(after) != asked(before) or plan.pending or plan.passed_over or plan.nodes
+    has_chosen = after.warm or plan.victims != before.victims or plan.withdrawn != tuple(before.withdrawn)
+    return bool(is_placed or has_chosen)
 
 
 def lacking_types(decided: Mapping[str, tuple[Snapshot, Plan]]) -> frozenset[str]:

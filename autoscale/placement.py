@@ -396,8 +396,9 @@ class _Service:
     def give_up(self) -> None:
         """Prefill of a group that has no decode is of no use to anybody; decode alone prefills for itself."""
         for group in self.groups:
-            if group.leader.key.role is Role.PREFILL and group.followers == 0:
-                group.leaders = max(0, min(group.leaders, group.leader.lowest_replicas - group.stuck[Role.PREFILL]))
+            if group.count(Role.DECODE) == 0:
+                tied_up = group.of[Role.PREFILL].lowest_replicas
+                group.placed[Role.PREFILL] = min(group.placed[Role.PREFILL], max(tied_up, group.stuck[Role.PREFILL]))
 
     def _take(self, *wanted: tuple[PoolStats, int]) -> str | None:
         """Room for so many replicas of each pool, all or nothing; why there is none."""

@@ -91,10 +91,12 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
                 f"was deployed with ({limits.lowest_replicas} to {limits.highest_replicas}): change replicas and "
                 "max_replicas of the group and deploy again"
             )
-        if lowest and not limits.lowest_replicas:
+    for role, bounds in config.bounds.items():
+        awake = any(key.role is role and limits.lowest_replicas for key, limits in pools.root.items())
+        if bounds.lowest_replicas and not awake:
             raise ValueError(
-                f"bounds.{key.role}.lowest_replicas ({lowest}) would keep {key} awake by one role, and it may sleep: "
-                "give the group more replicas and deploy again"
+                f"bounds.{role}.lowest_replicas ({bounds.lowest_replicas}) does nothing, since every group may sleep: "
+                "give one more replicas and deploy again"
             )
     if config.guard.budget_gpus is not None and not any(pool.gpus_per_replica for pool in pools.root.values()):
         raise ValueError(

@@ -17,6 +17,9 @@ from kvtransfer.topology import DEFAULT_LABELS, TopologyConfig, TopologyLabels, 
 from router.admission import ObjectivesConfig
 from router.config import RouterConfig
 
+# What floating point adds to parts of GPUs.
+_EPSILON = 1e-6
+
 
 class ServiceConfig(BaseModel):
     """One model: its engines, the groups that they are in, and how it is sized and routed."""
@@ -320,12 +323,12 @@ def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConf
             least[kind] = least.get(kind, 0.0) + pool.replicas * gpus
             smallest[kind] = min(smallest.get(kind, gpus), gpus)
     for kind, gpus in limit.items():
-        if least.get(kind, 0.0) > gpus:
+        if least.get(kind, 0.0) > gpus + _EPSILON:
             raise ValueError(
                 f"{name}: {gpus:g} GPUs of type {kind} are less than the {least[kind]:g} that the lowest counts of all "
                 "groups take: raise it, or lower replicas"
             )
-        if smallest.get(kind, 0.0) > gpus:
+        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # none at all switches a type off
             raise ValueError(
                 f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest[kind]:g}: raise it, or "
                 "leave the groups of that type out"

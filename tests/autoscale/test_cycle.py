@@ -291,6 +291,85 @@ def test_law_10_room_that_was_made_goes_to_who_asked_for_it() -> None:
     assert counts(decided["low"][1]) == {"low-g": (2, 2)}
 
 
+def test_law_12_what_is_stuck_is_had_elsewhere_once() -> None:
+    """Not once more in every cycle."""
+    one = controller(1, no_node_s=10.0)
+    lost = tuple(
+        replace(pool, replicas=(), held_replicas=0, on={}, target_replicas=1)
+        for pool in pools("s", (1, 1), group="lost", selector={"s1": "gone"})
+    )
+    here = pools("s", (0, 0), group="here", lowest=0)
+    waits = {pool.key: (NOW_S - 60.0, 0) for pool in lost}
+    desired = {pool.key: pool.target_replicas for pool in (*lost, *here)}
+    state = ControllerState(ticked_s=NOW_S - 5.0, desired=desired, unplaced_since_s=waits)
+    seen = {"s": snapshot(lost, here, state=state)}
+    for cycle in range(6):
+        plan = tick_all({"s": one}, seen, nodes=[node("a", 8)])["s"][1]
+        assert counts(plan) == {"s-lost": (1, 1), "s-here": (1, 1)}, cycle
+        now_s = seen["s"].now_s + 5.0
+        seen = {"s": replace(seen["s"], now_s=now_s, state=plan.state)}
+
+
+def test_law_12_a_role_that_is_stuck_holds_nobody_up() -> None:
+    one = controller(4, "1:2", no_node_s=10.0)
+    prefill, decode = pools("s", (0, 1), group="torn", selector={"s1": "m2"})
+    torn = (replace(prefill, target_replicas=1), decode)
+    state = ControllerState(
+        ticked_s=NOW_S - 5.0,
+        desired={torn[0].key: 1, torn[1].key: 1},
+        unplaced_since_s={prefill.key: (NOW_S - 60.0, 0)},
+    )
+    seen = {"s": snapshot(torn, pools("s", (0, 0), group="here", lowest=0), state=state)}
+    plan = tick_all({"s": one}, seen, nodes=[node("a", 8)])["s"][1]
+    assert counts(plan)["s-here"][0] >= 1
+
+
+@pytest.mark.parametrize("ratio", ["1:1", "1:2"])
+def test_law_4_prefill_that_has_lost_its_decode_goes(ratio: str) -> None:
+    one = controller(1, ratio)
+    stranded = pools("s", (1, 0), group="g", lowest=0)
+    other = pools("s", (1, 1), group="other")
+    plan = tick_all({"s": one}, {"s": snapshot(stranded, other)}, nodes=[node("a", 0)])["s"][1]
+    assert counts(plan)["s-g"] == (0, 0)
+
+
+def test_law_10_units_that_are_of_no_use_hide_none_that_are() -> None:
+    services = {"high": controller(2, priority=5), "near": controller(2, priority=1), "far": controller(34)}
+    seen = {
+        "high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})),
+        "near": snapshot(pools("near", (2, 2))),
+        "far": snapshot(pools("far", (34, 34), at="b")),
+    }
+    seen["far"] = replace(seen["far"], pools=tuple(replace(pool, highest_replicas=40) for pool in seen["far"].pools))
+    decided = tick_all(services, seen, nodes=[node("a", 0), node("b", 0, s1="m2")])
+    assert counts(decided["near"][1]) == {"near-g": (1, 1)}
+    assert counts(decided["far"][1]) == {"far-g": (34, 34)}
+
+
+def test_law_10_who_nobody_could_help_takes_no_turn() -> None:
+    services = {f"other{i}": controller(2, priority=9) for i in range(20)}
+    services |= {"high": controller(2, priority=5), "low": controller(2)}
+    seen = {f"other{i}": snapshot(pools(f"other{i}", (1, 1), gpu_type="A100", at="c")) for i in range(20)}
+    seen |= {"high": snapshot(pools("high", (1, 1))), "low": snapshot(pools("low", (2, 2)))}
+    decided = tick_all(services, seen, nodes=[node("a", 0), node("c", 0, "A100")])
+    assert counts(decided["low"][1]) == {"low-g": (1, 1)}
+
+
+def test_law_16_a_log_replays_that_chose_who_leaves_by_its_node() -> None:
+    services = {"a": controller(2)}
+    wide = pools("a", (3, 3))
+    on = {pool.key: dict(zip(pool.on, (("z",), ("x",), ("x",)), strict=True)) for pool in wide}
+    wide = tuple(replace(pool, on=on[pool.key]) for pool in wide)
+    desired = {pool.key: 2 for pool in wide}
+    names = tuple(replica.replica_id for pool in wide for replica in pool.replicas)
+    state = ControllerState(ticked_s=NOW_S - 5.0, desired=desired, admitted=names)
+    nodes = [node("x", 2), node("y", 8, "A100", s1="m2"), node("z", 0, s1="m2")]
+    ((name, (own, plan)),) = tick_all(services, {"a": snapshot(wide, state=state)}, nodes=nodes).items()
+    assert set(plan.withdrawn) == {"a-g-prefill0", "a-g-decode0"}
+    lines = [config_line(name, services["a"].config, 0.0, "start"), decision_line(name, own, plan)]
+    assert list(replay(lines)) == [None]
+
+
 def test_a_plan_follows_from_its_own_snapshot_alone() -> None:
     """So a service's log replays without the others'."""
     services = {"low": controller(3), "high": controller(3, priority=5)}

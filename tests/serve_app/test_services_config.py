@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvtransfer.topology import Role
 from serve_app.validate import ConfigError, parse_app_config
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +95,8 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
             "idle_to_zero_s of qwen3-32b does nothing while prefill:chat-mixed-a keeps replicas",
         ),
         (
-            lambda a: chat(a)["autoscale"].update(bounds={"decode": {"lowest_replicas": 1}}),
-            r"bounds.decode.lowest_replicas \(1\) would keep decode:chat-h100-b awake by one role",
+            lambda a: a["services"][1]["autoscale"].update(bounds={"decode": {"lowest_replicas": 1}}),
+            r"bounds.decode.lowest_replicas \(1\) does nothing, since every group may sleep",
         ),
         (
             lambda a: chat(a)["groups"][0]["node_labels"].update(x="in(a"),
@@ -129,6 +130,17 @@ def test_a_service_without_autoscale_beside_one_that_has_it_is_refused() -> None
         del chat(args)["groups"][0][role]["max_replicas"]
     with pytest.raises(ConfigError, match="'qwen3-32b' has no autoscale and others have: one policy sizes all"):
         parse_app_config(args)
+
+
+def test_limits_may_switch_a_type_off_and_bounds_are_of_who_is_awake() -> None:
+    args = two_services()
+    chat(args)["autoscale"]["bounds"] = {role: {"lowest_replicas": 2} for role in ("prefill", "decode")}
+    args["services"][1]["autoscale"]["quota_gpus"] = {"H100": 0}
+    config = parse_app_config(args)
+    sized = config.services[0].autoscale
+    assert sized is not None
+    assert sized.bounds_of(Role.DECODE, 1, 8) == (2, 8)
+    assert sized.bounds_of(Role.DECODE, 0, 8) == (0, 8)
 
 
 def test_an_inventory_may_be_a_file(tmp_path: Path) -> None:
