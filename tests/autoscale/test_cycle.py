@@ -293,7 +293,7 @@ def test_law_10_room_that_was_made_goes_to_who_asked_for_it() -> None:
 
 def test_law_12_what_is_stuck_is_had_elsewhere_once() -> None:
     """Not once more in every cycle."""
-    one = controller(1, no_node_s=10.0)
+    one = controller(1, no_node_s=10.0, guard={"cooldown_out_s": 0.0, "cooldown_in_s": 600.0})
     lost = tuple(
         replace(pool, replicas=(), held_replicas=0, on={}, target_replicas=1)
         for pool in pools("s", (1, 1), group="lost", selector={"s1": "gone"})

@@ -409,6 +409,19 @@ def test_law_12_a_leader_that_has_lost_its_only_follower_goes_where_a_whole_unit
     assert not moved.passed_over.get("empty")
 
 
+@pytest.mark.parametrize("ratio", ["1:1", "1:2", "2:1"])
+def test_law_4_prefill_without_decode_is_given_up_though_another_groups_is_stuck(ratio: str) -> None:
+    nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", free=0, under="d/c/b1/m2")]
+    groups = [
+        group("kept", M1, bounds=(1, 2), held_replicas={P: 0, D: 1}),
+        group("torn", M2, held_replicas={P: 1, D: 0}),
+    ]
+    now = {"kept": (1, 1), "torn": (1, 0)}
+    placed = placed_on(nodes, groups, 2, 2, ratio, current=now, overdue={PoolKey("kept", P)})
+    assert counts(placed) == {"kept": (1, 1)}
+    assert placed.pending[P] >= 1
+
+
 def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
     nodes = [replace(node("a"), is_cordoned=True)]
     stays = placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})
