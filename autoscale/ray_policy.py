@@ -153,8 +153,9 @@ class JointPolicy:
         nodes = places = None
         if topology is not None:
             nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
+        on = None if places is None else _by_pool(places)
         snapshots = {
-            name: self._snapshot(name, controllers[name], link, seen, states.get(name, ControllerState()), places)
+            name: self._snapshot(name, controllers[name], link, seen, states.get(name, ControllerState()), on)
             for name in controllers
         }
         budget_gpus = None if topology is None else topology.budget_gpus
@@ -186,7 +187,7 @@ class JointPolicy:
         link: "_Link",
         seen: "_Seen",
         state: ControllerState,
-        places: "Places | None",
+        on: "Mapping[PoolKey, Mapping[str, tuple[str, ...]]] | None",
     ) -> Snapshot:
         config, signals = controller.config, self._signals[name]
         raw = {key: of for key, of in seen.raw.items() if key in link.pools[name].root}
@@ -213,13 +214,9 @@ class JointPolicy:
                     link_tier=limits.link_tier,
                     draining=draining,
                     cost=limits.cost,
-                    demand=None if places is None else limits.demand,
-                    held_replicas=None
-                    if places is None
-                    else sum(of == key and replica not in leaving for replica, (of, _) in places.items()),
-                    on={}
-                    if places is None
-                    else {replica: nodes for replica, (of, nodes) in places.items() if of == key},
+                    demand=None if on is None else limits.demand,
+                    held_replicas=None if on is None else sum(name not in leaving for name in on.get(key, {})),
+                    on={} if on is None else on.get(key, {}),
                     preference=limits.preference,
                     affinity=limits.affinity,
                     is_preemptible=limits.is_preemptible,
@@ -411,6 +408,14 @@ class _Link:
             "is_hooked": ray_victims.VICTIMS.is_hooked,
         }
         self._send()
+
+
+def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
+    """Of each pool its replicas that have their room, and their nodes."""
+    found: dict[PoolKey, dict[str, tuple[str, ...]]] = {}
+    for replica, (key, nodes) in places.items():
+        found.setdefault(key, {})[replica] = nodes
+    return found
 
 
 def _p99(values: Sequence[float]) -> float:
