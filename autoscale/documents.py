@@ -1,4 +1,4 @@
-"""How files of settings are read, and what is wrong with them said in one line (pure)."""
+"""Reads YAML files of settings, and names their first fault in one line (pure, but it reads files)."""
 
 import textwrap
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no name stands twice: PyYAML takes the last without a word, and one was a mistake."""
+    """YAML without repeated names: PyYAML would silently take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -20,14 +20,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """Read a YAML file that holds names and values.
-
-    Args:
-        path: the file.
-        expected: what it should hold, for who gave another.
+    """Read a YAML file that holds names and values; ``expected``: what they are, for the message.
 
     Raises:
-        ValueError: it cannot be read, is no YAML, or holds something else; names the file.
+        ValueError: it cannot be read, is not YAML, or holds something else; names the file.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -37,7 +33,7 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path}: not a text file") from None
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    # PyYAML lets through what its constructors raise for a value such as 2024-13-45 or !!bool x, and deep nesting.
+    # Errors of PyYAML's constructors, for values such as 2024-13-45 or !!bool x, and deep nesting.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(document, dict):
@@ -46,7 +42,7 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that pydantic refuses, as ``field: message``."""
+    """The first fault that pydantic found, as ``field: message``."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"

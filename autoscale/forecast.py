@@ -1,52 +1,41 @@
-"""What a measured series will be a while ahead, and how far the last forecasts were off (pure)."""
+"""Forecasts of a measured series, and their correction by earlier errors (pure)."""
 
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-# Of the values: what varies by less is constant but for rounding.
+from kvtransfer.strict_config import StrictConfig
+
+# A series that varies by less than this share of its values is constant.
 _CONSTANT_FRAC = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A value in the series' own unit, at least 0, and why it is only the last one, where it is."""
+    """A forecast in the series' own unit, at least 0. ``fallback``: the reason if it is only the last value."""
 
     value: float
     fallback: str | None = None
 
 
-class Forecaster(Protocol):
-    """What every forecaster is: it keeps nothing between two calls."""
-
-    def ahead(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> float:
-        """The value a while after the last one."""
-
-
-class _Forecaster(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    def ahead(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> float:
-        """The value a while after the last one, in the series' own unit, at least 0.
+class _Forecaster(StrictConfig):
+    def forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
+        """The value at ``horizon_s`` after the last one.
 
         Args:
-            times_s: when each value was measured; must rise, need not be regular.
+            times_s: times of the values; they rise, at any distances.
             values: the series, oldest first, at least one.
-            horizon_s: how long after the last one.
+            horizon_s: time after the last value.
 
         Raises:
-            ValueError: there are no values, or some are no numbers, or times do not rise.
+            ValueError: there are no values, a number is not finite, or times do not rise.
         """
-        return self.forecast(times_s, values, horizon_s).value
-
-    def forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
-        """The same with what became of it."""
         _check_series(times_s, values, horizon_s)
         found = self._forecast(times_s, values, horizon_s)
         return Forecast(value=max(0.0, found.value), fallback=found.fallback)
@@ -56,7 +45,7 @@ class _Forecaster(BaseModel):
 
 
 class LastValueConfig(_Forecaster):
-    """It stays as it is."""
+    """The last value."""
 
     kind: Literal["last_value"] = "last_value"
 
@@ -65,12 +54,14 @@ class LastValueConfig(_Forecaster):
 
 
 class EwmaConfig(_Forecaster):
-    """An exponentially weighted mean, and its trend, which fades: Holt's method with weights by time."""
+    """An exponentially weighted mean with a damped trend: Holt's method with weights by time."""
 
     kind: Literal["ewma"] = "ewma"
-    level_s: float = Field(120.0, gt=0.0, description="A value this old counts 1/e of a new one.")
-    trend_s: float | None = Field(None, gt=0.0, description="The same for the slope; without it there is no trend.")
-    damping_s: float = Field(300.0, gt=0.0, description="After so long a slope has faded to 1/e.")
+    level_s: float = Field(120.0, gt=0.0, description="Age at which a value counts 1/e of a new one.")
+    trend_s: float | None = Field(
+        None, gt=0.0, description="Age at which a slope counts 1/e of a new one; left out: no trend."
+    )
+    damping_s: float = Field(300.0, gt=0.0, description="Time after which the trend has faded to 1/e.")
 
     def _forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
         level, slope = values[0], 0.0
@@ -85,12 +76,12 @@ class EwmaConfig(_Forecaster):
         return Forecast(value=level + slope * self._lasting_s(horizon_s))
 
     def _lasting_s(self, passed_s: float) -> float:
-        """For how long a fading slope would have to last undamped to come as far."""
+        """The time in which an undamped slope rises as far as the damped one does in ``passed_s``."""
         return -self.damping_s * math.expm1(-passed_s / self.damping_s)
 
 
 class ArimaConfig(_Forecaster):
-    """An ARIMA model, fitted anew each time; the last value where that cannot be done, with the reason."""
+    """An ARIMA model, fitted anew each time; the last value, with a reason, if it cannot be fitted."""
 
     kind: Literal["arima"] = "arima"
     order: tuple[
@@ -106,7 +97,7 @@ class ArimaConfig(_Forecaster):
 
     def _forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
         p, d, q = self.order
-        fewest = d + 2 * (p + q + 1)  # two differences for each parameter
+        fewest = d + 2 * (p + q + 1)  # two values per parameter
         last = values[-1]
         if len(values) < fewest:
             return Forecast(value=last, fallback=f"{len(values)} values, ARIMA{self.order} needs {fewest}")
@@ -130,25 +121,20 @@ class ArimaConfig(_Forecaster):
 ForecastConfig = Annotated[LastValueConfig | EwmaConfig | ArimaConfig, Field(discriminator="kind")]
 
 
-class CorrectionConfig(BaseModel):
-    """How forecasts are corrected by the last ones: divided by a factor, what was predicted over what came.
+class CorrectionConfig(StrictConfig):
+    """Forecasts are divided by a factor: earlier forecasts over observed values.
 
     DOPD takes the most recent ratio alone (section II-A), which is ``weight_frac`` 1. On traces that made one-step
-    errors worse by a tenth to a half, since it amplifies the noise; a tenth leaves them as they were.
+    errors a tenth to a half larger, since it amplifies noise; with ``weight_frac`` 0.1 they stay as they are.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    weight_frac: float = Field(0.1, ge=0.0, le=1.0, description="What the newest ratio counts; 0: no correction.")
-    most: float = Field(1.25, ge=1.0, le=10.0, description="The factor stays between one over this, and this.")
+    weight_frac: float = Field(0.1, ge=0.0, le=1.0, description="Weight of the newest ratio; 0: no correction.")
+    most: float = Field(1.25, ge=1.0, le=10.0, description="Largest factor; the smallest one is its inverse.")
 
     def updated(self, factor: float, predicted: float, observed: float) -> float:
-        """The factor after one more forecast has met what came: their geometric mean (DOPD section V-D).
+        """The factor, 1 at first, after one more observation: a weighted geometric mean (DOPD section V-D).
 
-        Args:
-            factor: the one before; 1 at first.
-            predicted: the forecast, not yet corrected.
-            observed: what came, in the same unit.
+        ``predicted`` is the forecast without correction.
         """
         ratio = 1.0 if predicted == observed else math.inf if observed <= 0.0 else predicted / observed
         before, newest = (min(max(value, 1.0 / self.most), self.most) for value in (factor, ratio))
@@ -165,7 +151,7 @@ def _check_series(times_s: Sequence[float], values: Sequence[float], horizon_s: 
 
 
 def _regular(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, np.ndarray]:
-    """The median step, and at most as many values that far apart, back from the last one; between them lines."""
+    """The median step, and the series at regular steps back from the last value, by linear interpolation."""
     step_s = float(np.median(np.diff(times_s)))
     count = min(len(values), int((times_s[-1] - times_s[0]) / step_s + _CONSTANT_FRAC) + 1)
     at = times_s[-1] - step_s * np.arange(count - 1, -1, -1)
@@ -173,11 +159,12 @@ def _regular(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, 
 
 
 def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) -> np.ndarray:
-    """The next steps by the most likely model: ``X = mu + sum phi X + sum theta eps`` (DOPD Algorithm 2, line 27).
+    """The next steps by the most likely model: ``X = mu + sum phi X + sum theta eps``.
 
-    As statsmodels does it by default, a fit takes 25 ms, and on busy cores now and then seconds: its stationary start
-    and L-BFGS-B solve tiny systems with BLAS threads that wait for each other. This takes 10 ms, on busy cores 20, and
-    forecasts are as good.
+    The default fit of statsmodels takes 25 ms, and sometimes seconds on busy cores: its stationary start and L-BFGS-B
+    solve tiny systems with BLAS threads that wait for each other. This fit takes 10 to 20 ms with equal forecasts.
+
+    Source: DOPD Algorithm 2, line 27.
     """
     from statsmodels.tsa.arima.model import ARIMA  # it takes a second to import
 

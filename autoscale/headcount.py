@@ -1,8 +1,10 @@
-"""How many replicas of each role should serve, run, are under observation, or are on their way out (pure)."""
+"""How many replicas of each role should serve, run, are withdrawn, or end (pure)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
-from autoscale.types import PoolKey, PoolStats, Snapshot
+from autoscale.types import ControllerState, PoolKey, PoolStats
 from kvtransfer.topology import Role
 
 
@@ -11,35 +13,35 @@ def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
     return {role: sum(count for key, count in desired.items() if key.role is role) for role in Role}
 
 
-def among(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """The names that are among others, in their order."""
-    return [name for name in names if name in others] if others else []
-
-
 def count_among(pool: PoolStats, names: Collection[str]) -> int:
     """How many of a pool's running replicas are among these."""
     return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
 
 
-def running_replicas(snapshot: Snapshot, *, without: Collection[str]) -> dict[Role, int]:
-    """Running replicas of each role but for some."""
-    running = dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        running[pool.key.role] += len(pool.replicas) - count_among(pool, without)
-    return running
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """Replicas of each role at one instant, over all groups.
 
+    Attributes:
+        desired: should serve.
+        running: run, without those that were told to stop.
+        withdrawn: of those that run, out of routing and able to come back.
+        ending: were told to stop, and still hold their GPUs.
+    """
 
-def withdrawn_replicas(snapshot: Snapshot) -> dict[Role, int]:
-    """Replicas of each role under observation."""
-    away = dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        away[pool.key.role] += count_among(pool, snapshot.state.withdrawn)
-    return away
+    desired: Mapping[Role, int]
+    running: Mapping[Role, int]
+    withdrawn: Mapping[Role, int]
+    ending: Mapping[Role, int]
 
-
-def ending_replicas(snapshot: Snapshot) -> dict[Role, int]:
-    """Replicas of each role that were told to stop and still hold their GPUs."""
-    victims, ending = set(snapshot.state.victims), dict.fromkeys(Role, 0)
-    for pool in snapshot.pools:
-        ending[pool.key.role] += len(pool.draining) + count_among(pool, victims)
-    return ending
+    @classmethod
+    def of(cls, pools: Iterable[PoolStats], state: ControllerState) -> Self:
+        """Count the replicas of all pools once."""
+        running, withdrawn, ending = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+        victims = set(state.victims)
+        for pool in pools:
+            role, stopping = pool.key.role, count_among(pool, victims)
+            running[role] += len(pool.replicas) - stopping
+            withdrawn[role] += count_among(pool, state.withdrawn)
+            ending[role] += len(pool.draining) + stopping
+        return cls(desired=desired_replicas(state.desired), running=running, withdrawn=withdrawn, ending=ending)

@@ -12,11 +12,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from kvtransfer.topology import Role
 
-# HeteroScale section 4.1: what production needs lies between one prefill for five decode and nine for one.
-_LOWEST, _HIGHEST = Fraction(1, 5), Fraction(9, 1)
+# Bounds of ratios: what production needs, HeteroScale section 4.1.
+_LOWEST = Fraction(1, 5)
+_HIGHEST = Fraction(9, 1)
 # A ratio given as a decimal stands for the nearest one of small whole numbers.
 _MAX_DENOMINATOR = 60
-# What floating point adds to a product of a need and a ratio is no replica.
+# Rounding errors of a product of a need and a ratio, which are no replica.
 _EPSILON = 1e-9
 
 
@@ -32,11 +33,7 @@ class PdRatio:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Read ``"1:3"``, or a number of prefill replicas per decode replica.
-
-        Raises:
-            ValueError: not a ratio, or one that is neither 0:1 nor between 1:5 and 9:1.
-        """
+        """Read ``"1:3"``, or prefill replicas per decode replica; a ValueError unless 0:1 or between 1:5 and 9:1."""
         if isinstance(value, cls):
             return value
         try:
@@ -63,7 +60,7 @@ class PdRatio:
 
     @classmethod
     def of(cls, wanted: Mapping[Role, float]) -> Self:
-        """The ratio of counts that a policy wants, as near as small whole numbers come; of each at least one."""
+        """The ratio of two counts, each counted as at least one, in small whole numbers."""
         ratio = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
         near = ratio.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)
         return cls(near.numerator, near.denominator)
@@ -114,13 +111,19 @@ class PdRatio:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Configs carry it as text."""
-        return core_schema.no_info_plain_validator_function(cls.parse, serialization=core_schema.to_string_ser_schema())
+        """In configurations it is text."""
+        return core_schema.no_info_plain_validator_function(
+            cls.parse,
+            serialization=core_schema.to_string_ser_schema(),
+            json_schema_input_schema=core_schema.union_schema(
+                [core_schema.str_schema(pattern=r"^\d+:\d+$"), core_schema.float_schema()]
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the counts of both roles must stay inside: replicas, and GPUs for both together."""
+    """What the counts of both roles must stay inside: replicas of each, and GPUs for both together."""
 
     lowest: Mapping[Role, int]
     highest: Mapping[Role, int]
@@ -144,13 +147,14 @@ class Room:
 
     def clamp(self, counts: Mapping[Role, float]) -> dict[Role, int]:
         """The nearest whole counts inside the bounds."""
-        return {role: min(max(_whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
+        return {role: min(max(whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
 
-    def is_over_budget(self, counts: Mapping[Role, int]) -> bool:
-        """Whether counts take more GPUs than there may be."""
+    def is_over_budget(self, counts: Mapping[Role, int], ending: Mapping[Role, int] | None = None) -> bool:
+        """Whether counts, beside replicas that end and still hold their GPUs, take more GPUs than the budget."""
         if self.budget_gpus is None:
             return False
-        return sum(counts[role] * self.gpus_per_replica[role] for role in Role) > self.budget_gpus
+        holding = counts if ending is None else {role: counts[role] + ending[role] for role in Role}
+        return sum(holding[role] * self.gpus_per_replica[role] for role in Role) > self.budget_gpus
 
 
 BOUNDLESS = Room(
@@ -159,35 +163,26 @@ BOUNDLESS = Room(
 
 
 def joint_counts(
-    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, *, band_replicas: float, shortfall_replicas: float = 0.0
+    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
 ) -> dict[Role, int] | None:
-    """Whole replicas of both roles, within ``band_replicas`` followers of the ratio.
+    """Whole replicas of both roles, within ``band_replicas`` followers of the ratio; ``None``: the room holds no such.
 
     The fewest leaders, and for them the fewest followers, that give each role at least what is wanted; where the room
     is too small for that, the most that it holds. The two always come from one step: neither role can move and leave
-    the other behind.
-
-    Args:
-        wanted: replicas of each role; need not be whole, nor at the ratio.
-        ratio: the ratio to keep.
-        room: bounds and budget.
-        band_replicas: how far from the ratio the followers may be, replicas of the follower.
-        shortfall_replicas: how far below the ratio rounding may leave them; 0 rounds up, 0.5 to the nearest.
-
-    Returns:
-        Counts of both roles, or ``None`` where the room holds no pair inside the band.
+    the other behind. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 to the
+    nearest.
     """
     leader, follower = ratio.leader, ratio.follower
     share = ratio.follower_share
-    need = {leader: _whole(ratio.leaders(wanted))}
-    need[follower] = max(_whole(wanted[follower]), _whole(wanted[leader] * share - shortfall_replicas))
+    need = {leader: whole(ratio.leaders(wanted))}
+    need[follower] = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
     first = min(max(need[leader], lowest), highest)
     # Upward only where fewer are out of band, as a high minimum of the follower can force.
     for leaders in chain(range(first, lowest - 1, -1), range(first + 1, highest + 1)):
-        fewest = max(room.lowest[follower], _whole(leaders * share - band_replicas))
+        fewest = max(room.lowest[follower], whole(leaders * share - band_replicas))
         most = min(room.highest[follower], math.floor(leaders * share + band_replicas + _EPSILON))
-        followers = max(fewest, min(most, need[follower], _whole(leaders * share - shortfall_replicas)))
+        followers = max(fewest, min(most, need[follower], whole(leaders * share - shortfall_replicas)))
         while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
             followers -= 1
         if fewest <= followers <= most:
@@ -196,9 +191,10 @@ def joint_counts(
 
 
 def pd_text(counts: Mapping[Role, int]) -> str:
-    """Counts as people write them: ``2P6D``."""
+    """Counts as text: ``2P6D``."""
     return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"
 
 
-def _whole(replicas: float) -> int:
+def whole(replicas: float) -> int:
+    """The fewest whole replicas, but for rounding errors."""
     return math.ceil(replicas - _EPSILON)

@@ -8,10 +8,10 @@ class Victims:
     """What the plans say of single replicas, by application.
 
     Attributes:
-        is_hooked: someone asks for it.
+        is_hooked: the scheduler hook reads this.
         chosen: replicas that are to stop next.
-        allowed: by deployment, the nodes that its replicas may start on, where that is not every one.
-        cordoned: nodes on which none may start.
+        allowed: by deployment, the nodes that its replicas may start on, if these are not all nodes.
+        cordoned: nodes on which no replica may start.
     """
 
     is_hooked: bool = False
@@ -20,5 +20,6 @@ class Victims:
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-# The policy's own module is copied into the controller by value, so its globals would be nobody else's.
+# Registry: what the policy tells the scheduler hook. Serve copies the policy's own module into its controller by value,
+# so no other module could reach globals there.
 VICTIMS = Victims()

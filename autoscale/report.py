@@ -1,5 +1,6 @@
-"""Report: what a run did for its users; one type for benchmark, demo and simulator (pure)."""
+"""Report: a run in figures for its users; one type for load generator, laboratory and simulator (pure)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -11,10 +12,10 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """The timeline of one request, seconds from the start of the run; ``None`` where it never got there.
+    """The timeline of one request, seconds from the start of the run; ``None``: it did not get that far.
 
-    ``prefilled_s``: when another engine than that which decodes had computed the prompt; ``None`` where none did, or
-    nobody looked. ``answered_s``: when the response's status came.
+    ``prefilled_s``: when a prefill engine had computed the prompt; ``None``: no such engine did, or it is not known.
+    ``answered_s``: when the response's status came.
     """
 
     sent_s: float
@@ -70,11 +71,7 @@ class Report:
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord], slos: Sequence[Slo] | None = None) -> Self:
-        """Summarise a run.
-
-        Args:
-            records: every request of the run.
-            slos: the objective of each request, in the same order; ``None`` leaves goodput out.
+        """Summarise a run; without ``slos``, one objective for each record, goodput is left out.
 
         Raises:
             ValueError: no records, or not one objective per record.
@@ -87,13 +84,7 @@ class Report:
         start = min(record.sent_s for record in records)
         end = max(max(record.last_token_s or 0.0, record.sent_s) for record in records)
         duration = max(end - start, 1e-9)
-        met = None
-        if slos is not None:
-            met = sum(slo.is_met(record) for record, slo in zip(records, slos, strict=True))
-        errors: dict[str, int] = {}
-        for record in records:
-            if record.error is not None:
-                errors[record.error] = errors.get(record.error, 0) + 1
+        met = None if slos is None else sum(slo.is_met(record) for record, slo in zip(records, slos, strict=True))
         return cls(
             requests_ok=len(ok),
             requests_failed=len(records) - len(ok),
@@ -104,7 +95,7 @@ class Report:
             requests_per_s=len(ok) / duration,
             slo_attainment_frac=None if met is None else met / len(records),
             goodput_requests_per_s=None if met is None else met / duration,
-            errors=errors,
+            errors=dict(Counter(record.error for record in records if record.error is not None)),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +104,5 @@ class Report:
 
 
 def _quantiles(values: Sequence[float | None]) -> dict[str, float]:
-    seen = [value for value in values if value is not None]
-    if not seen:
-        return {}
-    return {name: float(np.quantile(seen, q)) for name, q in _QUANTILES.items()}
+    present = [value for value in values if value is not None]
+    return {name: float(np.quantile(present, q)) for name, q in _QUANTILES.items()} if present else {}

@@ -1,47 +1,41 @@
 """What the control plane knows and says: pools and their replicas, a snapshot, and the plan made from it (pure)."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from autoscale.ratio import PdRatio
-from autoscale.slots import Demand
 from kvtransfer.topology import LinkTier, Node, Role
+
+Strategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """All replicas of one role in one deployment group: one Serve deployment."""
+    """All replicas of one role in one deployment group: one Serve deployment, which is named ``role:group``."""
 
     group: str
     role: Role
 
-    @property
-    def deployment_name(self) -> str:
-        """The Serve deployment's name, ``role:group``."""
-        return f"{self.role}:{self.group}"
-
     @classmethod
     def parse(cls, deployment_name: str) -> Self:
-        """The pool of a deployment name.
-
-        Raises:
-            ValueError: the name is not ``prefill:GROUP`` or ``decode:GROUP``.
-        """
+        """The pool of a deployment name; a ValueError if it is not ``prefill:GROUP`` or ``decode:GROUP``."""
         role, separator, group = deployment_name.partition(":")
         if not separator or not group or role not in set(Role):
             raise ValueError(f"deployment {deployment_name!r} is no pool: expected 'prefill:GROUP' or 'decode:GROUP'")
         return cls(group, Role(role))
 
     def __str__(self) -> str:
-        return self.deployment_name
+        return f"{self.role}:{self.group}"
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Logs carry it as its deployment's name."""
+        """In logs it is the name of its deployment."""
         return core_schema.no_info_plain_validator_function(
             lambda value: value if isinstance(value, cls) else cls.parse(value),
             serialization=core_schema.to_string_ser_schema(),
@@ -49,13 +43,55 @@ class PoolKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaStats:
-    """One running replica, and what its engine did in the last window; ``None`` where it was not observed.
+class Demand:
+    """What one replica takes.
 
-    ``prefill_tokens_per_s`` counts prompt tokens that were computed, not those found in a cache. ``deferred_requests``
-    wait for KV from another engine; ``handoff_s`` is how long the last ones did on average, from prefill's answer to
-    the first token. ``unread_kv_requests`` are prompts whose KV prefill keeps for decode to pull. ``observed_s`` is
-    when the replica last reported, or became known.
+    Attributes:
+        selector: labels that a node must have.
+        gpu_type: type of its GPUs; ``None``: it has no GPU.
+        workers: workers of its engine; each is one bundle of its placement group.
+        gpus_per_worker: may be a fraction.
+        cpus_per_worker: CPUs of each bundle.
+        cpus_per_replica: further CPUs, on the node of the first worker.
+        strategy: how Ray spreads the bundles over nodes.
+        parts: instances that the replica consists of, such as attention and FFN instances in their ratio; all of them
+            lie under one switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
+    """
+
+    selector: Mapping[str, str] = field(default_factory=dict)
+    gpu_type: str | None = None
+    workers: int = 1
+    gpus_per_worker: float = 0.0
+    cpus_per_worker: float = 0.0
+    cpus_per_replica: float = 0.0
+    strategy: Strategy = "STRICT_PACK"
+    parts: tuple["Demand", ...] = ()
+    within: LinkTier = LinkTier.S1
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of one replica."""
+        return math.fsum(part.gpus for part in self.parts) if self.parts else self.workers * self.gpus_per_worker
+
+    def gpus_by_type(self) -> dict[str, float]:
+        """GPUs of one replica, by type."""
+        gpus: dict[str, float] = {}
+        for part in self.parts or (self,):
+            if part.gpu_type is not None:
+                gpus[part.gpu_type] = gpus.get(part.gpu_type, 0.0) + part.gpus
+        return gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStats:
+    """One running replica, and what its engine did in the last window; ``None``: not observed.
+
+    Attributes:
+        observed_s: when the replica last reported, or became known.
+        prefill_tokens_per_s: prompt tokens that were computed, without those that a prefix cache had.
+        deferred_requests: requests that wait for KV from another engine.
+        unread_kv_requests: prompts whose KV prefill keeps until decode has pulled it.
+        handoff_s: mean time of the last handoffs, from prefill's answer to the first token.
     """
 
     replica_id: str
@@ -74,46 +110,82 @@ class ReplicaStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStats:
-    """One pool: its running replicas, oldest first, the count that Serve works towards, and the pool's limits.
+class PoolLimits:
+    """What a pool was deployed with; only a redeploy changes it.
 
-    ``link_tier``: how far KV travels inside the group. ``draining``: victims that do not run any more, but have not
-    gone yet and hold their GPUs. ``cost``: of a replica for an hour, in any currency; where all are 0, nobody knows.
-    ``demand``: what a replica takes, where nodes are looked at; ``held_replicas``: how many of those that Serve works
-    towards have it already. ``preference``: the place of its GPU type among those that its service takes, from 0.
-    ``affinity``: what all nodes of its group must be under together. ``is_preemptible``: its replicas go first where
-    more important services lack room. ``on``: the nodes of each replica that has its room, those on their way out too.
+    Attributes:
+        link_tier: how far KV travels inside the group.
+        demand: what a replica takes; ``None``: nodes are not looked at.
+        cost: of a replica for an hour, in any currency; 0 for all pools: costs are unknown.
+        preference: place of its GPU type among those that the service takes, from 0.
+        affinity: the tier under which all nodes of the group must lie together.
+        is_preemptible: its replicas leave first where more important services lack room.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    lowest_replicas: int
+    highest_replicas: int
+    gpus_per_replica: float = 0.0
+    link_tier: LinkTier = LinkTier.S2
+    demand: Demand | None = None
+    cost: float = 0.0
+    preference: int = 0
+    affinity: LinkTier = LinkTier.NONE
+    is_preemptible: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """One pool: its running replicas, the count that Serve works towards, and its limits.
+
+    Attributes:
+        replicas: running, the oldest first.
+        draining: victims that do not run any more, but still hold their GPUs.
+        held_replicas: of those that Serve works towards, how many are on a node; ``None``: nodes are not looked at.
+        on: the nodes of each replica that is on nodes, those on their way out too.
     """
 
     key: PoolKey
     replicas: tuple[ReplicaStats, ...]
     target_replicas: int
-    lowest_replicas: int
-    highest_replicas: int
-    gpus_per_replica: float = 0
-    link_tier: LinkTier = LinkTier.S2
+    limits: PoolLimits
     draining: tuple[str, ...] = ()
-    cost: float = 0.0
-    demand: Demand | None = None
     held_replicas: int | None = None
-    preference: int = 0
-    affinity: LinkTier = LinkTier.NONE
-    is_preemptible: bool = False
     on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def demand(self) -> Demand | None:
+        """What a replica takes; ``None``: nodes are not looked at."""
+        return self.limits.demand
 
     @classmethod
     def absent(cls, key: PoolKey) -> Self:
-        """What an aggregated group has of prefill."""
-        return cls(key=key, replicas=(), target_replicas=0, lowest_replicas=0, highest_replicas=0)
+        """The prefill pool that an aggregated group does not have."""
+        limits = PoolLimits(lowest_replicas=0, highest_replicas=0)
+        return cls(key=key, replicas=(), target_replicas=0, limits=limits)
+
+    def bounded(self, lowest_replicas: int, highest_replicas: int) -> Self:
+        """The same pool with other bounds."""
+        if (lowest_replicas, highest_replicas) == (self.limits.lowest_replicas, self.limits.highest_replicas):
+            return self
+        limits = replace(self.limits, lowest_replicas=lowest_replicas, highest_replicas=highest_replicas)
+        return replace(self, limits=limits)
+
+    def gpus_by_type(self) -> dict[str, float]:
+        """GPUs of one replica, by type; empty: nodes are not looked at."""
+        return {} if self.demand is None else self.demand.gpus_by_type()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """A quantile of what users waited in the last window, seconds; ``None`` where nobody waited.
+    """A quantile of the waiting times of the last window, seconds; ``None``: no request waited.
 
-    A request that still waits for its first token counts towards TTFT with the time it has waited so far, so that a
-    stalled service is not taken for an idle one. Long prompts count with the share of their own objective that they
-    took (``SloConfig.ttft_share``); ``ttft_mean_s`` is the mean of those that got their first token, in plain seconds.
+    Attributes:
+        ttft_s: a request that still waits for its first token counts with its time until now, so that a stalled
+            service does not look idle. A long prompt counts with the share of its own objective that it took
+            (``SloConfig.ttft_share``).
+        ttft_mean_s: mean of the requests that got their first token, in plain seconds.
     """
 
     ttft_s: float | None = None
@@ -123,11 +195,13 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived in the last window; ``None`` where nothing was observed, and more where it is not whole.
+    """What arrived in the last window; ``None``: not observed.
 
-    ``input_tokens_weighted_mean``: of prompts, each counted as often as it has tokens; how long the prompt is that a
-    prompt token belongs to on average. The more lengths vary, the further it is above the mean. ``cached_frac``: the
-    share of their tokens that engines found in their prefix caches, where they were to compute them.
+    Attributes:
+        input_tokens_weighted_mean: mean length of prompts, each weighted by its tokens: the length of the prompt that
+            an average prompt token belongs to. The more lengths vary, the further it is above the plain mean.
+        cached_frac: share of the prompt tokens that the engines which should compute them had in their prefix caches.
+        is_whole: false: more arrived than was observed.
     """
 
     requests_per_s: float | None = None
@@ -144,18 +218,26 @@ class ControllerState:
 
     So a log replays from any line, and a controller that was killed goes on where it was.
 
-    ``desired`` counts the replicas that should serve, without those under observation, and ``desired_before`` is what
-    it was before they were withdrawn. ``tried``: how many leaders the last scale-in was asked for; ``missed``: that of
-    the last whose replicas users have missed, and how many in a row were. ``held`` run and wait for the other role, or
-    are warm. ``withdrawn`` are out of routing since a time but can come back; ``victims`` have been told to stop.
-    ``backlog``: (time, prompt tokens waiting for prefill). ``missing_since_s``: pools with fewer running replicas than
-    Serve works towards, when one last became ready, and how many had. ``capped``: pools for which no room was found,
-    until when they are given no more replicas, and how many have found room. ``lost_s``: when a replica last vanished
-    that nobody had told to stop. ``settled_s``: from when on latencies are all from after the last replica had entered.
-    ``memory``: series of numbers that the policy keeps for itself. ``yielding``: the most that pools may have while
-    more important services lack their room, and until when. ``idle_since_s``: since when nobody has asked anything.
-    ``warm``: replicas beyond ``desired`` that run and are not routed to. ``unplaced_since_s``: pools of which replicas
-    that Serve works towards are on no node yet, when one last found one, and how many were on one.
+    Attributes:
+        desired: replicas that should serve, by pool, without withdrawn ones.
+        desired_before: what ``desired`` was before the withdrawn replicas left.
+        tried: leaders that the policy wanted at the last scale-in.
+        missed: leaders that the policy wanted at the last scale-in after which latency was missed, and how many such
+            scale-ins followed each other.
+        held: run and are not routed to: they wait for the other role, or are warm.
+        withdrawn: out of routing since a time; they can come back.
+        victims: were told to stop.
+        backlog: (time, prompt tokens that waited for prefill).
+        missing_since_s: pools with fewer running replicas than Serve works towards: when the count last rose, and
+            the count.
+        capped: pools for which no room was found: until when they get no more replicas, and how many have found room.
+        lost_s: when a replica last vanished that was not told to stop.
+        settled_s: from when on all latencies are from after the last replica entered.
+        yielding: the most that pools may have while more important services lack their room, and until when.
+        idle_since_s: since when no request has come.
+        warm: replicas beyond ``desired`` that run and are not routed to.
+        unplaced_since_s: pools with replicas on no node: when the count on nodes last rose, and the count.
+        memory: series of numbers that the policy keeps for itself.
     """
 
     ticked_s: float | None = None
@@ -180,18 +262,30 @@ class ControllerState:
     unplaced_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no replica should serve."""
+        return not any(self.desired.values())
+
+    @property
+    def desired_and_warm(self) -> dict[PoolKey, int]:
+        """Replicas of each pool that should run."""
+        return {key: count + self.warm.get(key, 0) for key, count in self.desired.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that the controller may know at one instant.
 
-    ``now_s`` is a wall clock's, so that it means the same to the next process. ``is_recovering``: Serve's controller
-    has just started and does not know its replicas yet. ``is_awaited``: requests wait for a service that sleeps.
-    ``nodes``: with what those before it in a cycle have left of them; ``None`` where nobody looks at nodes.
-    ``gpus_left``: by type, what budgets of the application leave.
-    ``claims``: the most that pools may have from now on, since a more important service lacks their room, and
-    ``claimed`` the replicas that are in its way.
-    ``warm_replicas``: how many it may have now; ``None``: as it is configured.
+    Attributes:
+        now_s: of a wall clock, so that it means the same to the next process.
+        is_recovering: Serve's controller has just started and does not know its replicas yet.
+        is_awaited: requests wait for this service, which sleeps.
+        nodes: with what the services before this one in the cycle left of them; ``None``: nodes are not looked at.
+        gpus_left: GPUs by type that budgets of the application leave.
+        claims: the most that pools may have from now on, since a more important service lacks their room.
+        claimed: replicas that are in the way of that service.
+        warm_replicas: how many the service may have now; ``None``: as configured.
     """
 
     now_s: float
@@ -219,11 +313,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a policy wants: replicas of each role, not yet whole, bounded or at the ratio; ``None`` leaves all as is.
+    """What a policy wants.
 
-    ``ratio``: to be kept instead of the configured one. ``is_step``: a step of a feedback loop or a count by itself,
-    which the guard's hysteresis does not hold back. ``is_urgent`` skips cooldown and damping, never bounds or budget.
-    ``memory``: what the policy will find in the next snapshot's state; ``None`` leaves what is there.
+    Attributes:
+        wanted: replicas of each role, not yet whole, bounded or at the ratio; ``None``: leave all as it is.
+        ratio: to be kept instead of the configured one.
+        is_step: a step of a feedback loop, or a count by itself: the guard's hysteresis does not hold it back.
+        is_urgent: skips cooldown and damping, never bounds or budget.
+        memory: what the policy will find in the next snapshot's state; ``None``: what is there now.
     """
 
     wanted: Mapping[Role, float] | None
@@ -236,29 +333,69 @@ class Decision:
 
     def leaders(self, ratio: PdRatio) -> float | None:
         """Replicas of the ratio's larger role with which both roles have what is wanted."""
-        if self.wanted is None:
-            return None
-        return ratio.leaders(self.wanted)
+        return None if self.wanted is None else ratio.leaders(self.wanted)
+
+
+class NoteKind(StrEnum):
+    """Why a plan differs from what its policy wants."""
+
+    COOLDOWN = "cooldown"
+    REPLICA_LOST = "replica_lost"
+    NO_COUNTS = "no_counts"
+    BOUNDS = "bounds"
+    STEP = "step"
+    BUDGET = "budget"
+    OBSERVING = "observing"
+    LATENCY_MISSED = "latency_missed"
+    WOKEN_GROUP = "woken_group"
+    UNKNOWN = "unknown"  # a version before kinds stored the text alone
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the controller did to a decision: a kind for programs, a text for people."""
+
+    kind: NoteKind
+    text: str
+
+
+def _with_kind(note: Any) -> Any:
+    return Note(NoteKind.UNKNOWN, note) if isinstance(note, str) else note
+
+
+# A note as logs and stored states hold it: older ones have its text alone.
+StoredNote = Annotated[Note, BeforeValidator(_with_kind)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done: counts for Serve, who is routed to, and why.
+    """What is to be done, and why.
 
-    ``pending``: replicas of each role that have no place, and ``passed_over`` which groups were no place for them and
-    why; ``nodes``: where replicas of a pool that are new are to be, where that is said.
-    ``counts`` include replicas under observation. A replica that is running and in none of ``admitted``, ``withdrawn``
-    and ``victims`` is held until the other role has caught up. ``held_back`` says what the guard did to the decision.
+    A replica that runs and is in none of ``admitted``, ``withdrawn`` and ``victims`` is held until the other role has
+    caught up.
+
+    Attributes:
+        counts: for Serve, by pool; withdrawn replicas are included.
+        admitted: replicas that requests are routed to.
+        reinstated: replicas that were withdrawn and are admitted again.
+        held_back: what the guard did to the decision.
+        pending: replicas of each role that have no place.
+        passed_over: groups that were no place for them, and why.
+        nodes: for new replicas of a pool, the nodes that they may be on; a pool that is left out may be on all.
     """
 
     counts: Mapping[PoolKey, int]
     admitted: tuple[str, ...]
     withdrawn: tuple[str, ...]
-    reinstated: tuple[str, ...]
+    reinstated: tuple[str, ...] = ()
     victims: tuple[str, ...]
     decision: Decision
-    held_back: tuple[str, ...]
+    held_back: tuple[StoredNote, ...] = ()
     state: ControllerState
     pending: Mapping[Role, int] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
+
+
+# Pool and nodes of each replica that has its room, by the replica's id.
+Places = Mapping[str, tuple[PoolKey, tuple[str, ...]]]

@@ -1,1 +1,4 @@
-"""The Serve deployments: real engines behind Ray Serve LLM's P/D servers, and the ingress in front of them."""
+"""The Serve deployments: vLLM engines behind Ray Serve LLM's P/D servers, the endpoint in front of them, their actors.
+
+Enter: a checked configuration, HTTP requests. Leave: a bound graph, OpenAI's answers, reports for the autoscaler.
+"""

@@ -5,40 +5,39 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
-from deployments.config import EMULATOR_KEY, STAGE_KEY, ModelConfig, RoleConfig
-from deployments.engine_arguments import check_known
-from deployments.worker_extension import IMPORT_PATH as WORKER_EXTENSION
+from deployments.config import STAGE_KEY, ServiceConfig
+from deployments.pool_config import EMULATOR_KEY, RoleConfig
+from deployments.vllm_seam.engine_arguments import check_known
+from deployments.vllm_seam.worker_extension import IMPORT_PATH as WORKER_EXTENSION
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-_NEVER_S = 1e9
-# How late Serve sees that a replica has ended, and starts another (its default is 10).
+_NEVER_S = 1e9  # period that never ends, seconds
+# Delay with which Serve notices that a replica has ended and starts another (its default is 10), seconds.
 _HEALTH_CHECK_S = 2.0
 
 
 def llm_config(
+    service: ServiceConfig,
     role: Role,
     pool: RoleConfig,
     *,
-    model: ModelConfig,
-    engine_kwargs: dict[str, Any],
     kv_transfer: ConnectorConfig,
-    router: RouterConfig,
-    report_s: float | None,
-    routers: int,
+    routers: int = 1,
     gpu_resource: str | None = None,
 ) -> LLMConfig:
-    """Ray Serve LLM's configuration of one pool, to which so many routers send.
+    """Ray Serve LLM's configuration of one pool.
 
-    ``report_s``: how often replicas report to the autoscaler; ``None`` for fixed counts. ``gpu_resource``: Ray's name
-    for the pool's GPUs where it is not GPU.
-
-    Raises:
-        ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
+    ``routers``: number of routers that send to the pool. ``gpu_resource``: Ray's resource for the pool's GPUs if it is
+    not GPU. Raises ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
     """
-    kwargs = {**engine_kwargs, **pool.engine_kwargs}
+    model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
+    kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
+    # Ray Serve LLM's own door for another engine class.
+    emulator = {} if pool.emulator is None else {"RAYLLM_VLLM_ENGINE_CLS": "deployments.emulated.engine.EmulatedEngine"}
+    env = {**pool.env, **emulator}
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
@@ -53,9 +52,9 @@ def llm_config(
         },
         accelerator_type=None if gpu_resource else pool.placement.accelerator_type,
         placement_group_config={"bundles": _bundles(pool, gpu_resource), "strategy": pool.placement.strategy},
-        runtime_env={"env_vars": env} if (env := {**pool.env, **_emulator_env(pool)}) else None,
+        runtime_env={"env_vars": env} if env else None,
         # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
-        # wrapper would send the same numbers to write-only metrics that nobody can read back.
+        # wrapper would send the same numbers to metrics that no code can read back.
         log_engine_metrics=False,
         experimental_configs={
             "stream_batching_interval_ms": 0,
@@ -68,22 +67,19 @@ def llm_config(
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
             "health_check_period_s": _HEALTH_CHECK_S,
-            "request_router_config": router_options(role, router, is_gated=report_s is not None, routers=routers),
+            "request_router_config": router_options(
+                role, service.router, is_gated=report_s is not None, routers=routers
+            ),
         },
     )
-
-
-def _emulator_env(pool: RoleConfig) -> dict[str, str]:
-    """Ray Serve LLM's own door for another engine class."""
-    return {} if pool.emulator is None else {"RAYLLM_VLLM_ENGINE_CLS": "deployments.emulator.EmulatedEngine"}
 
 
 def _emulator_config(pool: RoleConfig) -> dict[str, Any]:
     if pool.emulator is None:
         return {}
     # Replicas run in another folder.
-    here = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
-    return {EMULATOR_KEY: here.model_dump(mode="json")}
+    absolute = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
+    return {EMULATOR_KEY: absolute.model_dump(mode="json")}
 
 
 def replica_options(pool: RoleConfig, *, report_s: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long KV takes from one engine to another where transfers share wires (pure)."""
+"""Time of a KV transfer between engines whose transfers share wires (pure)."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ CROSS_SWITCH_FRAC = 0.8
 
 
 class Wire:
-    """What transfers pass one after another: a network card, or a group's uplink."""
+    """A network card or a group's uplink, which transfers pass one after another."""
 
     __slots__ = ("bytes_per_s", "free_s")
 
@@ -16,21 +16,15 @@ class Wire:
         self.free_s = 0.0
 
     def passed_s(self, now_s: float, size_bytes: float) -> float:
-        """When so many bytes more are through, behind all that came before."""
+        """Time at which these bytes have passed, after all bytes before them."""
         self.free_s = max(now_s, self.free_s) + size_bytes / self.bytes_per_s
         return self.free_s
 
 
 def transfer_end_s(now_s: float, size_bytes: float, base_s: float, wires: Sequence[Wire]) -> float:
-    """When a transfer has ended.
+    """End of a transfer that is requested now; ``base_s``: time of an empty transfer, which keeps no wire busy.
 
-    It waits for its turn on each of its wires, and on one that is free it keeps nobody waiting meanwhile: a card feeds
-    many transfers at a time, so one to a busy replica does not hold up those to others.
-
-    Args:
-        now_s: when it is asked for.
-        size_bytes: what is to be moved.
-        base_s: what a transfer of nothing takes; it keeps no wire busy.
-        wires: what it passes; the one that is through last sets the end.
+    A transfer waits for its turn on each wire. While it waits for one wire it does not block another: a card feeds many
+    transfers at a time, so a transfer to a busy replica does not delay those to other replicas.
     """
     return max(wire.passed_s(now_s, size_bytes) for wire in wires) + base_s

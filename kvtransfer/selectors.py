@@ -2,26 +2,33 @@
 
 import re
 
+# The syntax of a Kubernetes label value, which Ray shares.
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _FORM = re.compile(r"(?P<not>!?)(?:in\((?P<list>[^()]*)\)|(?P<one>[^()!]*))")
 
 
 def values(selector: str) -> tuple[frozenset[str], bool]:
-    """The values that a selector names, and whether it wants one of them (or none).
+    """The values that a selector names, and whether a node must have one of them or must not.
 
     Raises:
-        ValueError: it is none of the four forms.
+        ValueError: the selector has none of the four forms.
     """
-    found = _FORM.fullmatch(selector.strip())
-    if found is None:
+    match = _FORM.fullmatch(selector.strip())
+    if match is None:
         raise ValueError(f"{selector!r} is no label selector: give 'v', '!v', 'in(a,b)' or '!in(a,b)'")
-    listed = found["one"] if found["list"] is None else found["list"]
-    return frozenset(listed.split(",")), not found["not"]
+    listed = match["one"] if match["list"] is None else match["list"]
+    return frozenset(listed.split(",")), not match["not"]
 
 
 def matches(value: str | None, selector: str) -> bool:
-    """Whether a node with this value of a label may take what demands the selector; ``None``: it has no such label.
+    """Whether a node with this value of a label satisfies the selector; ``None``: the node has no such label.
 
-    As in Ray, a label that is not there satisfies only a negation, and a space in a list belongs to its value.
+    As in Ray, a missing label satisfies only a negation, and a space in a list belongs to its value.
     """
     named, is_wanted = values(selector)
     return (value in named) == is_wanted
+
+
+def is_plain_label(selector: str) -> bool:
+    """Whether a selector is one label value, and no expression such as ``!v`` or ``in(a,b)``."""
+    return _LABEL_VALUE.fullmatch(selector) is not None

@@ -1,12 +1,13 @@
-"""What a decode replica believes waits on its prefill pool (pure)."""
+"""Estimate, by one decode replica, of the tokens that wait on its prefill pool (pure)."""
 
-# A prefill replica's report of its queue says nothing any more after this long without another.
+# Age at which a prefill replica's report of its queue no longer counts.
 _REPORT_FRESH_S = 1.0
-_REPLICA_SEEN_S = 60.0
+# Age of the last report at which a prefill replica counts as gone.
+_REPLICA_GONE_S = 60.0
 
 
 class PrefillBacklog:
-    """Tokens that wait on prefill, from what this replica has sent there and what the answers said."""
+    """Tokens that wait on prefill, from the prompts that this replica sent and the reports in the answers."""
 
     def __init__(self) -> None:
         self.in_flight_tokens = 0
@@ -17,17 +18,17 @@ class PrefillBacklog:
         self.in_flight_tokens += tokens
 
     def failed(self, tokens: int) -> None:
-        """Its call ended without an answer."""
+        """The call of a prompt ended without an answer."""
         self.in_flight_tokens -= tokens
 
     def answered(self, tokens: int, replica_id: str, backlog_tokens: int, now_s: float) -> None:
-        """Its call ended; so many tokens waited there behind it."""
+        """The call of a prompt was answered; ``backlog_tokens`` waited behind it."""
         self.in_flight_tokens -= tokens
         self._reports[replica_id] = (now_s, backlog_tokens)
 
     def tokens(self, now_s: float) -> int:
-        """Own prompts in flight, spread over the replicas seen lately, or the shortest fresh report if longer."""
-        self._reports = {k: v for k, v in self._reports.items() if now_s - v[0] < _REPLICA_SEEN_S}
+        """Own tokens in flight per prefill replica of the last minute, or the shortest fresh report if that is more."""
+        self._reports = {k: v for k, v in self._reports.items() if now_s - v[0] < _REPLICA_GONE_S}
         own = self.in_flight_tokens // max(1, len(self._reports))
         fresh = [tokens for at, tokens in self._reports.values() if now_s - at < _REPORT_FRESH_S]
         return max(own, min(fresh, default=0))

@@ -1,36 +1,52 @@
-"""What a set of engines can take, learned from what it gives (pure).
+"""Capacity of a set of engines, learned from the tokens that they produce (pure).
 
-Nobody has to state a capacity, and each replica of the endpoint learns its own share of it: what it counts and what it
-compares that with are both its share.
+No user states a capacity. Each replica of the endpoint learns its own share of it, from its own requests alone.
 """
 
 from typing import NamedTuple
 
+# Length of a round, seconds. Where no source is named here and below, the reason of the value is not recorded. A longer
+# round learns a change later; a shorter one has too few prompts to count.
 _ROUND_S = 1.0
-# Of a round in the estimate; rounds of a second hold few long prompts.
+# Weight of a round in the learned rate: a round of a second holds few long prompts. A larger weight follows single
+# prompts; a smaller one learns a change of the engines later.
 _ROUND_WEIGHT = 0.3
-# Of a round in which nobody was held back, the least time in which its prompts are taken to have been computed.
+# Least share of a round in which its prompts are taken to have been computed, if no prompt waited. A smaller share
+# believes higher rates, as of prompts that a cache had; a larger one learns too low a rate from a light load.
 _LEAST_BUSY_FRAC = 0.2
-# More than this in one round is mostly prompts that need not be computed.
+# Highest factor by which the rate rises in one round: a higher rise is mostly prompts that a cache had
+# (docs/decisions/request-path.md 122).
 _MOST_RISE = 2.0
-# Engines that have had prompts for so much of a round could give no more than they gave; what was learned of them so
-# long ago says nothing of those that are there now.
-_REACHED_FRAC, _REACHED_S = 0.95, 60.0
-_MOST_STEP = 1.25
-# Too many answers are as many for long, so fewer are taken at once than would be right if a lone one took no time.
-_LEAST_STEP, _STEP_POWER = 0.5, 1.5
-# Of the streams, each round: what was good shortly before a slow round is doubted so slowly, and what was too many is
-# tried again so slowly where nobody is held back.
-_DOUBTED_FRAC = 0.8
-_TRIED_FRAC = 1.02
-# Pace is aimed below its objective, of which a part of the streams is always beyond the mean.
+# Share of the prefill replicas' time in a round in which they have prompts, from which the round shows the rate of full
+# engines. A smaller share takes engines at rest for full ones; a larger one misses rounds with a short gap.
+_FULL_ROUND_FRAC = 0.95
+# Age of a round with full engines after which it says nothing about the engines that run now, seconds. A larger age
+# refuses by the rate of engines that have changed; a smaller one forgets the rate between two overloads.
+_FULL_ROUND_AGE_S = 60.0
+# Highest multiple of a round's answers to which the stream limit rises in that round. A larger one recovers faster and
+# overshoots further.
+_MOST_GROWTH = 1.25
+# Lowest multiple of a round's answers to which the stream limit falls in that round. A smaller one loses more answers
+# to one hiccup.
+_LEAST_CUT = 0.5
+# Power of the slowness by which the stream limit is cut: more than the linear model's 1, since running answers take
+# long to drain. A larger power loses more answers to one hiccup.
+_CUT_POWER = 1.5
+# Factor of the last good limit in each slow round, so that a hiccup lowers the stream limit by a fifth a round
+# (docs/decisions/request-path.md 122). A larger factor takes longer to learn that engines have become slower.
+_DOUBT_FACTOR = 0.8
+# Factor by which the stream limit rises at least, and by which the last good limit falls at most, in each round that is
+# not slow. A larger factor tries higher limits sooner and makes answers too slow more often.
+_GROWTH_FACTOR = 1.02
+# Share of the TPOT objective that the mean pace aims at, since some streams are always slower than the mean
+# (docs/decisions/request-path.md 122). A larger share lets more streams miss the objective.
 _PACE_FRAC = 0.92
-# Of what went before, in a round's pace.
-_PACE_KEPT = 0.5
+# Weight of the earlier rounds in a round's pace. A larger weight learns a change of pace later.
+_PACE_WEIGHT = 0.5
 
 
 class Mark(NamedTuple):
-    """A time, and the seconds of all answers together until then."""
+    """A time, and the sum of the durations of all answers until then, seconds."""
 
     at_s: float
     answer_s: float
@@ -39,26 +55,23 @@ class Mark(NamedTuple):
 class Capacity:
     """Prompt tokens per second that get their first output token, and how many answers at a time keep their pace.
 
-    Holding so many prompt tokens on their way as get their first token in ``window_s`` makes them take ``window_s``
-    (Little's law): while they take less, more come through each round than the rate says, and the rate rises.
-
-    Attributes:
-        tokens_s: prompt tokens per second; ``None`` before the first.
-        most_streams: answers on their way at a time, those that wait for their first token too, that keep ``tpot_s``;
-            ``None`` while none was too slow.
+    If as many prompt tokens are on their way as get their first token in ``window_s``, they take ``window_s`` (Little's
+    law). While they take less, more get through in each round than the rate says, and the rate rises.
     """
 
     def __init__(self, tpot_s: float | None, now_s: float) -> None:
-        self.tokens_s: float | None = None
+        self.tokens_s: float | None = None  # prompt tokens per second; ``None`` before the first
+        # Answers at a time that keep tpot_s, those before their first token included; ``None``: none was too slow.
         self.most_streams: float | None = None
         self._pace_s = None if tpot_s is None else tpot_s * _PACE_FRAC
-        self._answers = self._seen = 0
+        self._answers = self._observed = 0
         self._busy_frac = 0.0
         self._at_s = now_s
         self._answer_s = 0.0
-        self._pace = (0.0, 0.0, 0.0)  # seconds of answers, times how many there were meanwhile, and their tokens
+        # Sums over observed answers: seconds, seconds times the answers at the same time, output tokens.
+        self._pace = (0.0, 0.0, 0.0)
         self._good_streams = 0.0
-        self._reached_s: float | None = None
+        self._full_round_s: float | None = None
         self._begin_prompts(now_s)
         self._begin_streams(now_s)
 
@@ -71,79 +84,78 @@ class Capacity:
     def _begin_streams(self, now_s: float) -> None:
         self._streams_since_s = now_s
         self._output_tokens = 0
-        self._seen_s = self._seen_answers_s = 0.0
-        self._held_back = False
+        self._observed_s = self._observed_answers_s = 0.0
+        self._is_limit_reached = False
 
-    def first(self, prompt_tokens: int) -> None:
+    def count_prompt(self, prompt_tokens: int) -> None:
         """A prompt has got its first output token."""
         self._prompt_tokens += prompt_tokens
 
-    def busy(self, frac: float, now_s: float) -> None:
-        """Of the engines that compute prompts, this part has one from now on."""
-        self._pass(now_s)
+    def set_busy(self, frac: float, now_s: float) -> None:
+        """From now on this share of the prefill replicas has a prompt."""
+        self._advance(now_s)
         self._busy_frac = min(1.0, frac)
 
-    def answers(self, change: int, now_s: float) -> None:
-        """So many more answers are on their way from now on, or fewer."""
-        self._pass(now_s)
+    def change_answers(self, change: int, now_s: float) -> None:
+        """The number of answers on their way changes by ``change``."""
+        self._advance(now_s)
         self._answers += change
 
-    def streams(self, change: int, now_s: float) -> None:
-        """So many more of them give tokens that are seen as they come, or fewer."""
-        self._pass(now_s)
-        self._seen += change
+    def change_streams(self, change: int, now_s: float) -> None:
+        """The number of answers whose tokens are observed as they come changes by ``change``."""
+        self._advance(now_s)
+        self._observed += change
 
-    def output(self, tokens: int) -> None:
-        """Output tokens of such have come, other than the first, whose time is not their pace."""
+    def count_output(self, tokens: int) -> None:
+        """Output tokens of observed answers have come; the first token is no pace and does not count."""
         self._output_tokens += tokens
 
     def mark(self, now_s: float) -> Mark:
-        """What ``whole`` wants to know of the time at which the first token came."""
-        self._pass(now_s)
+        """The mark of a first token, for ``count_whole``."""
+        self._advance(now_s)
         return Mark(now_s, self._answer_s)
 
-    def whole(self, tokens: int, answers: int, first: Mark, now_s: float) -> None:
-        """All tokens of a request's answers have come, in one piece."""
-        self._pass(now_s)
+    def count_whole(self, tokens: int, answers: int, first: Mark, now_s: float) -> None:
+        """All tokens of a request's answers have come in one piece."""
+        self._advance(now_s)
         self._output_tokens += tokens
-        self._seen_s += answers * (now_s - first.at_s)
-        self._seen_answers_s += answers * (self._answer_s - first.answer_s)
+        self._observed_s += answers * (now_s - first.at_s)
+        self._observed_answers_s += answers * (self._answer_s - first.answer_s)
 
-    def _pass(self, now_s: float) -> None:
+    def _advance(self, now_s: float) -> None:
         passed_s = now_s - self._at_s
         self._busy_s += self._busy_frac * passed_s
         self._answer_s += self._answers * passed_s
-        self._seen_s += self._seen * passed_s
-        self._seen_answers_s += self._seen * self._answers * passed_s
+        self._observed_s += self._observed * passed_s
+        self._observed_answers_s += self._observed * self._answers * passed_s
         self._at_s = now_s
 
-    def idle(self) -> None:
-        """Nobody is held back: what comes through says no more than what came in."""
+    def note_idle(self) -> None:
+        """No request waits, so the tokens of this round show the load and not the capacity."""
         self._was_full = False
 
-    def hold_back(self) -> None:
-        """Somebody is held back by ``most_streams``."""
-        self._held_back = True
+    def note_limit_reached(self) -> None:
+        """A request waits because ``most_streams`` answers are on their way."""
+        self._is_limit_reached = True
 
     def is_known(self, now_s: float) -> bool:
-        """Whether engines that gave ``tokens_s`` could give no more: what was learned at rest is too low."""
-        return self._reached_s is not None and now_s - self._reached_s < _REACHED_S
+        """Whether ``tokens_s`` was lately learned from full engines; a rate learned at rest is too low."""
+        return self._full_round_s is not None and now_s - self._full_round_s < _FULL_ROUND_AGE_S
 
     def learn(self, now_s: float) -> None:
-        """Take a round's figures, if one is over."""
+        """Learn from a round that has ended."""
         self._learn_rate(now_s)
         if now_s - self._streams_since_s >= _ROUND_S:
-            self._pass(now_s)
+            self._advance(now_s)
             self._learn_streams()
             self._begin_streams(now_s)
 
     def _learn_rate(self, now_s: float) -> None:
         round_s = now_s - self._prompts_since_s
-        # Engines that are full and give nothing stand still, or compute a prompt that takes longer: no rate yet.
+        # Full engines without output stand still, or compute a prompt that takes longer: no rate yet.
         if round_s < _ROUND_S or (self._was_full and not self._prompt_tokens):
             return
-        self._pass(now_s)
-        is_reached = self._was_full or self._busy_s >= _REACHED_FRAC * round_s
+        self._advance(now_s)
         busy_s = round_s if self._was_full else max(self._busy_s, _LEAST_BUSY_FRAC * round_s)
         rate = self._prompt_tokens / busy_s
         if self.tokens_s is None:
@@ -151,27 +163,27 @@ class Capacity:
         elif rate > self.tokens_s or self._was_full:
             learned = self.tokens_s + _ROUND_WEIGHT * busy_s / round_s * (rate - self.tokens_s)
             self.tokens_s = min(learned, _MOST_RISE * self.tokens_s)
-        if is_reached:
-            self._reached_s = now_s
+        if self._was_full or self._busy_s >= _FULL_ROUND_FRAC * round_s:
+            self._full_round_s = now_s
         self._begin_prompts(now_s)
 
     def _learn_streams(self) -> None:
         seconds, answers_s, tokens = self._pace
-        seconds = _PACE_KEPT * seconds + self._seen_s
-        answers_s = _PACE_KEPT * answers_s + self._seen_answers_s
-        tokens = _PACE_KEPT * tokens + self._output_tokens
+        seconds = _PACE_WEIGHT * seconds + self._observed_s
+        answers_s = _PACE_WEIGHT * answers_s + self._observed_answers_s
+        tokens = _PACE_WEIGHT * tokens + self._output_tokens
         self._pace = seconds, answers_s, tokens
         if self._pace_s is None or not self._output_tokens or not seconds:
             return
-        # Pace beside the answers that were there when it was kept: those in one piece tell of it when they end.
+        # The pace is compared with the answers at that time: an answer in one piece shows its pace when it ends.
         answers, slowness = answers_s / seconds, seconds / tokens / self._pace_s
         # A step takes a + b x streams: n / slowness lies between n and the right count, from either side.
         if slowness > 1.0:
-            self._good_streams *= _DOUBTED_FRAC
-            least = max(1.0, self._good_streams, answers * max(_LEAST_STEP, slowness**-_STEP_POWER))
+            self._good_streams *= _DOUBT_FACTOR
+            least = max(1.0, self._good_streams, answers * max(_LEAST_CUT, slowness**-_CUT_POWER))
             self.most_streams = least if self.most_streams is None else min(self.most_streams, least)
             return
-        self._good_streams = max(self._good_streams / _TRIED_FRAC, answers)
+        self._good_streams = max(self._good_streams / _GROWTH_FACTOR, answers)
         if self.most_streams is not None:
-            step = min(_MOST_STEP, 1.0 / slowness) if self._held_back else 0.0
-            self.most_streams = max(self.most_streams * _TRIED_FRAC, answers * step)
+            step = min(_MOST_GROWTH, 1.0 / slowness) if self._is_limit_reached else 0.0
+            self.most_streams = max(self.most_streams * _GROWTH_FACTOR, answers * step)

@@ -14,29 +14,30 @@ class _Router(Protocol):
     def routed(self) -> Collection[str]: ...
 
 
+# Registry: the request routers of this process by deployment. Serve makes them, and returns them to no caller.
 _ROUTERS: dict[str, list[_Router]] = {}
 
 
 def add(deployment: str, router: _Router) -> None:
-    """A router of this process for a deployment."""
+    """Register a router of this process for a deployment."""
     _ROUTERS.setdefault(deployment, []).append(router)
 
 
 def has_replicas(deployment: str) -> bool:
-    """Whether a deployment has replicas; taken for granted before this process's first request to it."""
+    """Whether a deployment has replicas; true before this process's first request to it."""
     return all(router.curr_replicas for router in _ROUTERS.get(deployment, []))
 
 
 def count(deployment: str) -> int:
-    """To how many replicas of a deployment requests go; 0 before this process's first request to it."""
+    """Number of a deployment's replicas that requests go to; 0 before this process's first request to it."""
     return max((len(router.routed()) for router in _ROUTERS.get(deployment, [])), default=0)
 
 
 def is_known(deployment: str) -> bool:
-    """Whether this process has sent it a request."""
+    """Whether this process has sent a request to a deployment."""
     return deployment in _ROUTERS
 
 
-def has_others(deployment: str, than: Collection[str | None]) -> bool:
-    """Whether requests go to a replica of a deployment that is none of these, as far as is known."""
-    return any(name not in than for router in _ROUTERS.get(deployment, []) for name in router.routed())
+def has_others(deployment: str, excluded: Collection[str | None]) -> bool:
+    """Whether requests go to a replica of a deployment that is not excluded."""
+    return any(name not in excluded for router in _ROUTERS.get(deployment, []) for name in router.routed())

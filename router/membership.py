@@ -1,4 +1,4 @@
-"""Which of a pool's replicas get requests: the plan's admitted ones; fails open (pure)."""
+"""Replicas of a pool that get requests: those that the plan admits, or all if no plan holds (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,28 +6,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The admitted replicas of an application, by the last plan, and the pools that have any.
-
-    ``heard_s`` is when the coordinator last spoke.
-    """
+    """Admitted replicas of an application by the last plan, and the pools that have any."""
 
     admitted: frozenset[str]
-    heard_s: float
+    heard_s: float  # time of the coordinator's last answer
     pools: frozenset[str] = frozenset()
 
 
 def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> Membership | None:
-    """What holds now; ``None`` where there is nothing, or the coordinator is silent for too long."""
-    if membership is None or now_s - membership.heard_s > silence_s:
-        return None
-    return membership
+    """The membership if it holds; ``None``: it is unknown, or the coordinator was silent for longer than allowed."""
+    return membership if membership is not None and now_s - membership.heard_s <= silence_s else None
 
 
 def routable(replica_ids: Sequence[str], admitted: frozenset[str] | None) -> Sequence[str]:
-    """The replicas that may be routed to; a replica that the plan does not know yet is held.
+    """Replicas that may get requests; one that the plan does not admit yet gets none.
 
-    All of them where no plan holds, or where it admits none of them: a gate that has lost touch must not stop the
-    service.
+    All replicas, if no plan holds or it admits none of these: a stale plan must not stop the service.
     """
     if admitted is None:
         return replica_ids

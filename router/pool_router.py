@@ -1,18 +1,43 @@
 """One router's choice among the replicas of a pool, the same for Serve's router and the simulator's (pure)."""
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from router.in_flight import InFlight
-from router.policy import POLICIES
-from router.types import ReplicaView
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One candidate replica as a router sees it."""
+
+    replica_id: str
+    queued_tokens: int = 0
+
+
+RoutingPolicy = Callable[[Sequence[ReplicaView], int, random.Random], list[ReplicaView]]
+
+
+def least_tokens(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
+    """Fewest queued tokens first; ties in random order, or low load would always land on the first replica."""
+    return sorted(replicas, key=lambda replica: (replica.queued_tokens, rng.random()))
+
+
+def round_robin(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
+    """Each replica in turn, whatever its load."""
+    ordered = sorted(replicas, key=lambda replica: replica.replica_id)
+    start = turn % len(ordered) if ordered else 0
+    return ordered[start:] + ordered[:start]
+
+
+# The order in which the replicas of a pool are tried, by ``router.policy``.
+POLICIES: dict[str, RoutingPolicy] = {"least_tokens": least_tokens, "round_robin": round_robin}
 
 
 class PoolRouter:
-    """Counts the tokens that it has itself in flight to each replica, and orders those that it may route to.
+    """Counts its own tokens in flight to each replica, and orders the replicas that it may route to.
 
-    Of what other routers send it knows nothing, so it asks the best few for their queue: ``ask`` names them, and
-    ``informed`` takes what they answered, in the unit that its own requests are counted in.
+    It does not see what other routers send, so it asks the best few replicas for their queue: ``ask`` names them, and
+    ``informed`` takes their answers, in the unit of its own requests.
     """
 
     def __init__(self, policy: str, asked_replicas: int, rng: random.Random) -> None:
@@ -20,41 +45,56 @@ class PoolRouter:
         self._asked_replicas = asked_replicas
         self._rng = rng
         self._turn = 0
-        self._in_flight = InFlight()
+        self._in_flight: dict[tuple[str, str], list[int]] = {}  # tokens by replica and request
+        self._tokens: Counter[str] = Counter()  # in flight, by replica
         self._names: Collection[str] = ()
         self._views: dict[str, ReplicaView] = {}
 
     def set_replicas(self, names: Collection[str]) -> None:
-        """Who may be routed to from now on; the same collection again, of however many, costs nothing."""
+        """Set the replicas that may be routed to; the same collection object again costs nothing."""
         if names is not self._names:
             self._names = names
-            self._views = {name: self._in_flight.view(name) for name in names}
+            self._views = {name: self._view(name) for name in names}
 
     def order(self) -> list[ReplicaView]:
-        """All of them, best first, as far as this router knows."""
+        """All replicas, best first, by this router's own count."""
         self._turn += 1
         return self._order(list(self._views.values()), self._turn, self._rng)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
-        """Whom to ask for their queue before one is chosen; nobody where there is no choice."""
+        """Replicas to ask for their queue before one is chosen; a single replica is not asked."""
         return [view.replica_id for view in ordered[: self._asked_replicas]] if len(ordered) > 1 else []
 
     def informed(self, ordered: Sequence[ReplicaView], answers: Mapping[str, int | None]) -> list[ReplicaView]:
-        """The order once those that were asked have answered; who has not (``None``) comes last."""
-        known = [self._in_flight.view(name, answer) for name, answer in answers.items() if answer is not None]
+        """The order after the answers; replicas that did not answer (``None``) come last.
+
+        A replica's queue is its answer, or this router's own tokens if that is more: the answer holds the tokens of
+        every router, but not those that are still on their way.
+        """
+        informed = [self._view(name, answer) for name, answer in answers.items() if answer is not None]
         silent = [view for view in ordered if answers.get(view.replica_id, 0) is None]
-        return [*self._order(known, self._turn, self._rng), *ordered[len(answers) :], *silent]
+        return [*self._order(informed, self._turn, self._rng), *ordered[len(answers) :], *silent]
 
     def begin(self, replica_id: str, request_id: str, tokens: int) -> None:
-        """A request has gone to a replica."""
-        self._in_flight.begin(replica_id, request_id, tokens)
-        self._show(replica_id)
+        """Count a request that goes to a replica, perhaps again before its first end there is known."""
+        self._in_flight.setdefault((replica_id, request_id), []).append(tokens)
+        self._add(replica_id, tokens)
 
     def end(self, replica_id: str, request_id: str) -> None:
-        """It has ended there; one that never was in flight changes nothing."""
-        if self._in_flight.end(replica_id, request_id):
-            self._show(replica_id)
+        """Stop counting a request; one that is not in flight changes nothing."""
+        tokens = self._in_flight.get((replica_id, request_id))
+        if tokens is None:
+            return
+        self._add(replica_id, -tokens.pop(0))
+        if not tokens:
+            del self._in_flight[replica_id, request_id]
 
-    def _show(self, replica_id: str) -> None:
+    def _add(self, replica_id: str, tokens: int) -> None:
+        self._tokens[replica_id] += tokens
+        if self._tokens[replica_id] <= 0:
+            del self._tokens[replica_id]
         if replica_id in self._views:
-            self._views[replica_id] = self._in_flight.view(replica_id)
+            self._views[replica_id] = self._view(replica_id)
+
+    def _view(self, replica_id: str, answered_tokens: int = 0) -> ReplicaView:
+        return ReplicaView(replica_id=replica_id, queued_tokens=max(self._tokens[replica_id], answered_tokens))

@@ -1,24 +1,23 @@
-"""Which prompt blocks a replica has served: an estimate of what its prefix cache holds."""
+"""Estimate of the blocks in an engine's prefix cache, from the prompts that it has served (pure)."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
 
 class PrefixIndex:
     """Bounded, least-recently-used index of chained block hashes.
 
-    No engine API tells how much of a prompt is cached (the cache lives in the core process), so a decode replica
-    remembers the blocks it served. A block's key covers everything before it, so two prompts share exactly their
-    common leading blocks, as in vLLM's own cache.
+    No engine API tells how much of a prompt is cached (the cache is in the core process), so a decode replica remembers
+    the blocks that it served. A block's key covers everything before it: two prompts share exactly their common leading
+    blocks, as in vLLM's own cache.
     """
-
-    __slots__ = ("_blocks", "_max_blocks", "block_tokens")
 
     def __init__(self, *, block_tokens: int, max_blocks: int) -> None:
         """``block_tokens``: the engine's block size; ``max_blocks``: its KV capacity in blocks."""
         self.block_tokens = block_tokens
         self._max_blocks = max_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -29,11 +28,7 @@ class PrefixIndex:
         The engine recomputes at least the last prompt token, to have something to sample from.
         """
         usable = max(0, len(token_ids) - 1) // self.block_tokens
-        hits = []
-        for key in self._keys(token_ids, salt, usable):
-            if key not in self._blocks:
-                break
-            hits.append(key)
+        hits = list(takewhile(self._blocks.__contains__, self._keys(token_ids, salt, usable)))
         self._touch(hits)
         return len(hits) * self.block_tokens
 

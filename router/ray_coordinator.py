@@ -1,116 +1,116 @@
-"""An application's coordinator: where to find it, and the membership that it tells every router."""
+"""An application's coordinator: how to find it, its stored state, and the membership that it sends to every router."""
 
-import asyncio
-import json
-import logging
 import time
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError
-from ray.experimental import internal_kv
 from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
+from router import ray_kv
 from router.membership import Membership, obeyed
-from router.ray_actors import NAMESPACE, find_actor
+from router.ray_actors import NAMESPACE, find_actor, follow
 
-logger = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
-# The coordinator speaks every few seconds even when nothing has changed.
+# Age at which a membership no longer holds; the coordinator answers every 5 s even when nothing has changed.
 _SILENCE_S = 15.0
-# Of a replica whose event loop is held up by one large prompt.
+# Time, seconds, that a replica has to answer; one large prompt can hold up its event loop for seconds.
 _ANSWER_S = 5.0
 
 
 def coordinator_key(app: str) -> bytes:
-    """Where in Ray's key-value store the name of an application's coordinator is: Serve chooses its actors' names."""
+    """Key of the coordinator's name in Ray's key-value store."""
     return f"tandem:coordinator:{app}".encode()
 
 
 def find_coordinator(app: str) -> Any:
-    """The handle of an application's coordinator; ``None`` while there is none. Blocks for a millisecond."""
+    """The handle of an application's coordinator; ``None``: it does not exist. Blocks for a millisecond."""
     return find_actor(coordinator_key(app))
 
 
-def state_key(app: str, name: str) -> bytes:
-    """Where in Ray's key-value store a coordinator keeps what must outlive it."""
+def load_state(app: str, name: str | None = None) -> bytes | None:
+    """The state that a coordinator stored last; ``None``: nothing is stored. Blocks for two milliseconds.
+
+    ``name``: name of the coordinator's actor; ``None``: the coordinator that is announced now.
+    """
+    if name is None and (announced := ray_kv.get(coordinator_key(app))) is not None:
+        name = announced.decode()
+    return None if name is None else ray_kv.get(_state_key(app, name))
+
+
+def save_state(app: str, name: str, state: bytes) -> None:
+    """Store the state that must outlive the coordinator of this name."""
+    ray_kv.put(_state_key(app, name), state)
+
+
+def _state_key(app: str, name: str) -> bytes:
     return f"tandem:state:{app}:{name}".encode()
 
 
-def state_of(app: str, name: str) -> dict[str, Any]:
-    """What the coordinator of that name has kept last; empty where it has kept nothing. Blocks for a millisecond."""
-    kept = internal_kv._internal_kv_get(state_key(app, name))
-    return json.loads(kept) if kept else {}
-
-
-def kept_state(app: str) -> dict[str, Any]:
-    """What an application's coordinator has kept last; empty where there is none. Blocks for two milliseconds."""
-    name = internal_kv._internal_kv_get(coordinator_key(app))
-    return state_of(app, name.decode()) if name else {}
-
-
 def is_alive(app: str, deployment: str, replica_id: str) -> bool:
-    """Whether a replica's actor still exists, in whatever state. Blocks for a millisecond."""
-    replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
+    """Whether a replica's actor still exists, in any state. Blocks for a millisecond."""
     try:
-        ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
+        _actor(app, deployment, replica_id)
     except ValueError:
         return False
     return True
 
 
 def answers(app: str, deployment: str, replica_id: str) -> bool:
-    """Whether a replica's actor exists; asks it something. Blocks for a few milliseconds, or for seconds.
+    """Whether a replica's actor exists and answers. Blocks for a few milliseconds, or for seconds.
 
     Raises:
-        TimeoutError: it has not answered: its process stands still.
+        TimeoutError: no answer within 5 s; its process stands still.
     """
-    replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
     try:
-        actor = ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
+        actor = _actor(app, deployment, replica_id)
         ray.get(actor.get_num_ongoing_requests.remote(), timeout=_ANSWER_S)
     except (ValueError, ActorDiedError):
         return False
     return True
 
 
+def _actor(app: str, deployment: str, replica_id: str) -> Any:
+    """The actor of a replica.
+
+    Needs: ``ray.serve._private.common.DeploymentID``, ``ReplicaID.to_full_id_str`` as the actor's name, and the actor's
+    method ``get_num_ongoing_requests``.
+    Without it: no replica starts if the class has moved; with other names every replica counts as dead.
+
+    Raises:
+        ValueError: no such actor exists.
+    """
+    replica = ReplicaID(replica_id, DeploymentID(name=deployment, app_name=app))
+    return ray.get_actor(replica.to_full_id_str(), namespace=NAMESPACE)
+
+
 class MembershipFeed:
-    """Keeps ``membership`` as the coordinator last told it, until the process ends."""
+    """Keeps ``membership`` as the coordinator last sent it, until the process ends."""
 
     def __init__(self, app: str) -> None:
         self.membership: Membership | None = None
         self._app = app
 
     def now(self) -> Membership | None:
-        """What holds now; ``None``: nothing is known, or has been for too long."""
+        """The membership that holds now; ``None``: it is unknown or too old."""
         return obeyed(self.membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
 
-    def _hear(self, told: dict[str, list[str]] | None) -> None:
-        if told is None:  # there is a coordinator, but no policy that speaks to it
+    async def run(self) -> None:
+        """Follow the coordinator: it answers at a change, or after a few seconds."""
+        # While the coordinator does not answer, the last membership holds until it is too old.
+        await follow(coordinator_key(self._app), self._ask, lambda: None)
+
+    async def _ask(self, coordinator: Any, version: int) -> int:
+        answer: tuple[int, dict[str, list[str]] | None] = await coordinator.watch.remote(version)
+        self._take(answer[1])
+        return answer[0]
+
+    def _take(self, admitted_by_pool: dict[str, list[str]] | None) -> None:
+        if admitted_by_pool is None:  # the coordinator has no policy that reports to it
             self.membership = None
             return
-        admitted = frozenset(name for names in told.values() for name in names)
+        admitted = frozenset(name for names in admitted_by_pool.values() for name in names)
         if self.membership is not None and self.membership.admitted == admitted:
-            admitted = self.membership.admitted  # the same object says that nothing has changed
-        pools = frozenset(pool for pool, names in told.items() if names)
+            admitted = self.membership.admitted  # the same object tells readers that nothing has changed
+        pools = frozenset(pool for pool, names in admitted_by_pool.items() if names)
         self.membership = Membership(admitted=admitted, heard_s=time.monotonic(), pools=pools)
-
-    async def run(self) -> None:
-        """Ask, and be answered when something has changed or a few seconds have passed."""
-        handle: Any = None
-        version = -1
-        while ray.is_initialized():
-            try:
-                found = await asyncio.to_thread(find_coordinator, self._app)
-                if found is not None and (handle is None or found._actor_id != handle._actor_id):
-                    handle, version = found, -1  # the first, or that of a redeployed application
-                if handle is not None:
-                    version, admitted = await handle.watch.remote(version)
-                    self._hear(admitted)
-                    continue
-            except Exception as error:  # whatever it is, this must go on
-                logger.debug("the coordinator of %s does not answer: %s", self._app, error)
-                handle, version = None, -1
-            await asyncio.sleep(_RETRY_S)

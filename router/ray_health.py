@@ -1,28 +1,21 @@
-"""A caller's side of the health board: what it tells of the replicas of one pool, and whom it must not send to."""
+"""A caller's side of the health board: what it reports of one pool's replicas, and which of them it avoids."""
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
-from router.outliers import By, OutlierConfig, Seen, UsualPace
-from router.ray_actors import find_actor
+from router.ejection import Measure, Observation, OutlierConfig, UsualPace
+from router.ray_actors import find_actor, follow
+from router.routing import Routing
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 1.0
-_MOST_NEWS = 1000
-# A request waits no longer to hear whether it is the probe.
+# Observations that wait for the board at most.
+_MOST_OBSERVATIONS = 1000
+# Seconds that a request waits at most to learn whether it is a probe.
 _GRANT_S = 0.2
-
-
-class Routed(Protocol):
-    """A request, as the router leaves it: where it is, whom it was to probe, and who did not take it."""
-
-    routed_to: str | None
-    probe: str | None
-    refused: set[str]
 
 
 def board_key(app: str) -> bytes:
@@ -31,29 +24,32 @@ def board_key(app: str) -> bytes:
 
 
 class HealthFeed:
-    """Tells the board, and keeps what it says, until the process ends."""
+    """Exchanges news of one pool with the board until the process ends."""
 
     def __init__(self, app: str, pool: str, config: OutlierConfig) -> None:
         self._key = board_key(app)
         self.pool = pool
-        self._usual = UsualPace(config)
+        self.usual = UsualPace(config)
         self._board: Any = None
         self._ejected: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
         self._due: set[str] = set()
-        self._granted: set[str] = set()  # probes that nobody has made yet
+        self._granted: set[str] = set()  # probes that no request has made yet
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._seen: list[Seen] = []
-        self._told: set[str] = set()  # who failed here of late; the board may not have said so yet
+        self._unsent: list[Observation] = []
+        self._failed_here: set[str] = set()  # replicas whose failure the board may not have published yet
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to listen and to tell, on the running event loop."""
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell())]
+        """Begin to listen and to report, on the running event loop."""
+        self._tasks = [
+            asyncio.create_task(follow(self._key, self._watch, self._lose)),
+            asyncio.create_task(self._report()),
+        ]
 
     async def guide(self) -> tuple[frozenset[str], str | None]:
-        """Whom a request that is about to be sent must not go to, and whom it probes, where the board wants that."""
+        """Replicas that the next call avoids, and the ejected replica that it tests, if the board grants a probe."""
         self._granted &= self._ejected
         if self._granted:
             probe = self._granted.pop()
@@ -62,7 +58,7 @@ class HealthFeed:
         if not self._due:
             return self._ejected, None
         probe = self._due.pop()
-        # The board may grant it later, and then to nobody else: the next request makes it.
+        # The board may grant it late, and then to this caller alone: its next request makes the probe.
         self._asking[probe] = asking = asyncio.create_task(self._ask(probe))
         await asyncio.wait([asking], timeout=_GRANT_S)
         if probe not in self._granted:
@@ -79,82 +75,88 @@ class HealthFeed:
         finally:
             del self._asking[probe]
 
-    def failed(self, request: Routed) -> None:
-        """A request has failed where it was; those that did not take it before have failed too."""
-        self.refused(request)
-        self._note(request, By.ERROR, True)
+    def is_news(self, replica_id: str) -> bool:
+        """Whether the board needs a replica's answers too: it has failed lately."""
+        return replica_id in self._suspects or replica_id in self._failed_here
 
-    def refused(self, request: Routed) -> None:
-        """A request has gone on from those that could not be reached, if there were any."""
-        while request.refused:
-            name = request.refused.pop()
-            self._say(Seen(name, True, is_probe=name == request.probe))
-            if name == request.probe:
-                request.probe = None
-
-    def left(self, request: Routed) -> None:
-        """A request has ended; the probe that it did not make, or that has shown nothing, is another's."""
-        self.refused(request)
-        if request.probe is not None and request.probe in self._ejected:
-            self._granted.add(request.probe)
-
-    def answered(self, request: Routed) -> None:
-        """A request has been answered, at whatever pace."""
-        self._note(request, By.ERROR, False)
-
-    def paced(self, request: Routed, pace_s: float, least_s: float) -> None:
-        """A request has shown at which pace its replica answers.
-
-        Args:
-            request: it.
-            pace_s: how long it took by a measure that does not depend on lengths.
-            least_s: what is never slow.
-        """
-        self._note(request, By.PACE, self._usual.is_slow(pace_s, least_s))
-
-    def _note(self, request: Routed, by: By, has_failed: bool) -> None:
-        replica_id = request.routed_to
-        if replica_id is None:
-            return
-        is_probe = replica_id == request.probe
-        if has_failed or is_probe or replica_id in self._suspects or replica_id in self._told:
-            self._say(Seen(replica_id, has_failed, by, is_probe=is_probe))
-            if is_probe:
-                request.probe = None
-
-    def _say(self, seen: Seen) -> None:
-        if seen.has_failed:
-            self._told.add(seen.replica_id)
-        if len(self._seen) < _MOST_NEWS:
-            self._seen.append(seen)
+    def report(self, observation: Observation) -> None:
+        """Report an observation to the board."""
+        if observation.has_failed:
+            self._failed_here.add(observation.replica_id)
+        if len(self._unsent) < _MOST_OBSERVATIONS:
+            self._unsent.append(observation)
             self._has_news.set()
 
-    async def _listen(self) -> None:
-        version = -1
-        while ray.is_initialized():
-            try:
-                found = await asyncio.to_thread(find_actor, self._key)
-                if found is not None and (self._board is None or found._actor_id != self._board._actor_id):
-                    self._board, version = found, -1  # the first, or that of a redeployed application
-                if self._board is not None:
-                    heard = await self._board.watch.remote(self.pool, version)
-                    version, self._ejected, self._suspects, due = heard
-                    self._due = set(due)
-                    continue
-            except Exception as error:  # whatever it is, this must go on
-                logger.debug("the health board does not answer: %s", error)
-                self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
-            await asyncio.sleep(_RETRY_S)
+    def return_probe(self, replica_id: str) -> None:
+        """Let the next request make a probe that showed nothing."""
+        if replica_id in self._ejected:
+            self._granted.add(replica_id)
 
-    async def _tell(self) -> None:
+    async def _watch(self, board: Any, version: int) -> int:
+        self._board = board
+        version, self._ejected, self._suspects, due = await board.watch.remote(self.pool, version)
+        self._due = set(due)
+        return version
+
+    def _lose(self) -> None:
+        self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
+
+    async def _report(self) -> None:
         while ray.is_initialized():
             await self._has_news.wait()
             self._has_news.clear()
-            seen, self._seen = self._seen, []
+            observations, self._unsent = self._unsent, []
             try:
-                handle = await asyncio.to_thread(find_actor, self._key)
-                if handle is not None:
-                    await handle.tell.remote(self.pool, seen)
+                board = await asyncio.to_thread(find_actor, self._key)
+                if board is not None:
+                    await board.tell.remote(self.pool, observations)
             except Exception as error:
                 logger.debug("the health board does not listen: %s", error)
-            self._told &= {one.replica_id for one in self._seen}
+            self._failed_here &= {one.replica_id for one in self._unsent}
+
+
+class CallHealth:
+    """What one call shows of the replicas that it met."""
+
+    def __init__(self, feed: HealthFeed, routing: Routing) -> None:
+        self._feed = feed
+        self._choice = routing.choice
+        self._probe = routing.probe  # until the call has shown something of it
+        self._reported: set[str] = set()  # replicas that could not be reached
+
+    def unreached(self) -> None:
+        """Report the replicas that could not be reached, each once, as failed."""
+        for name in self._choice.unreached - self._reported:
+            self._reported.add(name)
+            self._feed.report(Observation(name, True, is_probe=name == self._probe))
+            if name == self._probe:
+                self._probe = None
+
+    def failed(self) -> None:
+        """Report that the call failed at its replica, and at those that could not be reached before."""
+        self.unreached()
+        self._note(Measure.ERROR, True)
+
+    def answered(self) -> None:
+        """Report that the replica answered, at whatever pace."""
+        self._note(Measure.ERROR, False)
+
+    def paced(self, pace_s: float, least_s: float) -> None:
+        """Report the answer's pace, seconds per token or 1,000 tokens; one below ``least_s`` never counts as slow."""
+        self._note(Measure.PACE, self._feed.usual.is_slow(pace_s, least_s))
+
+    def ended(self) -> None:
+        """The call has ended. A probe that it did not make, or that showed nothing, is for another request."""
+        self.unreached()
+        if self._probe is not None:
+            self._feed.return_probe(self._probe)
+
+    def _note(self, measure: Measure, has_failed: bool) -> None:
+        replica_id = self._choice.replica_id
+        if replica_id is None:
+            return
+        is_probe = replica_id == self._probe
+        if has_failed or is_probe or self._feed.is_news(replica_id):
+            self._feed.report(Observation(replica_id, has_failed, measure, is_probe=is_probe))
+            if is_probe:
+                self._probe = None

@@ -1,4 +1,4 @@
-"""How many failures are tried again: a share of the requests, so that a pool that fails gets no storm (pure)."""
+"""Budget of retries: a share of the requests, so that a failing pool gets no storm of retries (pure)."""
 
 
 class RetryBudget:
@@ -14,11 +14,11 @@ class RetryBudget:
         self._left = most
 
     def request(self) -> None:
-        """A request has come."""
+        """Count a request."""
         self._left = min(self._most, self._left + self._share_frac)
 
     def take(self) -> bool:
-        """Whether one more may be tried again."""
+        """Take one retry; ``False``: the budget is empty."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

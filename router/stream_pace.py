@@ -1,17 +1,16 @@
-"""What a stream takes per token, by the time for which its caller waited for it (pure)."""
+"""The time per token of a stream, by how long its caller waited for it (pure)."""
 
 
 class StreamPace:
-    """One stream from its first token on; what comes in one piece has no pace.
+    """One stream from its first token on; an answer in one piece has no pace.
 
-    Time in which the caller does something else, such as waiting until its client reads, does not count: who reads
-    slowly speaks against nobody. Where that is most of the time the replica's own pace cannot be seen.
+    Time in which the caller does not wait for the replica, for example while its client reads, does not count. Where
+    that is most of the time, the pace of the replica cannot be seen.
     """
 
-    # Fewer say little; at so many a stream is judged, though it goes on for long.
-    _LEAST_TOKENS = 8
-    _ENOUGH_TOKENS = 64
-    _LEAST_WAITED_FRAC = 0.5
+    _LEAST_TOKENS = 8  # of a stream that has ended; fewer are no evidence
+    _ENOUGH_TOKENS = 64  # a stream that goes on is judged at these
+    _LEAST_WAITED_FRAC = 0.5  # of the time since the first token, spent waiting for the replica
 
     def __init__(self) -> None:
         self._first_s: float | None = None
@@ -20,11 +19,7 @@ class StreamPace:
         self._is_judged = False
 
     def frame(self, tokens: int, waited_s: float, now_s: float) -> float | None:
-        """A frame with so many tokens has come, for which the caller waited so long.
-
-        Returns:
-            Seconds per token, once per stream: as soon as enough have come.
-        """
+        """Count a frame that the caller waited for; seconds per token, once, as soon as enough tokens have come."""
         if self._first_s is None:
             if tokens:
                 self._first_s = now_s
@@ -34,11 +29,7 @@ class StreamPace:
         return self._judged_s(self._ENOUGH_TOKENS, now_s)
 
     def ended(self, waited_s: float, now_s: float) -> float | None:
-        """It has ended, in whatever way, after so long a wait for what has not come.
-
-        Returns:
-            Seconds per token, unless they have been told.
-        """
+        """Count the wait for a frame that did not come; seconds per token, unless ``frame`` has returned them."""
         self._waited_s += waited_s
         return self._judged_s(self._LEAST_TOKENS, now_s)
 

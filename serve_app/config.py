@@ -5,162 +5,51 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from autoscale.config import AutoscaleConfig
+from autoscale.decide.tuning import Pools, check_fits
 from autoscale.documents import load_mapping
-from autoscale.tuning import PoolLimits, Pools, check_fits
-from autoscale.types import PoolKey
-from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
-from kvtransfer.connector import LEASES, ConnectorConfig
-from kvtransfer.topology import DEFAULT_LABELS, TopologyConfig, TopologyLabels, link_tier, named_tier
-from router.admission import ObjectivesConfig
-from router.config import RouterConfig
+from autoscale.topology_config import TopologyConfig
+from deployments.config import ModelConfig, ServiceConfig
+from deployments.endpoint.config import IngressConfig
+from deployments.pool_config import GroupConfig, RoleConfig
+from kvtransfer.connector import MAX_KV_KEEP_LEASES, ConnectorConfig
+from kvtransfer.labels import DEFAULT_LABELS, TopologyLabels
+from kvtransfer.strict_config import StrictConfig
 
-# What floating point adds to parts of GPUs.
+# Rounding error that sums of fractions of GPUs may have, GPUs.
 _EPSILON = 1e-6
+_SERVICE_FIELDS = tuple(ServiceConfig.model_fields)
 
 
-class ServiceConfig(BaseModel):
-    """One model: its engines, the groups that they are in, and how it is sized and routed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    model: ModelConfig
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments of both roles.")
-    groups: tuple[GroupConfig, ...] = Field(min_length=1)
-    router: RouterConfig = RouterConfig()
-    admission: ObjectivesConfig | None = Field(
-        None, description="The model's own objectives instead of those of ingress.admission; {} are none."
-    )
-    autoscale: AutoscaleConfig | None = Field(
-        None, description="How both roles are sized together; left out, they stay."
-    )
-
-    @field_validator("engine_kwargs")
-    @classmethod
-    def _reject_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return check_engine_kwargs(value)
-
-    @model_validator(mode="after")
-    def _check_aggregated(self) -> Self:
-        without = [group.name for group in self.groups if group.prefill is None]
-        others = [group.name for group in self.groups if group.prefill is not None]
-        if without and others:
-            raise ValueError(
-                f"group {without[0]!r} has no prefill and {others[0]!r} has: one policy sizes both by one ratio, so "
-                "make them two services"
-            )
-        if self.autoscale is not None and self.autoscale.pd_ratio.is_aggregated != bool(without):
-            has = f"{without[0]!r} has no prefill" if without else f"{others[0]!r} has prefill"
-            raise ValueError(
-                f"autoscale.pd_ratio is {self.autoscale.pd_ratio}, and group {has}: 0:1 is the ratio of groups with "
-                "prefill: null, and of no others; in quotes"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_autoscale(self) -> Self:
-        pools = self.roles()
-        if self.autoscale is None:
-            bounded = [str(key) for key, pool in pools.items() if pool.max_replicas is not None]
-            if bounded:
-                raise ValueError(
-                    f"max_replicas of {bounded[0]} does nothing without autoscale: add it, or use replicas"
-                )
-            asleep = [str(key) for key, pool in pools.items() if not pool.replicas]
-            if asleep:
-                raise ValueError(
-                    f"{asleep[0]} has 0 replicas, and without autoscale nothing wakes it: add it, or give 1"
-                )
-            return self
-        unbounded = [str(key) for key, pool in pools.items() if pool.max_replicas is None]
-        if unbounded:
-            raise ValueError(f"autoscale needs max_replicas of every role: {unbounded[0]} has none")
-        for key, pool in pools.items():
-            types, has = self.autoscale.gpu_types.get(key.role), pool.placement.accelerator_type
-            if types is not None and has not in types:
-                raise ValueError(
-                    f"autoscale.gpu_types takes {', '.join(types)} for {key.role}, and {key} has {has}: add it to the "
-                    "types, or leave the group out"
-                )
-        return self
-
-    def roles(self) -> dict[PoolKey, RoleConfig]:
-        """Every pool by its key."""
-        return {key: pool for group in self.groups for key, pool in group.pools().items()}
-
-    def pools(self, topology: TopologyConfig | None = None) -> Pools:
-        """What each pool was deployed with, for the autoscaler."""
-        return Pools(
-            {
-                key: self._limits(group, key, pool, topology)
-                for group in self.groups
-                for key, pool in group.pools().items()
-            }
-        )
-
-    def _limits(
-        self, group: GroupConfig, key: PoolKey, pool: RoleConfig, topology: TopologyConfig | None
-    ) -> PoolLimits:
-        labels = DEFAULT_LABELS if topology is None else topology.labels
-        costs = {} if topology is None else topology.cost_per_gpu_hour
-        kind = pool.placement.accelerator_type
-        types = () if self.autoscale is None else self.autoscale.gpu_types.get(key.role, ())
-        return PoolLimits(
-            lowest_replicas=pool.replicas,
-            highest_replicas=pool.max_replicas or pool.replicas,
-            link_tier=link_tier(
-                group.computes_prompts.placement.node_labels, group.decode.placement.node_labels, labels
-            ),
-            # An emulated engine takes none, and counts in a budget like those that it stands for.
-            gpus_per_replica=pool.gpus_per_replica or (pool.workers if pool.emulator is not None else 0),
-            demand=pool.demand,
-            cost=pool.gpus_per_replica * costs.get(kind or "", 0.0),
-            preference=types.index(kind) if kind in types else 0,
-            affinity=group.affinity,
-            is_preemptible=group.is_preemptible,
-        )
-
-
-_OF_ONE_SERVICE = tuple(ServiceConfig.model_fields)
-
-
-class AppConfig(BaseModel):
+class AppConfig(StrictConfig):
     """The ``args`` of an application in Serve's YAML: one service, or ``services`` that share a cluster."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    services: tuple[ServiceConfig, ...] = Field(
-        min_length=1, description="Each with what stands beside `model` where there is one."
-    )
+    services: tuple[ServiceConfig, ...] = Field(min_length=1)
+    """Services of the application, each with the fields that stand beside `model` if there is only one."""
     kv_transfer: ConnectorConfig = ConnectorConfig()
     ingress: IngressConfig = IngressConfig()
-    topology: TopologyConfig | None = Field(
-        None,
-        description="Given, replicas are asked for where nodes have room for them. Left out, they are asked for, and "
-        "wait for room: as where Ray adds nodes.",
-    )
+    topology: TopologyConfig | None = None
+    """How nodes are read, and the budgets of all services. Given, replicas are placed where nodes have room. Left out,
+    Ray is asked for replicas, and they wait for room: right where a cluster autoscaler adds nodes."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_service(cls, value: Any) -> Any:
-        """An application of one service says no ``services``."""
+        """Accept the fields of one service beside those of the application, without ``services``."""
         if not isinstance(value, dict):
             return value
-        own = {name: value[name] for name in _OF_ONE_SERVICE if name in value}
-        if "services" in value:
-            if own:
-                raise ValueError(
-                    f"services and {next(iter(own))} are given: {next(iter(own))} is of a service, so put it into one"
-                )
-            return value
-        return {**{name: given for name, given in value.items() if name not in own}, "services": [own]}
+        own = {name: value[name] for name in _SERVICE_FIELDS if name in value}
+        if "services" not in value:
+            return {**{name: given for name, given in value.items() if name not in own}, "services": [own]}
+        for name in own:
+            raise ValueError(f"services and {name} are given: {name} is of a service, so put it into one")
+        return value
 
     @field_validator("topology", mode="before")
     @classmethod
     def _read_inventory(cls, value: Any) -> Any:
-        """An inventory may be a file."""
+        """Read the inventory if it is the path of a file."""
         if not isinstance(value, dict) or not isinstance(value.get("inventory"), str):
             return value
         path = Path(value["inventory"])
@@ -172,7 +61,7 @@ class AppConfig(BaseModel):
         return {**value, "inventory": hosts}
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _check(self) -> Self:
         for what, names in (
             ("groups: the name", [group.name for group in self.groups]),
             ("services: the model", [service.model.id for service in self.services]),
@@ -180,55 +69,58 @@ class AppConfig(BaseModel):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise ValueError(f"{what} {twice[0]!r} is used twice; each needs its own")
-        return self
-
-    @model_validator(mode="after")
-    def _check_leases(self) -> Self:
-        for group in (group for group in self.groups if group.prefill is not None):
-            silence_s, lease_s = group.decode.engine_silence_s, self.kv_transfer.lease_s
-            if silence_s >= lease_s:
-                raise ValueError(
-                    f"group {group.name!r}: decode.engine_silence_s ({silence_s:g}) must be less than "
-                    f"kv_transfer.lease_s ({lease_s}): an engine that stands still for longer pulls KV that prefill no "
-                    "longer keeps"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_ends(self) -> Self:
         for group in self.groups:
-            request_s, decode_s = self.ingress.request_timeout_s, group.decode.graceful_shutdown_timeout_s
-            if request_s > decode_s:
-                raise ValueError(
-                    f"group {group.name!r}: ingress.request_timeout_s ({request_s:g}) is more than "
-                    f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that is to go would end in the "
-                    "middle of what it may finish; raise the second"
-                )
-            if group.prefill is None:
-                continue
-            kept_s, prefill_s = LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
-            if kept_s > prefill_s:
-                raise ValueError(
-                    f"group {group.name!r}: prefill.graceful_shutdown_timeout_s ({prefill_s:g}) is less than "
-                    f"{LEASES:g} x kv_transfer.lease_s ({kept_s:g}): a replica that is to go would end before decode "
-                    "has read what it computed; raise the first or lower the second"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_affinity(self) -> Self:
+            self._check_lease(group)
         for group in self.groups:
-            labels = self.labels
-            tier = named_tier(group.computes_prompts.placement.node_labels, group.decode.placement.node_labels, labels)
-            if tier > group.affinity:
+            self._check_ends(group)
+        for service in self.services:
+            objectives = service.admission or self.ingress.admission
+            if objectives.from_slo and service.autoscale is None:
                 raise ValueError(
-                    f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both "
-                    f"roles to no one switch of that level or below: give it {labels.of(group.affinity)}"
+                    f"admission.from_slo of {service.model.id}: the service has no autoscale, whose slo it would take: "
+                    "give ttft_s, or add autoscale"
                 )
+        for group in self.groups:
+            self._check_affinity(group)
+        self._check_autoscale()
         return self
 
-    @model_validator(mode="after")
-    def _check_autoscale(self) -> Self:
+    def _check_lease(self, group: GroupConfig) -> None:
+        silence_s, lease_s = group.decode.engine_silence_s, self.kv_transfer.lease_s
+        if group.prefill is not None and silence_s >= lease_s:
+            raise ValueError(
+                f"group {group.name!r}: decode.engine_silence_s ({silence_s:g}) must be less than kv_transfer.lease_s "
+                f"({lease_s}): an engine that stands still for longer pulls KV that prefill no longer keeps"
+            )
+
+    def _check_ends(self, group: GroupConfig) -> None:
+        request_s, decode_s = self.ingress.request_timeout_s, group.decode.graceful_shutdown_timeout_s
+        if request_s > decode_s:
+            raise ValueError(
+                f"group {group.name!r}: ingress.request_timeout_s ({request_s:g}) is more than "
+                f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that is to go would end in the middle "
+                "of what it may finish; raise the second"
+            )
+        if group.prefill is None:
+            return
+        kept_s, prefill_s = MAX_KV_KEEP_LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
+        if kept_s > prefill_s:
+            raise ValueError(
+                f"group {group.name!r}: prefill.graceful_shutdown_timeout_s ({prefill_s:g}) is less than "
+                f"{MAX_KV_KEEP_LEASES:g} x kv_transfer.lease_s ({kept_s:g}): a replica that is to go would end before "
+                "decode has read what it computed; raise the first or lower the second"
+            )
+
+    def _check_affinity(self, group: GroupConfig) -> None:
+        labels = self.labels
+        tier = labels.named_tier(group.computes_prompts.placement.node_labels, group.decode.placement.node_labels)
+        if tier > group.affinity:
+            raise ValueError(
+                f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both roles "
+                f"to no one switch of that level or below: give it {labels.of(group.affinity)}"
+            )
+
+    def _check_autoscale(self) -> None:
         sized = [service for service in self.services if service.autoscale is not None]
         if sized and len(sized) < len(self.services):
             missing = next(service.model.id for service in self.services if service.autoscale is None)
@@ -241,67 +133,43 @@ class AppConfig(BaseModel):
         for service in sized:
             assert service.autoscale is not None
             check_fits(service.autoscale, service.pools(self.topology))
-        self._check_types()
-        self._check_budget()
-        return self
-
-    def _check_types(self) -> None:
-        """A GPU type that is misspelt would have no limit, or cost nothing and so grow first."""
-        types = {
-            kind
-            for service in self.services
-            for pool in service.roles().values()
-            for kind in pool.demand.gpus_by_type()
-        }
-        limits: dict[str, Mapping[str, Any]] = {}
-        if self.topology is not None:
-            limits["topology.budget_gpus"] = self.topology.budget_gpus
-        for service in self.services:
-            if service.autoscale is not None:
-                limits[f"autoscale.quota_gpus of {service.model.id}"] = service.autoscale.quota_gpus
-        for name, limit in limits.items():
-            unknown = sorted(limit.keys() - types)
-            if unknown:
+        topology = self.topology or TopologyConfig()
+        roles = [pool for service in self.services for pool in service.roles().values()]
+        limits = {"topology.budget_gpus": (topology.budget_gpus, roles)}
+        for service in sized:
+            assert service.autoscale is not None
+            name = f"autoscale.quota_gpus of {service.model.id}"
+            limits[name] = (service.autoscale.quota_gpus, list(service.roles().values()))
+        types = {kind for pool in roles for kind in pool.demand.gpus_by_type()}
+        # A misspelt type would have no limit, or no cost and so grow first.
+        for name, (limit, _) in limits.items():
+            if unknown := sorted(limit.keys() - types):
                 has = ", ".join(sorted(types)) or "none"
                 raise ValueError(f"{name} has GPUs of type {unknown[0]}, and no group has any (they have {has})")
-        costs = {} if self.topology is None else self.topology.cost_per_gpu_hour
-        without = sorted(types - costs.keys())
-        if costs and without:
+        without = sorted(types - topology.cost_per_gpu_hour.keys())
+        if topology.cost_per_gpu_hour and without:
             raise ValueError(
                 f"topology.cost_per_gpu_hour has no {without[0]}, which would seem to cost nothing: give every type "
                 "that groups have"
             )
-
-    def _check_budget(self) -> None:
-        """The lowest counts of all services must fit, and those of each its quota; so must one unit of somebody."""
-        budget = {} if self.topology is None else self.topology.budget_gpus
-        _check_limit("topology.budget_gpus", budget, [pool for of in self.services for pool in of.roles().values()])
-        for service in self.services:
-            if service.autoscale is None:
-                continue
-            name = f"autoscale.quota_gpus of {service.model.id}"
-            _check_limit(name, service.autoscale.quota_gpus, service.roles().values())
-            if service.autoscale.idle_to_zero_s is not None:
-                stays = [str(key) for key, pool in service.roles().items() if pool.replicas]
-                if stays:
-                    raise ValueError(
-                        f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {stays[0]} keeps replicas: "
-                        "give every group 0 of them, or leave it out"
-                    )
+        for name, (limit, pools) in limits.items():
+            _check_limit(name, limit, pools)
+        for service in sized:
+            _check_idle(service)
 
     @property
     def labels(self) -> TopologyLabels:
-        """Which node labels say what."""
+        """Node labels that name switches."""
         return DEFAULT_LABELS if self.topology is None else self.topology.labels
 
     @property
     def groups(self) -> tuple[GroupConfig, ...]:
-        """Of all services."""
+        """Groups of all services."""
         return tuple(group for service in self.services for group in service.groups)
 
     @property
     def model(self) -> ModelConfig:
-        """The first service's."""
+        """Model of the first service."""
         return self.services[0].model
 
     @property
@@ -310,12 +178,12 @@ class AppConfig(BaseModel):
         return self.services[0].autoscale is not None
 
     def pools(self) -> dict[str, Pools]:
-        """What each pool was deployed with, by service."""
+        """Limits of each pool, by service."""
         return {service.model.id: service.pools(self.topology) for service in self.services}
 
 
 def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:
-    """Whether a limit of GPUs by type holds what these pools keep, and one replica of each kind that they have."""
+    """Check that GPUs by type hold the lowest counts of these pools, and one replica of each type that is not 0."""
     least: dict[str, float] = {}
     smallest: dict[str, float] = {}
     for pool in pools:
@@ -328,8 +196,17 @@ def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConf
                 f"{name}: {gpus:g} GPUs of type {kind} are less than the {least[kind]:g} that the lowest counts of all "
                 "groups take: raise it, or lower replicas"
             )
-        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # none at all switches a type off
+        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # 0 switches a type off
             raise ValueError(
                 f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest[kind]:g}: raise it, or "
                 "leave the groups of that type out"
             )
+
+
+def _check_idle(service: ServiceConfig) -> None:
+    stays = [str(key) for key, pool in service.roles().items() if pool.replicas]
+    if stays and service.autoscale is not None and service.autoscale.idle_to_zero_s is not None:
+        raise ValueError(
+            f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {stays[0]} keeps replicas: give every "
+            "group 0 of them, or leave it out"
+        )

@@ -2,38 +2,15 @@
 
 from pathlib import Path
 
-from serve_app.validate import ConfigError
-
-
-def check_file(path: Path | None, option: str) -> None:
-    """Say before long work that what comes of it cannot be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise _unwritable(path, option, error) from None
-
-
-def _unwritable(path: Path, option: str, error: OSError) -> ConfigError:
-    return ConfigError(f"{option} {path}: {error.strerror}: give a file that can be written")
+from serve_app.checks.yaml_checks import ConfigError
 
 
 def write_file(path: Path | None, text: str, option: str) -> None:
-    """Write ``text``, its folder too, where ``option`` of the command named a file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write ``text``, its folder too, where ``option`` of the command named a file; raises ConfigError if it cannot."""
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise _unwritable(path, option, error) from None
+        raise ConfigError(f"{option} {path}: {error.strerror}: give a file that can be written") from None

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from autoscale.config import AutoscaleConfig
-from deployments.config import GroupConfig
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.engines.profile import EngineProfile
+from autoscale.sim import pressure
+from deployments.pool_config import GroupConfig
 from router.config import LengthConfig
-from router.types import DecodeLoad, ReplicaView
-from serve_app.cluster import driver_environment
+from router.length import DecodeLoad
+from router.pool_router import ReplicaView
+from serve_app.local.cluster import driver_environment
+from tests.serve_app.fake_endpoint import Answer, FakeEndpoint, tokens
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,9 +30,12 @@ ROOT = Path(__file__).parent.parent
 driver_environment()
 
 # The same examples on every machine and in every run; a slow, shared machine is no failure.
-settings.register_profile("tandem", derandomize=True, database=None, deadline=None, max_examples=100)
+# `make test` tries few of a property, `make test-thorough` (--hypothesis-profile thorough) many.
+settings.register_profile("tandem", derandomize=True, database=None, deadline=None, max_examples=25)
+settings.register_profile("thorough", settings.get_profile("tandem"), max_examples=1000)
 settings.load_profile("tandem")
 set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
+
 
 _APP_ARGS: dict[str, Any] = {
     "model": {"id": "tiny", "source": "./models/tiny"},
@@ -138,9 +147,63 @@ def run_python() -> Callable[..., Any]:
 
     def run(script: str, *arguments: str, env: dict[str, str] | None = None) -> Any:
         done = subprocess.run(
-            [sys.executable, "-c", script, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture
+def short_pressure_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of a pressure test in this process takes seconds of simulated time, not minutes."""
+    short = {"_RUN_S": 20.0, "_WARM_UP_S": 5.0, "_LEAST_REQUESTS": 200, "_MANY_REQUESTS": 400, "_RATE_STEPS": 5}
+    for name, value in short.items():
+        monkeypatch.setattr(pressure, name, value)
+
+
+@pytest.fixture
+def make_endpoint() -> Iterator[Callable[..., FakeEndpoint]]:
+    """A running endpoint on a free port of its own."""
+    with ExitStack() as stack:
+
+        def make(answer: Answer | None = None, metrics_page: str = "") -> FakeEndpoint:
+            return stack.enter_context(FakeEndpoint(answer or tokens(), metrics_page))
+
+        yield make
+
+
+@pytest.fixture
+def dead_url() -> Iterator[str]:
+    """Where nobody listens: the port is bound, so that nobody else gets it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def make_profile() -> Callable[..., EngineProfile]:
+    """Prefill at 1 ms a token after 10 ms; a decode step of 20 ms plus 1 ms a request."""
+
+    def make(**changes: Any) -> EngineProfile:
+        return EngineProfile.model_validate(
+            {
+                "name": "by hand",
+                "model": "none",
+                "kv_tokens": 1000,
+                "block_tokens": 10,
+                "max_batch_tokens": 100,
+                "max_running": 8,
+                "prefill": {"tokens": [0, 1000], "seconds": [0.01, 1.01]},
+                "decode": {"batch": [1, 100], "context_tokens": [100], "step_s": [[0.021], [0.12]]},
+                "handoff": {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e6},
+                "start_s": 1.0,
+                "flops_per_token": 1.0,
+                "peak_flops": 1000.0,
+                "sources": [{"part": "all", "kind": "assumed", "text": "round numbers"}],
+                **changes,
+            }
+        )
+
+    return make

@@ -21,30 +21,58 @@ ALLOWED = {
         "deployments/*.py",
         "serve_app/app.py",
         "serve_app/sdk.py",
-        "serve_app/cli.py",
-        "serve_app/bench*.py",
+        "serve_app/cli/main.py",
         "*/ray_*.py",
     ),
     "vllm": ("deployments/*.py",),
-    "nixl": ("kvtransfer/probe.py", "deployments/vllm_plugin.py"),
+    "nixl": ("deployments/vllm_seam/plugin.py",),
 }
+
+# Rooms and files that may reach into private parts: of Ray, and of vLLM and NIXL.
+PRIVATE = {
+    "ray": re.compile(r"^ray\.(?:.*\._(?:private|internal)\b|_private\b|experimental\.internal_kv)"),
+    "vllm": re.compile(r"^(?:vllm\.(?:v1|distributed|third_party)\b|nixl\b)"),
+}
+MAY_BE_PRIVATE = {"ray": ("deployments/serve_seam/*", "*/ray_*.py"), "vllm": ("deployments/vllm_seam/*",)}
+
+# Which other rooms of its folder a room may import; every room may import the folder's own modules that are no doors.
+ROOMS: dict[str, set[str]] = {
+    "autoscale/engines": set(),
+    "autoscale/traces": set(),
+    "autoscale/observe": set(),
+    "autoscale/policies": {"engines"},
+    "autoscale/policies/peers": {"engines", "policies"},
+    "autoscale/decide": {"observe", "policies"},
+    "autoscale/sim": {"engines", "traces", "observe", "policies", "policies/peers", "decide"},
+    "deployments/machine": set(),
+    "deployments/serve_seam": set(),
+    "deployments/wire": {"serve_seam"},
+    "deployments/vllm_seam": {"machine", "wire"},
+    "deployments/actors": {"wire", "serve_seam"},
+    "deployments/endpoint": {"machine", "wire", "serve_seam"},
+    "deployments/replicas": {"machine", "wire", "serve_seam", "vllm_seam"},
+    "deployments/emulated": {"machine", "wire", "serve_seam", "vllm_seam", "replicas"},
+    "serve_app/checks": set(),
+    "serve_app/load": set(),
+    "serve_app/kube": {"checks"},
+    "serve_app/local": {"checks", "load"},
+    "serve_app/running": {"checks", "local"},
+    "serve_app/cli": {"checks", "load", "kube", "local", "running"},
+}
+# Modules of a folder that stand in front of its rooms: no room imports them but the command line, which starts all.
+DOORS = ("autoscale/ray_policy", "autoscale/ray_link", "deployments/graph", "serve_app/app", "serve_app/sdk")
 
 # Modules that a laptop without ray and vllm can import.
 PURE_DEPLOYMENTS = (
-    "api_keys",
-    "config",
-    "cores",
-    "environment",
-    "explain",
-    "frames",
-    "handoff",
-    "http_headers",
-    "metrics",
-    "openai_errors",
-    "ports",
-    "request_stats",
-    "scaling_metrics",
-    "waits",
+    "vllm_seam.plugin",
+    "actors.scaling_metrics",
+    "endpoint.api_keys",
+    "endpoint.config",
+    "machine.claims",
+    "serve_seam.environment",
+    "serve_seam.http_headers",
+    "wire.messages",
+    "wire.openai_errors",
 )
 
 
@@ -65,7 +93,9 @@ def violations(path: str, source: str) -> list[str]:
     found = []
     for name in sorted(imported(source)):
         top = name.partition(".")[0]
-        if name.startswith("."):
+        if top == "tests":
+            found.append(f"{path} imports {name}: the product does not know its laboratory")
+        elif name.startswith("."):
             found.append(f"{path} imports {name}: say the whole name")
         elif top in PACKAGES and top != package:
             if PACKAGES.index(top) > PACKAGES.index(package):
@@ -75,6 +105,147 @@ def violations(path: str, source: str) -> list[str]:
         elif top in ALLOWED and not any(fnmatch(path, pattern) for pattern in ALLOWED[top]):
             found.append(f"{path} imports {name}: {top} is imported only in {', '.join(ALLOWED[top])}")
     return found
+
+
+def private_parts(path: str, source: str) -> list[str]:
+    """Private parts of Ray, vLLM and NIXL that a source file reaches into, where only a seam may.
+
+    Found are imports of private modules, and private attributes that no class of ours has.
+    """
+    found = []
+    tree = ast.parse(source)
+    members = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = imported(source)
+    for name in sorted(modules | {name for name in members if name.endswith("internal_kv")}):
+        for whose, pattern in PRIVATE.items():
+            if pattern.match(name) and not any(fnmatch(path, one) for one in MAY_BE_PRIVATE[whose]):
+                found.append(f"{path} imports {name}: only {', '.join(MAY_BE_PRIVATE[whose])} may")
+    if not any(fnmatch(path, one) for patterns in MAY_BE_PRIVATE.values() for one in patterns):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in OUR_NAMES:
+                found.append(f"{path} uses {node.attr}, which is not ours: move it to a seam")
+    return found
+
+
+def names_defined(source: str) -> set[str]:
+    """Names of functions and classes that a source defines, and of attributes and variables that it sets."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+# Python's own, and what our sources define.
+OUR_NAMES = {"_exit", "_replace", "_asdict", "_fields"}.union(
+    *(names_defined((ROOT / path).read_text(encoding="utf-8")) for path in SOURCES)
+)
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_private_parts_of_others_stay_in_their_seams(path: str) -> None:
+    assert private_parts(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("deployments/replicas/decode.py", "from vllm.v1.engine import FinishReason"),
+        ("deployments/replicas/decode.py", "import vllm.distributed.kv_transfer"),
+        ("deployments/endpoint/ingress.py", "from ray.serve._private.common import DeploymentID"),
+        ("deployments/actors/coordinator.py", "from ray.experimental import internal_kv"),
+        ("deployments/emulated/engine.py", "from ray.llm._internal.serve.core import protocol"),
+        ("deployments/replicas/prefill.py", "def f(x):\n    return x._reqs_to_send_of_vllm"),
+        ("deployments/serve_seam/calls.py", "import vllm.v1.engine"),
+        ("router/ray_router.py", "from nixl import _api"),
+    ],
+)
+def test_wall_around_private_parts_holds(path: str, source: str) -> None:
+    assert len(private_parts(path, source)) == 1
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.startswith("deployments/endpoint/")])
+def test_endpoint_imports_no_vllm(path: str) -> None:
+    names = imported((ROOT / path).read_text(encoding="utf-8"))
+    assert not [name for name in names if name.partition(".")[0] == "vllm"]
+
+
+def room_of(path: str) -> str:
+    """The room of a source file; its folder for a file that is in none."""
+    return path.rpartition("/")[0]
+
+
+def room_violations(path: str, source: str) -> list[str]:
+    """What a source file imports from other rooms of its folder against the rules."""
+    room = room_of(path)
+    if room not in ROOMS:
+        return []
+    folder = room.partition("/")[0]
+    found = []
+    for name in sorted(imported(source)):
+        module = name.replace(".", "/")
+        if module in DOORS and room != "serve_app/cli":
+            found.append(f"{path} imports {name}: no room imports a door")
+        if not name.startswith(f"{folder}."):
+            continue
+        other = next((one for one in sorted(ROOMS, reverse=True) if f"{module}/".startswith(f"{one}/")), None)
+        if other is not None and other != room and other.removeprefix(f"{folder}/") not in ROOMS[room]:
+            found.append(f"{path} imports {name}: {room} does not import {other}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_room_imports_the_rooms_before_it(path: str) -> None:
+    assert room_violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+def test_rooms_do_not_import_each_other() -> None:
+    """Neither does a folder's own module import a room that imports it, but for doors, which no room imports."""
+    imports: dict[str, set[str]] = {}
+    for path in SOURCES:
+        module = path.removesuffix(".py")
+        if module not in DOORS:
+            names = {name.replace(".", "/") for name in imported((ROOT / path).read_text(encoding="utf-8"))}
+            places = {name if name in ROOMS or name in PACKAGES else room_of(name) for name in names}
+            imports.setdefault(room_of(path), set()).update(places)
+    rooms = [room for room in imports if room.partition("/")[0] == "autoscale"]
+    both = [(a, b) for a in rooms for b in rooms if a < b and b in imports[a] and a in imports[b]]
+    assert both == []
+
+
+def test_every_room_has_its_rule_and_a_contract() -> None:
+    rooms = {room_of(path) for path in SOURCES} - set(PACKAGES)
+    assert rooms == set(ROOMS)
+    for room in (*rooms, *PACKAGES):
+        contract = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8")))
+        assert contract, f"{room}/__init__.py says what the room is for"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("deployments/endpoint/gate.py", "from deployments.replicas.decode import DecodeServer"),
+        ("deployments/replicas/decode.py", "from deployments.endpoint import ingress"),
+        ("deployments/endpoint/gate.py", "from deployments.vllm_seam import plugin"),
+        ("deployments/serve_seam/environment.py", "import deployments.wire.messages"),
+        ("autoscale/decide/guard.py", "from autoscale.sim.cluster import Cluster"),
+        ("autoscale/policies/default.py", "from autoscale.policies.peers.hpa import Hpa"),
+        ("autoscale/observe/signals.py", "from autoscale.ray_policy import JointPolicy"),
+        ("serve_app/local/quickstart.py", "from serve_app.cli.main import cli"),
+        ("serve_app/running/ray_drain.py", "from serve_app.sdk import deploy"),
+    ],
+)
+def test_wall_between_rooms_holds(path: str, source: str) -> None:
+    assert len(room_violations(path, source)) == 1
 
 
 def _may_import_router(path: str, name: str) -> bool:
@@ -99,14 +270,16 @@ def test_source_keeps_to_its_side_of_the_walls(path: str) -> None:
         ("autoscale/ray_policy.py", "from router.length import prefill_path"),
         ("deployments/graph.py", "from serve_app.config import AppConfig"),
         ("router/policy.py", "from .types import ReplicaView"),
+        ("serve_app/cli/main.py", "from tests.lab.drill import cli"),
         ("router/policy.py", "import ray.serve as anything"),
         ("autoscale/policies/x_ray_y.py", "import ray"),
+        ("autoscale/policies/peers/serve_baseline.py", "import ray"),
         ("serve_app/config.py", "from ray import serve"),
-        ("serve_app/guardian.py", "def f():\n    import ray"),
+        ("serve_app/local/guardian.py", "def f():\n    import ray"),
         ("serve_app/app.py", "import vllm"),
         ("router/ray_router.py", "from vllm import SamplingParams"),
         ("kvtransfer/connector.py", "from nixl import _api"),
-        ("deployments/decode.py", "import nixl"),
+        ("deployments/replicas/decode.py", "import nixl"),
     ],
 )
 def test_wall_holds(path: str, source: str) -> None:
@@ -116,16 +289,13 @@ def test_wall_holds(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("router/length.py", "from kvtransfer.topology import Role\nfrom router.types import DecodeLoad"),
+        ("router/length.py", "from kvtransfer.topology import Role\nfrom router.length import DecodeLoad"),
         ("autoscale/sim/engine.py", "from router.length import prefill_path"),
         ("autoscale/ray_policy.py", "import ray\nfrom router.ray_coordinator import find_coordinator"),
         ("deployments/graph.py", "import ray\nimport vllm\nfrom router.config import RouterConfig"),
-        ("deployments/vllm_plugin.py", "import nixl"),
-        ("kvtransfer/probe.py", "import nixl"),
+        ("deployments/vllm_seam/plugin.py", "import nixl"),
         ("router/ray_router.py", "import ray"),
-        ("autoscale/policies/ray_baseline.py", "import ray"),
         ("serve_app/app.py", "import ray\nfrom deployments.graph import build_graph"),
-        ("serve_app/bench_peers.py", "import ray"),
         ("router/length.py", "import rayleigh"),
     ],
 )
@@ -155,10 +325,25 @@ def is_edge(name: str) -> bool:
     """Whether a module may need ray, vllm or nixl."""
     package, _, module = name.partition(".")
     if package == "deployments":
-        return module not in ("", "vllm_plugin", *PURE_DEPLOYMENTS)
-    if package == "serve_app" and (module in ("app", "sdk", "cli") or module.startswith("bench")):
+        return module in ("graph", "options") or ("." in module and module not in PURE_DEPLOYMENTS)
+    if package == "serve_app" and module in ("app", "sdk", "cli.main"):
         return True
-    return module == "probe" or module.rpartition(".")[2].startswith("ray_")
+    return module.rpartition(".")[2].startswith("ray_")
+
+
+LONGEST_FUNCTION_LINES = 60
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_functions_are_short(path: str) -> None:
+    long = [
+        f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION_LINES
+    ]
+    assert long == []
 
 
 # A letter in brackets, so that this file passes its own test.

@@ -1,63 +1,48 @@
-"""One policy per file, with its config class: snapshot -> decision; it never clamps and knows no cooldown (pure)."""
+"""What a live application may be sized by: one policy per file, with its configuration class (pure).
+
+Enters: a Snapshot, the ratio and the SLO. Leaves: a Decision, the replicas that the policy wants per role. A policy
+never limits its wish and knows no cooldown; ``autoscale.decide`` does both. A new policy is one file here, one line in
+POLICIES and one in PolicyConfig. The policies of other systems are in ``peers``, for the simulator only.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.policies.dopd import Dopd, DopdConfig
-from autoscale.policies.dynamo import Dynamo, DynamoConfig
-from autoscale.policies.dynamo_load import DynamoLoad, DynamoLoadConfig
-from autoscale.policies.dynamo_sla import DynamoSla, DynamoSlaConfig
 from autoscale.policies.heteroscale import HeteroScale, HeteroScaleConfig
-from autoscale.policies.hpa import Hpa, HpaConfig
-from autoscale.policies.llmd_token_aware import LlmdTokenAware, LlmdTokenAwareConfig
 from autoscale.policies.periodic import Periodic, PeriodicConfig
+from autoscale.policies.policy import Policy
 from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig
-from autoscale.policies.ray_baseline import RayBaseline, RayBaselineConfig
 from autoscale.policies.static import Static, StaticConfig
 from autoscale.policies.token_velocity import TokenVelocity, TokenVelocityConfig
 from autoscale.policies.wva import Wva, WvaConfig
-from autoscale.types import Decision, Snapshot
 
 PolicyConfig = (
     DefaultConfig
     | DopdConfig
-    | DynamoConfig
-    | DynamoLoadConfig
-    | DynamoSlaConfig
     | HeteroScaleConfig
-    | HpaConfig
-    | LlmdTokenAwareConfig
     | PeriodicConfig
     | QueueDepthConfig
-    | RayBaselineConfig
     | StaticConfig
     | TokenVelocityConfig
     | WvaConfig
 )
 
 
-class Policy(Protocol):
-    """What every policy is."""
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """What it wants at this instant."""
-
-
 # Built as ``POLICIES[config.kind](config, ratio=..., slo=...)``.
-POLICIES: Mapping[str, Callable[..., Policy]] = {
+POLICIES: Mapping[str, Callable[..., Policy[Any]]] = {
     "default": Default,
     "dopd": Dopd,
-    "dynamo": Dynamo,
-    "dynamo_load": DynamoLoad,
-    "dynamo_sla": DynamoSla,
     "heteroscale": HeteroScale,
-    "hpa": Hpa,
-    "llmd_token_aware": LlmdTokenAware,
     "periodic": Periodic,
     "queue_depth": QueueDepth,
-    "ray_baseline": RayBaseline,
     "static": Static,
     "token_velocity": TokenVelocity,
     "wva": Wva,
 }
+
+# Policies that size decode from its own load alone, so they also fit groups without prefill (pd_ratio 0:1).
+AGGREGATED = ("static", "wva", "queue_depth")
+# Policies in ``peers``, by name; a live application that names one is refused with a reason.
+SIMULATED_ONLY = ("dynamo", "dynamo_sla", "hpa", "llmd_token_aware", "ray_baseline")

@@ -5,23 +5,22 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio
-from autoscale.slo import SloConfig
 from autoscale.types import Decision, Snapshot
+from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 
-class PeriodConfig(BaseModel):
-    """What holds from the times of a cron expression until another period begins."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class PeriodConfig(StrictConfig):
+    """Counts that hold from the times of a cron expression until another period begins."""
 
     begins: str = Field(description="A cron expression of five fields: '0 8 * * mon-fri' is 8:00 on working days.")
-    prefill: int | None = Field(None, ge=1, description="Prefill replicas; left out, as decode's and the ratio say.")
-    decode: int | None = Field(None, ge=1, description="Decode replicas; left out, as prefill's and the ratio say.")
-    pd_ratio: PdRatio | None = Field(None, description="The ratio of this period, if it is another.")
+    prefill: int | None = Field(None, ge=1, description="Prefill replicas; left out: by decode's count and the ratio.")
+    decode: int | None = Field(None, ge=1, description="Decode replicas; left out: by prefill's count and the ratio.")
+    pd_ratio: PdRatio | None = Field(None, description="The P/D ratio of this period; left out: the configured one.")
 
     @field_validator("begins")
     @classmethod
@@ -38,8 +37,7 @@ class PeriodConfig(BaseModel):
     def _check_counts(self) -> "PeriodConfig":
         if self.prefill is None and self.decode is None:
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
-        if self.prefill is not None and self.decode is not None:
-            PdRatio.parse(f"{self.prefill}:{self.decode}")  # an impossible one is refused
+        _ = self.ratio  # refuses an impossible one
         if self.pd_ratio is not None and self.pd_ratio.is_aggregated:
             raise ValueError(
                 f"the period that begins at {self.begins!r} has no prefill: give it a pd_ratio from 1:5 on"
@@ -48,23 +46,21 @@ class PeriodConfig(BaseModel):
 
     @property
     def ratio(self) -> PdRatio | None:
-        """What is kept while it holds, where that is the period's own: that of its counts where it gives both."""
+        """The period's own ratio: of its two counts, or ``pd_ratio``; ``None``: the configured ratio holds."""
         if self.prefill is not None and self.decode is not None:
             return PdRatio.parse(f"{self.prefill}:{self.decode}")
         return self.pd_ratio
 
     def wanted(self) -> dict[Role, float]:
-        """Replicas of each role; 0 where the ratio says how many."""
+        """Replicas of each role; 0: by the other role's count and the ratio."""
         return {Role.PREFILL: float(self.prefill or 0), Role.DECODE: float(self.decode or 0)}
 
 
-class PeriodicConfig(BaseModel):
-    """A schedule. At any time the period that began last holds; of two that begin together, the later in the list."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class PeriodicConfig(StrictConfig):
+    """A schedule: the period that began last holds; of two that begin together, the later one in the list."""
 
     kind: Literal["periodic"] = "periodic"
-    time_zone: str = Field("UTC", description="Of the cron expressions, such as Europe/Berlin.")
+    time_zone: str = Field("UTC", description="Time zone of the cron expressions, such as Europe/Berlin.")
     periods: tuple[PeriodConfig, ...] = Field(min_length=1)
 
     @field_validator("time_zone")
@@ -77,28 +73,15 @@ class PeriodicConfig(BaseModel):
         return value
 
 
-class Periodic:
-    """The policy; see ``decide``."""
-
-    def __init__(self, config: PeriodicConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
-        self._config = config
-        self._ratio = ratio
-        self._zone = ZoneInfo(config.time_zone)
-        self._minute: int | None = None
-        self._period = config.periods[0]
+class Periodic(Policy[PeriodicConfig]):
+    """Replicas of both roles from a schedule by the time of day and week."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The counts of the period that holds."""
-        minute = int(snapshot.now_s // 60)
-        if minute != self._minute:  # a period begins on a minute, and looking back over years takes a millisecond
-            self._minute, self._period = minute, self._holding(60.0 * minute)
-        period = self._period
-        ratio = period.ratio or self._ratio
+        """The counts of the period that holds now."""
+        config = self._config
+        # CronSim searches strictly before the given time, and a period holds from the first second of its minute on.
+        now = datetime.fromtimestamp(snapshot.now_s // 60 * 60 + 1.0, ZoneInfo(config.time_zone))
+        began = [(next(CronSim(each.begins, now, reverse=True)), index) for index, each in enumerate(config.periods)]
+        period = config.periods[max(began)[1]]
         reason = f"the period that begins at {period.begins!r}"
-        return Decision(wanted=period.wanted(), reason=reason, ratio=ratio, is_step=True)
-
-    def _holding(self, minute_s: float) -> PeriodConfig:
-        # CronSim looks for times before the one given, and a period holds from its first second on.
-        now = datetime.fromtimestamp(minute_s + 1.0, self._zone)
-        began = [(next(CronSim(p.begins, now, reverse=True)), index) for index, p in enumerate(self._config.periods)]
-        return self._config.periods[max(began)[1]]
+        return Decision(wanted=period.wanted(), reason=reason, ratio=period.ratio or self._ratio, is_step=True)

@@ -1,33 +1,29 @@
-"""Fixed counts, as what the others are measured against."""
+"""Fixed counts, with which other policies are compared."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio
-from autoscale.slo import SloConfig
 from autoscale.types import Decision, Snapshot
+from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 
-class StaticConfig(BaseModel):
-    """The counts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class StaticConfig(StrictConfig):
+    """The fixed counts."""
 
     kind: Literal["static"] = "static"
-    prefill: int = Field(ge=0, description="Prefill replicas of the whole service; 0 where it has none.")
+    prefill: int = Field(ge=0, description="Prefill replicas of the whole service; 0: groups without prefill.")
     decode: int = Field(ge=1, description="Decode replicas of the whole service.")
 
 
-class Static:
-    """The policy; see ``decide``."""
-
-    def __init__(self, config: StaticConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
-        wanted = {Role.PREFILL: float(config.prefill), Role.DECODE: float(config.decode)}
-        # At the configured ratio the guard would round them to others.
-        self._decision = Decision(wanted=wanted, reason="fixed counts", ratio=PdRatio.of(wanted), is_step=True)
+class Static(Policy[StaticConfig]):
+    """The configured replicas of both roles, whatever the load."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The counts, whatever is seen."""
-        return self._decision
+        """The configured counts."""
+        wanted = {Role.PREFILL: float(self._config.prefill), Role.DECODE: float(self._config.decode)}
+        # With the configured ratio the guard would round them to other counts.
+        return Decision(wanted=wanted, reason="fixed counts", ratio=PdRatio.of(wanted), is_step=True)

@@ -1,4 +1,4 @@
-"""Token velocity: each stage for the tokens that arrive, bursts of prefill on decode's spare (TokenScale)."""
+"""Token velocity: sizes each role by arriving tokens; spare decode replicas take bursts of prompts (TokenScale)."""
 
 import math
 from collections.abc import Mapping
@@ -6,61 +6,56 @@ from typing import Literal
 
 from pydantic import Field
 
-from autoscale.capacity import decode_tokens_per_s
-from autoscale.policies.profiled import ProfiledConfig
-from autoscale.profile import EngineProfile
+from autoscale.engines.capacity import decode_tokens_per_s
+from autoscale.engines.profile import EngineProfile
+from autoscale.headcount import desired_replicas
+from autoscale.policies.policy import Policy, ProfiledConfig, replicas_of
 from autoscale.ratio import PdRatio
-from autoscale.slo import SloConfig
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
-# A prefill that decode holds up computes little too, and more of it would not help.
+# A measured velocity counts as at least this share of the profile's: prefill that decode holds up is slow too, and more
+# replicas of it would not help.
 _LEAST_PACE_FRAC = 0.5
-# Of one start: however often decisions are made.
+# The most points of one start that are remembered.
 _MOST_POINTS = 64
 
 
 class TokenVelocityConfig(ProfiledConfig):
-    """The spare of both stages, and how much of decode's may take prompts over."""
+    """The spare of both roles, and how much of decode's spare may take prompts."""
 
     kind: Literal["token_velocity"] = "token_velocity"
-    headroom_frac: float = Field(
-        0.25, ge=0.0, le=10.0, description="Standing spare: 0.25 fills replicas to 80 %, as llm-d's token-aware path."
-    )
-    convertible_frac: float = Field(
-        0.5,
-        ge=0.0,
-        le=1.0,
-        description="Share of decode's spare that computes the prompts of a burst shorter than a start of prefill; 0 "
-        "where prompts are longer than the length rule keeps on decode (local_cap_tokens).",
-    )
-    busy_s: float = Field(
-        20.0, ge=0.0, description="Prompts wait everywhere for so long: what prefill then computes is its velocity."
-    )
+    headroom_frac: float = Field(0.25, ge=0.0, le=10.0)
+    """Standing spare: 0.25 fills replicas to 80 %, as llm-d's token-aware path."""
+    convertible_frac: float = Field(0.5, ge=0.0, le=1.0)
+    """Share of decode's spare that computes the prompts of a burst shorter than a start of prefill; 0 where prompts are
+    longer than the length rule keeps on decode (local_cap_tokens)."""
+    busy_s: float = Field(20.0, ge=0.0)
+    """After prompts have waited at every prefill replica for this long, its measured pace is its velocity."""
 
 
 def prefill_velocity(profile: EngineProfile, input_tokens: float) -> float:
-    """Prompt tokens per second that one replica computes (V_P).
+    """Prompt tokens per second that one replica computes (V_P); ``input_tokens``: mean prompt length, above 0.
 
-    Args:
-        profile: of the replica.
-        input_tokens: mean length of the prompts, above 0.
+    Source: TokenScale, prefill velocity V_P.
     """
     seconds = profile.prefill.chunk_s(0.0, input_tokens)
     return input_tokens / seconds if seconds else math.inf
 
 
 def network_velocity(profile: EngineProfile) -> float:
-    """Prompt tokens per second whose KV one link takes to decode (V_N); its base time overlaps with other transfers."""
+    """Prompt tokens per second that one link moves to decode as KV; the base time overlaps with other transfers.
+
+    Source: TokenScale, network velocity V_N.
+    """
     return profile.handoff.bytes_per_s / profile.handoff.kv_bytes_per_token
 
 
-class TokenVelocity:
-    """The policy; see ``decide``."""
+class TokenVelocity(Policy[TokenVelocityConfig]):
+    """Replicas of each role: arriving tokens per second over the tokens per second of one replica (its velocity).
 
-    def __init__(self, config: TokenVelocityConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
-        self._config = config
-        self._slo = slo
+    Source: TokenScale (arXiv 2512.03416): the velocities, and convertible decoders for bursts.
+    """
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Tokens that arrive over what one replica of the stage takes, with headroom.
@@ -80,8 +75,8 @@ class TokenVelocity:
         prefill = min(own, network_velocity(config.prefill))
         decode = decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s)
         standing, series = self._standing(snapshot, prompt_tokens_per_s)
-        now = {role: sum(n for key, n in snapshot.state.desired.items() if key.role is role) for role in Role}
-        running = sum(len(pool.replicas) for pool in snapshot.pools if pool.key.role is Role.DECODE)
+        now = desired_replicas(snapshot.state.desired)
+        running = len(replicas_of(snapshot, Role.DECODE))
         spare = max(0.0, min(now[Role.DECODE], running) - output_tokens_per_s / decode)
         lent = config.convertible_frac * spare
         # Prompts that decode computes itself need no network.
@@ -91,7 +86,7 @@ class TokenVelocity:
             Role.PREFILL: (prompt_tokens_per_s - absorbed) / prefill * (1.0 + config.headroom_frac),
             Role.DECODE: output_tokens_per_s / decode * (1.0 + config.headroom_frac),
         }
-        if not traffic.is_whole:  # there may be more, so it takes nobody away
+        if not traffic.is_whole:  # there may be more traffic, so no replica leaves
             wanted = {role: max(wanted[role], float(now[role])) for role in Role}
         return Decision(
             wanted=wanted,
@@ -106,11 +101,13 @@ class TokenVelocity:
         )
 
     def _prefill_velocity(self, snapshot: Snapshot, inputs: float) -> tuple[float, dict[str, tuple[float, ...]]]:
-        """The measured one when every replica has had prompts waiting for long enough, else the profile's."""
+        """Velocity of a prefill replica, and the policy's memory of it.
+
+        It is measured once prompts have waited at every replica for long enough; before that it is the profile's.
+        """
         profiled = prefill_velocity(self._config.prefill, inputs)
         admitted = frozenset(snapshot.state.admitted)
-        replicas = [r for pool in snapshot.pools if pool.key.role is Role.PREFILL for r in pool.replicas]
-        serving = [r for r in replicas if not admitted or r.replica_id in admitted]
+        serving = [r for r in replicas_of(snapshot, Role.PREFILL) if not admitted or r.replica_id in admitted]
         computed = [r.prefill_tokens_per_s for r in serving if r.prefill_tokens_per_s is not None]
         if not serving or len(computed) < len(serving) or not all(r.waiting_requests for r in serving):
             return profiled, {}
@@ -121,13 +118,13 @@ class TokenVelocity:
         return max(math.fsum(computed) / len(computed), profiled * _LEAST_PACE_FRAC), memory
 
     def _standing(self, snapshot: Snapshot, tokens_per_s: float) -> tuple[float, Mapping[str, tuple[float, ...]]]:
-        """The least that has arrived at any time in one start of prefill: what is above it is a burst, so far.
+        """The lowest arrival rate of prompt tokens within one start of prefill, and the memory of it.
 
-        Only points that may still become the least are kept.
+        What arrives beyond it is a burst. Only points that may still become the lowest are remembered.
         """
         memory, now_s, start_s = snapshot.state.memory, snapshot.now_s, self._config.start_s(Role.PREFILL)
-        seen = zip(memory.get("prompts_at_s", ()), memory.get("prompt_tokens_per_s", ()), strict=False)
-        lower = [(at, seen) for at, seen in seen if now_s - start_s < at < now_s and seen < tokens_per_s]
+        series = zip(memory.get("prompts_at_s", ()), memory.get("prompt_tokens_per_s", ()), strict=False)
+        lower = [(at, rate) for at, rate in series if now_s - start_s < at < now_s and rate < tokens_per_s]
         least = lower[0][1] if lower else tokens_per_s
         if not lower or now_s - lower[-1][0] >= start_s / _MOST_POINTS:
             lower.append((now_s, tokens_per_s))

@@ -1,40 +1,54 @@
-"""SimConfig: a virtual cluster, the objectives, and the policies that are compared on it (pure)."""
+"""SimConfig: a virtual cluster, the objectives, and the compared policies (pure, but for loading)."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from autoscale.config import AutoscaleConfig
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.tuning import merged
 from autoscale.documents import first_fault, load_mapping
-from autoscale.policies import POLICIES
-from autoscale.policies.profiled import ProfiledConfig
+from autoscale.engines.profile import EngineProfile, ProfileRef
+from autoscale.policies import AGGREGATED
+from autoscale.policies.peers import SIM_POLICIES, SimPolicyConfig
+from autoscale.policies.policy import ProfiledConfig
 from autoscale.policies.static import StaticConfig
-from autoscale.profile import EngineProfile, ProfileRef
 from autoscale.sim.fleet import VirtualPool
-from autoscale.tuning import merged
 from autoscale.types import PoolKey
 from kvtransfer.cost import CROSS_SWITCH_FRAC
+from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import LinkTier, Role
 from router.config import RouterConfig
 
-# Rows of a report that are no policies.
+# The bounds: rows of a report that are not policies.
 BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
 
 
-class _Sim(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class SimAutoscaleConfig(AutoscaleConfig):
+    """An application's autoscale section, which may also name the policy of another system."""
+
+    policies = SIM_POLICIES
+    aggregated_policies = (*AGGREGATED, "hpa", "ray_baseline")
+    refused_policies = ()
+
+    policy: SimPolicyConfig = Field(discriminator="kind")  # type: ignore[assignment]  # wider, read only
 
 
-class SimPoolConfig(_Sim):
+class SimPoolConfig(StrictConfig):
     """The replicas of one role."""
 
-    profile: ProfileRef = Field(description="An EngineProfile's file, relative to the configuration's.")
+    profile: ProfileRef = Field(description="File of an EngineProfile, relative to the configuration's file.")
     lowest_replicas: int = Field(1, ge=1)
     highest_replicas: int = Field(256, ge=1, le=4096)
-    start_s: float | None = Field(None, ge=0.0, description="From asked for to ready; the profile's.")
-    cost_per_gpu_hour: float = Field(1.0, ge=0.0, description="In whatever currency; replicas are added where cheap.")
+    start_s: float | None = Field(
+        None,
+        ge=0.0,
+        description="Seconds from the request for a replica until it is ready; left out: as in the profile.",
+    )
+    cost_per_gpu_hour: float = Field(
+        1.0, ge=0.0, description="Price of a GPU-hour in any currency; replicas are added where they are cheapest."
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -46,24 +60,26 @@ class SimPoolConfig(_Sim):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica; an engine on CPU counts as one."""
+        """GPUs of one replica; an engine on CPU counts as one GPU."""
         return max(1, self.profile.gpus)
 
     @property
     def ready_after_s(self) -> float:
-        """From asked for to ready, seconds."""
+        """Seconds from the request for a replica until it is ready."""
         return self.profile.start_s if self.start_s is None else self.start_s
 
 
-class SimGroupConfig(_Sim):
-    """A prefill and a decode pool between which KV moves."""
+class SimGroupConfig(StrictConfig):
+    """A prefill pool and the decode pool to which its KV moves."""
 
-    name: str = Field("g0", min_length=1, description="Each group has its own.")
+    name: str = Field("g0", min_length=1, description="Name of the group, different from all others.")
     prefill: SimPoolConfig
     decode: SimPoolConfig
-    link_tier: LinkTier = Field(LinkTier.S1, description="The lowest switch that both pools are under.")
+    link_tier: LinkTier = Field(LinkTier.S1, description="Tier of the lowest switch that both pools are under.")
     uplink_bytes_per_s: float | None = Field(
-        None, gt=0.0, description="What all transfers between the two pools share; none: only each replica's own card."
+        None,
+        gt=0.0,
+        description="Bandwidth that all transfers between the pools share; left out: only their own cards limit them.",
     )
 
     def pool(self, role: Role) -> SimPoolConfig:
@@ -72,52 +88,56 @@ class SimGroupConfig(_Sim):
 
     @property
     def link_frac(self) -> float:
-        """Share of the profiles' bandwidth that is left between the two pools."""
+        """Share of the profiles' bandwidth that is available between the two pools."""
         return CROSS_SWITCH_FRAC if self.link_tier is LinkTier.S2 else 1.0
 
 
-class SimFailureConfig(_Sim):
-    """Replicas that die."""
+class SimFailureConfig(StrictConfig):
+    """Replicas that die at a time."""
 
     at_s: float = Field(ge=0.0)
     role: Role
-    group: str | None = Field(None, description="Its name; the first.")
+    group: str | None = Field(None, description="Name of the replicas' group; left out: the first group.")
     replicas: int = Field(1, ge=1)
 
 
-class SimSloConfig(_Sim):
-    """The objectives of each request: the same for every policy."""
+class SimSloConfig(StrictConfig):
+    """The objectives of each request, the same for every policy."""
 
-    ttft_least_s: float = Field(1.0, gt=0.0, description="Time to first token that is always allowed.")
+    ttft_least_s: float = Field(1.0, gt=0.0, description="TTFT that every request is allowed.")
     ttft_unloaded_factor: float = Field(
-        3.0, ge=1.0, description="And so many times what a request of its length takes on idle engines."
+        3.0, ge=1.0, description="A request is also allowed this many times its TTFT on idle engines."
     )
     tpot_s: float = Field(0.05, gt=0.0, description="Time per output token after the first.")
-    attainment_frac: float = Field(0.994, gt=0.0, lt=1.0, description="The share of requests that both must hold for.")
+    attainment_frac: float = Field(
+        0.994, gt=0.0, lt=1.0, description="Share of requests that must keep both objectives."
+    )
 
 
-class SimConfig(_Sim):
-    """What ``tandem simulate`` runs on."""
+class SimConfig(StrictConfig):
+    """The configuration of ``tandem simulate``."""
 
     groups: tuple[SimGroupConfig, ...] = Field(
         min_length=1,
-        description="Such as one for each kind of GPU. Policies that size by profiles take the first group's for all.",
+        description="Deployment groups, such as one for each GPU type. Policies that size by profiles use those of "
+        "the first group.",
     )
     slo: SimSloConfig = SimSloConfig()
     router: RouterConfig = RouterConfig()
     autoscale: dict[str, Any] = Field(
-        default_factory=dict, description="As in an application's configuration, without policy: for every policy."
+        default_factory=dict, description="The autoscale section of an application without policy, for every policy."
     )
     policies: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="By name, what is put over autoscale; without policy, that of the name."
+        default_factory=dict,
+        description="Changes of autoscale by name of a policy; without policy.kind the name is the kind.",
     )
-    prefix_block_tokens: int = Field(512, ge=1, description="Tokens for which one of a trace's hash_ids stands.")
-    failures: tuple[SimFailureConfig, ...] = Field((), description="What happens to every policy, not to the bounds.")
-    warm_up_s: float = Field(60.0, ge=0.0, description="The first counts stay so long, and nothing is measured.")
+    prefix_block_tokens: int = Field(512, ge=1, description="Tokens of one of a trace's hash_ids.")
+    failures: tuple[SimFailureConfig, ...] = Field((), description="Failures under every policy; the bounds have none.")
+    warm_up_s: float = Field(60.0, ge=0.0, description="Time in which the first counts stay and nothing is measured.")
     oracle_simulated_requests: int = Field(
-        1_000_000, ge=1, description="How many requests all plans that the oracle tries may have together."
+        1_000_000, ge=1, description="Most requests of all plans that the oracle tries, together."
     )
-    bin_s: float = Field(15.0, gt=0.0, description="How long the counts of the oracle and the causal bound stay.")
+    bin_s: float = Field(15.0, gt=0.0, description="Time for which the oracle's counts stay.")
 
     @field_validator("autoscale")
     @classmethod
@@ -147,7 +167,7 @@ class SimConfig(_Sim):
             if name in BOUNDS or "," in name or not name.strip():
                 raise ValueError(
                     f"policies: {name!r} is no name for a policy: --policy has commas between names, and "
-                    f"{', '.join(BOUNDS)} are what policies are held against"
+                    f"{', '.join(BOUNDS)} are the bounds"
                 )
             policy = self.autoscale_config(name).policy
             if isinstance(policy, StaticConfig):
@@ -166,7 +186,7 @@ class SimConfig(_Sim):
         """Read a YAML.
 
         Raises:
-            ValueError: it cannot be read, or says something impossible; names the file and the field.
+            ValueError: it cannot be read, or a value is wrong; names the file and the field.
         """
         document = load_mapping(path, "groups, and perhaps slo, router, autoscale, policies")
         try:
@@ -174,34 +194,34 @@ class SimConfig(_Sim):
         except ValidationError as error:
             raise ValueError(f"{path}: {first_fault(error)}") from None
 
-    def autoscale_config(self, name: str) -> AutoscaleConfig:
-        """What the controller gets for a policy; one that sizes by profiles gets those of the first group.
+    def autoscale_config(self, name: str) -> SimAutoscaleConfig:
+        """The controller's configuration for a policy; policies that size by profiles get those of the first group.
 
         Raises:
-            ValueError: the name is neither one of ``policies`` nor a policy's, or its fields are wrong.
+            ValueError: the name is neither in ``policies`` nor a kind, or a field is wrong.
         """
-        if name not in self.policies and name not in POLICIES:
-            known = sorted({*self.policies, *POLICIES})
-            raise ValueError(f"there is no policy {name!r}: choose among {', '.join(known)}")
+        if name not in self.policies and name not in SIM_POLICIES:
+            names = sorted({*self.policies, *SIM_POLICIES})
+            raise ValueError(f"there is no policy {name!r}: choose among {', '.join(names)}")
         changes = self.policies.get(name, {})
         policy = {"kind": name, **changes.get("policy", {})}
-        if policy["kind"] not in POLICIES:
-            raise ValueError(f"policies.{name}: give policy.kind, one of {', '.join(sorted(POLICIES))}")
+        if policy["kind"] not in SIM_POLICIES:
+            raise ValueError(f"policies.{name}: give policy.kind, one of {', '.join(sorted(SIM_POLICIES))}")
         for role in Role:
             pool = self.groups[0].pool(role)
             if needs_profiles(policy["kind"]):
                 policy.setdefault(str(role), pool.profile)
                 policy.setdefault(f"{role}_start_s", pool.ready_after_s)
         try:
-            return AutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
+            return SimAutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
         except ValidationError as error:
             raise ValueError(f"policies.{name}: {first_fault(error)}") from None
 
     def check_one_group(self, what: str) -> None:
-        """Refuse several groups where there can only be one.
+        """Refuse several groups for ``what``, which needs one.
 
         Raises:
-            ValueError: names ``what`` needs it.
+            ValueError: there are several groups; names ``what``.
         """
         if len(self.groups) > 1:
             raise ValueError(f"{what}: needs a configuration with one group, got {len(self.groups)}: leave one of them")
@@ -211,7 +231,7 @@ class SimConfig(_Sim):
         return {PoolKey(g.name, role): g.pool(role).profile for g in self.groups for role in Role}
 
     def pools(self) -> dict[PoolKey, VirtualPool]:
-        """What each pool allows and takes."""
+        """Limits and start time of each pool."""
         return {
             PoolKey(group.name, role): VirtualPool(
                 lowest_replicas=pool.lowest_replicas,
@@ -227,12 +247,13 @@ class SimConfig(_Sim):
 
 
 def needs_profiles(kind: str) -> bool:
-    """Whether a policy sizes by the profiles of its engines."""
-    return issubclass(POLICIES[kind].__init__.__annotations__["config"], ProfiledConfig)
+    """Whether a kind of policy sizes by engine profiles."""
+    (config,) = (each for each in get_args(SimPolicyConfig) if each.model_fields["kind"].default == kind)
+    return issubclass(config, ProfiledConfig)
 
 
 def _with_paths(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The document with the paths of its profiles from where the configuration is."""
+    """The document with paths of profiles relative to the configuration's folder."""
 
     def resolved(value: Any) -> Any:
         if isinstance(value, dict):

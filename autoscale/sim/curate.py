@@ -1,4 +1,4 @@
-"""Policies x parameters on a workload, and the best of them (pure but for the processes given).
+"""Policies and their parameters on a workload, and the best of them, in a pool of processes that the caller gives.
 
 Source: HeteroScale Algorithm 1. Every policy gets the same number of tries, drawn from its own space of parameters.
 """
@@ -9,16 +9,17 @@ from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
+from autoscale.decide.tuning import merged
 from autoscale.policies.heteroscale import Signal
-from autoscale.sim.compare import OracleResult, Result, run_named
+from autoscale.sim.compare import OracleResult, run_named
 from autoscale.sim.config import SimConfig
+from autoscale.sim.outcome import Result
 from autoscale.sim.pressure import PressureResult
-from autoscale.tuning import merged
 from kvtransfer.topology import Role
 
 Space = Mapping[str, Sequence[Any]]
 
-# What every policy may choose of the guard, the gate and the window.
+# Choices of guard, gate and window for every policy but fixed counts.
 _COMMON: Space = {
     "guard.cooldown_in_s": (0.0, 30.0, 60.0, 120.0),
     "guard.damping_in_frac": (0.5, 1.0),
@@ -26,7 +27,7 @@ _COMMON: Space = {
     "gate.observation_s": (0.0, 10.0, 30.0),
     "window_s": (20.0, 30.0, 60.0),
 }
-# What each may choose of its own. Names with a star are multiples of what the pressure test expects.
+# Choices of each policy's own fields. A name with a star has multiples of the pressure test's figures.
 SPACES: Mapping[str, Space] = {
     "default": {
         "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
@@ -45,11 +46,6 @@ SPACES: Mapping[str, Space] = {
         "policy.adjustment_s": (30.0, 60.0, 180.0),
         "policy.slack_frac": (0.6, 0.7, 0.8),
         "policy.is_reactive": (False, True),
-    },
-    "dynamo_load": {
-        "policy.adjustment_s": (15.0, 30.0, 60.0, 180.0),
-        "policy.prefill_up_requests": (0.5, 1.0, 2.0, 5.0),
-        "policy.decode_up_kv_frac": (0.6, 0.75, 0.9),
     },
     "dynamo_sla": {
         "policy.adjustment_s": (30.0, 60.0, 180.0),
@@ -101,54 +97,47 @@ SPACES: Mapping[str, Space] = {
         "policy.decode_aggression_frac": (0.5, 1.0, 1.5),
     },
 }
-# Kept out of the common space: they set counts by themselves.
-_PLAIN = ("static",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A policy with parameters, as what is put over a configuration's ``autoscale``, and how it fared."""
+    """A policy with parameters, as changes of a configuration's ``autoscale``, and the result of its run."""
 
     kind: str
     changes: Mapping[str, Any]
     result: Result
 
     def score(self, attainment_frac: float) -> tuple[bool, float]:
-        """Better is larger: whether it attains enough, then fewer GPU-hours; else what it attains."""
-        found = self.result.outcome
-        is_attained = found.slo_attainment_frac >= attainment_frac
-        return is_attained, -found.gpu_hours if is_attained else found.slo_attainment_frac
+        """Larger is better: attaining enough, then fewer GPU-hours; without enough, the attainment."""
+        outcome = self.result.outcome
+        is_attained = outcome.slo_attainment_frac >= attainment_frac
+        return is_attained, -outcome.gpu_hours if is_attained else outcome.slo_attainment_frac
 
 
 def draw(
+    config: SimConfig,
     kind: str,
     tries: int,
     pressure: PressureResult,
-    first: Mapping[Role, int],
-    limits: Mapping[Role, tuple[int, int]],
+    first: Mapping[str, int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    """Parameters of a policy, each as what is put over ``autoscale``; no two the same.
+    """Different parameters of a policy, each as changes of ``autoscale``; fewer if its space has fewer points.
 
-    Args:
-        kind: the policy.
-        tries: how many; fewer where its space has fewer points.
-        pressure: what the workload's signals are expected to be.
-        first: fixed counts that serve the workload, of which ``static`` takes multiples.
-        limits: the fewest and the most replicas that a role may have.
-        rng: draws.
+    ``first``: fixed counts that serve the workload, by role; ``static`` takes multiples of them.
     """
-    space = {**SPACES[kind], **({} if kind in _PLAIN else _COMMON)}
-    drawn: list[dict[str, Any]] = []
-    seen = set()
+    space = {**SPACES[kind], **({} if kind == "static" else _COMMON)}
+    drawn: dict[str, dict[str, Any]] = {}
     for _ in range(20 * tries):
         point = {name: rng.choice(values) for name, values in space.items()}
-        if (key := str(point)) not in seen:
-            seen.add(key)
-            drawn.append(_changes(kind, point, pressure, first, limits))
+        if str(point) not in drawn:
+            changes: dict[str, Any] = {"policy": {"kind": kind}}
+            for name, value in point.items():
+                changes = merged(changes, _change(config, name, value, pressure, first))
+            drawn[str(point)] = changes
         if len(drawn) == tries:
             break
-    return drawn
+    return list(drawn.values())
 
 
 def curate(
@@ -162,62 +151,41 @@ def curate(
     pool: Executor,
     on_done: Callable[[Candidate], None] = lambda candidate: None,
 ) -> dict[str, list[Candidate]]:
-    """Every policy with its parameters on a scenario, the best of each first.
+    """Every policy with ``tries`` parameters on the oracle's scenario, simulated in a pool of processes.
 
-    Args:
-        config: cluster and objectives.
-        oracle: the scenario, and the counts that all begin with.
-        pressure: the workload's pressure test.
-        kinds: the policies.
-        tries: parameters of each.
-        seed: draws parameters.
-        pool: where simulations run.
-        on_done: told each candidate.
+    The best candidate of each policy comes first. ``on_done``: called with each candidate.
     """
-    fixed = {role: int(size) for role, size in oracle.static.sizes.items()}
-    limits = {key.role: (pool.lowest_replicas, pool.highest_replicas) for key, pool in oracle.scenario.pools.items()}
     jobs = {}
     for kind in kinds:
-        for changes in draw(kind, tries, pressure, fixed, limits, random.Random(f"{seed} {kind}")):
+        for changes in draw(config, kind, tries, pressure, oracle.static.counts, random.Random(f"{seed} {kind}")):
             named = config.model_copy(update={"policies": {kind: changes}})
             jobs[pool.submit(run_named, named, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
-    found: dict[str, list[Candidate]] = {kind: [] for kind in kinds}
+    candidates: dict[str, list[Candidate]] = {kind: [] for kind in kinds}
     for job in as_completed(jobs):
         kind, changes = jobs[job]
         candidate = Candidate(kind=kind, changes=changes, result=job.result())
-        found[kind].append(candidate)
+        candidates[kind].append(candidate)
         on_done(candidate)
     least = oracle.least_frac
-    return {kind: sorted(each, key=lambda one: one.score(least), reverse=True) for kind, each in found.items()}
+    return {kind: sorted(each, key=lambda one: one.score(least), reverse=True) for kind, each in candidates.items()}
 
 
-def _changes(
-    kind: str,
-    point: Mapping[str, Any],
-    pressure: PressureResult,
-    first: Mapping[Role, int],
-    limits: Mapping[Role, tuple[int, int]],
+def _change(
+    config: SimConfig, name: str, value: Any, pressure: PressureResult, first: Mapping[str, int]
 ) -> dict[str, Any]:
-    changes: dict[str, Any] = {"policy": {"kind": kind}}
-    for name, value in point.items():
-        if name == "pd_ratio*":
-            changes = merged(changes, {"pd_ratio": str(pressure.pd_ratio)})
-        elif name == "policy.target*":
-            expected = pressure.best.signals[Signal.DECODE_TPS] or 1.0
-            changes = merged(changes, {"policy": {"signal": str(Signal.DECODE_TPS), "target": expected * value}})
-        elif name == "policy.counts*":
-            counts = {
-                str(role): min(max(limits[role][0], round(count * value)), limits[role][1])
-                for role, count in first.items()
-            }
-            changes = merged(changes, {"policy": counts})
-        elif name.endswith("_requests_per_s*"):
-            best = pressure.best
-            served = best.requests_per_s / (best.prefill if "prefill" in name else best.decode)
-            changes = merged(changes, {"policy": {name.removeprefix("policy.").removesuffix("*"): served * value}})
-        else:
-            nested: Any = value
-            for part in reversed(name.split(".")):
-                nested = {part: nested}
-            changes = merged(changes, nested)
-    return changes
+    """The change of ``autoscale`` that one choice of a space means."""
+    best = pressure.best
+    if name == "pd_ratio*":
+        return {"pd_ratio": str(pressure.pd_ratio)}
+    if name == "policy.target*":
+        expected = best.signals[Signal.DECODE_TPS] or 1.0
+        return {"policy": {"signal": str(Signal.DECODE_TPS), "target": expected * value}}
+    if name == "policy.counts*":
+        pools = {str(role): config.groups[0].pool(role) for role in Role}
+        wanted = {role: max(pools[role].lowest_replicas, round(count * value)) for role, count in first.items()}
+        return {"policy": {role: min(count, pools[role].highest_replicas) for role, count in wanted.items()}}
+    if name.endswith("*"):  # the rate of one replica
+        value *= best.requests_per_s / (best.prefill if "prefill" in name else best.decode)
+    for part in reversed(name.removesuffix("*").split(".")):
+        value = {part: value}
+    return {**value}

@@ -1,304 +1,225 @@
-"""A clairvoyant planner: the cheapest whole replicas over time that serve a trace which it knows (pure).
+"""The oracle: a planner that knows the whole trace, and searches the cheapest counts over time that serve it (pure).
 
-Counts of both roles are constant over bins of time. What each bin's work takes is read from the profile; that plan is
-mended where users missed their objectives, and thinned where they did not, until neither helps.
+A plan has replicas of both roles for each bin of time. The first plan follows each bin's work by the profile. Then bins
+in which requests missed their objectives get more replicas, and other bins get fewer. The search ends when neither
+helps, or after ``most_runs`` simulations.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscale.capacity import decode_tokens_per_s
-from autoscale.sim.scenario import Run, Scenario, run_schedule
-from autoscale.types import PoolKey
+from autoscale.sim.scenario import Run, Scenario
+from autoscale.sim.schedule import Counts, demands, filled, keys_of, misses, run_counts
 from kvtransfer.topology import Role
 
-Counts = dict[Role, NDArray[np.int64]]
-
-# How busy engines are in the first plan.
-_FULL_FRAC = {Role.PREFILL: 0.85, Role.DECODE: 0.95}
-_MOST_MENDINGS, _MOST_FAILURES = 30, 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClairvoyantPlan:
-    """Ready replicas of each role in every bin."""
-
-    bin_s: float
-    counts: Mapping[Role, Sequence[int]]
-
-    @property
-    def peak_replicas(self) -> int:
-        """The most of both roles together in one bin."""
-        prefill, decode = (self.counts[role] for role in Role)
-        return max(p + d for p, d in zip(prefill, decode, strict=True))
+_ROWS = {role: row for row, role in enumerate(Role)}
+# Share of time for which the engines of each role compute in the first plan: prefill, decode. The reason of this value
+# and of those below is not recorded. They steer the search; each plan that it finds is judged by its simulation. A
+# larger share begins with more misses; a smaller one begins with more GPU-hours.
+_FULL_FRAC = np.array([[0.85], [0.95]])
+# Most times that replicas are added to a plan until enough requests meet their objectives. A smaller number gives up on
+# traces with many bins; a larger one takes longer where no plan is enough.
+_MOST_ADDITIONS = 30
+# Number of plans that were no better after which the search for fewer replicas in many bins ends. A larger number takes
+# longer; a smaller one leaves more work to the search in single stretches.
+_MOST_FAILURES = 5
+# Share of the allowed misses. Bins get more replicas, those with most misses first, until the other bins have at most
+# this share. With 1 no miss could remain in the bins that got replicas; a smaller share adds replicas that are not
+# needed.
+_ALLOWED_FRAC = 0.9
+# Share of a bin's replicas that is added to a bin with misses, at least one replica. A larger share needs fewer
+# simulations and ends with dearer plans.
+_MORE_FRAC = 0.08
+# Share of a bin's misses. With fewer misses than this in the bin before, that bin gets one replica more: the queue
+# comes from there. A larger share adds such replicas more often.
+_QUEUE_FRAC = 0.25
+# Largest share of a bin's replicas that is removed from a bin that can spare replicas, at least one replica. A larger
+# share needs fewer simulations and fails more often.
+_FEWER_FRAC = 0.06
+# Factor of the share of bins that lose replicas, after each plan that was no better. A smaller factor ends sooner.
+_SHARE_FACTOR = 0.6
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _SimulatedPlan:
+    """Replicas of both roles in every bin, and the simulation with them."""
+
     counts: Counts
     run: Run
-    gpu_hours: float
-    attainment_frac: float
 
 
 class Oracle:
-    """The planner of one scenario with one group."""
+    """The oracle of one scenario with one group."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        *,
-        attainment_frac: float = 0.994,
-        bin_s: float = 15.0,
-        tpot_s: float = 0.05,
-        simulated_requests: int = 1_000_000,
-        least_runs: int = 30,
-        on_run: Callable[[str], None] = lambda line: None,
+        self, scenario: Scenario, least_frac: float, *, bin_s: float, tpot_s: float, most_runs: int = 1000
     ) -> None:
-        """What to plan for.
+        """A planner of the cheapest counts with which enough requests meet their objectives.
 
-        Args:
-            scenario: trace and cluster.
-            attainment_frac: the share of requests that must meet their objectives.
-            bin_s: how long counts stay as they are, at least.
-            tpot_s: what a decode replica's batch is limited by in the first plan.
-            simulated_requests: how many requests all plans that are tried may have together.
-            least_runs: but so many plans may be tried, however long the trace.
-            on_run: told what each simulation has come to.
+        ``least_frac``: share of requests that is enough. ``bin_s``: length of a bin of time, seconds. ``tpot_s``: time
+        per output token that limits a decode replica's batch in the first plan, seconds. ``most_runs``: number of
+        simulations after which the search for fewer replicas ends.
         """
         self._scenario = scenario
-        self._most_runs = max(least_runs, simulated_requests // len(scenario.trace))
-        self._least = attainment_frac
+        self._most_runs = most_runs
+        self._least_frac = least_frac
         self._bin_s = bin_s
-        self._keys = {key.role: key for key in scenario.pools}
-        self._bins = int(scenario.end_s // bin_s) + 1
-        self._on_run = on_run
-        self._known: dict[bytes, _Tried] = {}
-        self._work = demands(scenario, self._keys, bin_s, tpot_s)
+        self._pools = [scenario.pools[key] for key in keys_of(scenario)]
+        self._runs_by_counts: dict[bytes, _SimulatedPlan] = {}
+        self._work = demands(scenario, bin_s, tpot_s)
+        self._bins = self._work.shape[1]
 
-    def plan(
-        self,
-        fixed: Mapping[Role, int] | None = None,
-        *,
-        near: ClairvoyantPlan | None = None,
-        is_rough: bool = False,
-    ) -> tuple[ClairvoyantPlan, Run]:
-        """The cheapest plan found, and its run; where none attains what it must, the one that came nearest.
+    def rough_plan(self) -> Counts:
+        """The first plan found with which enough requests meet their objectives, or that with which most do."""
+        return self._add_until_enough_are_met(self._first_counts()).counts
 
-        Args:
-            fixed: the best fixed counts, to begin with too.
-            near: that of the same trace with another seed, to begin with.
-            is_rough: take the first plan that attains it.
+    def plan(self, fixed: Mapping[Role, float] | None = None, near: Counts | None = None) -> tuple[Counts, Run]:
+        """The cheapest plan found with which enough requests meet their objectives, and its run.
+
+        Without such a plan, the plan with which most requests meet them. ``near``: the plan for the same trace with
+        another seed, where the search begins; ``None``: it begins with the first plan. ``fixed``: the smallest fixed
+        counts, where a second search begins; ``None``: there is no second search.
         """
-        best = self._mended_until_attained(self._first() if near is None else self._like(near))
-        if not is_rough:
-            if fixed is not None:
-                even = self._try({role: np.full(self._bins, fixed[role]) for role in Role})
-                ways = [self._thinned_while_better(each) for each in (best, even)]
-                best = min(ways, key=self._rank)
-            if self._is_attained(best):
-                best = self._polished(best)
-        lists = {role: [int(n) for n in best.counts[role]] for role in Role}
-        return ClairvoyantPlan(bin_s=self._bin_s, counts=lists), best.run
+        best = self._add_until_enough_are_met(self._first_counts() if near is None else self._for_these_bins(near))
+        if fixed is not None:
+            fixed_plan = self._simulated(np.tile([[int(fixed[role])] for role in Role], self._bins))
+            improved_plans = [self._remove_while_better(each) for each in (best, fixed_plan)]
+            best = min(improved_plans, key=lambda each: each.run.rank(self._least_frac))
+        if self._are_enough_met(best):
+            best = self._remove_one_by_one(best)
+        return best.counts, best.run
 
-    def _is_attained(self, tried: _Tried) -> bool:
-        return tried.attainment_frac >= self._least
+    def _first_counts(self) -> Counts:
+        counts: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
+        return counts
 
-    def _rank(self, tried: _Tried) -> tuple[bool, float]:
-        """Better is less."""
-        is_attained = self._is_attained(tried)
-        return not is_attained, tried.gpu_hours if is_attained else -tried.attainment_frac
+    def _for_these_bins(self, near: Counts) -> Counts:
+        """The counts of another plan, cut or extended to the bins of this trace."""
+        return near[:, np.minimum(np.arange(self._bins), near.shape[1] - 1)]
+
+    def _are_enough_met(self, candidate: _SimulatedPlan) -> bool:
+        """Whether enough requests meet their objectives."""
+        return candidate.run.attainment_frac >= self._least_frac
+
+    def _is_better(self, candidate: _SimulatedPlan, best: _SimulatedPlan) -> bool:
+        """Whether enough requests meet their objectives with fewer GPU-hours."""
+        return self._are_enough_met(candidate) and candidate.run.gpu_hours < best.run.gpu_hours
 
     @property
-    def _is_spent(self) -> bool:
-        return len(self._known) >= self._most_runs
+    def _has_no_runs_left(self) -> bool:
+        return len(self._runs_by_counts) >= self._most_runs
 
-    def _mended_until_attained(self, counts: Counts) -> _Tried:
-        best = tried = self._try(counts)
-        for _ in range(_MOST_MENDINGS):
-            if self._is_attained(best):
+    def _add_until_enough_are_met(self, counts: Counts) -> _SimulatedPlan:
+        best = candidate = self._simulated(counts)
+        for _ in range(_MOST_ADDITIONS):
+            if self._are_enough_met(best):
                 break
-            tried = self._try(self._mended(tried))
-            best = max(best, tried, key=lambda each: each.attainment_frac)
+            candidate = self._simulated(self._add_replicas(candidate))
+            best = max(best, candidate, key=lambda each: each.run.attainment_frac)
         return best
 
-    def _thinned_while_better(self, best: _Tried) -> _Tried:
-        """Fewer replicas in many bins at once, mended again where that was too many."""
+    def _remove_while_better(self, best: _SimulatedPlan) -> _SimulatedPlan:
+        """Remove replicas in many bins at once; add some again in bins in which requests then miss their objectives."""
         share, failures = 1.0, 0
-        while failures < _MOST_FAILURES and not self._is_spent and self._is_attained(best):
-            tried = self._try(self._thinned(best, share))
-            if not self._is_attained(tried):
-                tried = self._try(self._mended(tried))
-            if self._is_attained(tried) and tried.gpu_hours < best.gpu_hours:
-                best = tried
+        while failures < _MOST_FAILURES and not self._has_no_runs_left and self._are_enough_met(best):
+            candidate = self._simulated(self._remove_replicas(best, share))
+            if not self._are_enough_met(candidate):
+                candidate = self._simulated(self._add_replicas(candidate))
+            if self._is_better(candidate, best):
+                best = candidate
             else:
-                share, failures = share * 0.6, failures + 1
+                share, failures = share * _SHARE_FACTOR, failures + 1
         return best
 
-    def _polished(self, best: _Tried) -> _Tried:
-        """One replica fewer in one stretch of bins at a time, until none can be spared or the runs are spent."""
+    def _remove_one_by_one(self, best: _SimulatedPlan) -> _SimulatedPlan:
+        """Remove one replica in one stretch at a time, until no stretch can spare one or no runs are left."""
         is_better = True
         while is_better:
             is_better = False
-            for role, begin, end in self._stretches(best):
-                if self._is_spent:
+            for row, begin, end in self._stretches(best.counts):
+                if self._has_no_runs_left:
                     return best
-                counts = {each: best.counts[each].copy() for each in Role}
-                counts[role][begin:end] -= 1
-                tried = self._try(counts)
-                if self._is_attained(tried) and tried.gpu_hours < best.gpu_hours:
-                    best, is_better = tried, True
+                counts = best.counts.copy()
+                counts[row, begin:end] -= 1
+                candidate = self._simulated(counts)
+                if self._is_better(candidate, best):
+                    best, is_better = candidate, True
         return best
 
-    def _stretches(self, best: _Tried) -> list[tuple[Role, int, int]]:
-        """Bins of equal counts, their halves, their ends and the least busy windows in them; least work first.
+    def _stretches(self, counts: Counts) -> list[tuple[int, int, int]]:
+        """Stretches (row, begin, end) of bins with equal counts, their parts, and their least busy windows.
 
-        Inside, nothing shorter than a start can be spared; see ``filled``.
+        The stretch with the lowest peak work per replica comes first. A window is longer than a start: see ``filled``.
         """
-        found: list[tuple[float, Role, int, int]] = []
-        for role in Role:
-            counts = best.counts[role]
-            shortest = int(self._scenario.pools[self._keys[role]].start_s / self._bin_s) + 1
-            edges = [0, *(at for at in range(1, self._bins) if counts[at] != counts[at - 1]), self._bins]
-            spans = {(a, b) for a, b in pairwise(edges)}
+        stretches: list[tuple[float, Role, int, int]] = []
+        for role, pool, row, work in zip(Role, self._pools, counts, self._work, strict=True):
+            shortest = int(pool.start_s / self._bin_s) + 1
+            edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), self._bins]
+            spans = set(pairwise(edges))
             for a, b in list(spans):
                 if b - a > 1:
                     spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b)}
                 for bins in (shortest, 2 * shortest, 4 * shortest):
                     if bins < b - a:
-                        sums = np.convolve(self._work[role][a:b], np.ones(bins), mode="valid")
-                        least = a + int(sums.argmin())
+                        least = a + int(np.convolve(work[a:b], np.ones(bins), mode="valid").argmin())
                         spans.add((least, least + bins))
-            found += [(float((self._work[role][a:b] / counts[a:b]).max()), role, a, b) for a, b in spans]
-        return [(role, a, b) for _, role, a, b in sorted(found)]
+            stretches += [(float((work[a:b] / row[a:b]).max()), role, a, b) for a, b in spans]
+        return [(_ROWS[role], a, b) for _, role, a, b in sorted(stretches)]
 
-    def _first(self) -> Counts:
-        return {role: np.ceil(self._work[role] / _FULL_FRAC[role] - 1e-9).astype(np.int64) for role in Role}
+    def _simulated(self, counts: Counts) -> _SimulatedPlan:
+        """The plan of these counts within the pools' limits, without gaps shorter than a start, and its simulation."""
+        warm_up_bins = self._scenario.warm_up_s / self._bin_s
+        legal = [
+            filled(np.clip(row, pool.lowest_replicas, pool.highest_replicas), pool.start_s / self._bin_s, warm_up_bins)
+            for row, pool in zip(counts, self._pools, strict=True)
+        ]
+        counts = np.array(legal)
+        key = counts.tobytes()
+        if key not in self._runs_by_counts:
+            self._runs_by_counts[key] = _SimulatedPlan(counts, run_counts(self._scenario, counts, self._bin_s))
+        return self._runs_by_counts[key]
 
-    def _like(self, near: ClairvoyantPlan) -> Counts:
-        """The counts of a plan whose trace may end some bins sooner or later."""
-        at = np.minimum(np.arange(self._bins), len(near.counts[Role.DECODE]) - 1)
-        return {role: np.array(near.counts[role])[at] for role in Role}
-
-    def _legal(self, counts: Counts) -> Counts:
-        legal = {}
-        for role, wanted in counts.items():
-            pool = self._scenario.pools[self._keys[role]]
-            inside = np.clip(wanted, pool.lowest_replicas, pool.highest_replicas)
-            legal[role] = filled(inside, pool.start_s / self._bin_s, self._scenario.warm_up_s / self._bin_s)
-        return legal
-
-    def _try(self, counts: Counts) -> _Tried:
-        counts = self._legal(counts)
-        key = b"".join(counts[role].tobytes() for role in Role)
-        if key not in self._known:
-            run = run_schedule(self._scenario, steps(counts, self._keys, self._bin_s))
-            self._known[key] = _Tried(counts, run, run.gpu_hours, run.attainment_frac)
-            self._on_run(f"{run.attainment_frac:.4f} attained with {run.gpu_hours:.4g} GPU-hours")
-        return self._known[key]
-
-    def _missed(self, run: Run) -> dict[Role, NDArray[np.float64]]:
-        """Of each bin, how many requests missed an objective because of a role."""
-        missed = {role: np.zeros(self._bins) for role in Role}
+    def _misses(self, run: Run) -> tuple[NDArray[np.float64], float]:
+        """Misses by role and bin in which the request arrived, and the number of misses that all bins may have."""
+        missed = np.zeros_like(self._work)
         for role, at_s in misses(run):
-            missed[role][min(self._bins - 1, int(at_s // self._bin_s))] += 1.0
-        return missed
+            missed[_ROWS[role], min(self._bins - 1, int(at_s // self._bin_s))] += 1.0
+        return missed, (1.0 - self._least_frac) * len(run.is_met)
 
-    def _mended(self, tried: _Tried) -> Counts:
-        """More replicas where most missed, enough bins to bring them below what is allowed."""
-        missed = self._missed(tried.run)
-        total = sum(each.sum() for each in missed.values())
-        allowed = (1.0 - self._least) * len(tried.run.is_met)
-        entries = sorted(
-            ((missed[role][index], role, index) for role in Role for index in range(self._bins) if missed[role][index]),
-            key=lambda entry: -entry[0],
-        )
-        counts = {role: each.copy() for role, each in tried.counts.items()}
-        covered = 0.0
-        for number, role, index in entries:
-            if total - covered <= allowed * 0.9:
+    def _add_replicas(self, candidate: _SimulatedPlan) -> Counts:
+        """Counts with more replicas in the bins with most misses.
+
+        The other bins have at most ``_ALLOWED_FRAC`` of the allowed misses.
+        """
+        missed, allowed = self._misses(candidate.run)
+        counts, others = candidate.counts.copy(), missed.sum()
+        for place in np.argsort(-missed, axis=None, kind="stable"):
+            row, index = divmod(int(place), self._bins)
+            number = missed[row, index]
+            if not number or others <= allowed * _ALLOWED_FRAC:
                 break
-            if counts[role][index] >= self._scenario.pools[self._keys[role]].highest_replicas:
+            if counts[row, index] >= self._pools[row].highest_replicas:
                 continue
-            covered += number
-            counts[role][index] += max(1, round(0.08 * counts[role][index]))
-            if index and missed[role][index - 1] < number / 4:  # the queue was inherited
-                counts[role][index - 1] += 1
+            others -= number
+            counts[row, index] += max(1, round(_MORE_FRAC * counts[row, index]))
+            # The queue of these requests comes from the bin before.
+            if index and missed[row, index - 1] < number * _QUEUE_FRAC:
+                counts[row, index - 1] += 1
         return counts
 
-    def _thinned(self, best: _Tried, share: float) -> Counts:
-        """Fewer replicas in the bins with least work for each, of those where hardly anyone missed."""
-        missed = self._missed(best.run)
-        allowed = (1.0 - self._least) * len(best.run.is_met)
-        counts = {role: each.copy() for role, each in best.counts.items()}
-        for role in Role:
-            around = np.convolve(missed[role], np.ones(3), mode="same")
-            order = np.argsort(self._work[role] / counts[role], kind="stable")
-            spare = [index for index in order if around[index] <= allowed / self._bins]
-            for index in spare[: math.ceil(share * self._bins)]:
-                counts[role][index] -= max(1, int(0.06 * share * counts[role][index]))
+    def _remove_replicas(self, best: _SimulatedPlan, share: float) -> Counts:
+        """Counts with fewer replicas in a share of the bins: those with least work per replica and few misses."""
+        missed, allowed = self._misses(best.run)
+        counts = best.counts.copy()
+        for row, work, role_missed in zip(counts, self._work, missed, strict=True):
+            # Misses in each bin and in the bins beside it.
+            around = np.convolve(role_missed, np.ones(3), mode="same")
+            order = np.argsort(work / row, kind="stable")
+            spare = order[around[order] <= allowed / self._bins][: math.ceil(share * self._bins)]
+            row[spare] -= np.maximum(1, (_FEWER_FRAC * share * row[spare]).astype(np.int64))
         return counts
-
-
-def misses(run: Run) -> Iterator[tuple[Role, float]]:
-    """Which role is to blame for each request that missed an objective, and when the request arrived."""
-    for record, slo, is_met in zip(run.measured, run.slos, run.is_met, strict=True):
-        if is_met:
-            continue
-        is_late = record.ttft_s is None or record.ttft_s > slo.ttft_s
-        # What prefill took of the time; the rest is waiting for decode's KV.
-        prefill_s = 0.0 if record.prefilled_s is None else record.prefilled_s - record.sent_s
-        yield Role.PREFILL if is_late and prefill_s > slo.ttft_s / 2 else Role.DECODE, record.sent_s
-
-
-def demands(
-    scenario: Scenario, keys: Mapping[Role, PoolKey], bin_s: float, tpot_s: float
-) -> dict[Role, NDArray[np.float64]]:
-    """How many engines of each role every bin's work keeps busy."""
-    bins = int(scenario.end_s // bin_s) + 1
-    prefill, tokens, context = np.zeros(bins), np.zeros(bins), np.zeros(bins)
-    curve, decode = scenario.profiles[keys[Role.PREFILL]].prefill, scenario.profiles[keys[Role.DECODE]]
-    for request in scenario.trace:
-        index = int(request.at_s // bin_s)
-        prefill[index] += curve.chunk_s(0.0, request.input_tokens)
-        begins_s = request.at_s
-        ends_s = begins_s + request.output_tokens * tpot_s * 0.8
-        for at in range(index, min(bins - 1, int(ends_s // bin_s)) + 1):
-            share = (min(ends_s, (at + 1) * bin_s) - max(begins_s, at * bin_s)) / (ends_s - begins_s)
-            tokens[at] += share * request.output_tokens
-            context[at] += share * request.output_tokens * (request.input_tokens + request.output_tokens / 2)
-    engines = np.zeros(bins)
-    for index in range(bins):
-        if tokens[index]:
-            each = decode_tokens_per_s(decode, context[index] / tokens[index], tpot_s)
-            engines[index] = tokens[index] / bin_s / each
-    return {Role.PREFILL: prefill / bin_s, Role.DECODE: engines}
-
-
-def filled(counts: NDArray[np.int64], start_bins: float, held_bins: float) -> NDArray[np.int64]:
-    """Counts without gaps that are shorter than a start: leaving and coming back would cost more.
-
-    The first counts stay while all policies are held, and for a start more, before which nobody can be ready.
-    """
-    result = counts.copy()
-    first = math.ceil(held_bins + start_bins)
-    result[:first] = result[:first].max(initial=1)
-    for level in range(1, int(result.max()) + 1):
-        on = np.flatnonzero(result >= level)
-        for left, right in pairwise(on):
-            if 1 < right - left <= start_bins + 1:
-                np.maximum(result[left:right], level, out=result[left:right])
-    return result
-
-
-def steps(counts: Counts, keys: Mapping[Role, PoolKey], bin_s: float) -> dict[PoolKey, list[tuple[float, int]]]:
-    """Counts per bin as times at which they change."""
-    return {
-        keys[role]: [(index * bin_s, int(n)) for index, n in enumerate(each) if not index or n != each[index - 1]]
-        for role, each in counts.items()
-    }

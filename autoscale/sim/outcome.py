@@ -1,42 +1,49 @@
-"""What a simulated run was worth: attainment, latencies, GPU-hours, energy, and how the counts moved (pure)."""
+"""A simulated run in figures: attainment, latencies, GPU-hours, energy, and changes of the counts (pure)."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Self
 
 import numpy as np
 
-from autoscale.engine_model import ModelCounters
-from autoscale.profile import EngineProfile
-from autoscale.sim.profiled_range import ProfiledRange
+from autoscale.engines.engine_step import ModelCounters
+from autoscale.engines.profile import EngineProfile
+from autoscale.sim.checks import ProfiledRange
 from autoscale.sim.scenario import Run
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
 # Board power of each GPU, watts (data sheets of the SXM boards).
 _BOARD_W = {"A100": 400.0, "H100": 700.0, "H200": 700.0}
-# Of the board's power: Llama-2-70B on two A100, peak and mean while it generates, and the mean of runs that mostly idle
+# Share of the board's power while an engine computes: Llama-2-70B on two A100, peak and mean while it generates
 # (Splitwise's measurements, splitwise-sim data/perf_model.csv).
 _BUSY_FRAC = {Role.PREFILL: 1.0, Role.DECODE: 0.74}
+# Share of the board's power of an idle engine: the mean of runs that mostly idle (the same file).
 _IDLE_FRAC = 0.18
-# A pool that grows and shrinks, or the other way round, within this time has flapped.
+# A pool that grows and shrinks within this time, or shrinks and grows, has flapped; seconds.
 _FLAP_S = 120.0
-# Counts this far from the ratio, replicas of the smaller role, are still at it.
+# Counts this near to the ratio are at the ratio; replicas of the smaller role.
 _BAND_REPLICAS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run of one policy.
+    """One run in figures.
 
-    Shares and latencies are of the requests that arrived after the warm-up; GPU-hours run from there to the last
-    arrival. ``ratio_within_band_frac``: the share of decisions at which the replicas that served were within one
-    replica of the smaller role of the P/D ratio that the policy kept then, ``None`` without plans;
-    ``ratio_deviation_mean_replicas`` is the mean distance. Quantiles are ``None`` where no request ended.
-    ``extrapolated_requests`` are of lengths beyond the profile, ``derived_requests`` have prompts of lengths for which
-    it has derived times, not measured ones. ``cached_prompt_frac``: of the prompt tokens of engines that computed
-    prompts, those that were in their prefix caches.
+    Shares and latencies are of the requests that arrived after the warm-up, GPU-hours from the warm-up to the last
+    arrival.
+
+    Attributes:
+        extrapolated_requests: requests of lengths beyond the profile.
+        derived_requests: requests with a prompt length for which the profile has derived times, not measured ones.
+        ttft_p50_s: a quantile, as the eight after it; ``None``: no request ended.
+        ratio_within_band_frac: share of decisions at which the serving replicas were within one replica of the smaller
+            role of the policy's ratio; ``None``: there were no decisions.
+        ratio_deviation_mean_replicas: mean distance from the ratio, replicas of the smaller role.
+        cached_prompt_frac: share of prompt tokens that prefix caches had.
     """
 
     slo_attainment_frac: float
@@ -71,15 +78,24 @@ class Outcome:
     cached_prompt_frac: float | None
 
 
-def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
-    """Sum a run up.
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A run summed up. ``timeline``: (seconds, prefill, decode) replicas that run, at each change."""
 
-    Args:
-        run: the run.
-        cost_per_gpu_hour: of each pool.
+    outcome: Outcome
+    timeline: Sequence[tuple[float, int, int]]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Sum a run up."""
+        return cls(outcome=outcome(run), timeline=_timeline(run))
+
+
+def outcome(run: Run) -> Outcome:
+    """The figures of a run.
 
     Raises:
-        ValueError: nothing arrived after the warm-up.
+        ValueError: no request arrived after the warm-up.
     """
     scenario, measured = run.scenario, run.measured
     if not measured or scenario.end_s <= scenario.warm_up_s:
@@ -97,10 +113,9 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
     used = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
     prompts = scenario.profiles[min(scenario.profiles, key=lambda key: key.role is not Role.PREFILL)].prefill
-    cached, computed = (
-        sum(getattr(life.work, f"{what}_tokens") for life in run.fleet.lives) for what in ("cached", "prefill")
-    )
-    known, asked = ProfiledRange.of(scenario.profiles), scenario.measured_trace
+    work = [life.work for life in run.fleet.lives]
+    cached, computed = sum(done.cached_tokens for done in work), sum(done.prefill_tokens for done in work)
+    profiled, requests = ProfiledRange.of(scenario.profiles), scenario.measured_trace
     return Outcome(
         slo_attainment_frac=run.attainment_frac,
         ttft_attainment_frac=sum(r.ttft_s is not None and r.ttft_s <= slo.ttft_s for r, slo in pairs) / len(pairs),
@@ -108,15 +123,15 @@ def outcome(run: Run, cost_per_gpu_hour: Mapping[PoolKey, float]) -> Outcome:
         goodput_requests_per_s=sum(run.is_met) / max(1e-9, scenario.end_s - scenario.warm_up_s),
         requests=len(measured),
         failed_requests=len(measured) - len(ok),
-        extrapolated_requests=sum(not known.covers(r.input_tokens, r.output_tokens) for r in asked),
-        derived_requests=sum(prompts.is_derived(request.input_tokens) for request in asked),
-        preemptions=sum(life.work.preemptions for life in run.fleet.lives),
+        extrapolated_requests=sum(not profiled.covers(request) for request in requests),
+        derived_requests=sum(prompts.is_derived(request.input_tokens) for request in requests),
+        preemptions=sum(done.preemptions for done in work),
         **_quantiles("ttft", [r.ttft_s for r in ok]),
         **_quantiles("tpot", [r.tpot_s for r in ok]),
         **_quantiles("e2e", [None if r.last_token_s is None else r.last_token_s - r.sent_s for r in ok]),
         gpu_hours=sum(hours.values()),
         gpu_hours_by_type=by_type,
-        cost=sum(each * cost_per_gpu_hour[key] for key, each in hours.items()),
+        cost=sum(each * scenario.pools[key].cost_per_gpu_hour for key, each in hours.items()),
         energy_kwh=_energy_kwh(scenario.profiles, hours, used),
         peak_replicas=_peak(run),
         scale_events=len(_changes(run)),
@@ -134,35 +149,27 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _quantiles(name: str, values: Sequence[float | None]) -> dict[str, Any]:
-    seen = [value for value in values if value is not None]
-    return {f"{name}_p{q}_s": float(np.quantile(seen, q / 100)) if seen else None for q in (50, 90, 99)}
+    present = [value for value in values if value is not None]
+    return {f"{name}_p{q}_s": float(np.quantile(present, q / 100)) if present else None for q in (50, 90, 99)}
 
 
 def utilization_frac(
     run: Run, roles: Collection[Role], spent_s: Callable[[ModelCounters], float] = lambda work: work.busy_s
 ) -> float | None:
-    """The share of their time, starts and drains included, in which some roles' engines computed while measured.
+    """The share of their time in which the engines of some roles computed while measured, starts and drains included.
 
-    A step counts where it ends, so one that began before may bring a full share above 1, which is not shown.
-
-    Args:
-        run: the run.
-        roles: of which engines, all together.
-        spent_s: what of an engine's time counts instead, seconds.
+    A step counts when it ends, so a share may come out slightly above 1; it is cut to 1. ``spent_s``: the part of an
+    engine's time that counts, seconds.
     """
-    there_s = used_s = 0.0
-    for life in run.fleet.lives:
-        if life.key.role in roles and life.replica is not None:
-            gone_s = run.scenario.end_s if life.gone_s is None else min(life.gone_s, run.scenario.end_s)
-            there_s += max(0.0, gone_s - max(run.scenario.warm_up_s, life.asked_s))
-            used_s += spent_s(life.work)
-    return min(1.0, used_s / there_s) if there_s else None
+    lives = [life for life in run.fleet.lives if life.key.role in roles and life.replica is not None]
+    present_s = sum(life.present_s(run.scenario.warm_up_s, run.scenario.end_s) for life in lives)
+    return min(1.0, sum(spent_s(life.work) for life in lives) / present_s) if present_s else None
 
 
 def _energy_kwh(
     profiles: Mapping[PoolKey, EngineProfile], hours: Mapping[PoolKey, float], used: Mapping[Role, float | None]
 ) -> float | None:
-    """Estimated: full power while prefill computes, less while decode does, a fifth else; None for unknown boards."""
+    """An estimate by the boards' power while engines compute and while they idle; ``None``: a board is unknown."""
     total_wh = 0.0
     for key, each in hours.items():
         board_w = _BOARD_W.get(profiles[key].gpu or "")
@@ -174,13 +181,13 @@ def _energy_kwh(
 
 
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """The instants at which more or fewer of a pool were wanted, +1 or -1, between the warm-up and the last arrival.
+    """When a pool grew (+1) or shrank (-1), between the warm-up and the last arrival.
 
-    Who dies and is replaced at once changes nothing.
+    A replica that dies and is replaced at once is no change.
     """
     moves: Counter[tuple[float, PoolKey]] = Counter()
     for life in run.fleet.lives:
-        if life.asked_s > 0.0:  # at 0 are those that it began with
+        if life.asked_s > 0.0:  # at 0 are the replicas that the run began with
             moves[life.asked_s, life.key] += 1
         if life.stopped_s is not None:
             moves[life.stopped_s, life.key] -= 1
@@ -195,21 +202,32 @@ def _flaps(run: Run) -> int:
     last: dict[PoolKey, tuple[float, int]] = {}
     flaps = 0
     for at_s, key, way in _changes(run):
-        if key in last and last[key][1] != way and at_s - last[key][0] <= _FLAP_S:
-            flaps += 1
+        last_s, last_way = last.get(key, (at_s, way))
+        flaps += last_way != way and at_s - last_s <= _FLAP_S
         last[key] = (at_s, way)
     return flaps
 
 
 def _peak(run: Run) -> int:
-    """The most replicas that there were at one time, starting and draining ones too."""
+    """The most replicas at one time, starting and draining ones included."""
     edges = [(life.asked_s, 1) for life in run.fleet.lives]
     edges += [(life.gone_s, -1) for life in run.fleet.lives if life.gone_s is not None]
-    here = peak = 0
-    for _, way in sorted(edges):
-        here += way
-        peak = max(peak, here)
-    return peak
+    return max(accumulate(way for _, way in sorted(edges)), default=0)
+
+
+def _timeline(run: Run) -> list[tuple[float, int, int]]:
+    ran = [life for life in run.fleet.lives if life.ready_s is not None]
+    edges = [
+        (at_s, life.key.role, way)
+        for life in ran
+        for at_s, way in ((life.ready_s, 1), (life.stopped_s, -1))
+        if at_s is not None
+    ]
+    counts, points = Counter[Role](), dict[float, tuple[float, int, int]]()
+    for at_s, role, change in sorted(edges, key=itemgetter(0)):
+        counts[role] += change
+        points[at_s] = (at_s, counts[Role.PREFILL], counts[Role.DECODE])
+    return list(points.values())
 
 
 def _deviations(run: Run) -> Iterator[float]:

@@ -1,49 +1,46 @@
-"""One trace on one virtual cluster, and what a run of it has come to (pure)."""
+"""One trace on one virtual cluster, and the runs of it: under a policy, or with counts known beforehand (pure)."""
 
 import random
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from operator import attrgetter
 
-from autoscale.config import AutoscaleConfig
-from autoscale.controller import Controller
-from autoscale.profile import EngineProfile
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.engines.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.report import RequestRecord, Slo
-from autoscale.sim.cluster import Saturation, VirtualCluster
+from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.config import SimConfig, SimFailureConfig
 from autoscale.sim.fleet import Fleet, VirtualPool
-from autoscale.sim.nodes import VirtualNodes
 from autoscale.sim.serve import VirtualServe
 from autoscale.slo import SloConfig
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest, scale_rate
 from autoscale.types import Plan, PoolKey
-from kvtransfer.topology import Node
+from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-# A request that has not ended so long after the last one came, and what the longest answer may take, is given up.
+# A request is given up this long after the last arrival, seconds, beside what the longest answer may take.
 _PATIENCE_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Replicas that die at a time, seconds; the oldest of a pool."""
-
-    at_s: float
-    key: PoolKey
-    replicas: int = 1
+# After the last arrival the run looks this often whether all requests have ended, seconds.
+_LOOK_S = 5.0
+# The most requests, after scaling, that fit into memory.
+_MOST_REQUESTS = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is simulated: the same for every policy.
+    """What is simulated, the same for every policy.
 
-    ``slos``: the objective of each request of the trace. ``seed``: of the routers' ties. ``warm_up_s``: a trace begins
-    on empty engines and without history, so for so long the first counts stay, and nothing is measured. ``link_frac``
-    and after it as in ``VirtualCluster``. ``failures`` happen to policies, not to plans that are known beforehand.
-    ``nodes``: where replicas of policies must find room, with what others hold; with ``sees_nodes`` the controller
-    places by them, else only Ray does.
+    Attributes:
+        slos: the objective of each request of the trace.
+        seed: breaks ties of the routers.
+        warm_up_s: a trace begins on empty engines and without history, so the first counts stay this long, and nothing
+            is measured.
+        link_frac, uplink_bytes_per_s, prefix_block_tokens: as in ``VirtualCluster``.
+        failures: happen under policies, but not under counts that are known beforehand.
     """
 
     trace: Sequence[TraceRequest]
@@ -56,20 +53,16 @@ class Scenario:
     link_frac: float = 1.0
     uplink_bytes_per_s: float | None = None
     prefix_block_tokens: int | None = None
-    failures: Sequence[Failure] = ()
-    refuse_at: Saturation | None = None
-    switch_uplink_bytes_per_s: float | None = None
-    nodes: Sequence[Node] | None = None
-    sees_nodes: bool = True
+    failures: Sequence[SimFailureConfig] = ()
 
     @property
     def end_s(self) -> float:
-        """Until when GPUs are counted: the last arrival."""
+        """The last arrival; GPUs are counted until then, seconds."""
         return self.trace[-1].at_s
 
     @property
     def patience_s(self) -> float:
-        """How long after the last arrival requests may still end: an answer takes as long as its objective lets it."""
+        """How long requests may still run after the last arrival, seconds."""
         return _PATIENCE_S + max(
             request.output_tokens * slo.tpot_s for request, slo in zip(self.trace, self.slos, strict=True)
         )
@@ -79,17 +72,20 @@ class Scenario:
         """The requests that arrive after the warm-up."""
         return self.trace[bisect_left(self.trace, self.warm_up_s, key=attrgetter("at_s")) :]
 
+    def limited_to(self, keys: Collection[PoolKey]) -> "Scenario":
+        """The same with some of the pools alone."""
+        profiles = {key: profile for key, profile in self.profiles.items() if key in keys}
+        return replace(self, profiles=profiles, pools={key: pool for key, pool in self.pools.items() if key in keys})
+
     def cluster(self, slo: SloConfig | None = None) -> VirtualCluster:
-        """A cluster without replicas, to which the trace is on its way."""
+        """A cluster without replicas, at which the trace will arrive."""
         cluster = VirtualCluster(
             self.profiles,
             self.router,
             random.Random(self.seed),
             link_frac=self.link_frac,
             uplink_bytes_per_s=self.uplink_bytes_per_s,
-            switch_uplink_bytes_per_s=self.switch_uplink_bytes_per_s,
             prefix_block_tokens=self.prefix_block_tokens,
-            refuse_at=self.refuse_at,
             slo=slo,
         )
         cluster.submit(self.trace)
@@ -98,9 +94,9 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How every request of a scenario fared, and which replicas there were.
+    """The timeline of every request of a scenario, and all its replicas.
 
-    ``pd_ratio``: the configured one, which a plan's decision may replace.
+    ``plans``: (seconds, plan) of a policy. ``pd_ratio``: the configured ratio, which a plan's decision may replace.
     """
 
     scenario: Scenario
@@ -116,56 +112,136 @@ class Run:
 
     @property
     def slos(self) -> Sequence[Slo]:
-        """Their objectives."""
+        """The objectives of the measured requests."""
         return self.scenario.slos[len(self.scenario.slos) - len(self.measured) :]
 
     @cached_property
     def is_met(self) -> list[bool]:
-        """Of each request that is measured, whether it ended within its objectives."""
+        """Whether each measured request ended within its objectives."""
         return [slo.is_met(record) for slo, record in zip(self.slos, self.measured, strict=True)]
 
-    @property
+    @cached_property
     def attainment_frac(self) -> float:
-        """The share of requests that ended within their objectives."""
+        """The share of measured requests that ended within their objectives."""
         return sum(self.is_met) / len(self.is_met)
 
     @cached_property
     def gpu_hours(self) -> float:
-        """From asked for to gone, between the warm-up and the last arrival."""
+        """GPU-hours of all replicas, those that start or drain too, between the warm-up and the last arrival."""
         return sum(self.fleet.gpu_hours(self.scenario.warm_up_s, self.scenario.end_s).values())
+
+    def rank(self, least_frac: float) -> tuple[bool, float]:
+        """A sort key: first the fewest GPU-hours with at least this attainment, then the highest attainment below."""
+        is_missed = self.attainment_frac < least_frac
+        return is_missed, -self.attainment_frac if is_missed else self.gpu_hours
+
+
+def scenario_of(
+    config: SimConfig, trace: Sequence[TraceRequest], *, rate_scale: float = 1.0, seed: int = 0
+) -> Scenario:
+    """A trace, with its rate scaled, on the cluster of a configuration.
+
+    A request's TTFT objective follows from its time on idle engines of the slowest group, whichever group serves it.
+    ``seed``: chooses the copies of requests, and breaks the routers' ties.
+
+    Raises:
+        ValueError: scaled, the trace has no requests, or too many.
+    """
+    if (most := len(trace) * rate_scale) > _MOST_REQUESTS:
+        raise ValueError(
+            f"{len(trace):,} requests x {rate_scale:g} are {most:,.0f}, more than {_MOST_REQUESTS:,}: give a smaller "
+            "rate scale, or a shorter part of the trace"
+        )
+    scaled = trace if rate_scale == 1.0 else scale_rate(trace, rate_scale, random.Random(seed))
+    if not scaled:
+        raise ValueError(f"{len(trace):,} requests x {rate_scale:g} leave none: give a larger rate scale")
+    return Scenario(
+        trace=scaled,
+        slos=_objectives(config, scaled),
+        profiles=config.profiles(),
+        pools=config.pools(),
+        router=config.router,
+        seed=seed,
+        warm_up_s=config.warm_up_s,
+        link_frac=config.groups[0].link_frac,
+        uplink_bytes_per_s=config.groups[0].uplink_bytes_per_s,
+        prefix_block_tokens=config.prefix_block_tokens,
+        failures=config.failures,
+    )
+
+
+def _objectives(config: SimConfig, trace: Sequence[TraceRequest]) -> list[Slo]:
+    """The objective of each request."""
+    engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
+    link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s  # of every group
+
+    @cache
+    def slo(input_tokens: int) -> Slo:
+        alone_s = max(
+            unloaded_ttft_s(
+                input_tokens, each, config.router, link_frac=link_frac, uplink_bytes_per_s=uplink_bytes_per_s
+            )
+            for each in engines
+        )
+        ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * alone_s)
+        return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
+
+    return [slo(request.input_tokens) for request in trace]
+
+
+def unloaded_ttft_s(
+    input_tokens: int,
+    profiles: Mapping[Role, EngineProfile],
+    router: RouterConfig,
+    *,
+    link_frac: float = 1.0,
+    uplink_bytes_per_s: float | None = None,
+) -> float:
+    """Time to first token of a request that is alone on one replica of each role, seconds.
+
+    The link is as in ``VirtualCluster``.
+    """
+    cluster = VirtualCluster(
+        {PoolKey("g0", role): profile for role, profile in profiles.items()},
+        router,
+        random.Random(0),
+        link_frac=link_frac,
+        uplink_bytes_per_s=uplink_bytes_per_s,
+    )
+    request = TraceRequest(at_s=0.0, input_tokens=input_tokens, output_tokens=1)
+    (record,) = cluster.replay([request], {PoolKey("g0", role): 1 for role in profiles})
+    assert record.ttft_s is not None
+    return record.ttft_s
 
 
 def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[PoolKey, int]) -> Run:
-    """A scenario under the controller, from these counts on."""
+    """A scenario under the controller; ``counts``: the ready replicas of each pool that it begins with."""
     cluster = scenario.cluster(config.slo)
-    nodes = None if scenario.nodes is None else VirtualNodes(scenario.nodes, random.Random(scenario.seed))
-    serve = VirtualServe(
-        cluster,
-        Controller(config),
-        scenario.pools,
-        held_s=scenario.warm_up_s,
-        nodes=nodes,
-        sees_nodes=scenario.sees_nodes,
+    return run_serve(
+        scenario, VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s), counts
     )
+
+
+def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, int]) -> Run:
+    """As ``run_policy``, with a shell on the scenario's cluster that has not started."""
     serve.start(counts)
-    for failure in scenario.failures:
-        cluster.at(failure.at_s, serve.fail, failure.key, failure.replicas)
-    _run(scenario, cluster, serve.fleet)
+    first = next(iter(scenario.pools)).group
+    for each in scenario.failures:
+        serve.cluster.at(each.at_s, serve.fail, PoolKey(each.group or first, each.role), each.replicas)
+    _run(scenario, serve.cluster, serve.fleet)
     return Run(
         scenario=scenario,
-        records=cluster.records(),
+        records=serve.cluster.records(),
         fleet=serve.fleet,
         plans=serve.plans,
-        pd_ratio=config.pd_ratio,
+        pd_ratio=serve.controller.config.pd_ratio,
     )
 
 
 def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:
     """A scenario with counts that are known beforehand.
 
-    Args:
-        scenario: the scenario.
-        steps: of each pool from when on how many replicas are ready; the first at 0.
+    ``steps``: by pool, (seconds, ready replicas from then on); the first of each pool is at 0.
     """
     cluster = scenario.cluster()
     fleet = Fleet(cluster, scenario.pools, lambda: None)
@@ -192,13 +268,13 @@ def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[floa
 
 
 def _run(scenario: Scenario, cluster: VirtualCluster, fleet: Fleet) -> None:
-    """Let time pass until all requests have ended; after the last arrival slowly, since a controller ticks for ever."""
+    """Let time pass until all requests have ended, or are given up."""
     cluster.run(min(scenario.warm_up_s, scenario.end_s))
     fleet.begin_measuring()
     cluster.run(scenario.end_s)
     fleet.end_measuring()
     until_s, end_s = scenario.end_s, scenario.end_s + scenario.patience_s
     while not cluster.is_done and until_s < end_s:
-        until_s += 5.0
+        until_s += _LOOK_S  # a controller ticks for ever, so the cluster never runs out of events
         cluster.run(until_s)
     cluster.give_up()

@@ -1,13 +1,12 @@
-"""What Serve and Tandem's shells do around the controller, by a virtual clock: reports, ticks, starts, stops (pure)."""
+"""Serve and the live policy's shell around the controller, by a virtual clock: reports, ticks, routing (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autoscale.controller import Controller
-from autoscale.signals import Signals
+from autoscale.decide.controller import Controller
+from autoscale.observe.signals import Signals
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
-from autoscale.sim.nodes import VirtualNodes
 from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, Snapshot
 from router.membership import routable
 
@@ -22,22 +21,19 @@ class VirtualServe:
         pools: Mapping[PoolKey, VirtualPool],
         *,
         held_s: float = 0.0,
-        nodes: VirtualNodes | None = None,
-        sees_nodes: bool = True,
     ) -> None:
-        """``held_s``: until then it only looks, and all that it begins with serve, whatever the ratio.
+        """A shell that has not started.
 
-        ``nodes``: where replicas must find room; with ``sees_nodes`` the controller places by them, else only Ray does.
+        ``held_s``: until this time nothing is decided, and all first replicas serve, whatever the ratio.
         """
         self.cluster = cluster
-        # As the live policy does whenever another replica runs.
-        self.fleet = Fleet(cluster, pools, self._decide, nodes)
-        self._seen = nodes if sees_nodes else None
+        self.controller = controller
+        # The live policy also decides as soon as another replica runs.
+        self.fleet = Fleet(cluster, pools, self._decide)
         self.plans: list[tuple[float, Plan]] = []
         self._held_s = held_s
-        self._deciding = controller
         gate = controller.config.gate.model_copy(update={"is_enabled": False})
-        self._controller = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
+        self._deciding = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
         self._targets = {key: pool.lowest_replicas for key, pool in pools.items()}
         self._state = ControllerState()
         self._signals = Signals(controller.config.window_s)
@@ -51,67 +47,59 @@ class VirtualServe:
         self.cluster.at(self.cluster.now_s, self._tick)
 
     def fail(self, key: PoolKey, count: int) -> None:
-        """Let the oldest replicas of a pool die; Serve notices at once, and starts others."""
+        """Let the oldest replicas of a pool die; Serve notices it at once and starts others."""
         for life in self.fleet.running(key)[:count]:
             self.fleet.kill(life)
         self._decide()
 
     def _tick(self) -> None:
         if self.cluster.now_s >= self._held_s:
-            self._controller = self._deciding
+            self._deciding = self.controller
         self._decide()
-        self.cluster.at(self.cluster.now_s + self._controller.config.interval_s, self._tick)
+        self.cluster.at(self.cluster.now_s + self.controller.config.interval_s, self._tick)
 
     def _decide(self) -> None:
-        cluster, fleet, now_s = self.cluster, self.fleet, self.cluster.now_s
-        config = self._controller.config
+        now_s = self.cluster.now_s
+        plan = self._deciding.tick(self._snapshot())
+        self._state = plan.state
+        # The policy's memory is in the next snapshot; that of every tick of three days would fill a gigabyte.
+        state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
+        self.plans.append((now_s, replace(plan, state=state, decision=decision)))
+        self._follow(plan)
+
+    def _snapshot(self) -> Snapshot:
+        config, now_s = self.controller.config, self.cluster.now_s
         reports = {
             key: {
-                life.replica_id: (now_s, cluster.report(life.replica))
-                for life in fleet.running(key)
+                life.replica_id: (now_s, self.cluster.report(life.replica))
+                for life in self.fleet.running(key)
                 if life.replica is not None
             }
-            for key in fleet.pools
+            for key in self.fleet.pools
         }
         self._signals.add(reports, now_s, config.interval_s)
-        snapshot = Snapshot(
+        return Snapshot(
             now_s=now_s,
             pools=tuple(
                 PoolStats(
                     key=key,
                     replicas=self._signals.replicas(key),
                     target_replicas=self._targets[key],
-                    lowest_replicas=pool.lowest_replicas,
-                    highest_replicas=pool.highest_replicas,
-                    gpus_per_replica=pool.gpus_per_replica,
-                    link_tier=pool.link_tier,
-                    cost=pool.cost,
-                    draining=tuple(life.replica_id for life in fleet.here[key] if life.is_stopping),
-                    demand=None if self._seen is None else pool.demand,
-                    held_replicas=None
-                    if self._seen is None
-                    else sum(life.node is not None and not life.is_stopping for life in fleet.here[key]),
-                    affinity=pool.affinity,
-                    preference=pool.preference,
+                    draining=tuple(life.replica_id for life in self.fleet.here[key] if life.is_stopping),
+                    limits=limits,
                 )
-                for key, pool in fleet.pools.items()
+                for key, limits in self.fleet.pools.items()
             ),
             latency=self._signals.latency(config.slo.quantile_frac),
             traffic=self._signals.traffic(),
             state=self._state,
-            is_awaited=cluster.is_awaited,
-            nodes=None if self._seen is None else self._seen.now(),
+            is_awaited=self.cluster.is_awaited,
         )
-        plan = self._controller.tick(snapshot)
-        self._state = plan.state
-        # What a policy remembers is in the next snapshot; of three days it would fill a gigabyte.
-        state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
-        self.plans.append((now_s, replace(plan, state=state, decision=decision)))
-        fleet.allowed |= {key: names or None for key, names in plan.nodes.items()}
-        fleet.find_room()
-        for key in fleet.pools:
+
+    def _follow(self, plan: Plan) -> None:
+        for key in self.fleet.pools:
             self._targets[key] = plan.counts[key]
-            fleet.scale(key, plan.counts[key], plan.victims)
+            self.fleet.scale(key, plan.counts[key], plan.victims)
         self._route(frozenset(plan.admitted))
 
     def _route(self, admitted: frozenset[str] | None) -> None:

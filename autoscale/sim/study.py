@@ -1,66 +1,45 @@
-"""A whole comparison: seeds, bounds and policies, side by side in processes (pure but for the processes given)."""
+"""A whole comparison: seeds, bounds and policies, simulated in a pool of processes that the caller gives."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean, stdev
 from typing import Any
 
-from autoscale.sim.compare import (
-    BoundResult,
-    OracleResult,
-    Result,
-    find_causal,
-    find_oracle,
-    impossible_requests,
-    least_frac,
-    no_dearer,
-    notes,
-    run_aggregated,
-    run_named,
-    scenario_of,
-)
-from autoscale.sim.config import SimConfig
-from autoscale.sim.scenario import Scenario
-from autoscale.trace import TraceRequest
-from autoscale.types import PoolKey
+from autoscale.sim.bounds import Bound
+from autoscale.sim.checks import impossible_requests, least_frac, notes
+from autoscale.sim.compare import OracleResult, find_causal, find_oracle, no_dearer, run_aggregated, run_named
+from autoscale.sim.config import BOUNDS, SimConfig
+from autoscale.sim.outcome import Result
+from autoscale.sim.scenario import Scenario, scenario_of
+from autoscale.traces.trace import TraceRequest
 
+# The bounds whose counts were searched until enough requests met their objectives.
+_PLANNED = BOUNDS[:3]
+# Name of the causal bound's simulation.
+_CAUSAL = "causal bound"
+# Probability that an interval of a mean holds it.
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What policies on one group are held against."""
+    """The runs that policies on one group are compared with."""
 
     oracle: OracleResult
-    causal: BoundResult
-    aggregated: Result
+    causal: Bound
+    results: Mapping[str, Result]
 
-    @property
-    def results(self) -> dict[str, Result]:
-        """Each by its name."""
-        return {
-            "oracle": self.oracle.result,
-            "causal_bound": self.causal.result,
-            "smallest_static": self.oracle.static.result,
-            "aggregated": self.aggregated,
-        }
-
-    @property
-    def are_attained(self) -> dict[str, bool]:
-        """Whether each attains what it must."""
-        return {
-            "oracle": self.oracle.is_attained,
-            "causal_bound": self.causal.is_attained,
-            "smallest_static": self.oracle.static.is_attained,
-        }
+    def is_attained(self, name: str) -> bool:
+        """Whether a run attains enough."""
+        return self.results[name].outcome.slo_attainment_frac >= self.oracle.least_frac
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """Everything that was simulated with one seed; no ``bounds`` where there are several groups."""
+    """Everything that was simulated with one seed; ``bounds``: ``None`` with several groups."""
 
     seed: int
     scenario: Scenario
@@ -81,23 +60,19 @@ class Study:
 
     @property
     def beat_the_oracle(self) -> list[str]:
-        """Policies that attained what the oracle had to with fewer GPU-hours, which says that it is none."""
-        return [
-            name
-            for name in self.names
-            for seed in self.seeds
-            if seed.bounds is not None and seed.bounds.oracle.is_beaten_by(seed.policies[name])
-        ]
+        """Policies that attained enough with fewer GPU-hours than the oracle: its search has failed then."""
+        pairs = [(seed.bounds.oracle, seed.policies) for seed in self.seeds if seed.bounds is not None]
+        return [name for name in self.names for oracle, runs in pairs if oracle.is_beaten_by(runs[name])]
 
     @property
     def flags(self) -> list[str]:
-        """What a reader must know before believing the figures."""
+        """What a reader must know before believing the figures, a sentence each."""
         lines = []
         if not self.bounds:
-            lines.append("the oracle and the bounds plan one group, so there are none, nor multiples of them")
+            lines.append("the oracle and the bounds plan one group only: with several groups they are left out")
         lines += notes(self.config, self.seeds[0].scenario.measured_trace)
-        for name in self.bounds[0].are_attained if self.bounds else ():
-            if not all(each.are_attained[name] for each in self.bounds):
+        for name in _PLANNED:
+            if not all(each.is_attained(name) for each in self.bounds):
                 what = name.replace("_", " ")
                 lines.append(f"{what}: no counts were found that attain {self.least_frac:.2%}; the nearest are shown")
         end_s = self.seeds[0].scenario.end_s
@@ -107,10 +82,12 @@ class Study:
             if failed := sum(seed.policies[name].outcome.failed_requests for seed in self.seeds):
                 lines.append(
                     f"{name}: {failed:,} requests failed or had not ended {self.seeds[0].scenario.patience_s:,.0f} s "
-                    "after the last one came; latencies are of the others"
+                    "after the last one came; latencies are those of the other requests"
                 )
         if len(self.seeds) > 1 and self.rate_scale == 1.0:
-            lines.append("at a rate scale of 1 seeds change the routers' ties alone: intervals say nothing of arrivals")
+            lines.append(
+                "at a rate scale of 1 seeds change only the routers' ties: intervals leave out the chance of arrivals"
+            )
         return lines
 
     @cached_property
@@ -124,16 +101,13 @@ class Study:
 
     @property
     def bounds(self) -> list[Bounds]:
-        """Those of each seed; none where there are several groups."""
+        """The bounds of each seed; empty with several groups."""
         return [seed.bounds for seed in self.seeds if seed.bounds is not None]
 
     def bound_rows(self) -> dict[str, list[dict[str, Any]]]:
-        """The same of what they are held against."""
-        names = self.bounds[0].results if self.bounds else ()
-        return {
-            name: [_row(seed, seed.bounds.results[name]) for seed in self.seeds if seed.bounds is not None]
-            for name in names
-        }
+        """The bounds' figures with each seed, by name."""
+        pairs = [(seed, seed.bounds.results) for seed in self.seeds if seed.bounds is not None]
+        return {name: [_row(seed, results[name]) for seed, results in pairs] for name in (BOUNDS if pairs else ())}
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -142,10 +116,10 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def interval_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """The 95 % interval of the mean of every figure that is a number (Student's t); nothing for one seed."""
+    """The 95 % interval of the mean of every numeric figure (Student's t); empty for one seed."""
     if len(rows) < 2:
         return {}
-    from scipy.stats import t as student_t  # takes a second, which one seed need not pay
+    from scipy.stats import t as student_t  # its import takes a second
 
     intervals = {}
     for name in rows[0]:
@@ -164,106 +138,117 @@ def run_study(
     rate_scale: float | None,
     seeds: Iterable[int],
     pool: Executor,
-    on_step: Callable[[str, int, int | None], None] = lambda line, done, total: None,
+    on_step: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Study:
-    """Simulate all of it.
+    """Simulate policies and bounds with every seed, in a pool of processes.
 
-    Policies on one group begin with the oracle's first counts, on several with the fewest replicas that each may have.
+    Policies on one group begin with the oracle's first counts, on several groups with the pools' fewest replicas. The
+    first seed's oracle and causal bound are where the searches of the other seeds begin.
 
-    Args:
-        config: cluster, objectives and policies.
-        trace: in order of time.
-        names: the policies.
-        rate_scale: how many times as many requests; ``None``: until the oracle's peak is 40 replicas.
-        seeds: one repetition each.
-        pool: where simulations run.
-        on_step: told what was done last, how many simulations are done, and of how many.
+    ``rate_scale``: as in ``find_oracle``. ``on_step``: called with the name of a simulation that has ended, how many
+    have ended, and how many there are.
 
     Raises:
-        ValueError: a name is unknown, no request can meet its objective, or several groups are asked for what takes
-            one.
+        ValueError: a name is unknown, no request can meet its objective, or several groups where one is needed.
     """
-    first, *others = seeds = list(seeds)
-    parts: dict[Future[Any], tuple[int, str]] = {}
-    scenarios: dict[int, Scenario] = {}
-    oracles: dict[int, OracleResult] = {}
-
-    def begin(seed: int, scenario: Scenario, counts: Mapping[PoolKey, int], static: BoundResult | None) -> None:
-        scenarios[seed] = scenario
-        for name in names:
-            its, first_counts = config, counts
-            if static is not None and name == "static" and name not in config.policies:
-                if not config.failures:  # that run is there already
-                    continue
-                its = config.model_copy(update={"policies": {"static": {"policy": static.counts}}})
-                first_counts = {key: static.counts[str(key.role)] for key in counts}
-            parts[pool.submit(run_named, its, name, scenario, first_counts)] = (seed, name)
-
-    def begin_with(oracle: OracleResult, seed: int, near: BoundResult | None = None) -> Future[BoundResult]:
-        oracles[seed] = oracle
-        causal = pool.submit(find_causal, config, oracle, near)
-        parts[causal] = (seed, "causal bound")
-        parts[pool.submit(run_aggregated, config, oracle)] = (seed, "aggregated")
-        begin(seed, oracle.scenario, oracle.first_counts, oracle.static)
-        return causal
-
+    first, *others = list(seeds)
+    begin = partial(_begin, config, names, pool)
     if len(config.groups) > 1:
         if rate_scale is None:
             config.check_one_group("--rate-scale auto")
         if "static" in names and "static" not in config.policies:
             config.check_one_group("the smallest static counts")
         scale = rate_scale or 1.0
-        fewest = {key: virtual.lowest_replicas for key, virtual in config.pools().items()}
-        for seed in seeds:
-            begin(seed, scenario_of(config, trace, rate_scale=scale, seed=seed), fewest, None)
+        begun = [begin(seed, scenario_of(config, trace, rate_scale=scale, seed=seed)) for seed in (first, *others)]
     else:
         leading = pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
         scale = leading.rate_scale
-        beside_first = begin_with(leading, first)
-        pending = {
+        begun = [begin(first, leading.scenario, leading)]
+        searches = {
             pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in others
         }
-        for future in as_completed(pending):
-            begin_with(future.result(), pending[future], beside_first.result())
-    found: dict[tuple[int, str], Any] = {}
-    for done, future in enumerate(as_completed(parts), start=1):
-        found[parts[future]] = future.result()
-        on_step(parts[future][1], done, len(parts))
-    results = []
-    for seed, scenario in sorted(scenarios.items()):
-        bounds = None
-        if seed in oracles:
-            causal = found[seed, "causal bound"]
-            bounds = Bounds(
-                oracle=no_dearer(oracles[seed], causal), causal=causal, aggregated=found[seed, "aggregated"]
-            )
-            found.setdefault((seed, "static"), oracles[seed].static.result)
-        policies = {name: found[seed, name] for name in names}
-        results.append(Seed(seed=seed, scenario=scenario, bounds=bounds, policies=policies))
+        for search in as_completed(searches):
+            near = begun[0].runs[_CAUSAL].result()
+            begun.append(begin(searches[search], search.result().scenario, search.result(), near))
+    running = {run: name for each in begun for name, run in each.runs.items()}
+    for done, run in enumerate(as_completed(running), start=1):
+        run.result()
+        on_step(running[run], done, len(running))
     return Study(
         config=config,
         names=names,
-        seeds=results,
+        seeds=[each.ended(names) for each in sorted(begun, key=lambda each: each.seed)],
         requests=len(trace),
         impossible_requests=impossible_requests(config, trace),
         rate_scale=scale,
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """The simulations of one seed that have begun, by name; ``oracle``: ``None`` with several groups."""
+
+    seed: int
+    scenario: Scenario
+    oracle: OracleResult | None
+    runs: Mapping[str, Future[Any]]
+
+    def ended(self, names: Sequence[str]) -> Seed:
+        """Their results, when all have ended."""
+        results, bounds = {name: run.result() for name, run in self.runs.items()}, None
+        if self.oracle is not None:
+            causal, static = results[_CAUSAL], self.oracle.static.result
+            oracle = no_dearer(self.oracle, causal)
+            runs = (oracle.result, causal.result, static, results["aggregated"])
+            bounds = Bounds(oracle=oracle, causal=causal, results=dict(zip(BOUNDS, runs, strict=True)))
+            results.setdefault("static", static)
+        policies = {name: results[name] for name in names}
+        return Seed(seed=self.seed, scenario=self.scenario, bounds=bounds, policies=policies)
+
+
+def _begin(
+    config: SimConfig,
+    names: Sequence[str],
+    pool: Executor,
+    seed: int,
+    scenario: Scenario,
+    oracle: OracleResult | None = None,
+    near: Bound | None = None,
+) -> _Begun:
+    """Begin the bounds and the policies of one seed; ``near``: the causal bound of another seed."""
+    runs: dict[str, Future[Any]] = {}
+    if oracle is None:
+        first = {key: limits.lowest_replicas for key, limits in scenario.pools.items()}
+    else:
+        first = oracle.first_counts
+        runs[_CAUSAL] = pool.submit(find_causal, config, oracle, near)
+        runs["aggregated"] = pool.submit(run_aggregated, config, oracle)
+    for name in names:
+        named, counts = config, first
+        if oracle is not None and name == "static" and name not in config.policies:
+            if not config.failures:  # the search for the smallest counts has made this very run
+                continue
+            smallest = oracle.static.counts
+            named = config.model_copy(update={"policies": {"static": {"policy": smallest}}})
+            counts = {key: smallest[str(key.role)] for key in first}
+        runs[name] = pool.submit(run_named, named, name, scenario, counts)
+    return _Begun(seed=seed, scenario=scenario, oracle=oracle, runs=runs)
+
+
 def _row(seed: Seed, result: Result) -> dict[str, Any]:
     row = asdict(result.outcome)
     for name in ("oracle", "causal_bound"):
-        over = None  # nor of a bound that does not attain what it must: it would say that fewer would do
-        if seed.bounds is not None and seed.bounds.are_attained[name]:
+        over = None  # a bound that does not attain enough would make policies look dear
+        if seed.bounds is not None and seed.bounds.is_attained(name):
             over = result.outcome.gpu_hours / seed.bounds.results[name].outcome.gpu_hours
         row[f"gpu_hours_over_{name}"] = over
     return row
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    seen = [value for value in values if value is not None]
-    if not seen:
+    observed = [value for value in values if value is not None]
+    if not observed:
         return None
-    if isinstance(seen[0], dict):
-        return {name: _mean([value.get(name) for value in seen]) for name in seen[0]}
-    return seen[0] if len(values) == 1 else fmean(seen)
+    if isinstance(observed[0], dict):
+        return {name: _mean([value.get(name) for value in observed]) for name in observed[0]}
+    return observed[0] if len(values) == 1 else fmean(observed)

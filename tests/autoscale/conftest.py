@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from autoscale.config import AutoscaleConfig
-from autoscale.profile import EngineProfile
-from autoscale.types import PoolKey, PoolStats, ReplicaStats, Snapshot
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.engines.profile import EngineProfile
+from autoscale.types import PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
 
 MakeSnapshot = Callable[..., Snapshot]
@@ -40,38 +40,9 @@ def make_snapshot() -> MakeSnapshot:
                     key=PoolKey(group, role),
                     replicas=replicas,
                     target_replicas=target,
-                    lowest_replicas=bounds[0],
-                    highest_replicas=bounds[1],
-                    gpus_per_replica=gpus,
+                    limits=PoolLimits(lowest_replicas=bounds[0], highest_replicas=bounds[1], gpus_per_replica=gpus),
                 )
             )
         return Snapshot(now_s=now_s, pools=tuple(pools), **fields)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_profile() -> MakeProfile:
-    """Prefill at 1 ms a token after 10 ms; a decode step of 20 ms plus 1 ms a request."""
-
-    def make(**changes: Any) -> EngineProfile:
-        return EngineProfile.model_validate(
-            {
-                "name": "by hand",
-                "model": "none",
-                "kv_tokens": 1000,
-                "block_tokens": 10,
-                "max_batch_tokens": 100,
-                "max_running": 8,
-                "prefill": {"tokens": [0, 1000], "seconds": [0.01, 1.01]},
-                "decode": {"batch": [1, 100], "context_tokens": [100], "step_s": [[0.021], [0.12]]},
-                "handoff": {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e6},
-                "start_s": 1.0,
-                "flops_per_token": 1.0,
-                "peak_flops": 1000.0,
-                "sources": [{"part": "all", "kind": "assumed", "text": "round numbers"}],
-                **changes,
-            }
-        )
 
     return make

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from autoscale.config import AutoscaleConfig
-from autoscale.sim.config import needs_profiles
+from autoscale.sim.config import SimAutoscaleConfig, needs_profiles
 from tests.autoscale.recording import PROFILE, recorded, simulated
 
 _POLICIES = {
@@ -19,7 +18,6 @@ _SIMULATED = {
     "default": {},
     "dopd": {"interval_s": 20.0, "forecast": {"kind": "ewma", "level_s": 40.0}},
     "dynamo": {"adjustment_s": 30.0},
-    "dynamo_load": {"adjustment_s": 30.0},
     "dynamo_sla": {"adjustment_s": 30.0},
     "hpa": {},
     "llmd_token_aware": {},
@@ -31,10 +29,12 @@ _SIMULATED = {
 
 if __name__ == "__main__":
     for name, policy in _POLICIES.items():
-        config = AutoscaleConfig.model_validate({"pd_ratio": "1:3", "policy": policy, "gate": {"observation_s": 6.0}})
+        config = SimAutoscaleConfig.model_validate(
+            {"pd_ratio": "1:3", "policy": policy, "gate": {"observation_s": 6.0}}
+        )
         (Path(__file__).parent / "replay" / f"{name}.jsonl").write_text("\n".join(recorded(config)) + "\n")
     for name, fields in _SIMULATED.items():
         profiles = {"prefill": str(PROFILE), "decode": str(PROFILE)} if needs_profiles(name) else {}
         document = {"policy": {"kind": name, **profiles, **fields}, "gate": {"observation_s": 10.0}}
-        config = AutoscaleConfig.model_validate(document)
+        config = SimAutoscaleConfig.model_validate(document)
         (Path(__file__).parent / "replay" / f"{name}.jsonl").write_text("\n".join(simulated(config)) + "\n")

@@ -4,14 +4,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-from autoscale.config import AutoscaleConfig
-from autoscale.controller import Controller
-from autoscale.decision_log import config_line, decision_line, is_news
-from autoscale.profile import EngineProfile
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.decision_log import config_line, decision_line, is_news
+from autoscale.engines.profile import EngineProfile
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.fleet import VirtualPool
 from autoscale.sim.serve import VirtualServe as SimulatedServe
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
 from autoscale.types import Latency, Plan, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -27,6 +27,7 @@ class Recorder(Controller):
         self._last: Plan | None = None
 
     def tick(self, snapshot: Snapshot) -> Plan:
+        """The plan for this snapshot, kept where it is news."""
         plan = super().tick(snapshot)
         if is_news(plan, self._last):
             self.lines.append(decision_line("m", snapshot, plan))

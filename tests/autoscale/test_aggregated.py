@@ -6,29 +6,31 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autoscale.config import AutoscaleConfig
-from autoscale.controller import Controller
-from autoscale.cycle import tick_all
-from autoscale.gate import admit
-from autoscale.placement import place
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.cycle import tick_all
+from autoscale.decide.gate import admissible
+from autoscale.decide.placement import place
+from autoscale.decide.slots import Slots
 from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts
-from autoscale.slots import Slots
+from autoscale.sim.config import SimAutoscaleConfig
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role, Topology
-from tests.autoscale.test_cycle import NOW_S, controller, node, pools, snapshot
+from tests.autoscale.decide.test_cycle import NOW_S, controller, node, pools, room, snapshot
 
 P, D = Role.PREFILL, Role.DECODE
 ALONE = PdRatio(0, 1)
 
 
-def pool(name: str, count: int, *, lowest: int = 0, highest: int = 8, **fields: Any) -> PoolStats:
+def pool(name: str, count: int, *, lowest: int = 0, highest: int = 8, **limits: Any) -> PoolStats:
     (_, decode) = pools(name, (count, count), lowest=lowest)
-    return replace(decode, highest_replicas=highest, **fields)
+    return replace(decode, limits=replace(decode.limits, highest_replicas=highest, **limits))
 
 
 def sized(policy: dict[str, Any], **fields: Any) -> Controller:
     guard = {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0, "damping_in_frac": 1.0}
-    return Controller(AutoscaleConfig.model_validate({"pd_ratio": "0:1", "policy": policy, "guard": guard, **fields}))
+    config = SimAutoscaleConfig.model_validate({"pd_ratio": "0:1", "policy": policy, "guard": guard, **fields})
+    return Controller(config)
 
 
 def test_any_number_of_decode_replicas_is_at_the_ratio() -> None:
@@ -49,7 +51,11 @@ def test_a_unit_is_one_replica_and_goes_where_it_is_cheapest() -> None:
     dear, cheap = pool("dear", 0, cost=2.0), pool("cheap", 0, cost=1.0)
     slots = Slots(Topology([node("a", 5)]))
     placed = place(
-        {P: 0, D: 6}, {dear.key: 0, cheap.key: 0}, [dear, replace(cheap, highest_replicas=3)], ALONE, slots=slots
+        {P: 0, D: 6},
+        {dear.key: 0, cheap.key: 0},
+        [dear, replace(cheap, limits=replace(cheap.limits, highest_replicas=3))],
+        ALONE,
+        slots=slots,
     )
     assert placed.counts == {dear.key: 2, cheap.key: 3}
     assert placed.pending == {P: 0, D: 1}
@@ -58,7 +64,7 @@ def test_a_unit_is_one_replica_and_goes_where_it_is_cheapest() -> None:
 
 
 def test_the_gate_lets_every_replica_in() -> None:
-    assert admit({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ratio=ALONE, band_replicas=1.0) == ["a", "b", "c"]
+    assert admissible({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ratio=ALONE, band_replicas=1.0) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_it_sleeps_and_wakes_with_one_replica() -> None:
 def test_it_makes_room_for_a_more_important_service() -> None:
     services = {"high": controller(3, priority=5), "low": sized({"kind": "static", "prefill": 0, "decode": 6})}
     seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot((pool("low", 6, lowest=1),))}
-    decided = tick_all(services, seen, nodes=[node("a", 0)])
+    decided = tick_all(services, seen, slots=room([node("a", 0)]))
     assert decided["high"][1].pending == {P: 2, D: 2}
     assert decided["low"][1].state.desired == {PoolKey("low-g", D): 2}
 
@@ -106,9 +112,9 @@ def test_a_lost_replica_is_missed_like_any_other() -> None:
     of = replace(pool("g", 1, lowest=1), replicas=(), target_replicas=1, held_replicas=0)
     state = ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 1}, unplaced_since_s={of.key: (NOW_S - 99.0, 0)})
     other = pool("h", 0)
-    seen = Snapshot(now_s=NOW_S, pools=(replace(of, lowest_replicas=0), other), state=state)
+    seen = Snapshot(now_s=NOW_S, pools=(replace(of, limits=replace(of.limits, lowest_replicas=0)), other), state=state)
     config = {"kind": "static", "prefill": 0, "decode": 1}
-    (_, plan) = tick_all({"g": sized(config)}, {"g": seen}, nodes=[])["g"]
+    (_, plan) = tick_all({"g": sized(config)}, {"g": seen}, slots=room([]))["g"]
     assert plan.pending == {P: 0, D: 1}
 
 

@@ -6,13 +6,23 @@ from typing import Any
 
 import pytest
 
-from autoscale.config import AutoscaleConfig
-from autoscale.controller import Controller
-from autoscale.cycle import lacking_types, tick_all
-from autoscale.placement import start_nodes
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.cycle import lacking_types, tick_all
+from autoscale.decide.slots import Slots
+from autoscale.decide.supply import start_nodes
 from autoscale.ratio import PdRatio
-from autoscale.slots import Demand, Slots
-from autoscale.types import ControllerState, Plan, PoolKey, PoolStats, ReplicaStats, Snapshot, Traffic
+from autoscale.types import (
+    ControllerState,
+    Demand,
+    Plan,
+    PoolKey,
+    PoolLimits,
+    PoolStats,
+    ReplicaStats,
+    Snapshot,
+    Traffic,
+)
 from kvtransfer.topology import LinkTier, Node, Role, Topology
 
 _INTERVAL_S, _START_S, _DRAIN_S = 5.0, 5.0, 10.0
@@ -45,7 +55,7 @@ class Cluster:
         self.budget = {kind: float(rng.randint(6, 24)) for kind in KINDS if rng.random() < 0.3}
         self.warm = rng.choice([0, 0, 1])
         self.replicas: list[Replica] = []
-        self.targets = {key: pool.lowest_replicas for key, (_, pool) in self.pools.items()}
+        self.targets = {key: pool.limits.lowest_replicas for key, (_, pool) in self.pools.items()}
         self.starts: dict[PoolKey, tuple[str, ...]] = {}
         self.states = dict.fromkeys(self.controllers, ControllerState())
         self.lacking = frozenset[str]()
@@ -94,30 +104,32 @@ class Cluster:
                         key=key,
                         replicas=(),
                         target_replicas=lowest,
-                        lowest_replicas=lowest,
-                        highest_replicas=highest,
-                        gpus_per_replica=demand.gpus,
-                        demand=demand,
-                        cost=rng.choice([1.0, 2.0]),
-                        preference=rng.randint(0, 1),
-                        affinity=affinity,
-                        is_preemptible=is_preemptible,
+                        limits=PoolLimits(
+                            lowest_replicas=lowest,
+                            highest_replicas=highest,
+                            gpus_per_replica=demand.gpus,
+                            demand=demand,
+                            cost=rng.choice([1.0, 2.0]),
+                            preference=rng.randint(0, 1),
+                            affinity=affinity,
+                            is_preemptible=is_preemptible,
+                        ),
                     ),
                 )
 
     def seen(self) -> list[Node]:
-        """The nodes with what nobody holds."""
+        """The nodes with what is free."""
         free = {name: self.nodes[name].gpus for name in self.alive}
         for replica in self.replicas:
             for name in replica.on:
-                free[name] -= self.pools[replica.key][1].gpus_per_replica
+                free[name] -= self.pools[replica.key][1].limits.gpus_per_replica
         assert min(free.values()) >= 0
         return [
             replace(self.nodes[name], free_gpus=free[name], is_cordoned=name in self.cordoned) for name in sorted(free)
         ]
 
     def storm(self) -> None:
-        """Nodes are lost, come back and are cordoned, and requests wait for who sleeps."""
+        """Nodes are lost, come back and are cordoned, and requests wait for services that sleep."""
         rng = self.rng
         if rng.random() < 0.06 and len(self.alive) > 1:
             lost = rng.choice(sorted(self.alive))
@@ -189,7 +201,7 @@ class Cluster:
         decided = tick_all(
             self.controllers,
             {name: self._snapshot(name, is_busy) for name in self.controllers},
-            nodes=nodes,
+            slots=Slots(Topology(nodes).with_scarcity()),
             budget_gpus=self.budget,
             warm_replicas=self.warm,
             lacking_types=self.lacking,
@@ -223,25 +235,25 @@ def test_once_it_is_quiet_nothing_moves_and_no_law_is_broken(seed: int) -> None:
         assert cluster.targets == before
     for key, (service, pool) in cluster.pools.items():
         state = plans[service].state
-        assert pool.lowest_replicas <= state.desired[key] <= pool.highest_replicas
+        assert pool.limits.lowest_replicas <= state.desired[key] <= pool.limits.highest_replicas
         if key.role is Role.PREFILL and state.desired[key]:
             # Law 4: decode may wait for prefill, which it does without, and never the other way round.
             assert state.desired[PoolKey(key.group, Role.DECODE)]
         domains = {
-            cluster.nodes[name].under[:4] if pool.affinity is LinkTier.S1 else cluster.nodes[name].under[:3]
+            cluster.nodes[name].under[:4] if pool.limits.affinity is LinkTier.S1 else cluster.nodes[name].under[:3]
             for replica in cluster.replicas
             if replica.key.group == key.group
             for name in replica.on
         }
-        assert len(domains) <= 1 or pool.affinity is LinkTier.NONE  # law 11
+        assert len(domains) <= 1 or pool.limits.affinity is LinkTier.NONE  # law 11
     for kind, budget in cluster.budget.items():  # law 9
         pools = [
             (key, pool) for key, (_, pool) in cluster.pools.items() if pool.demand and pool.demand.gpu_type == kind
         ]
         held = sum(
-            pool.gpus_per_replica
+            pool.limits.gpus_per_replica
             for key, pool in pools
             for replica in cluster.replicas
             if replica.key == key and replica.on
         )
-        assert held <= max(budget, sum(pool.lowest_replicas * pool.gpus_per_replica for _, pool in pools))
+        assert held <= max(budget, sum(pool.limits.lowest_replicas * pool.limits.gpus_per_replica for _, pool in pools))

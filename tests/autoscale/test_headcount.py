@@ -3,14 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from autoscale.headcount import (
-    among,
-    count_among,
-    desired_replicas,
-    ending_replicas,
-    running_replicas,
-    withdrawn_replicas,
-)
+from autoscale.headcount import Census, count_among, desired_replicas
 from autoscale.types import ControllerState, PoolKey, Snapshot
 from kvtransfer.topology import Role
 
@@ -24,18 +17,13 @@ def test_heads_by_state(make_snapshot: MakeSnapshot) -> None:
     snapshot = make_snapshot(2, 4, state=state)
     prefill, decode = snapshot.pools
     snapshot = replace(snapshot, pools=(prefill, replace(decode, draining=("gone",))))
-    assert running_replicas(snapshot, without=()) == {P: 2, D: 4}
-    assert running_replicas(snapshot, without={"d0", "p1"}) == {P: 1, D: 3}
-    assert withdrawn_replicas(snapshot) == {P: 0, D: 1}
-    assert ending_replicas(snapshot) == {P: 1, D: 2}  # one runs still, one has stopped running but not gone
+    census = Census.of(snapshot.pools, state)
+    assert census.running == {P: 1, D: 3}  # without those that were told to stop
+    assert census.withdrawn == {P: 0, D: 1}
+    assert census.ending == {P: 1, D: 2}  # one runs still, one has stopped running but not gone
     assert count_among(decode, {"d1", "d3", "p0"}) == 2
 
 
 def test_desired_counts_are_of_all_groups() -> None:
     desired = {PoolKey(group, role): 2 if role is D else 1 for group in ("a", "b") for role in Role}
     assert desired_replicas(desired) == {P: 2, D: 4}
-
-
-def test_names_among_others_keep_their_order() -> None:
-    assert among(["c", "a", "b"], {"b", "c"}) == ["c", "b"]
-    assert among(["c"], ()) == []

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscale.controller import Controller
-from autoscale.types import ControllerState, Latency, Plan, PoolKey, PoolStats, ReplicaStats, Snapshot
+from autoscale.decide.controller import Controller
+from autoscale.types import ControllerState, Latency, Plan, PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
 from router.membership import routable
 
@@ -45,10 +45,10 @@ class VirtualServe:
                     key=PoolKey("g0", role),
                     replicas=tuple(ReplicaStats(replica_id=name, **shown) for name in names),
                     target_replicas=self.targets[role],
-                    lowest_replicas=self.bounds[0],
-                    highest_replicas=self.bounds[1],
-                    gpus_per_replica=1,
                     draining=tuple(name for name in self.draining[role] if name in self.state.victims),
+                    limits=PoolLimits(
+                        lowest_replicas=self.bounds[0], highest_replicas=self.bounds[1], gpus_per_replica=1
+                    ),
                 )
             )
         return Snapshot(now_s=self.now_s, pools=tuple(pools), state=self.state, **fields)

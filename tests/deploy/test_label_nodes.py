@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "deploy/label_nodes.sh"
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path} if path is not None else None
     command = ["bash", str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
 def test_worker_command_has_all_labels_and_passes_options_on() -> None:
@@ -21,7 +21,7 @@ def test_worker_command_has_all_labels_and_passes_options_on() -> None:
     assert done.returncode == 0, done.stderr
     labels = "tandem.io/dc=dc1,tandem.io/cluster=c1,tandem.io/s2=spine-1,tandem.io/s1=switch-a,tandem.io/s0=tor.7"
     # %q quotes what the shell would otherwise split or expand, so that the line can be pasted.
-    asked = subprocess.run(["bash", "-c", f"printf '%s\\n' {done.stdout}"], capture_output=True, text=True, timeout=30)
+    asked = subprocess.run(["bash", "-c", f"printf '%s\\n' {done.stdout}"], capture_output=True, text=True, timeout=120)
     assert asked.stdout.splitlines() == [
         "ray",
         "start",

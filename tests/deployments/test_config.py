@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from autoscale.types import PoolKey
-from deployments.config import GroupConfig, IngressConfig, ModelConfig, RoleConfig, check_engine_kwargs
+from deployments.config import ModelConfig
+from deployments.endpoint.config import IngressConfig
+from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
 from kvtransfer.topology import Role
 
 
@@ -47,7 +49,7 @@ def test_gpus_are_tensor_times_pipeline_parallel() -> None:
 )
 def test_engine_argument_that_a_field_owns_is_refused_with_the_field(key: str, instead: str) -> None:
     with pytest.raises(ValueError, match=instead) as caught:
-        check_engine_kwargs({"dtype": "float32", key: 1})
+        TypeAdapter(EngineKwargs).validate_python({"dtype": "float32", key: 1})
     assert repr(key) in str(caught.value)
     with pytest.raises(ValidationError, match=instead):
         RoleConfig(engine_kwargs={key: 1})
@@ -55,7 +57,7 @@ def test_engine_argument_that_a_field_owns_is_refused_with_the_field(key: str, i
 
 def test_other_engine_arguments_pass_unchanged() -> None:
     kwargs = {"dtype": "float32", "max_num_seqs": 8}
-    assert check_engine_kwargs(kwargs) == kwargs
+    assert TypeAdapter(EngineKwargs).validate_python(kwargs) == kwargs
 
 
 def test_pipeline_parallel_prefill_is_refused_and_decode_is_not(make_group: Callable[..., GroupConfig]) -> None:
@@ -73,6 +75,12 @@ def test_group_name_of_lower_case_digits_and_dashes(name: str, make_group: Calla
 def test_group_name_that_no_deployment_can_have(name: str, make_group: Callable[..., GroupConfig]) -> None:
     with pytest.raises(ValidationError, match="name"):
         make_group(name=name)
+
+
+def test_roles_have_the_labels_of_their_group_and_their_own_win(make_group: Callable[..., GroupConfig]) -> None:
+    group = make_group(node_labels={"zone": "a", "disk": "fast"}, decode={"placement": {"node_labels": {"zone": "b"}}})
+    assert group.decode.placement.node_labels == {"zone": "b", "disk": "fast"}
+    assert group.computes_prompts.placement.node_labels == {"zone": "a", "disk": "fast"}
 
 
 def test_group_has_one_pool_per_role(make_group: Callable[..., GroupConfig]) -> None:

@@ -1,10 +1,12 @@
 """What Ray Serve LLM is told about a pool."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deployments.config import ModelConfig, RoleConfig
+from deployments.config import ModelConfig
+from deployments.pool_config import RoleConfig
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -15,16 +17,13 @@ pytestmark = pytest.mark.vllm
 def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
     from deployments.options import llm_config
 
-    return llm_config(
-        Role.DECODE,
-        pool,
+    service: Any = SimpleNamespace(
         model=ModelConfig(id="m", source="org/m"),
         engine_kwargs=engine_kwargs,
-        kv_transfer=ConnectorConfig(),
         router=RouterConfig(),
-        report_s=None if pool.max_replicas is None else 2.5,
-        routers=1,
+        autoscale=None if pool.max_replicas is None else SimpleNamespace(report_s=2.5),
     )
+    return llm_config(service, Role.DECODE, pool, kv_transfer=ConnectorConfig())
 
 
 def test_each_engine_worker_has_a_bundle_and_each_bundle_its_labels() -> None:
@@ -94,7 +93,7 @@ def test_an_emulated_pool_uses_rays_own_door_for_an_engine_class() -> None:
     pool = RoleConfig.model_validate({"emulator": {"profile": "configs/p.json", "start_s": 3}, "env": {"A": "b"}})
     config = configured(pool)
     variables = config.runtime_env["env_vars"]
-    assert variables == {"A": "b", "RAYLLM_VLLM_ENGINE_CLS": "deployments.emulator.EmulatedEngine"}
+    assert variables == {"A": "b", "RAYLLM_VLLM_ENGINE_CLS": "deployments.emulated.engine.EmulatedEngine"}
     emulator = config.experimental_configs["tandem_emulator"]
     assert emulator["start_s"] == 3
     assert emulator["profile"].startswith("/")  # replicas run in another folder

@@ -12,11 +12,13 @@ from typing import Any
 import psutil
 import requests
 
-from deployments.ports import free_ports
-from serve_app.fixed_counts import fixed_counts
-from serve_app.metrics_page import scrape
+from deployments.machine.claims import free_ports
+from serve_app.load.metrics_page import scrape
+from tests.lab.stand.fixed_counts import fixed_counts
 
 ROOT = Path(__file__).parents[2]
+# How long a test waits for what must come, seconds: long, since a busy machine takes its time, and what comes ends it.
+WAIT_S = 600.0
 
 
 def emulated_document(**ingress: Any) -> dict[str, Any]:
@@ -53,8 +55,8 @@ def samples(app: Any, *names: str) -> list[tuple[dict[str, str], float]]:
     return [(dict(sample.labels), sample.value) for sample in scrape(app.metrics_url, *names)]
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait until something holds."""
+async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+    """Wait until something holds; by default for less than KV that nobody reads is kept, which is 60 s."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline

@@ -1,7 +1,5 @@
 """Two services on real engines in one application: one of prefill and decode, one whose decode replica does both."""
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -15,44 +13,22 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 LENGTHS = (5, 400, 2500)  # the first is prefilled where it decodes in any group
 
 
-@pytest.fixture(scope="module", name="services")
-def _services(make_document: Any) -> Iterator[Any]:
-    from serve_app.sdk import deploy
-
-    document = make_document()
-    application = document["applications"][0]
-    application["name"] = "two"
-    application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
-    args = application["args"]
-    both = {key: args.pop(key) for key in ("model", "engine_kwargs", "groups")}
-    for pool in (both["groups"][0]["prefill"], both["groups"][0]["decode"]):
-        pool["max_replicas"] = 1
-    alone = copy.deepcopy(both)
-    both["autoscale"] = {"policy": {"kind": "static", "prefill": 1, "decode": 1}}
-    alone["model"]["id"] = "offline"
-    alone["groups"][0] |= {"name": "offline", "prefill": None}
-    alone["autoscale"] = {"pd_ratio": "0:1", "policy": {"kind": "wva"}}
-    args["services"] = [both, alone]
-    with deploy(document) as app:
-        yield app
-
-
 def path_counts(app: Any) -> dict[str, float]:
     return {why: total(app, "tandem_prefill_path_total", reason=why) for why in ("short", "long", "aggregated")}
 
 
-def test_each_service_is_listed_and_others_do_not_exist(services: Any) -> None:
-    client = services.client()
+def test_each_service_is_listed_and_others_do_not_exist(app: Any) -> None:
+    client = app.client()
     assert [model.id for model in client.models.list().data] == ["tiny", "offline"]
     with pytest.raises(openai.NotFoundError, match="serves 'tiny', 'offline'"):
         client.completions.create(model="other", prompt="Hello", max_tokens=1)
-    assert requests.get(f"{services.url}/health", timeout=10).status_code == 200
+    assert requests.get(f"{app.url}/health", timeout=10).status_code == 200
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_an_aggregated_group_gives_the_same_answer_without_prefill(services: Any, length: int) -> None:
-    client = services.client()
-    before = path_counts(services)
+def test_an_aggregated_group_gives_the_same_answer_without_prefill(app: Any, length: int) -> None:
+    client = app.client()
+    before = path_counts(app)
 
     def ask(model: str) -> str:
         choice = client.completions.create(
@@ -63,24 +39,26 @@ def test_an_aggregated_group_gives_the_same_answer_without_prefill(services: Any
         return text
 
     assert ask("offline") == ask("tiny")
-    after = path_counts(services)
+    after = path_counts(app)
     both = "short" if length <= 128 else "long"
     moved = {why: after[why] - before[why] for why in after if after[why] != before[why]}
     assert moved == {both: 1.0, "aggregated": 1.0}
 
 
-def test_a_stream_of_an_aggregated_group_comes_token_by_token(services: Any) -> None:
-    stream = services.client().chat.completions.create(
+def test_a_stream_of_an_aggregated_group_comes_token_by_token(app: Any) -> None:
+    stream = app.client().chat.completions.create(
         model="offline", messages=[{"role": "user", "content": "Hello " * 300}], max_tokens=12, stream=True
     )
     chunks = [chunk for chunk in stream if chunk.choices and chunk.choices[0].delta.content]
     assert len(chunks) > 1
 
 
-def test_status_says_what_each_service_has(services: Any) -> None:
-    from serve_app.ray_control import statuses
+def test_status_says_what_each_service_has(app: Any) -> None:
+    from serve_app.running.ray_control import status_of
 
     running = {
-        name: {pool: len(names) for pool, names in of["running"].items()} for name, of in statuses("two").items()
+        name: {str(pool): len(names) for pool, names in service.last.running.items()}
+        for name, service in status_of(app.name).services.items()
+        if service.last is not None
     }
     assert running == {"tiny": {"prefill:g0": 1, "decode:g0": 1}, "offline": {"decode:offline": 1}}

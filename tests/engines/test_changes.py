@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import yaml
 
-from serve_app.drill_faults import kill_decode
-from serve_app.validate import ConfigError
-from tests.engines.endpoint import emulated_document, eventually, prompt_ids, replica_processes
+from serve_app.checks.yaml_checks import ConfigError
+from tests.engines.endpoint import WAIT_S, emulated_document, eventually, prompt_ids, replica_processes
+from tests.lab.drill.faults import kill_decode
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 MODEL = "llama-70b"
-# 90 s of an emulated engine: longer than Serve by itself gives a replica to end (20 s; an endpoint 30 s).
-LONG_TOKENS = 3500
+# 65 s of an emulated engine: longer than Serve by itself gives a replica to end (20 s; an endpoint 30 s).
+LONG_TOKENS = 2500
 
 
 @pytest.fixture(scope="module", name="document")
@@ -65,7 +66,7 @@ async def stream(url: str, prompt: list[int], tokens: int) -> tuple[list[int], s
 
 
 def expected(prompt: list[int], tokens: int) -> tuple[list[int], str]:
-    from deployments.emulator import next_tokens
+    from deployments.emulated.text import next_tokens
 
     return next_tokens(prompt[-1], tokens), "whole"
 
@@ -109,7 +110,7 @@ async def test_a_new_configuration_cuts_off_nobody(app: Any, document: dict[str,
         await asyncio.sleep(3.0)
         await asyncio.to_thread(app.update, changed)
         answers = await asyncio.gather(*long)
-        await eventually(lambda: not replicas(app) & before, within_s=120.0)
+        await eventually(lambda: not replicas(app) & before, within_s=WAIT_S)
         assert len(asked) > 50
     assert answers == [expected(prompt, LONG_TOKENS) for prompt in prompts]
     changed["applications"][0]["name"] = "another"
@@ -120,23 +121,26 @@ async def test_a_new_configuration_cuts_off_nobody(app: Any, document: dict[str,
 async def test_a_decode_replica_that_crashes_again_and_again_starts_ever_more_slowly(app: Any) -> None:
     def waits() -> int:
         logs = app._cluster.folder.rglob("worker-*.err")
-        return sum("this one waits" in path.read_text(errors="replace") for path in logs)
+        return sum("so this one starts" in path.read_text(errors="replace") for path in logs)
 
     for _ in range(6):
-        await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=60.0)
+        await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=WAIT_S)
         if waits():
             break
         gone = replicas(app, "decode")
         kill_decode(app.processes())
-        await eventually(lambda gone=gone: not gone & replicas(app, "decode"), within_s=30.0)  # type: ignore[misc]
+        await eventually(lambda gone=gone: not gone & replicas(app, "decode"), within_s=WAIT_S)  # type: ignore[misc]
         await asyncio.sleep(3.0)  # until Serve has seen it
     assert waits()
     prompt = prompt_ids(300, seed=77)
-    await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=60.0)
+    await eventually(lambda: app.status().replicas["decode:g0"] == {"RUNNING": 1}, within_s=WAIT_S)
     assert await stream(app.url, prompt, 20) == expected(prompt, 20)
 
 
-async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     document = emulated_document()
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(document))
@@ -144,22 +148,26 @@ async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(tmp_
     log = tmp_path / "serve.log"
     with log.open("w") as out:
         serve = subprocess.Popen(
-            [sys.executable, "-m", "serve_app.cli", "serve", str(config)], stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "serve_app.cli.main", "serve", str(config)], stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        await eventually(lambda: "/v1/chat/completions" in log.read_text(), within_s=120.0)
+        await eventually(lambda: "/v1/chat/completions" in log.read_text(), within_s=WAIT_S)
         prompt = prompt_ids(300, seed=5)
         begun = asyncio.create_task(stream(url, prompt, 400))
         await asyncio.sleep(2.0)
-        serve.send_signal(signal.SIGTERM)
+        started = psutil.Process(serve.pid).children(recursive=True)
+        assert "raylet" in " ".join(" ".join(process.cmdline()) for process in started)
+        serve.send_signal(number)
         await asyncio.sleep(2.0)
         assert not begun.done()
         got, end = await stream(url, prompt, 4)
         assert (got, end[:8]) == ([], "HTTP 503")
         assert "is being shut down" in end
         assert await begun == expected(prompt, 400)
-        assert await asyncio.to_thread(serve.wait, 30) == 128 + signal.SIGTERM
+        assert await asyncio.to_thread(serve.wait, 120) == 128 + number
+        _, alive = await asyncio.to_thread(psutil.wait_procs, started, 120)
+        assert [process.cmdline() for process in alive] == []
     finally:
         serve.kill()
-    assert "Finishing what has begun" in log.read_text()
+    assert "Finishing running requests" in log.read_text()
     assert "cut off" not in log.read_text()

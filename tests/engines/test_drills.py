@@ -10,7 +10,7 @@ import yaml
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[2]
-# The rest is run by `tandem drill --fault all`.
+# The rest is run by `make drill`.
 FAULTS = [
     "break-nixl",
     "kill-controller",
@@ -25,9 +25,9 @@ FAULTS = [
 
 @pytest.fixture(name="rows", scope="module")
 def _rows(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    from serve_app.drill import drill
+    from tests.lab.drill.drill import drill
 
-    document = yaml.safe_load((ROOT / "configs" / "drill_tiny.yaml").read_text())
+    document = yaml.safe_load((ROOT / "tests" / "lab" / "drill" / "tiny.yaml").read_text())
     document["applications"][0]["args"]["model"]["source"] = str(tiny_model)
     config = tmp_path_factory.mktemp("drill") / "drill.yaml"
     config.write_text(yaml.safe_dump(document))
@@ -37,7 +37,7 @@ def _rows(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any]], fault: str) -> None:
-    from serve_app.drill import failures
+    from tests.lab.drill.drill import failures
 
     row = rows[fault]
     # Among them that streams of a lost decode replica went on from another, and that links were made anew.

@@ -13,8 +13,8 @@ import pytest
 
 from router.ray_actors import find_actor
 from router.ray_health import board_key
-from serve_app.drill_links import connections, cut
-from tests.engines.endpoint import emulated_document, eventually, prompt_ids, replica_processes, samples, total
+from tests.engines.endpoint import WAIT_S, emulated_document, eventually, prompt_ids, replica_processes, samples, total
+from tests.lab.drill.links import connections, cut
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -103,7 +103,7 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
             now = decoded(app)
             return all(now[name] > alone[name] + 3 for name in alone)
 
-        until_s = time.monotonic() + 40.0
+        until_s = time.monotonic() + WAIT_S
         while not await serve_both():
             assert time.monotonic() < until_s
             await asyncio.sleep(1.0)
@@ -137,7 +137,7 @@ async def test_a_prefill_replica_that_fails_gets_no_prompts_and_comes_back(app: 
         assert total(app, "tandem_prefill_failures_total") - failures <= 3 + PER_S + 2
         assert remote() - before >= 0.8 * asked
         # And it serves again, alone.
-        until_s = time.monotonic() + 60.0
+        until_s = time.monotonic() + WAIT_S
         with unreachable(other, decode):
             while True:
                 before, asked = remote(), await ask_for(session, 4.0, 7000 + 100 * round(time.monotonic()))

@@ -13,9 +13,17 @@ import psutil
 import pytest
 import requests
 
-from serve_app.drill_faults import kill_proxy
-from serve_app.processes import title
-from tests.engines.endpoint import emulated_document, eventually, keeps_to_itself, replica_processes, samples, total
+from tests.engines.endpoint import (
+    WAIT_S,
+    emulated_document,
+    eventually,
+    keeps_to_itself,
+    replica_processes,
+    samples,
+    total,
+)
+from tests.lab.drill.faults import kill_proxy
+from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -59,7 +67,7 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
         except OSError:
             return False
 
-    await eventually(answers, within_s=30.0)
+    await eventually(answers, within_s=WAIT_S)
 
 
 async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any) -> None:
@@ -67,7 +75,7 @@ async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any)
         return Counter(labels["role"] for labels, _ in samples(app, "tandem_resumed_total"))
 
     whole = Counter(ingress=2, decode=1, prefill=1)
-    await eventually(lambda: roles() == whole, within_s=60.0)  # another one was ended above
+    await eventually(lambda: roles() == whole, within_s=WAIT_S)  # another one was ended above
     (other,) = set(replica_processes(app, "ingress")) - {serves_metrics(app)}
     other.suspend()
     try:
@@ -87,7 +95,7 @@ async def test_whoever_waits_for_the_only_proxy_to_come_back_finds_its_routes_th
             statuses.append(None)
         return statuses[-1] == 200
 
-    await eventually(is_back, within_s=60.0)
+    await eventually(is_back, within_s=WAIT_S)
     assert set(statuses) == {None, 200}
     # It keeps memory that it has freed, and nobody else does.
     keeping = set()

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from deployments.ports import free_ports
-from serve_app.fuzz_http import bearer
-from serve_app.fuzz_parts import Part, emulated_part
-from serve_app.fuzz_run import fuzz
-from serve_app.fuzz_verdict import Tally
-from serve_app.fuzz_wire import ROUTES
+from deployments.machine.claims import free_ports
+from tests.lab.fuzz.parts import Part, emulated_part
+from tests.lab.fuzz.requests import bearer
+from tests.lab.fuzz.run import fuzz
+from tests.lab.fuzz.verdict import Tally
+from tests.lab.fuzz.wire import ROUTES
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 @pytest.fixture(scope="module", name="part")
 def _part(tmp_path_factory: pytest.TempPathFactory) -> Part:
-    return emulated_part(300, tmp_path_factory.mktemp("fuzz"), most_bulk_bytes=200_000)
+    return emulated_part(300, tmp_path_factory.mktemp("fuzz"), max_bulk_bytes=200_000)
 
 
 @pytest.fixture(scope="module", name="app")
@@ -32,9 +32,9 @@ def _app(part: Part) -> Iterator[Any]:
 
 def test_three_hundred_bad_requests_find_nothing(app: Any, part: Part) -> None:
     tally = Tally()
-    asyncio.run(fuzz(app, part, 1, tally))
-    # So few requests say nothing about memory.
-    assert [finding for finding in tally.findings.values() if finding["what"] != "memory"] == []
+    asyncio.run(fuzz(app, part, 4, tally))
+    # Three hundred requests say nothing about memory.
+    assert [finding for finding in tally.findings.values() if finding.what != "memory"] == []
     assert tally.requests == 300
     assert tally.by_status["200"] > 20
     assert tally.by_status["400"] > 100

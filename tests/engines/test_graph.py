@@ -12,11 +12,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 _GRAPH = """
 import json, ray
 from serve_app.app import build
-from serve_app.cluster import LocalCluster, NodeSpec
+from serve_app.local.cluster import LocalCluster, NodeSpec
 with LocalCluster([NodeSpec(cpus=1)]) as cluster, ray.init(address=cluster.address, log_to_driver=False):
     ingress = build(json.loads({args!r}))._bound_deployment  # Ray's builder asks for the runtime environment
-(service,) = ingress.init_kwargs["services"].values()
-decode = service["groups"]["g0"]._bound_deployment
+(service,) = ingress.init_kwargs["services"]
+decode = service.decodes["g0"]._bound_deployment
 print(json.dumps(decode.init_kwargs["slo"].model_dump(mode="json")))
 """
 

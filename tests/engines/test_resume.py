@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.frames import DONE, DecodeRequest, Frame
-from deployments.sent import SentFrames
+from deployments.wire.messages import DONE, DecodeRequest, Frame, SentFrames
 from tests.engines.endpoint import prompt_ids
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -80,7 +79,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "several answers of a chat": ("chat", {**CHAT, "temperature": 1.0, "n": 2}, "n = 2"),
     "logprobs of a chat": ("chat", {**CHAT, "logprobs": True}, "logprobs"),
     "logprobs": ("completions", {**COMPLETION, "logprobs": 1}, "logprobs"),
-    "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "more than one stream"),
+    "several prompts": ("completions", {**COMPLETION, "prompt": [[300, 301], [302, 303]]}, "several prompts"),
 }
 
 
@@ -91,13 +90,14 @@ def _ask(app: Any) -> Iterator[Any]:
 
     loop = asyncio.new_event_loop()
 
-    async def stream(asked: DecodeRequest) -> list[Frame]:
+    async def stream(request: DecodeRequest) -> list[Frame]:
         handle = serve.get_deployment_handle("decode:g0", "tandem").options(method_name="respond", stream=True)
-        return [frame async for frame in handle.remote(asked)]
+        return [frame async for frame in handle.remote(request)]
 
     def ask(endpoint: str, body: dict[str, Any], sent: Any = None) -> list[Frame]:
-        asked = DecodeRequest(endpoint=endpoint, body=body, request_id="r-1", arrived_at_s=time.time(), sent=sent)
-        return loop.run_until_complete(stream(asked))
+        raw, now_s = json.dumps(body).encode(), time.time()
+        request = DecodeRequest(endpoint=endpoint, body=raw, request_id="r-1", arrived_at_s=now_s, sent=sent)
+        return loop.run_until_complete(stream(request))
 
     yield ask
     loop.close()

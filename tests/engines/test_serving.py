@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 
-from serve_app.quickstart import prefill_metrics
+from serve_app.local.quickstart import prefill_metrics
 from tests.engines.endpoint import eventually, prompt_ids, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -262,6 +262,7 @@ def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
     assert {name.split("#")[1]: switch for name, switch in where.items() if "ingress" not in name} == {
         "prefill:g0": "left",
         "decode:g0": "right",
+        "decode:offline": "right",
     }
 
 
@@ -380,7 +381,7 @@ def test_request_id_comes_back(app: Any) -> None:
 
 def test_models_and_unknown_model(app: Any) -> None:
     client = app.client()
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [model.id for model in client.models.list()] == ["tiny", "offline"]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 def test_every_node_has_the_files_and_they_are_copied_once(app: Any, tmp_path: Path) -> None:
-    from serve_app.ray_stage import stage
+    from serve_app.running.ray_stage import stage
 
     service = app.config.services[0]
     model = service.model.model_copy(update={"stage_folder": tmp_path / "staged"})
@@ -32,7 +32,7 @@ def test_every_node_has_the_files_and_they_are_copied_once(app: Any, tmp_path: P
 
 
 def test_what_cannot_be_copied_is_said_of_each_node(app: Any, tmp_path: Path) -> None:
-    from serve_app.ray_stage import stage
+    from serve_app.running.ray_stage import stage
 
     (tmp_path / "file").write_text("")
     service = app.config.services[0]

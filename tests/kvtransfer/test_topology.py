@@ -6,17 +6,8 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from kvtransfer.topology import (
-    DEFAULT_LABELS,
-    LinkTier,
-    Node,
-    NodeSet,
-    SubgroupPriority,
-    Topology,
-    TopologyLabels,
-    link_tier,
-    path,
-)
+from kvtransfer.labels import DEFAULT_LABELS, TopologyLabels
+from kvtransfer.topology import LinkTier, Node, NodeSet, SubgroupPriority, Topology, path
 
 S0, S1, S2, CLUSTER = "tandem.io/s0", "tandem.io/s1", "tandem.io/s2", "tandem.io/cluster"
 
@@ -58,14 +49,14 @@ def names(topology: Topology, nodes: NodeSet) -> list[str]:
     ],
 )
 def test_the_lowest_switch_that_both_demand(prefill: dict[str, str], decode: dict[str, str], tier: LinkTier) -> None:
-    assert link_tier(prefill, decode) is tier
-    assert link_tier(decode, prefill) is tier
+    assert DEFAULT_LABELS.link_tier(prefill, decode) is tier
+    assert DEFAULT_LABELS.link_tier(decode, prefill) is tier
 
 
 def test_labels_of_ones_own_are_read() -> None:
     labels = TopologyLabels(s1="rack.example/minipod")
     assert labels.under({"rack.example/minipod": "m1", S2: "b1"}) == ("", "", "b1", "m1", "")
-    assert link_tier({"rack.example/minipod": "m1"}, {"rack.example/minipod": "m1"}, labels) is LinkTier.S1
+    assert labels.link_tier({"rack.example/minipod": "m1"}, {"rack.example/minipod": "m1"}) is LinkTier.S1
     with pytest.raises(ValidationError, match="stands for two levels: each level needs its own"):
         TopologyLabels(s1="tandem.io/s2")
 

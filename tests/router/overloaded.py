@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from router.admission import Admission, AdmissionConfig, Asked, Priority
+from router.admission import Admission, QueuedRequest
+from router.admission_config import AdmissionConfig, Priority
 
 _STEP_S = 0.02
 _LATE_STEPS = 2
@@ -93,7 +94,7 @@ class Seconds:
         return sum(self.refused[first:last]) / sum(self.asked[first:last])
 
 
-def run(
+def run(  # noqa: C901 (one loop over time; its parts would share all of its state)
     shape: Callable[[random.Random], Shape],
     engines: Engines,
     config: AdmissionConfig,
@@ -125,10 +126,10 @@ def run(
     rng, most_per_s = random.Random(seed), engines.requests_per_s(shape, config.tpot_s)
     pools = [Admission(config, replicas=replicas, prefill_replicas=engines.prefill, now_s=0.0) for _ in range(replicas)]
     seen = Seconds(*([0] * seconds for _ in range(3)))
-    sent: dict[Asked, _Sent] = {}
-    queue: deque[Asked] = deque()
-    computing: list[Asked] = []
-    streams: dict[Asked, None] = {}
+    sent: dict[QueuedRequest, _Sent] = {}
+    queue: deque[QueuedRequest] = deque()
+    computing: list[QueuedRequest] = []
+    streams: dict[QueuedRequest, None] = {}
     prefill, decode, next_s = engines.prefill, engines.decode, 0.0
     for step in range(round(seconds / _STEP_S)):
         now_s = step * _STEP_S
@@ -139,7 +140,7 @@ def run(
         while next_s <= now_s:
             next_s += rng.expovariate(load * most_per_s)
             drawn, pool = shape(rng), rng.choice(pools)
-            one = Asked(
+            one = QueuedRequest(
                 tokens=drawn.tokens, most_output_tokens=None, is_stream=is_stream, key=None, priority=Priority.NORMAL
             )
             seen.asked[second] += 1
@@ -174,7 +175,7 @@ def run(
                 if is_stream:
                     of.pool.output(one, 1, now_s)
                 else:
-                    of.pool.first(one, now_s)
+                    of.pool.note_first_token(one, now_s)
                 if queue and index < prefill:
                     computing[index] = queue.popleft()
                 else:

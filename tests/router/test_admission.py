@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 from pydantic import ValidationError
 
-from router.admission import Admission, AdmissionConfig, Asked, ObjectivesConfig, Priority
-from router.rate_limit import KeyLimits
+from router.admission import Admission, QueuedRequest
+from router.admission_config import AdmissionConfig, KeyLimits, ObjectivesConfig, Priority
 from tests.router import overloaded
 
 SLO = AdmissionConfig(ttft_s=1.0)
@@ -20,8 +20,8 @@ def admission(config: AdmissionConfig = SLO, *, replicas: int = 1) -> Admission:
 
 def asked(
     tokens: int = 1000, *, key: str | None = None, priority: Priority = Priority.NORMAL, is_stream: bool = True
-) -> Asked:
-    return Asked(tokens=tokens, most_output_tokens=None, is_stream=is_stream, key=key, priority=priority)
+) -> QueuedRequest:
+    return QueuedRequest(tokens=tokens, most_output_tokens=None, is_stream=is_stream, key=key, priority=priority)
 
 
 def busy(config: AdmissionConfig = SLO, *, waits_s: float = 0.5) -> tuple[Admission, float]:
@@ -76,7 +76,7 @@ def test_who_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() ->
     assert full.arrive(one, now_s + 0.2) is None
     full.leave(late, now_s + 0.3)  # as its own end does
     assert full.passed(now_s + 0.3) == [one]
-    assert full.here == 2
+    assert full.request_count == 2
 
 
 def test_long_prompts_have_the_time_that_they_need() -> None:
@@ -99,7 +99,7 @@ def test_higher_priorities_overtake_and_lower_ones_see_all_before_them() -> None
     for one in order:
         slow.arrive(one, 0.0)
         assert slow.passed(0.0) == []
-    first = next(iter(slow._held))
+    first = next(iter(slow._waiting_by_age))
     assert first.priority is Priority.LOW
     slow._capacity.tokens_s = 1e9
     assert [one.priority for one in slow.passed(0.0)] == [Priority.HIGH, Priority.NORMAL, Priority.LOW]
@@ -275,8 +275,8 @@ def test_who_was_dropped_pays_nothing() -> None:
     full.leave(waits[1], 0.5)
     assert full._shares[Priority.NORMAL].start("a") == start
     assert full.late(0.7) == [waits[0]]
-    assert full._rates._keys["a"].tokens is not None
-    assert full._rates._keys["a"].tokens.empty_s(1000.0, 0.7) == 0.0  # all that may be kept
+    assert full._limits._keys["a"].tokens is not None
+    assert full._limits._keys["a"].tokens.empty_s(1000.0, 0.7) == 0.0  # all that may be kept
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
 
@@ -302,7 +302,7 @@ def test_who_comes_before_others_has_their_room_among_the_prompts_that_wait() ->
     other._capacity.tokens_s = 1e4
     assert other.arrive(asked(priority=Priority.LOW), 0.0) is None
     assert other.arrive(large, 0.0) is None
-    assert list(other._held) == [large]
+    assert list(other._waiting_by_age) == [large]
 
 
 def test_prompt_tokens_that_wait_are_bounded() -> None:
@@ -329,10 +329,10 @@ def test_the_last_of_the_room_is_for_higher_priorities() -> None:
     full = admission(AdmissionConfig(max_requests=40))
     counts = {}
     for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH):
-        while full.refuse(None, priority, 0, 0.0) is None:
+        while full._limits.refuse(None, priority, full.request_count, 0.0) is None:
             assert full.arrive(asked(priority=priority), 0.0) is None
         assert full.arrive(asked(priority=priority), 0.0) is not None
-        counts[priority] = full.here
+        counts[priority] = full.request_count
     assert counts == {Priority.LOW: 36, Priority.NORMAL: 38, Priority.HIGH: 40}
 
 
@@ -340,8 +340,8 @@ def test_a_key_has_no_more_of_the_room_than_its_highest_priority() -> None:
     full = admission(AdmissionConfig(max_requests=20, key=KeyLimits(highest_priority="low")))
     for _ in range(18):
         assert full.arrive(asked(priority=Priority.HIGH), 0.0) is None
-    assert full.refuse("a", Priority.HIGH, 0, 0.0) is not None
-    assert full.refuse("a", Priority.HIGH, -1, 0.0) is None
+    assert full._limits.refuse("a", Priority.HIGH, full.request_count, 0.0) is not None
+    assert full._limits.refuse("a", Priority.HIGH, full.request_count - 1, 0.0) is None
 
 
 def test_a_prompt_that_takes_too_long_by_itself_is_refused_while_others_wait() -> None:
@@ -366,7 +366,7 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
     assert free.arrive(long, 60.0) is None
     assert free.passed(60.0) == []
     assert free.late(60.5) == []
-    free.first(small, 60.6)
+    free.note_first_token(small, 60.6)
     assert free.passed(60.6) == [long]
 
 
@@ -380,7 +380,7 @@ def test_nobody_follows_while_the_oldest_prompt_takes_too_long_whatever_was_lear
     assert free.passed(0.59) == [second]
     free.arrive(third, 0.61)
     assert free.passed(0.61) == []  # 1.5 of the 0.4 s that all on their way should take have passed
-    free.first(first, 0.7)
+    free.note_first_token(first, 0.7)
     assert free.passed(0.7) == [third]
 
 
@@ -405,7 +405,7 @@ def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
     assert not slow.is_paced
     assert full._capacity._output_tokens < 100
     full.leave(slow, 60.2)
-    assert (full._capacity._seen, full._capacity._answers) == (1, 1)
+    assert (full._capacity._observed, full._capacity._answers) == (1, 1)
 
 
 def test_who_leaves_while_waiting_takes_nothing_along() -> None:
@@ -424,8 +424,8 @@ def test_five_times_too_much_keeps_what_engines_can_do(is_stream: bool, replicas
     """A prefill pool that computes 10,000 prompt tokens per second, one prompt after the other."""
     rng = random.Random(0)
     pools = [admission(AdmissionConfig(ttft_s=1.0), replicas=replicas) for _ in range(replicas)]
-    queue: deque[tuple[Admission, Asked]] = deque()
-    here: dict[Asked, Admission] = {}
+    queue: deque[tuple[Admission, QueuedRequest]] = deque()
+    here: dict[QueuedRequest, Admission] = {}
     left_tokens, next_s, in_time, answered = 0.0, 0.0, 0, 0
     for step in range(8000):
         now_s = 0.005 * step
@@ -443,7 +443,7 @@ def test_five_times_too_much_keeps_what_engines_can_do(is_stream: bool, replicas
         while queue and left_tokens >= queue[0][1].tokens:
             pool, one = queue.popleft()
             left_tokens -= one.tokens
-            pool.first(one, now_s)
+            pool.note_first_token(one, now_s)
             pool.output(one, 1, now_s)
             pool.leave(one, now_s)
             if now_s > 10.0:
@@ -459,7 +459,7 @@ def test_five_times_too_much_keeps_what_engines_can_do(is_stream: bool, replicas
 def test_streams_are_as_many_as_keep_their_pace() -> None:
     """A batch of n takes 10 + n ms for a step, so 36 streams keep 0.92 of 50 ms each."""
     full = admission(AdmissionConfig(ttft_s=2.0, tpot_s=0.05))
-    streams: list[Asked] = []
+    streams: list[QueuedRequest] = []
     counts, slow = [], 0
     rng = random.Random(1)
     for step in itertools.count():
@@ -554,7 +554,7 @@ def test_prompts_that_need_not_be_computed_do_not_switch_admission_off() -> None
     rng = random.Random(0)
     for tokens, count in ((30_000, 10), (8_000_000, 16)):
         pool = admission()
-        queue: deque[Asked] = deque()
+        queue: deque[QueuedRequest] = deque()
         left_tokens, next_s, in_time = 0.0, 0.0, 0
         for step in range(10_000):
             now_s = 0.005 * step
@@ -591,8 +591,26 @@ def test_a_pace_or_a_queue_without_a_first_token_is_refused() -> None:
 
 def test_a_models_own_objectives_take_the_place_of_the_endpoints_and_no_other_bound() -> None:
     endpoint = AdmissionConfig(ttft_s=1.0, tpot_s=0.05, max_queued_tokens=100, max_requests=7)
-    assert endpoint.with_objectives(None) is endpoint
-    patient = endpoint.with_objectives(ObjectivesConfig(ttft_s=60.0))
+    assert endpoint.of_service(None, {}) == endpoint
+    patient = endpoint.of_service(ObjectivesConfig(ttft_s=60.0), {})
     assert (patient.ttft_s, patient.tpot_s, patient.max_queued_tokens) == (60.0, None, None)
     assert patient.max_requests == 7
-    assert endpoint.with_objectives(ObjectivesConfig()).ttft_s is None
+    assert endpoint.of_service(ObjectivesConfig(), {}).ttft_s is None
+
+
+SLO = {"ttft_s": 2.0, "ttft_s_per_input_token": 0.001, "tpot_s": 0.05}
+
+
+def test_an_slo_is_an_objective_of_admission_only_where_it_is_asked_for() -> None:
+    assert AdmissionConfig().of_service(None, SLO).ttft_s is None
+    assert AdmissionConfig(ttft_s=1.0).of_service(None, SLO) == AdmissionConfig(ttft_s=1.0)
+    taken = AdmissionConfig(from_slo=True, max_queued_tokens=100, max_requests=7).of_service(None, SLO)
+    assert {name: getattr(taken, name) for name in SLO} == SLO
+    assert (taken.max_queued_tokens, taken.max_requests) == (100, 7)
+    assert AdmissionConfig().of_service(ObjectivesConfig(from_slo=True), SLO).tpot_s == 0.05
+    assert AdmissionConfig(from_slo=True).of_service(ObjectivesConfig(), SLO).ttft_s is None  # {} is none
+
+
+def test_what_admission_sets_itself_wins_over_the_slo() -> None:
+    own = AdmissionConfig(from_slo=True, ttft_s=1.0, ttft_s_per_input_token=0.0).of_service(None, SLO)
+    assert (own.ttft_s, own.ttft_s_per_input_token, own.tpot_s) == (1.0, 0.0, 0.05)

@@ -7,22 +7,22 @@ from router.capacity import Capacity
 
 def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> None:
     capacity = Capacity(None, 0.0)
-    capacity.busy(1.0, 0.0)
+    capacity.set_busy(1.0, 0.0)
     for second in range(1, 40):
-        capacity.first(1000)
+        capacity.count_prompt(1000)
         capacity.learn(float(second))
     assert capacity.tokens_s == pytest.approx(1000.0)
     for second in range(40, 80):
-        capacity.first(10)
-        capacity.idle()
+        capacity.count_prompt(10)
+        capacity.note_idle()
         capacity.learn(float(second))
     assert capacity.tokens_s == pytest.approx(1000.0)
-    capacity.first(3000)
-    capacity.idle()
+    capacity.count_prompt(3000)
+    capacity.note_idle()
     capacity.learn(80.0)
     assert capacity.tokens_s == pytest.approx(1600.0)
     for second in range(81, 120):
-        capacity.first(500)
+        capacity.count_prompt(500)
         capacity.learn(float(second))  # somebody waited: this is what it can do
     assert capacity.tokens_s == pytest.approx(500.0, rel=0.01)
 
@@ -30,16 +30,16 @@ def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> Non
 @pytest.mark.parametrize(("tokens", "is_too_slow"), [(100, False), (10, True)])
 def test_answers_in_one_piece_are_judged_at_their_end(tokens: int, is_too_slow: bool) -> None:
     capacity = Capacity(0.05, 0.0)
-    capacity.answers(11, 0.0)
-    capacity.streams(1, 0.0)
+    capacity.change_answers(11, 0.0)
+    capacity.change_streams(1, 0.0)
     first = capacity.mark(0.0)
     for tenth in range(1, 31):
-        capacity.output(4)  # the stream's: 40 tokens/s
+        capacity.count_output(4)  # the stream's: 40 tokens/s
         capacity.learn(0.1 * tenth)
     assert capacity.most_streams is None
     for _ in range(10):
-        capacity.whole(tokens, 1, first, 3.0)
-        capacity.answers(-1, 3.0)
+        capacity.count_whole(tokens, 1, first, 3.0)
+        capacity.change_answers(-1, 3.0)
     capacity.learn(4.1)
     assert (capacity.most_streams is not None) == is_too_slow
 
@@ -47,11 +47,11 @@ def test_answers_in_one_piece_are_judged_at_their_end(tokens: int, is_too_slow: 
 def test_no_round_raises_the_rate_to_more_than_twice() -> None:
     """Prompts that need not be computed come through as fast as they come."""
     capacity = Capacity(None, 0.0)
-    capacity.busy(1.0, 0.0)
-    capacity.first(1000)
+    capacity.set_busy(1.0, 0.0)
+    capacity.count_prompt(1000)
     capacity.learn(1.0)
-    capacity.first(8_000_000)
-    capacity.idle()
+    capacity.count_prompt(8_000_000)
+    capacity.note_idle()
     capacity.learn(2.0)
     assert capacity.tokens_s == 2000.0
 
@@ -59,10 +59,10 @@ def test_no_round_raises_the_rate_to_more_than_twice() -> None:
 def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
     capacity = Capacity(None, 0.0)
     for second in range(60):
-        capacity.busy(0.5, float(second))  # one prefill replica of two, for half a second
-        capacity.first(1000)
-        capacity.busy(0.0, second + 0.5)
-        capacity.idle()
+        capacity.set_busy(0.5, float(second))  # one prefill replica of two, for half a second
+        capacity.count_prompt(1000)
+        capacity.set_busy(0.0, second + 0.5)
+        capacity.note_idle()
         capacity.learn(second + 1.0)
     assert capacity.tokens_s == pytest.approx(4000.0)  # in a quarter of each second
     assert not capacity.is_known(60.0)  # there may be more in them when all have work
@@ -70,9 +70,9 @@ def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
 
 def test_a_rate_is_known_once_engines_had_work_all_the_time_and_is_doubted_again_later() -> None:
     capacity = Capacity(None, 0.0)
-    capacity.busy(1.0, 0.0)
-    capacity.first(1000)
-    capacity.idle()
+    capacity.set_busy(1.0, 0.0)
+    capacity.count_prompt(1000)
+    capacity.note_idle()
     capacity.learn(1.0)
     assert capacity.is_known(1.0)
     assert capacity.is_known(60.0)
@@ -82,12 +82,12 @@ def test_a_rate_is_known_once_engines_had_work_all_the_time_and_is_doubted_again
 def test_engines_that_stand_still_for_a_while_are_no_slower_afterwards() -> None:
     capacity = Capacity(None, 0.0)
     for second in range(1, 31):
-        capacity.first(1000)
+        capacity.count_prompt(1000)
         capacity.learn(float(second))
     for second in range(31, 34):
         capacity.learn(float(second))  # nothing comes
     assert capacity.tokens_s == pytest.approx(1000.0)
-    capacity.first(4000)  # what waited comes at once
+    capacity.count_prompt(4000)  # what waited comes at once
     capacity.learn(34.0)
     assert capacity.tokens_s == pytest.approx(1000.0)
 
@@ -100,15 +100,15 @@ class Decode:
 
     def second(self, answers: int, pace_s: float, *, holds_back: bool = False) -> float | None:
         capacity = self.capacity
-        capacity.answers(answers, self.now_s)
-        capacity.streams(answers, self.now_s)
+        capacity.change_answers(answers, self.now_s)
+        capacity.change_streams(answers, self.now_s)
         if holds_back:
-            capacity.hold_back()
+            capacity.note_limit_reached()
         self.now_s += 1.0
-        capacity.output(round(answers / pace_s))
+        capacity.count_output(round(answers / pace_s))
         capacity.learn(self.now_s)
-        capacity.answers(-answers, self.now_s)
-        capacity.streams(-answers, self.now_s)
+        capacity.change_answers(-answers, self.now_s)
+        capacity.change_streams(-answers, self.now_s)
         return capacity.most_streams
 
 

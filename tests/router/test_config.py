@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.config import LengthConfig, RouterConfig
-from router.policy import POLICIES
+from router.pool_router import POLICIES
 
 
 def test_defaults_are_consistent() -> None:

@@ -28,3 +28,10 @@ def test_what_was_charged_wrongly_is_corrected_until_it_is_forgotten() -> None:
     shares.forget()
     shares.correct("a", 5.0)
     assert shares.start("a") == 0.0
+
+
+def test_a_key_that_was_away_has_no_credit() -> None:
+    shares = FairShares()
+    shares.charge("a", 0.0, 10.0)
+    shares.begin(50.0)
+    assert shares.start("a") == 50.0

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import LengthConfig
-from router.length import prefill_path
-from router.types import DecodeLoad, PathDecision, PathReason, PrefillPath
+from router.length import DecodeLoad, PathDecision, PathReason, PrefillPath, prefill_path
 
 TOKENS = st.integers(0, 100_000)
 FRACS = st.floats(0.0, 1.0)
@@ -190,3 +189,24 @@ def test_reason_agrees_with_the_path(
         assert config.local_max_tokens < decision.effective_tokens
     if decision.reason is PathReason.DECODE_BUSY:
         assert decision.bound_tokens < config.local_max_tokens
+
+
+@pytest.mark.parametrize(
+    ("load", "headroom"),
+    [
+        (DecodeLoad(), None),
+        (DecodeLoad(running_requests=8), None),  # a count without its limit says nothing
+        (DecodeLoad(kv_usage_frac=0.25), 0.75),
+        (DecodeLoad(running_requests=8, max_running_requests=32), 0.75),
+        (DecodeLoad(running_requests=8, max_running_requests=32, kv_usage_frac=0.5), 0.5),
+        (DecodeLoad(running_requests=24, max_running_requests=32, kv_usage_frac=0.5), 0.25),
+        (DecodeLoad(running_requests=40, max_running_requests=32, kv_usage_frac=0.0), 0.0),
+    ],
+)
+def test_headroom_is_the_free_share_of_the_scarcer_resource(load: DecodeLoad, headroom: float | None) -> None:
+    assert load.headroom_frac() == headroom
+
+
+def test_zero_is_a_measurement() -> None:
+    assert DecodeLoad(running_requests=0, max_running_requests=32).headroom_frac() == 1.0
+    assert DecodeLoad(kv_usage_frac=0.0).headroom_frac() == 1.0

@@ -1,10 +1,14 @@
 """One router's choice, by what it has sent and what replicas answer."""
 
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.pool_router import PoolRouter
+from router.pool_router import POLICIES, PoolRouter, ReplicaView, least_tokens, round_robin
 
 
 def router(policy: str = "least_tokens", asked_replicas: int = 0) -> PoolRouter:
@@ -61,3 +65,99 @@ def test_nobody_is_asked_where_there_is_no_choice() -> None:
     pool = router(asked_replicas=2)
     pool.set_replicas(["a"])
     assert pool.ask(pool.order()) == []
+
+
+def tokens_in_flight(pool: PoolRouter, name: str) -> int:
+    return next(view.queued_tokens for view in pool.order() if view.replica_id == name)
+
+
+def test_requests_count_from_begin_to_end() -> None:
+    pool = router()
+    pool.begin("a", "1", 300)
+    pool.begin("a", "2", 100)
+    assert tokens_in_flight(pool, "a") == 400
+    assert tokens_in_flight(pool, "b") == 0
+    pool.end("a", "1")
+    assert tokens_in_flight(pool, "a") == 100
+    pool.end("a", "1")
+    pool.end("b", "2")
+    assert tokens_in_flight(pool, "a") == 100
+
+
+def test_a_request_that_comes_back_before_its_first_end_is_known_still_counts() -> None:
+    pool = router()
+    pool.begin("a", "1", 300)
+    pool.begin("a", "1", 300)
+    pool.end("a", "1")
+    assert tokens_in_flight(pool, "a") == 300
+    pool.end("a", "1")
+    pool.end("a", "1")
+    assert tokens_in_flight(pool, "a") == 0
+
+
+def test_what_a_replica_answers_counts_where_it_is_more_than_ones_own() -> None:
+    pool = router(asked_replicas=3)
+    pool.begin("a", "1", 200)
+    answered = pool.informed(pool.order(), {"a": 900, "b": 30, "c": 0})
+    assert {view.replica_id: view.queued_tokens for view in answered} == {"a": 900, "b": 30, "c": 0}
+    # The request has not arrived there yet.
+    answered = pool.informed(pool.order(), {"a": 0, "b": 30, "c": 0})
+    assert {view.replica_id: view.queued_tokens for view in answered} == {"a": 200, "b": 30, "c": 0}
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 900)), max_size=40))
+def test_no_token_remains_when_all_requests_have_ended(requests: list[tuple[str, int, int]]) -> None:
+    pool = router()
+    for replica, number, tokens in requests:
+        pool.begin(replica, str(number), tokens)
+    for replica, number, _ in requests:
+        pool.end(replica, str(number))
+    assert not any(view.queued_tokens for view in pool.order())
+    assert not pool._in_flight and not pool._tokens
+
+
+VIEWS = st.lists(st.integers(0, 3), max_size=8).map(
+    lambda queued: [ReplicaView(replica_id=f"r{i}", queued_tokens=tokens) for i, tokens in enumerate(queued)]
+)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(views=VIEWS, turn=st.integers(0, 100), seed=st.integers(0, 1000))
+def test_every_policy_only_reorders_its_input(name: str, views: list[ReplicaView], turn: int, seed: int) -> None:
+    before = list(views)
+    ordered = POLICIES[name](views, turn, random.Random(seed))
+    assert views == before
+    assert sorted(ordered, key=lambda view: view.replica_id) == before
+    assert POLICIES[name](views, turn, random.Random(seed)) == ordered
+
+
+@given(views=VIEWS, seed=st.integers(0, 1000))
+def test_fewest_queued_tokens_come_first(views: list[ReplicaView], seed: int) -> None:
+    queued = [view.queued_tokens for view in least_tokens(views, 0, random.Random(seed))]
+    assert queued == sorted(queued)
+
+
+def test_least_tokens_counts_tokens_and_not_turns(make_replicas: Callable[..., list[ReplicaView]]) -> None:
+    rng = random.Random(7)
+    for turn in range(20):
+        ordered = least_tokens(make_replicas(300, 0, 20), turn, rng)
+        assert [view.replica_id for view in ordered] == ["r1", "r2", "r0"]
+
+
+def test_ties_are_spread(make_replicas: Callable[..., list[ReplicaView]]) -> None:
+    rng = random.Random(7)
+    first = Counter(least_tokens(make_replicas(5, 5, 5, 9), turn, rng)[0].replica_id for turn in range(300))
+    # 100 expected each; 60 is more than four standard deviations (8.2) below.
+    assert set(first) == {"r0", "r1", "r2"}
+    assert min(first.values()) > 60
+
+
+def test_round_robin_visits_each_replica_once_a_round(make_replicas: Callable[..., list[ReplicaView]]) -> None:
+    views = make_replicas(9, 0, 4)[::-1]  # neither load nor the order of the candidates matters
+    orders = [[view.replica_id for view in round_robin(views, turn, random.Random(7))] for turn in range(4)]
+    assert orders == [["r0", "r1", "r2"], ["r1", "r2", "r0"], ["r2", "r0", "r1"], ["r0", "r1", "r2"]]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_no_replica_gives_no_order(name: str) -> None:
+    assert POLICIES[name]([], 3, random.Random(7)) == []

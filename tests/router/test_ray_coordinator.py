@@ -13,10 +13,16 @@ class Actor:
     """The outside of an actor handle: answers what it is told to, or fails."""
 
     def __init__(self, name: str, *answers: Any) -> None:
-        self._actor_id = name
+        self.name = name
         self.asked: list[int] = []
         self.answers = list(answers)
         self.watch = SimpleNamespace(remote=self._watch)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Actor) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     async def _watch(self, version: int) -> Any:
         self.asked.append(version)
@@ -30,13 +36,14 @@ class Actor:
 
 async def heard(monkeypatch: pytest.MonkeyPatch, *found: Any) -> Any:
     """A feed that has found these coordinators, one after the other, and the last one again and again."""
-    from router import ray_coordinator as module
+    from router import ray_actors
+    from router.ray_coordinator import MembershipFeed
 
     handles = list(found)
-    monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(module, "find_coordinator", lambda app: handles.pop(0) if len(handles) > 1 else handles[0])
-    feed = module.MembershipFeed("app")
+    monkeypatch.setattr(ray_actors, "_RETRY_S", 0.01)
+    monkeypatch.setattr(ray_actors.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_actors, "find_actor", lambda key: handles.pop(0) if len(handles) > 1 else handles[0])
+    feed = MembershipFeed("app")
     task = asyncio.create_task(feed.run())
     await asyncio.sleep(0.3)
     task.cancel()
@@ -54,9 +61,9 @@ async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyP
     from router import ray_coordinator as module
 
     feed = module.MembershipFeed("app")
-    feed._hear({"p": ["p1"], "d": ["d1"]})
+    feed._take({"p": ["p1"], "d": ["d1"]})
     first = feed.membership
-    feed._hear({"d": ["d1"], "p": ["p1"]})
+    feed._take({"d": ["d1"], "p": ["p1"]})
     assert feed.membership is not None
     assert first is not None
     assert feed.membership.admitted is first.admitted

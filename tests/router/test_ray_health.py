@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from router.routing import Choice, Routing
 
 pytestmark = pytest.mark.ray
 
@@ -15,7 +16,12 @@ class Handle:
 
     def __init__(self, board: Any) -> None:
         self._board = board
-        self._actor_id = id(board)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other._board is self._board
+
+    def __hash__(self) -> int:
+        return id(self._board)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._board, name)
@@ -23,12 +29,13 @@ class Handle:
 
 
 def made_board() -> Any:
-    from deployments.health_board import HealthBoard
-    from router.outliers import OutlierConfig, Outliers
+    from deployments.actors.health_board import HealthBoard
+    from router.ejection import OutlierConfig, Outliers
+    from router.ray_actors import Bell
 
     board = HealthBoard.__new__(HealthBoard)  # its announcement needs a cluster
     board._outliers = Outliers(OutlierConfig(ejection_s=0.5))
-    board._said, board._version, board._changed = (frozenset(), frozenset()), 0, asyncio.Event()
+    board._view, board._version, board._changed = (frozenset(), frozenset()), 0, Bell()
     return board
 
 
@@ -37,10 +44,11 @@ def _announced(monkeypatch: Any) -> Iterator[list[Any]]:
     """The boards that have been started; the last is the one to ask."""
     import ray
 
-    from router import ray_health
+    from router import ray_actors, ray_health
 
     boards = [made_board()]
-    monkeypatch.setattr(ray_health, "find_actor", lambda key: Handle(boards[-1]))
+    for module in (ray_actors, ray_health):
+        monkeypatch.setattr(module, "find_actor", lambda key: Handle(boards[-1]))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     return boards
 
@@ -51,7 +59,7 @@ def _board(announced: list[Any]) -> Any:
 
 
 def feed(pool: str = "decode:g0") -> Any:
-    from router.outliers import OutlierConfig
+    from router.ejection import OutlierConfig
     from router.ray_health import HealthFeed
 
     one = HealthFeed("app", pool, OutlierConfig())
@@ -59,12 +67,18 @@ def feed(pool: str = "decode:g0") -> Any:
     return one
 
 
-def at(replica_id: str | None, *, probe: str | None = None, refused: frozenset[str] = frozenset()) -> Any:
-    """A request that the router has sent somewhere."""
-    return SimpleNamespace(routed_to=replica_id, probe=probe, refused=set(refused))
+def at(
+    health: Any, replica_id: str | None, *, probe: str | None = None, unreached: frozenset[str] = frozenset()
+) -> Any:
+    """A call that the router has sent somewhere, as one caller sees it."""
+    from router.ray_health import CallHealth
+
+    routing = Routing(probe=probe, choice=Choice(replica_id))
+    routing.choice.unreached |= unreached
+    return CallHealth(health, routing)
 
 
-async def until(holds: Any, within_s: float = 5.0) -> None:
+async def until(holds: Any, within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.01)
@@ -75,7 +89,7 @@ async def due() -> Any:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
-        one.failed(at("r"))
+        at(one, "r").failed()
     await until(lambda: one._due)
     return one
 
@@ -84,7 +98,7 @@ async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
     for one in feeds[:3]:
-        one.failed(at("r"))
+        at(one, "r").failed()
     await until(lambda: all("r" in one._ejected for one in feeds), within_s=1.0)
     assert await feeds[3].guide() == ({"r"}, None)
 
@@ -93,16 +107,16 @@ async def test_one_request_at_a_time_probes_and_its_success_returns_the_replica(
     feeds = [feed() for _ in range(3)]
     await asyncio.sleep(0.05)
     for one in feeds:
-        one.failed(at("r"))
+        at(one, "r").failed()
     await until(lambda: all(one._due for one in feeds))
     guides = await asyncio.gather(*(one.guide() for one in feeds))
     assert sorted(guides, key=str) == sorted([(frozenset(), "r"), ({"r"}, None), ({"r"}, None)], key=str)
     await asyncio.sleep(0.6)
     assert not any(one._due for one in feeds)
-    feeds[0].answered(at("r"))  # sent before the ejection
+    at(feeds[0], "r").answered()  # sent before the ejection
     await asyncio.sleep(0.1)
     assert all("r" in one._ejected for one in feeds)
-    feeds[0].answered(at("r", probe="r"))
+    at(feeds[0], "r", probe="r").answered()
     await until(lambda: not any(one._ejected for one in feeds))
 
 
@@ -110,7 +124,7 @@ async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> Non
     idle, busy = feed(), feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
-        busy.failed(at("r"))
+        at(busy, "r").failed()
     await until(lambda: idle._due and busy._due)
     await asyncio.sleep(1.0)  # the idle one hears of it more than once
     assert await busy.guide() == (frozenset(), "r")
@@ -119,7 +133,7 @@ async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> Non
 async def test_a_board_that_hangs_grants_nothing_and_holds_nobody_up(board: Any) -> None:
     one = await due()
     board.probe = lambda name: asyncio.sleep(60.0)
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(30.0):
         assert await one.guide() == ({"r"}, None)
 
 
@@ -140,9 +154,9 @@ async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> 
 async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
-    request = at("other", probe="r", refused=frozenset({"r"}))
-    one.refused(request)
-    one.left(request)
+    call = at(one, "other", probe="r", unreached=frozenset({"r"}))
+    call.unreached()
+    call.ended()
     # Ejected again, for twice as long, and then there is another one.
     await until(lambda: board._outliers._suspects["r"].ejections == 2)
     await until(lambda: one._due, within_s=3.0)
@@ -153,18 +167,18 @@ async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> 
 async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, replica_id: str | None) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
-    one.left(at(replica_id, probe="r"))
+    at(one, replica_id, probe="r").ended()
     assert await one.guide() == (frozenset(), "r")
 
 
 async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_not(board: Any) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
-    one.left(at("r", probe="r"))  # its client has gone
+    at(one, "r", probe="r").ended()  # its client has gone
     assert await one.guide() == (frozenset(), "r")
-    request = at("r", probe="r")
-    one.answered(request)
-    one.left(request)
+    call = at(one, "r", probe="r")
+    call.answered()
+    call.ended()
     assert not one._granted
 
 
@@ -172,10 +186,10 @@ async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(boa
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(20):
-        one.paced(at("well"), 0.1, 2.0)
+        at(one, "well").paced(0.1, 2.0)
     for _ in range(3):
-        one.paced(at("slow"), 30.0, 2.0)
-        one.answered(at("slow"))
+        at(one, "slow").paced(30.0, 2.0)
+        at(one, "slow").answered()
     await until(lambda: "slow" in one._ejected)
 
 
@@ -183,10 +197,10 @@ async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
-        request = at("well", refused=frozenset({"r"}))
-        one.refused(request)
-        one.refused(request)
-        one.answered(request)
+        call = at(one, "well", unreached=frozenset({"r"}))
+        call.unreached()
+        call.unreached()
+        call.answered()
     await until(lambda: "r" in one._ejected)
     assert board._outliers.suspects() == {"r"}
 
@@ -194,7 +208,7 @@ async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
 async def test_what_went_nowhere_says_nothing(board: Any) -> None:
     one = feed()
     for _ in range(10):
-        one.failed(at(None))
+        at(one, None).failed()
     await asyncio.sleep(0.1)
     assert not board._outliers.suspects()
 
@@ -203,9 +217,9 @@ async def test_answers_between_failures_keep_their_place(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(5):  # all before the board has been told of the first
-        one.failed(at("r"))
+        at(one, "r").failed()
         for _ in range(2):
-            one.answered(at("r"))
+            at(one, "r").answered()
     await asyncio.sleep(0.3)
     assert not board._outliers.ejected(0.0)
 
@@ -214,7 +228,7 @@ async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_e
     gone, other, new = feed(), feed("prefill:g0"), None
     await asyncio.sleep(0.05)
     for _ in range(3):
-        gone.failed(at("r"))
+        at(gone, "r").failed()
     await until(lambda: "r" in other._ejected)
     for task in gone._tasks:
         task.cancel()
@@ -226,7 +240,7 @@ async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_e
 async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_speaks(
     announced: list[Any], monkeypatch: Any
 ) -> None:
-    from deployments import health_board
+    from deployments.actors import health_board
 
     monkeypatch.setattr(health_board, "_WATCH_S", 0.1)
     one, other = feed(), feed()
@@ -234,5 +248,5 @@ async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_s
     announced.append(made_board())  # the application is updated; the old board lives on for a while
     await asyncio.sleep(0.3)
     for _ in range(3):
-        one.failed(at("r"))
+        at(one, "r").failed()
     await until(lambda: all("r" in caller._ejected for caller in (one, other)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.validate import ConfigError, parse_app_config
+from serve_app.checks.yaml_checks import ConfigError, parse_app_config
 
 SCALED = [{"name": "g0", "prefill": {"max_replicas": 4}, "decode": {"max_replicas": 12}}]
 ALONE = [{"name": "g1", "prefill": None, "decode": {"max_replicas": 4}}]
@@ -29,7 +29,7 @@ def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> 
         ([{"name": "g0"}], {"policy": POLICY}, "autoscale needs max_replicas of every role: prefill:g0 has none"),
         ([{"name": "g0", "decode": {"replicas": 3, "max_replicas": 2}}], None, r"max_replicas \(2\) is less than"),
         (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy: target is missing"),
-        (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: Input tag 'best'"),
+        (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: kind 'best' is unknown: give one of 'default', "),
         (SCALED, {"pd_ratio": "1:8", "policy": POLICY}, "autoscale.pd_ratio: a P/D ratio of 1:8 is impossible"),
         (SCALED, {"policy": POLICY, "guard": {"budget_gpus": 0}}, "autoscale.guard.budget_gpus"),
         (
@@ -67,7 +67,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_starts(
 def test_serve_and_tandem_are_told_the_same(
     make_app_args: MakeArgs, policy: dict[str, Any] | None, autoscale: dict[str, Any] | None, said: str
 ) -> None:
-    from serve_app.ray_schema import single_app_config
+    from serve_app.checks.ray_schema import single_app_config
 
     args = make_app_args() if autoscale is None else make_app_args(groups=SCALED, autoscale=autoscale)
     application = {"import_path": "serve_app.app:build", "args": args}

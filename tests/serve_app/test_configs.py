@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from autoscale.profile import EngineProfile
+from autoscale.engines.profile import EngineProfile
+from serve_app.checks.yaml_checks import load_serve_yaml, parse_app_config
 from serve_app.config import AppConfig
-from serve_app.validate import load_serve_yaml, parse_app_config
 
 ROOT = Path(__file__).parents[2]
 PATHS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deployments.ports import free_ports
+from deployments.machine.claims import free_ports
 
 pytestmark = pytest.mark.ray
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
-    from serve_app.cluster import DeployError
+    from serve_app.local.cluster import DeployError
     from serve_app.sdk import connect
 
     address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -25,7 +25,7 @@ def test_a_connection_of_the_callers_own_is_refused_and_left_alone(root: Path) -
     script = """
 import ray
 import sys
-from serve_app.cluster import DeployError
+from serve_app.local.cluster import DeployError
 from serve_app.sdk import deploy
 ray.init(address="local", num_cpus=1, include_dashboard=False, _temp_dir=sys.argv[1])
 try:
@@ -45,10 +45,10 @@ ray.shutdown()
 
 
 def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_and_its_end() -> None:
-    from serve_app.sdk import _first_cause
+    from serve_app.running.ray_serve import first_cause
 
     said = "Traceback\nValueError: first\nRuntimeError: HAProxy crashed:\n" + "notice\n" * 200 + "cannot bind socket"
-    cause = _first_cause([said, "RuntimeError: another replica's"])
+    cause = first_cause([said, "RuntimeError: another replica's"])
     assert cause.startswith("RuntimeError: HAProxy crashed: notice")
     assert cause.endswith("notice cannot bind socket")
     assert len(cause) < 520
@@ -59,12 +59,12 @@ def test_nothing_asks_a_serve_that_was_left(root: Path) -> None:
     script = """
 import time
 from pathlib import Path
-from serve_app.cluster import LocalCluster, NodeSpec, driver_environment
+from serve_app.local.cluster import LocalCluster, NodeSpec, driver_environment
 driver_environment()
 import ray
 from ray import serve
-from serve_app.validate import load_serve_yaml
-from serve_app.ray_schema import single_app_config
+from serve_app.checks.yaml_checks import load_serve_yaml
+from serve_app.checks.ray_schema import single_app_config
 from serve_app.sdk import App, connect
 
 @serve.deployment(autoscaling_config={"min_replicas": 1, "max_replicas": 2})
@@ -74,7 +74,7 @@ class One:
 
 document = load_serve_yaml(Path("configs/emulated.yaml"))
 cluster = LocalCluster([NodeSpec(cpus=2)])
-app = App(document, single_app_config(document), cluster, cluster.address, "127.0.0.1", 1)
+app = App(document, single_app_config(document), cluster.address, cluster)
 connect(cluster.address)
 serve.run(One.bind(), name="one")
 handle = serve.get_deployment_handle("One", "one")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvtransfer.topology import Role
-from serve_app.validate import ConfigError, parse_app_config
+from serve_app.checks.yaml_checks import ConfigError, parse_app_config
 
 ROOT = Path(__file__).parents[2]
 Change = Callable[[dict[str, Any]], Any]
@@ -157,4 +157,22 @@ def test_an_inventory_may_be_a_file(tmp_path: Path) -> None:
 def test_topology_without_autoscale_is_refused() -> None:
     args = {"model": {"id": "x", "source": "y/z"}, "groups": [{"name": "g"}], "topology": {}}
     with pytest.raises(ConfigError, match="topology does nothing without autoscale"):
+        parse_app_config(args)
+
+
+def test_admission_takes_the_slo_of_each_service_where_it_is_asked_for() -> None:
+    args = two_services()
+    args.setdefault("ingress", {})["admission"] = {"from_slo": True}
+    config = parse_app_config(args)
+    for service in config.services:
+        assert service.autoscale is not None
+        assert service.admission_in(config.ingress.admission).ttft_s == (
+            service.autoscale.slo.ttft_s if service.admission is None else service.admission.ttft_s
+        )
+
+
+def test_an_slo_that_is_not_there_cannot_be_taken(make_app_args: Callable[..., dict[str, Any]]) -> None:
+    args = make_app_args()
+    args["ingress"]["admission"] = {"from_slo": True}
+    with pytest.raises(ConfigError, match=r"admission.from_slo of tiny: the service has no autoscale"):
         parse_app_config(args)

@@ -12,10 +12,10 @@ from heapq import heapify, heapreplace
 import numpy as np
 import pytest
 
-from autoscale.profile import EngineProfile
-from autoscale.queueing import erlang_c, mean_wait_s
+from autoscale.engines.profile import EngineProfile
+from autoscale.engines.queueing import erlang_c, mean_wait_s
 from autoscale.sim.cluster import VirtualCluster
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig

@@ -9,12 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.capacity import decode_batch, decode_tokens_per_s, prefill_engines
+from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, prefill_engines
+from autoscale.engines.profile import PrefillCurve
 from autoscale.policies.default import Default, DefaultConfig
-from autoscale.profile import PrefillCurve
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, Latency, PoolKey, PoolStats, ReplicaStats, Snapshot, Traffic
+from autoscale.types import (
+    ControllerState,
+    Decision,
+    Latency,
+    PoolKey,
+    PoolLimits,
+    PoolStats,
+    ReplicaStats,
+    Snapshot,
+    Traffic,
+)
 from kvtransfer.topology import LinkTier, Role
 
 PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json"
@@ -98,7 +108,10 @@ def decoding(**load: float) -> PoolStats:
     """Ten decode replicas with such a load each."""
     replicas = tuple(ReplicaStats(replica_id=f"d{n}", observed_s=0.0, **load) for n in range(10))
     return PoolStats(
-        key=PoolKey("g0", Role.DECODE), replicas=replicas, target_replicas=10, lowest_replicas=1, highest_replicas=99
+        key=PoolKey("g0", Role.DECODE),
+        replicas=replicas,
+        target_replicas=10,
+        limits=PoolLimits(lowest_replicas=1, highest_replicas=99),
     )
 
 
@@ -168,9 +181,7 @@ def test_a_link_across_switches_carries_less() -> None:
                         key=PoolKey("g0", role),
                         replicas=(),
                         target_replicas=1,
-                        lowest_replicas=1,
-                        highest_replicas=9,
-                        link_tier=tier,
+                        limits=PoolLimits(lowest_replicas=1, highest_replicas=9, link_tier=tier),
                     )
                     for role in Role
                 ),
@@ -407,8 +418,7 @@ def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_
                     for n in range(running)
                 ),
                 target_replicas=20,
-                lowest_replicas=1,
-                highest_replicas=99,
+                limits=PoolLimits(lowest_replicas=1, highest_replicas=99),
             )
             for role in Role
         )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from autoscale.engines.profile import EngineProfile
 from autoscale.policies.dopd import Dopd, DopdConfig
-from autoscale.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, PoolKey, Snapshot, Traffic
@@ -207,7 +207,7 @@ def test_what_nobody_observed_is_no_decision_and_is_not_forgotten(
     silent = Ticks(make_policy(), make_snapshot)
     for at_s in (1000.0, 1010.0):
         decision = silent.at(at_s, Traffic(requests_per_s=1.0, input_tokens_mean=90.0))
-    assert (decision.wanted, decision.reason) == (None, "nothing has shown yet what arrives and how long it is")
+    assert (decision.wanted, decision.reason) == (None, "arrivals and their lengths were not observed yet")
 
 
 def test_arrivals_that_are_not_all_take_nobody_away_and_teach_nothing(

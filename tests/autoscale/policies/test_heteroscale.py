@@ -15,7 +15,6 @@ from autoscale.policies.heteroscale import (
     LatencyStepsConfig,
     Signal,
     negative_feedback,
-    proportional,
 )
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -24,12 +23,6 @@ from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
 MakeSnapshot = Callable[..., Snapshot]
-
-
-def test_algorithm_2_by_hand() -> None:
-    # Ten replicas at 1,300 tokens/s each, where 1,000 is the target: R = 1.3, so thirteen.
-    assert proportional(10, 1300.0, 1000.0) == pytest.approx(13.0)
-    assert proportional(10, 800.0, 1000.0) == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +80,13 @@ def _decide(make_snapshot: MakeSnapshot) -> Callable[..., Decision]:
 
 def tps(value: float) -> dict[Role, dict[str, Any]]:
     return {D: {"decode_tokens_per_s": value}}
+
+
+def test_algorithm_2_by_hand(decide: Callable[..., Decision]) -> None:
+    # Ten replicas at 1,300 tokens/s each, where 1,000 is the target: R = 1.3, so thirteen.
+    for tokens_per_s, expected in ((1300.0, 13.0), (800.0, 8.0)):
+        decision = decide((5, 10), ratio="1:2", stats=tps(tokens_per_s), target=1000.0)
+        assert decision.wanted is not None and decision.wanted[D] == pytest.approx(expected)
 
 
 def test_one_signal_sizes_both_roles(decide: Callable[..., Decision]) -> None:
@@ -282,7 +282,7 @@ def test_a_replica_that_serves_and_shows_nothing_takes_none_away(
     decision = policy.decide(replace(whole, pools=tuple(pools), state=state))
     assert decision.wanted is not None
     assert decision.wanted[D] == pytest.approx(replicas)
-    assert ("d5 does not show decode_tps" in decision.reason) is (name == "d5")
+    assert ("d5 does not report decode_tps" in decision.reason) is (name == "d5")
 
 
 def test_an_unknown_prefill_backlog_takes_none_away(decide: Callable[..., Decision]) -> None:

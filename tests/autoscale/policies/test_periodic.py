@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoscale.controller import Controller
+from autoscale.decide.controller import Controller
 from autoscale.policies.periodic import Periodic, PeriodicConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig

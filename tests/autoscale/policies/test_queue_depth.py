@@ -33,17 +33,18 @@ P, D = Role.PREFILL, Role.DECODE
     ],
 )
 def test_the_law_by_hand(arrivals: float, queue: float, law: dict[str, float], expected: int) -> None:
-    assert replicas_for_queue(arrivals, queue, served_per_s=40.0, **law) == expected
+    config = QueueDepthConfig.model_validate({"decode_requests_per_s": 40.0, **law})
+    assert replicas_for_queue(arrivals, queue, 40.0, config) == expected
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e3), st.floats(0.1, 100))
 def test_more_arrivals_or_a_longer_queue_never_need_fewer(
     arrivals: float, queue: float, more: float, served: float
 ) -> None:
-    law: dict[str, Any] = {"served_per_s": served, "target_queue": 10.0, "burn_down_s": 2.0}
-    base = replicas_for_queue(arrivals, queue, **law)
-    assert replicas_for_queue(arrivals + more, queue, **law) >= base
-    assert replicas_for_queue(arrivals, queue + more, **law) >= base
+    config = QueueDepthConfig(decode_requests_per_s=served, target_queue=10.0, burn_down_s=2.0)
+    base = replicas_for_queue(arrivals, queue, served, config)
+    assert replicas_for_queue(arrivals + more, queue, served, config) >= base
+    assert replicas_for_queue(arrivals, queue + more, served, config) >= base
     assert base * served >= arrivals - 1e-6 * max(1.0, arrivals)
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscale.engines.profile import EngineProfile
 from autoscale.policies.token_velocity import (
     TokenVelocity,
     TokenVelocityConfig,
     network_velocity,
     prefill_velocity,
 )
-from autoscale.profile import EngineProfile
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, PoolKey, Snapshot, Traffic

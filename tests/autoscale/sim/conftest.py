@@ -4,12 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from autoscale.profile import EngineProfile
+from autoscale.engines.profile import EngineProfile
 from autoscale.report import Slo
 from autoscale.sim.fleet import VirtualPool
-from autoscale.sim.scenario import Scenario
-from autoscale.sim.static import unloaded_ttft_s
-from autoscale.trace import TraceRequest
+from autoscale.sim.scenario import Scenario, unloaded_ttft_s
+from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -24,7 +23,7 @@ def make_scenario(
     """Arrivals as (seconds, input tokens, output tokens) on H100 engines, without a warm-up."""
     trace = [TraceRequest(at_s=at, input_tokens=inputs, output_tokens=outputs) for at, inputs, outputs in arrivals]
     profiles = dict.fromkeys(Role, PROFILE)
-    pool = VirtualPool(lowest_replicas=1, highest_replicas=highest, start_s=start_s, gpus_per_replica=2)
+    pool = VirtualPool(lowest_replicas=1, highest_replicas=highest, start_s=start_s, gpus_per_replica=2, cost=4.0)
     slos = [
         Slo(ttft_s=max(1.0, 3 * unloaded_ttft_s(r.input_tokens, profiles, RouterConfig())), tpot_s=0.05) for r in trace
     ]

@@ -2,19 +2,21 @@
 
 import random
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscale.profile import EngineProfile
-from autoscale.signals import TTFT_EDGES_S
-from autoscale.sim.cluster import Saturation, VirtualCluster, VirtualReplica
-from autoscale.sim.static import replay
+from autoscale.engines.profile import EngineProfile
+from autoscale.observe.signals import TTFT_EDGES_S
+from autoscale.report import RequestRecord
+from autoscale.sim.cluster import VirtualCluster
+from autoscale.sim.replica import VirtualReplica
 from autoscale.slo import SloConfig
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
@@ -25,6 +27,19 @@ P, D = Role.PREFILL, Role.DECODE
 
 def request(at_s: float, input_tokens: int, output_tokens: int) -> TraceRequest:
     return TraceRequest(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def replay(
+    trace: Sequence[TraceRequest],
+    counts: Mapping[Role, int],
+    profiles: Mapping[Role, EngineProfile],
+    router: RouterConfig,
+    rng: random.Random | None = None,
+    **link: float,
+) -> list[RequestRecord]:
+    keys = {PoolKey("g0", role): count for role, count in counts.items()}
+    cluster = VirtualCluster({key: profiles[key.role] for key in keys}, router, rng or random.Random(0), **link)  # type: ignore[arg-type]
+    return cluster.replay(trace, keys)
 
 
 def test_a_long_prompt_by_hand(make_profile: MakeProfile) -> None:
@@ -41,6 +56,16 @@ def test_a_short_prompt_is_prefilled_where_it_decodes(make_profile: MakeProfile)
     profile = make_profile()
     (record,) = replay([request(0.0, 100, 2)], {P: 1, D: 1}, {P: profile, D: profile}, RouterConfig())
     assert record.ttft_s == pytest.approx(0.11)
+
+
+def test_a_prompts_last_block_is_cached_only_if_it_is_full(make_profile: MakeProfile) -> None:
+    key = PoolKey("g0", D)
+    cluster = VirtualCluster({key: make_profile()}, RouterConfig(), random.Random(0), prefix_block_tokens=100)
+    replica = cluster.add(key, "d")
+    cluster.route(key, ["d"])
+    cluster.submit([replace(request(at_s, 250, 1), hash_ids=(1, 2, 3)) for at_s in (0.0, 60.0)])
+    cluster.run()
+    assert replica.engine.counters.cached_tokens == 200
 
 
 def test_prefill_waits_where_its_kv_is_full_of_prompts_that_the_link_has_not_moved(make_profile: MakeProfile) -> None:
@@ -98,40 +123,6 @@ def test_groups_get_requests_by_their_decode_replicas_and_none_without(make_prof
     assert {name: sum(r.ongoing_requests for r in each) for name, each in replicas.items()} == {"one": 10, "three": 30}
 
 
-def test_a_request_is_refused_only_where_every_decode_replica_is_full(make_profile: MakeProfile) -> None:
-    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=0.5, waiting_requests=2)
-    cluster = VirtualCluster({key: make_profile()}, RouterConfig(), random.Random(0), refuse_at=limit)
-    for name in ("a", "b"):
-        cluster.add(key, name)
-    cluster.route(key, ["a", "b"])
-    # Each takes 510 of 1000 tokens; the third finds both above half, the last one when they are done.
-    cluster.submit([request(at_s, 500, 5) for at_s in (0.0, 0.05, 0.1, 5.0)])
-    cluster.run()
-    assert [record.error for record in cluster.records()] == [None, None, "refused", None]
-    assert cluster.is_done
-
-
-def test_a_queue_of_requests_makes_a_decode_replica_full(make_profile: MakeProfile) -> None:
-    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=1.1, waiting_requests=2)
-    cluster = VirtualCluster({key: make_profile(max_running=1)}, RouterConfig(), random.Random(0), refuse_at=limit)
-    cluster.add(key, "a")
-    cluster.route(key, ["a"])
-    cluster.submit([request(at_s, 100, 50) for at_s in (0.0, 0.2, 0.3, 0.4)])  # one runs, two wait
-    cluster.run()
-    assert [record.error for record in cluster.records()] == [None, None, None, "refused"]
-
-
-def test_kv_is_that_of_now_where_a_request_is_refused(make_profile: MakeProfile) -> None:
-    """The first one's decode steps are simulated all at once, and nothing happens until the second comes."""
-    key, limit = PoolKey("g0", D), Saturation(kv_usage_frac=0.5, waiting_requests=9)
-    cluster = VirtualCluster({key: make_profile()}, RouterConfig(), random.Random(0), refuse_at=limit)
-    cluster.add(key, "a")
-    cluster.route(key, ["a"])
-    cluster.submit([request(0.0, 100, 600), request(10.0, 100, 5)])  # 100 + 470 of 1000 tokens by then
-    cluster.run()
-    assert [record.error for record in cluster.records()] == [None, "refused"]
-
-
 def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: MakeProfile) -> None:
     profiles = dict.fromkeys(Role, make_profile())
     # Pairs of prompts at one time; the decode replica of the second knows nothing of the first.
@@ -173,10 +164,10 @@ def test_every_request_ends_with_its_tokens_and_again_the_same_way(
 ) -> None:
     trace = [request(*entry) for entry in sorted(asked)]
     profiles = dict.fromkeys(Role, make_profile())
-    records = replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), seed=3)
+    records = replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), random.Random(3))
     assert [r.output_tokens for r in records] == [r.output_tokens for r in trace]
     assert all(r.first_token_s is not None and r.first_token_s > r.sent_s for r in records)
-    assert records == replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), seed=3)
+    assert records == replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), random.Random(3))
 
 
 @pytest.fixture(name="make_cluster")

@@ -6,10 +6,9 @@ import pytest
 import yaml
 
 from autoscale.policies.default import DefaultConfig
-from autoscale.sim.compare import scenario_of
 from autoscale.sim.config import SimConfig
-from autoscale.sim.scenario import Failure
-from autoscale.trace import TraceRequest
+from autoscale.sim.scenario import run_policy, scenario_of
+from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
@@ -87,11 +86,11 @@ def test_failures_strike_the_group_that_they_name_else_the_first(tmp_path: Path)
         "failures": [{"at_s": 1, "role": "decode", "group": "b"}, {"at_s": 2, "role": "prefill", "replicas": 3}],
     }
     trace = [TraceRequest(at_s=100.0, input_tokens=9, output_tokens=9)]
-    scenario = scenario_of(SimConfig.load(write(tmp_path, document)), trace)
-    assert scenario.failures == [
-        Failure(at_s=1.0, key=PoolKey("b", Role.DECODE)),
-        Failure(at_s=2.0, key=PoolKey("a", Role.PREFILL), replicas=3),
-    ]
+    config = SimConfig.load(write(tmp_path, document))
+    scenario = scenario_of(config, trace)
+    run = run_policy(scenario, config.autoscale_config("hpa"), dict.fromkeys(scenario.pools, 4))
+    ends = [(life.key, life.stopped_s) for life in run.fleet.lives if life.stopped_s in (1.0, 2.0)]
+    assert ends == [(PoolKey("a", Role.PREFILL), 2.0)] * 3 + [(PoolKey("b", Role.DECODE), 1.0)]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autoscale.policies import POLICIES
 from autoscale.policies.heteroscale import Signal
+from autoscale.policies.peers import SIM_POLICIES
 from autoscale.sim.compare import find_oracle
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES, Candidate, curate, draw
 from autoscale.sim.pressure import PressurePoint, PressureResult
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 
 CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
@@ -21,42 +21,47 @@ POINT = PressurePoint(
     prefill=8, decode=4, requests_per_s=60.0, attainment_frac=0.995, signals={Signal.DECODE_TPS: 3000.0}
 )
 PRESSURE = PressureResult(points=[POINT], aggregated=replace(POINT, prefill=0, decode=12, requests_per_s=40.0), gpus=24)
-FIXED = {Role.PREFILL: 10, Role.DECODE: 5}
-LIMITS = dict.fromkeys(Role, (1, 256))
+FIXED = {"prefill": 10, "decode": 5}
 
 
 def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None:
-    assert set(POLICIES) - set(SPACES) == {"periodic"}
+    assert set(SIM_POLICIES) - set(SPACES) == {"periodic"}
 
 
 @pytest.mark.parametrize("kind", sorted(SPACES))
 def test_all_that_is_drawn_is_a_valid_configuration_and_no_two_are_the_same(kind: str) -> None:
-    drawn = draw(kind, 30, PRESSURE, FIXED, LIMITS, random.Random(3))
-    assert drawn == draw(kind, 30, PRESSURE, FIXED, LIMITS, random.Random(3))
+    drawn = draw(CONFIG, kind, 30, PRESSURE, FIXED, random.Random(3))
+    assert drawn == draw(CONFIG, kind, 30, PRESSURE, FIXED, random.Random(3))
     assert len({str(each) for each in drawn}) == len(drawn)
     for changes in drawn:
         CONFIG.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
 
 
 def test_every_policy_gets_as_many_tries_where_its_space_has_them() -> None:
-    assert {len(draw(kind, 12, PRESSURE, FIXED, LIMITS, random.Random(0))) for kind in SPACES if kind != "static"} == {
+    assert {len(draw(CONFIG, kind, 12, PRESSURE, FIXED, random.Random(0))) for kind in SPACES if kind != "static"} == {
         12
     }
 
 
 def test_fixed_counts_that_are_tried_stay_inside_the_limits_of_pools() -> None:
-    limits = {Role.PREFILL: (1, 11), Role.DECODE: (5, 256)}
-    drawn = draw("static", 5, PRESSURE, FIXED, limits, random.Random(0))
+    (group,) = CONFIG.groups
+    prefill, decode = (group.pool(role) for role in Role)
+    changes = {
+        "prefill": prefill.model_copy(update={"highest_replicas": 11}),
+        "decode": decode.model_copy(update={"lowest_replicas": 5}),
+    }
+    config = CONFIG.model_copy(update={"groups": (group.model_copy(update=changes),)})
+    drawn = draw(config, "static", 5, PRESSURE, FIXED, random.Random(0))
     counts = {(each["policy"]["prefill"], each["policy"]["decode"]) for each in drawn}
     assert counts == {(9, 5), (10, 5), (11, 6)}
 
 
 def test_targets_are_multiples_of_what_the_pressure_test_expects() -> None:
-    (changes,) = draw("heteroscale", 1, PRESSURE, FIXED, LIMITS, random.Random(0))
+    (changes,) = draw(CONFIG, "heteroscale", 1, PRESSURE, FIXED, random.Random(0))
     assert changes["pd_ratio"] == "2:1"
     assert changes["policy"]["signal"] == "decode_tps"
     assert changes["policy"]["target"] / 3000.0 in SPACES["heteroscale"]["policy.target*"]
-    (changes,) = draw("queue_depth", 1, PRESSURE, FIXED, LIMITS, random.Random(0))
+    (changes,) = draw(CONFIG, "queue_depth", 1, PRESSURE, FIXED, random.Random(0))
     assert changes["policy"]["decode_requests_per_s"] / 15.0 in SPACES["queue_depth"]["policy.decode_requests_per_s*"]
 
 

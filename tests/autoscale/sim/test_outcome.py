@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from autoscale.config import AutoscaleConfig
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.sim.config import SimFailureConfig
 from autoscale.sim.outcome import Outcome, outcome
-from autoscale.sim.scenario import Failure, Run, run_policy, run_schedule
+from autoscale.sim.scenario import Run, run_policy, run_schedule
 from kvtransfer.topology import Role
 from tests.autoscale.sim.conftest import KEYS, make_scenario
 
@@ -18,7 +19,7 @@ def schedule(*counts: int) -> dict[Any, list[tuple[float, int]]]:
 
 
 def summed(run: Run) -> Outcome:
-    return outcome(run, dict.fromkeys(KEYS.values(), 1.0))
+    return outcome(run)
 
 
 def test_engines_that_work_while_it_is_measured_and_those_that_do_not() -> None:
@@ -61,11 +62,20 @@ def test_who_dies_and_is_replaced_at_once_is_no_scale_event() -> None:
     config = AutoscaleConfig.model_validate(
         {"policy": {"kind": "static", "prefill": 2, "decode": 2}, "pd_ratio": "1:1"}
     )
-    scenario = make_scenario(arrivals, failures=[Failure(at_s=40.0, key=KEYS[D])])
+    scenario = make_scenario(arrivals, failures=[SimFailureConfig(at_s=40.0, role=D)])
     run = run_policy(scenario, config, dict.fromkeys(KEYS.values(), 2))
     assert sum(life.stopped_s == 40.0 for life in run.fleet.lives) == 1
     found = summed(run)
     assert (found.scale_events, found.flaps) == (0, 0)
+
+
+@pytest.mark.parametrize(("shrinks_s", "flaps"), [(130.0, 1), (140.0, 0)])
+def test_a_pool_that_shrinks_within_two_minutes_of_its_growth_has_flapped(shrinks_s: float, flaps: int) -> None:
+    """A replica that is ready at 15 s was asked for at 10 s."""
+    scenario = make_scenario([(2.0 * n, 1000, 20) for n in range(100)], start_s=5.0)
+    counts = {KEYS[P]: [(0.0, 1)], KEYS[D]: [(0.0, 1), (15.0, 2), (shrinks_s, 1)]}
+    found = summed(run_schedule(scenario, counts))
+    assert (found.scale_events, found.flaps) == (2, flaps)
 
 
 def test_an_answer_may_take_as_long_as_its_objective_lets_it() -> None:

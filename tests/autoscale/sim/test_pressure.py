@@ -10,10 +10,13 @@ import pytest
 
 from autoscale.policies.heteroscale import Signal
 from autoscale.ratio import PdRatio
-from autoscale.sim.compare import impossible_requests
+from autoscale.sim.checks import impossible_requests
 from autoscale.sim.config import SimConfig
 from autoscale.sim.pressure import PressurePoint, PressureResult, PressureTest, pressure_test
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
+
+# What is asked here is far from even between the splits: runs of seconds show it.
+pytestmark = pytest.mark.usefixtures("short_pressure_runs")
 
 CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
 
@@ -27,23 +30,23 @@ def lengths(inputs: tuple[int, int], outputs: tuple[int, int]) -> list[TraceRequ
 
 
 def test_the_best_split_is_among_those_tried_and_keeps_the_objective() -> None:
-    result = pressure_test(CONFIG, lengths((1500, 2500), (100, 200)), gpus=10)
+    result = pressure_test(CONFIG, lengths((1500, 2500), (100, 200)), gpus=8)
     assert result.best.requests_per_s == max(point.requests_per_s for point in result.points)
     assert result.best.attainment_frac >= CONFIG.slo.attainment_frac
-    assert all(2 * (point.prefill + point.decode) <= 10 for point in (*result.points, result.aggregated))
+    assert all(2 * (point.prefill + point.decode) <= 8 for point in (*result.points, result.aggregated))
     assert result.is_worth_disaggregating
     assert (result.best.signals[Signal.DECODE_TPS] or 0.0) > 0.0
     assert 0.0 < (result.best.signals[Signal.PREFILL_GPU_UTILIZATION] or 0.0) <= 1.0
 
 
 def test_long_prompts_want_more_prefill_than_long_answers() -> None:
-    prompts = pressure_test(CONFIG, lengths((4000, 6000), (10, 30)), gpus=10).pd_ratio
-    answers = pressure_test(CONFIG, lengths((200, 400), (400, 800)), gpus=10).pd_ratio
+    prompts = pressure_test(CONFIG, lengths((4000, 6000), (10, 30)), gpus=6).pd_ratio
+    answers = pressure_test(CONFIG, lengths((200, 400), (200, 400)), gpus=6).pd_ratio
     assert prompts.per_decode() > answers.per_decode()
 
 
 def test_prompts_that_decode_computes_itself_are_not_worth_a_prefill_pool() -> None:
-    result = pressure_test(CONFIG, lengths((20, 100), (200, 400)), gpus=6)
+    result = pressure_test(CONFIG, lengths((20, 100), (100, 200)), gpus=4)
     assert not result.is_worth_disaggregating
 
 
@@ -76,12 +79,12 @@ def test_the_ratio_can_be_configured_however_few_tokens_are_answered() -> None:
 
 
 def test_a_rate_that_is_kept_is_kept_for_longer_too() -> None:
-    """Answers of 150 s: decode is as full as it gets only after as long."""
-    test = PressureTest(CONFIG, lengths((500, 501), (3000, 3001)), 0)
+    """Answers of 40 s in runs of 20 s: decode is as full as it gets only after as long."""
+    test = PressureTest(CONFIG, lengths((500, 501), (800, 801)), 0)
     found = test.highest(1, 1, None)
-    again = PressureTest(CONFIG, lengths((500, 501), (3000, 3001)), 0)
+    again = PressureTest(CONFIG, lengths((500, 501), (800, 801)), 0)
     again._run_s *= 3
-    assert again.run(1, 1, 0.95 * found.requests_per_s).attainment_frac > 0.99
+    assert again.run(1, 1, 0.85 * found.requests_per_s).attainment_frac > 0.99
 
 
 def test_tiny_requests_end_the_search_too() -> None:

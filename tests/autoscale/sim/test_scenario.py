@@ -1,18 +1,21 @@
 """Laws of a whole run: warm-up, failures, shared links, prefixes, GPU-hours."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoscale.config import AutoscaleConfig
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.engines.profile import EngineProfile
+from autoscale.sim.config import SimFailureConfig
 from autoscale.sim.outcome import outcome
-from autoscale.sim.scenario import Failure, Run, run_policy, run_schedule
+from autoscale.sim.scenario import Run, run_policy, run_schedule, unloaded_ttft_s
 from kvtransfer.topology import Role
+from router.config import RouterConfig
 from tests.autoscale.sim.conftest import KEYS, PROFILE, make_scenario
 
 STEADY = [(0.1 * n, 800, 60) for n in range(600)]
-COSTS = dict.fromkeys(KEYS.values(), 2.0)
 
 
 def controlled(**changes: Any) -> AutoscaleConfig:
@@ -64,7 +67,7 @@ def test_runs_of_one_seed_are_the_same() -> None:
 
 
 def test_streams_of_a_decode_replica_that_dies_fail_and_another_takes_its_place() -> None:
-    scenario = make_scenario(STEADY, failures=[Failure(at_s=30.0, key=KEYS[Role.DECODE])])
+    scenario = make_scenario(STEADY, failures=[SimFailureConfig(at_s=30.0, role=Role.DECODE)])
     run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
     failed = [record for record in run.records if record.error is not None]
     assert failed
@@ -72,11 +75,11 @@ def test_streams_of_a_decode_replica_that_dies_fail_and_another_takes_its_place(
     assert all(record.sent_s <= 30.0 for record in failed)
     assert len(run.records) == len(STEADY)
     assert [life.asked_s for life in run.fleet.lives if life.asked_s > 0.0] == [30.0]
-    assert outcome(run, COSTS).failed_requests == len(failed)
+    assert outcome(run).failed_requests == len(failed)
 
 
 def test_nothing_is_lost_when_all_prefill_replicas_die() -> None:
-    scenario = make_scenario(STEADY, failures=[Failure(at_s=30.0, key=KEYS[Role.PREFILL], replicas=2)])
+    scenario = make_scenario(STEADY, failures=[SimFailureConfig(at_s=30.0, role=Role.PREFILL, replicas=2)])
     run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
     assert all(record.error is None for record in run.records)
     local = [record for record in run.records if record.prefilled_s is None and record.input_tokens > 512]
@@ -85,7 +88,7 @@ def test_nothing_is_lost_when_all_prefill_replicas_die() -> None:
 
 
 def test_requests_wait_while_no_decode_replica_is_up() -> None:
-    scenario = make_scenario(STEADY, start_s=4.0, failures=[Failure(at_s=30.0, key=KEYS[Role.DECODE], replicas=2)])
+    scenario = make_scenario(STEADY, start_s=4.0, failures=[SimFailureConfig(at_s=30.0, role=Role.DECODE, replicas=2)])
     run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
     assert len(run.records) == len(STEADY)
     assert [record.sent_s for record in run.records] == [at for at, _, _ in STEADY]
@@ -97,7 +100,7 @@ def test_a_shared_uplink_delays_first_tokens_and_a_lost_fifth_of_bandwidth_a_lit
     arrivals = [(0.05 * n, 3000, 20) for n in range(200)]
 
     def ttft(**changes: Any) -> float:
-        return outcome(fixed(make_scenario(arrivals, **changes), 8, 4), COSTS).ttft_p50_s or 0.0
+        return outcome(fixed(make_scenario(arrivals, **changes), 8, 4)).ttft_p50_s or 0.0
 
     own, crossing, shared = ttft(), ttft(link_frac=0.8), ttft(uplink_bytes_per_s=2.2e10)
     assert own < crossing < own + 0.02
@@ -121,15 +124,15 @@ def test_prefixes_that_come_again_are_not_computed_again() -> None:
     assert computed(cold) == 20 * 4096
     # After the first, seven blocks of eight are known.
     assert computed(warm) == 4096 + 19 * 512
-    assert (outcome(warm, COSTS).ttft_p50_s or 0.0) < (outcome(cold, COSTS).ttft_p50_s or 0.0) / 2
-    assert outcome(cold, COSTS).cached_prompt_frac == 0.0
-    assert outcome(warm, COSTS).cached_prompt_frac == pytest.approx(19 * 7 / (20 * 8), abs=0.01)
+    assert (outcome(warm).ttft_p50_s or 0.0) < (outcome(cold).ttft_p50_s or 0.0) / 2
+    assert outcome(cold).cached_prompt_frac == 0.0
+    assert outcome(warm).cached_prompt_frac == pytest.approx(19 * 7 / (20 * 8), abs=0.01)
 
 
 def test_our_policy_sizes_prefill_by_what_is_not_in_its_caches() -> None:
     def prefill_hours(is_shared: bool) -> float:
-        scenario = make_scenario([(0.05 * n, 8192, 20) for n in range(4000)], highest=40, prefix_block_tokens=512)
-        ids = [(*(range(15) if is_shared else range(100 + 20 * n, 115 + 20 * n)), 90_000 + n) for n in range(4000)]
+        scenario = make_scenario([(0.05 * n, 8192, 20) for n in range(2800)], highest=40, prefix_block_tokens=512)
+        ids = [(*(range(15) if is_shared else range(100 + 20 * n, 115 + 20 * n)), 90_000 + n) for n in range(2800)]
         trace = [replace(r, hash_ids=each) for r, each in zip(scenario.trace, ids, strict=True)]
         config = AutoscaleConfig.model_validate(
             {
@@ -152,12 +155,12 @@ def test_aggregated_groups_prefill_where_they_decode() -> None:
     alone = replace(scenario, profiles={key: scenario.profiles[key]}, pools={key: scenario.pools[key]})
     run = run_schedule(alone, {key: [(0.0, 4)]})
     assert all(record.error is None and record.prefilled_s is None for record in run.records)
-    assert outcome(run, COSTS).prefill_utilization_frac is None
+    assert outcome(run).prefill_utilization_frac is None
 
 
 def test_an_outcome_adds_up() -> None:
     scenario = make_scenario(STEADY, warm_up_s=10.0)
-    found = outcome(run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)), COSTS)
+    found = outcome(run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)))
     assert found.requests == 500
     assert found.gpu_hours_by_type == {"H100": pytest.approx(found.gpu_hours)}
     assert found.cost == pytest.approx(2.0 * found.gpu_hours)
@@ -174,7 +177,7 @@ def test_an_outcome_adds_up() -> None:
 
 def test_a_trace_that_ends_in_the_warm_up_says_so() -> None:
     with pytest.raises(ValueError, match="no request arrives after the warm-up of 100 s"):
-        outcome(fixed(make_scenario(STEADY, warm_up_s=100.0), 1, 1), COSTS)
+        outcome(fixed(make_scenario(STEADY, warm_up_s=100.0), 1, 1))
 
 
 def test_a_request_that_never_ends_counts_as_failed() -> None:
@@ -182,3 +185,12 @@ def test_a_request_that_never_ends_counts_as_failed() -> None:
     run = run_schedule(scenario, {KEYS[Role.PREFILL]: [(0.0, 1)], KEYS[Role.DECODE]: [(0.0, 0)]})
     assert [record.error for record in run.records] == ["not ended"]
     assert run.attainment_frac == 0.0
+
+
+def test_unloaded_times_grow_with_length() -> None:
+    profile = EngineProfile.load(Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
+    times = [unloaded_ttft_s(n, dict.fromkeys(Role, profile), RouterConfig()) for n in (50, 500, 2000, 7000)]
+    assert times == sorted(times)
+    # 0.125 s of prefill at 700 tokens (DOPD, Table I), then its KV over the link and one token again.
+    unloaded_s = unloaded_ttft_s(700, dict.fromkeys(Role, profile), RouterConfig())
+    assert unloaded_s == pytest.approx(0.125 + 0.024 + 0.02, abs=0.02)

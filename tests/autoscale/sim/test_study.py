@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autoscale.profile import EngineProfile
-from autoscale.sim.compare import (
-    check_lengths,
-    find_causal,
-    find_oracle,
-    least_frac,
-    no_dearer,
-    notes,
-    scenario_of,
-)
+from autoscale.engines.profile import EngineProfile
+from autoscale.sim import bounds, schedule
+from autoscale.sim.checks import check_lengths, least_frac, notes
+from autoscale.sim.compare import find_causal, find_oracle, no_dearer
 from autoscale.sim.config import SimConfig, SimFailureConfig
 from autoscale.sim.pressure import pressure_test
+from autoscale.sim.scenario import Run, run_schedule, scenario_of
 from autoscale.sim.study import run_study
-from autoscale.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
-from serve_app.sim_report import summary_table
+from serve_app.cli.sim_report import summary_table
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
@@ -47,7 +42,7 @@ def arrivals(requests_per_s: float, end_s: float) -> list[TraceRequest]:
 
 
 CHEAP, DEAR = group("cheap", SLOW, 1.0, 2), group("dear", FAST, 2.5, 4)
-TRACE = arrivals(8.0, 90.0)
+TRACE = arrivals(8.0, 50.0)
 
 
 def test_several_groups_are_compared_without_bounds_and_the_cheap_one_is_full_first() -> None:
@@ -105,8 +100,9 @@ def test_what_a_reader_must_know_is_noted() -> None:
     assert failed
     assert study.flags[-3:] == [
         f"a failure at 90000 s comes after the last request, at {TRACE[-1].at_s:g} s: it changes nothing",
-        f"static: {failed} requests failed or had not ended 605 s after the last one came; latencies are of the others",
-        "at a rate scale of 1 seeds change the routers' ties alone: intervals say nothing of arrivals",
+        f"static: {failed} requests failed or had not ended 605 s after the last one came; "
+        "latencies are those of the other requests",
+        "at a rate scale of 1 seeds change only the routers' ties: intervals leave out the chance of arrivals",
     ]
     late = [replace(request, at_s=request.at_s + 20_000.0) for request in TRACE]
     (line,) = notes(config(CHEAP), late)
@@ -116,7 +112,7 @@ def test_what_a_reader_must_know_is_noted() -> None:
 def test_nothing_is_a_multiple_of_a_bound_that_attains_nothing() -> None:
     few = config(group("g0", SLOW, 1.0, 1), oracle_simulated_requests=1)
     with ThreadPoolExecutor(1) as pool:
-        study = run_study(few, arrivals(40.0, 60.0), ["static"], rate_scale=1.0, seeds=[0], pool=pool)
+        study = run_study(few, arrivals(40.0, 20.0), ["static"], rate_scale=1.0, seeds=[0], pool=pool)
     (row,) = study.rows("static")
     assert row["gpu_hours"] > 0.0
     assert row["gpu_hours_over_oracle"] is None and row["gpu_hours_over_causal_bound"] is None
@@ -136,7 +132,7 @@ def test_batches_beyond_the_profile_are_noted() -> None:
     large = group("g0", EngineProfile.load(Path(SLOW)).model_copy(update={"max_running": 400}), 1.0, 2)
     assert notes(config(CHEAP), TRACE) == []
     (line,) = notes(config(large), TRACE)
-    assert "engines run up to 400 requests at once, of which 369 were profiled" in line
+    assert "engines run up to 400 requests at once, but only batches of 369 were profiled" in line
 
 
 def test_the_oracle_is_never_dearer_than_the_causal_bound() -> None:
@@ -178,14 +174,22 @@ def test_a_request_must_fit_the_engines_of_every_group(tmp_path: Path) -> None:
         check_lengths(config(DEAR, small), long, tmp_path)
 
 
-def test_bounds_of_another_seed_are_found_near_the_first_ones_with_less_work() -> None:
+def test_bounds_of_another_seed_are_found_near_the_first_ones_with_less_work(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(group("g0", SLOW, 1.0, 40), oracle_simulated_requests=1)
-    trace = TRACE[:400]
+    trace = TRACE[:240]
     first = find_oracle(settings, trace, rate_scale=2.0)
-    alone, near = list[str](), list[str]()
-    anew = find_oracle(settings, trace, rate_scale=2.0, seed=1, say=alone.append)
-    found = find_oracle(settings, trace, rate_scale=2.0, seed=1, near=first, say=near.append)
-    assert len(near) < len(alone)
+    runs = list[Run]()
+
+    def counted(*arguments: Any) -> Run:
+        runs.append(run_schedule(*arguments))
+        return runs[-1]
+
+    for module in (bounds, schedule):
+        monkeypatch.setattr(module, "run_schedule", counted)
+    anew = find_oracle(settings, trace, rate_scale=2.0, seed=1)
+    alone = len(runs)
+    found = find_oracle(settings, trace, rate_scale=2.0, seed=1, near=first)
+    assert len(runs) - alone < alone
     for each in (anew, found):
         assert each.static.is_attained
         assert each.result.outcome.slo_attainment_frac >= settings.slo.attainment_frac

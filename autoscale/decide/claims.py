@@ -1,0 +1,239 @@
+"""What less important services give up for what has no place, and only what would help (pure).
+
+WVA's constrained mode and HeteroScale's priorities. A claim is tried out before it is made: the claimant must find
+room on the very nodes that are left then, inside its own quota, affinity and budgets. Replicas that are on their way
+out already are not claimed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.limits import bounded, kept_ratio, limited, quota_left
+from autoscale.decide.placement import place
+from autoscale.decide.slots import Slots
+from autoscale.headcount import desired_replicas
+from autoscale.ratio import PdRatio, whole
+from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import NodeSet
+
+# Units that are tried out for one claim.
+_MOST_UNITS = 32
+
+
+@dataclass(slots=True)
+class Claimed:
+    """The most that pools of a service may have, and its replicas that are in the way."""
+
+    most: dict[PoolKey, int] = field(default_factory=dict)
+    replicas: list[str] = field(default_factory=list)
+
+
+Claims = MutableMapping[str, Claimed]
+# By name, services that may be asked to give: configuration and snapshot.
+Givers = Mapping[str, tuple[AutoscaleConfig, Snapshot]]
+# A replica that would leave: its pool, and the nodes that it is on.
+Departure = tuple[PoolStats, tuple[str, ...]]
+
+
+class Shortage:
+    """What one service lacks by its plan, and whether it would find it in what this cycle has left."""
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        snapshot: Snapshot,
+        plan: Plan,
+        slots: Slots | None,
+        budget_gpus: Mapping[str, float],
+    ) -> None:
+        ratio, override = plan.decision.ratio or config.pd_ratio, config.override
+        self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts)
+        self._current = plan.state.desired
+        # What was granted has its room already.
+        self._pools = [
+            replace(pool, held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)))
+            for pool in limited(config, snapshot.pools, plan.state)
+        ]
+        desired = desired_replicas(self._current)
+        self._wanted = {role: count + desired[role] for role, count in plan.pending.items()}
+        self._slots, self._budget = slots, budget_gpus
+        self._quota = quota_left(config, snapshot.pools, plan.state)
+
+    @property
+    def types(self) -> set[str]:
+        """GPU types that its pools take."""
+        return {kind for pool in self._pools for kind in pool.gpus_by_type()}
+
+    def may_use(self, nodes: Iterable[str]) -> bool:
+        """Whether its pools may be on one of these nodes."""
+        if self._slots is None:
+            return True
+        index = self._slots.topology.index
+        return any(name in index and self._wanted_nodes >> index[name] & 1 for name in nodes)
+
+    def is_limited(self, kinds: set[str]) -> bool:
+        """Whether a budget limits it in GPUs of these types."""
+        return any(kind in self._budget for kind in kinds & self.types)
+
+    @cached_property
+    def _wanted_nodes(self) -> NodeSet:
+        nodes = 0
+        for pool in self._pools:
+            nodes |= 0 if pool.demand is None or self._slots is None else self._slots.candidates(pool.demand)
+        return nodes
+
+    def pending(self, departures: Iterable[Departure]) -> int:
+        """How many replicas would have no place if these, each of a pool and on nodes, were gone."""
+        slots = None if self._slots is None else self._slots.copy()
+        budget, quota = dict(self._budget), dict(self._quota)
+        for pool, nodes in departures:
+            assert pool.demand is not None
+            if slots is not None and nodes:
+                slots.vacate(pool.demand, nodes)
+            for kind, gpus in pool.gpus_by_type().items():
+                if kind in budget:
+                    budget[kind] += gpus
+        placed = place(self._wanted, self._current, self._pools, self._ratio, slots=slots, limits=(budget, quota))
+        return sum(placed.pending.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """What a group would give: replicas by their names, and the counts that are left."""
+
+    service: str
+    group: str
+    left: Mapping[PoolKey, int]
+    departures: Mapping[str, Departure]
+
+
+def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims: Claims) -> bool:
+    """Lower what less important services may have, in whole units, by what lets the claimant find room.
+
+    Variants that are marked preemptible go first, then the dearest, none below its lowest counts. What any of the
+    ``others`` has on its way out counts as free; ``givers`` are asked, the least important first. What is claimed is
+    added to ``claims``. Returns whether there was anything to try out.
+    """
+    gone = [leaving for snapshot in others for leaving in _leaving(snapshot)]
+    if not gone and not any(_offered(shortage, givers, claims)):
+        return False
+    before, best = shortage.pending(()), shortage.pending(gone)
+    if best < before:
+        _keep_yielding(givers, claims)
+    units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if best else []
+    fewest = shortage.pending([*gone, *_replicas(units)]) if units else best
+    if fewest == best:
+        return True
+
+    def is_enough(some: list[_Unit]) -> bool:
+        return shortage.pending([*gone, *_replicas(some)]) == fewest
+
+    needed = next(n for n in range(1, len(units) + 1) if is_enough(units[:n]))
+    for unit in _useful(units[:needed], is_enough):
+        claimed = claims.setdefault(unit.service, Claimed())
+        claimed.most.update(unit.left)
+        claimed.replicas += unit.departures
+    return True
+
+
+def _keep_yielding(givers: Givers, claims: Claims) -> None:
+    """Services that have made room do not take it back while the claimant waits for it."""
+    for name, (_, snapshot) in givers.items():
+        most = claims.setdefault(name, Claimed()).most
+        most.update({key: min(count, most.get(key, count)) for key, (_, count) in snapshot.state.yielding.items()})
+
+
+def _offered(shortage: Shortage, givers: Givers, claims: Mapping[str, Claimed]) -> Iterator[_Unit]:
+    """The units that may be claimed, in turn."""
+    for name, (config, snapshot) in givers.items():
+        yield from _units(name, config, snapshot, claims.get(name, Claimed()).most, shortage)
+
+
+def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
+    """Without units that change nothing; a group gives its units in turn, so only its last ones can stay."""
+    for group in dict.fromkeys(unit.group for unit in units):
+        while own := [unit for unit in units if unit.group == group]:
+            others = [unit for unit in units if unit is not own[-1]]
+            if not is_enough(others):
+                break
+            units = others
+    return units
+
+
+def _replicas(units: Iterable[_Unit]) -> list[Departure]:
+    return [departure for unit in units for departure in unit.departures.values()]
+
+
+def _leaving(snapshot: Snapshot) -> list[Departure]:
+    """Replicas on their way out, with their nodes where these are known."""
+    names = {*snapshot.state.victims, *snapshot.state.withdrawn}
+    leaving: list[Departure] = []
+    for pool in (pool for pool in snapshot.pools if pool.demand is not None and (names or pool.draining)):
+        present = dict.fromkeys([*pool.on, *(replica.replica_id for replica in pool.replicas)])
+        own = dict.fromkeys([*(name for name in present if name in names), *pool.draining])
+        leaving += [(pool, pool.on.get(name, ())) for name in own]
+    return leaving
+
+
+def _units(
+    name: str, config: AutoscaleConfig, snapshot: Snapshot, claimed: Mapping[PoolKey, int], shortage: Shortage
+) -> Iterator[_Unit]:
+    """The units of a service's groups, in the order in which they would go."""
+    ratio, desired = config.pd_ratio, snapshot.state.desired_and_warm
+    leaving = {*snapshot.state.victims, *snapshot.state.withdrawn}
+    for pair in _pairs(config, snapshot) if any(desired.values()) else ():
+        kinds = {kind for pool in pair for kind in pool.gpus_by_type()}
+        if not kinds & shortage.types:
+            continue
+        counts = {pool.key: claimed.get(pool.key, desired.get(pool.key, 0)) for pool in pair}
+        names = {pool.key: _in_turn(pool, counts[pool.key], leaving, shortage) for pool in pair}
+        nodes = {node for pool in pair for name in names[pool.key] if name for node in pool.on.get(name, ())}
+        if shortage.may_use(nodes) or shortage.is_limited(kinds):
+            yield from _units_of_group(name, pair, counts, names, ratio)
+
+
+def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats, PoolStats]]:
+    """Leader and follower pool of each group, in the order in which groups would give."""
+    ratio, pools = config.pd_ratio, {pool.key: pool for pool in bounded(config, snapshot.pools)}
+    leaders = [pool for pool in pools.values() if pool.key.role is ratio.leader]
+    leaders.sort(key=lambda pool: (not pool.limits.is_preemptible, -pool.limits.cost, pool.key.group))
+    followers = [PoolKey(leader.key.group, ratio.follower) for leader in leaders]
+    return [(leader, pools.get(key) or PoolStats.absent(key)) for leader, key in zip(leaders, followers, strict=True)]
+
+
+def _units_of_group(
+    service: str,
+    pair: tuple[PoolStats, PoolStats],
+    counts: dict[PoolKey, int],
+    names: Mapping[PoolKey, list[str | None]],
+    ratio: PdRatio,
+) -> Iterator[_Unit]:
+    """One leader after the other, with the followers that are due with it."""
+    leader, follower = pair
+    while counts[leader.key] > leader.limits.lowest_replicas:
+        fewer = counts[leader.key] - 1
+        rest = max(follower.limits.lowest_replicas, whole(fewer * ratio.follower_share))
+        after = {leader.key: fewer, follower.key: min(counts[follower.key], rest)}
+        departures: dict[str, Departure] = {}
+        for pool in pair:
+            for _ in range(counts[pool.key] - after[pool.key]):
+                name = names[pool.key].pop(0)
+                if name is not None and pool.demand is not None:
+                    departures[name] = pool, pool.on.get(name, ())
+        counts = after
+        yield _Unit(service=service, group=leader.key.group, left=counts, departures=departures)
+
+
+def _in_turn(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
+    """A pool's replicas in the order in which they would go; ``None``: one that has no room yet.
+
+    Serve ends replicas that do not run yet first. Of the others those on useful nodes go first, then the youngest.
+    """
+    running = [replica.replica_id for replica in reversed(pool.replicas) if replica.replica_id not in leaving]
+    running.sort(key=lambda name: not shortage.may_use(pool.on.get(name, ())))
+    out = {*leaving, *running, *pool.draining}
+    present = [*(name for name in pool.on if name not in out), *running]
+    return [*[None] * (count - len(present)), *present[max(0, len(present) - count) :]]

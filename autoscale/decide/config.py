@@ -1,0 +1,246 @@
+"""AutoscaleConfig: how the prefill and decode replicas of a service are sized (pure)."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from autoscale.observe.collectors import CollectorConfig, RayCollectorConfig
+from autoscale.policies import AGGREGATED, POLICIES, SIMULATED_ONLY, PolicyConfig
+from autoscale.policies.policy import Policy
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from kvtransfer.strict_config import StrictConfig
+from kvtransfer.topology import Role
+
+# Replicas report no more often than this: a report costs a replica and Serve's controller 1 ms of a core each.
+_LEAST_REPORT_S = 1.0
+# Replicas report at least this often, seconds.
+_MOST_REPORT_S = 10.0
+
+
+class BoundsConfig(StrictConfig):
+    """Bounds of one role in each group; a bound that is left out is as deployed."""
+
+    lowest_replicas: int | None = Field(None, ge=1)
+    highest_replicas: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.lowest_replicas and self.highest_replicas and self.lowest_replicas > self.highest_replicas:
+            raise ValueError(
+                f"lowest_replicas ({self.lowest_replicas}) is more than highest_replicas ({self.highest_replicas})"
+            )
+        return self
+
+
+class OverrideConfig(StrictConfig):
+    """Counts set by hand."""
+
+    prefill: int = Field(ge=0)
+    decode: int = Field(ge=1)
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """Replicas of each role."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+
+
+class GuardConfig(StrictConfig):
+    """Limits on how the counts may move (HeteroScale section 3.6)."""
+
+    cooldown_out_s: float = Field(15.0, ge=0.0, description="Least time from any change to the next scale-out.")
+    cooldown_in_s: float = Field(
+        120.0,
+        ge=0.0,
+        description="Least time from any change to the next scale-in; it doubles, up to 16 times this, after each "
+        "scale-in in a row after which a latency missed its objective.",
+    )
+    hysteresis_out_frac: float = Field(
+        0.05, ge=0.0, le=10.0, description="Scale out only beyond this share above the present count (theta_out)."
+    )
+    hysteresis_in_frac: float = Field(
+        0.1, ge=0.0, lt=1.0, description="Scale in only beyond this share below the present count (theta_in)."
+    )
+    damping_out_frac: float = Field(1.0, gt=0.0, le=1.0, description="Share of a wanted growth that one plan takes.")
+    damping_in_frac: float = Field(0.5, gt=0.0, le=1.0, description="Share of a wanted shrinkage that one plan takes.")
+    step_out_replicas: int = Field(
+        8, ge=1, description="Most replicas that one plan adds to the larger role; off the ratio, to each role."
+    )
+    step_in_replicas: int = Field(
+        2, ge=1, description="Most replicas that one plan takes from the larger role; off the ratio, from each role."
+    )
+    budget_gpus: int | None = Field(None, ge=1, description="GPUs that both roles together may hold.")
+    band_replicas: float = Field(
+        1.0, ge=0.5, le=16.0, description="How far from the ratio counts may be, replicas of the smaller role."
+    )
+    shortfall_replicas: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="How far below the ratio rounding may leave the smaller role: 0 rounds it up, 0.5 to the nearest.",
+    )
+
+
+class GateConfig(StrictConfig):
+    """How new replicas enter and old ones leave (HeteroScale sections 3.4 and 3.6)."""
+
+    is_enabled: bool = Field(True, description="Hold a role's new replicas while the other has too few for the ratio.")
+    band_replicas: float = Field(
+        1.0, ge=0.5, le=16.0, description="How far ready replicas may be from the ratio, replicas of the smaller role."
+    )
+    observation_s: float = Field(
+        30.0,
+        ge=0.0,
+        description="How long a replica stays out of routing, ready to come back, before it is terminated.",
+    )
+
+
+class AutoscaleConfig(StrictConfig):
+    """How prefill and decode are sized together."""
+
+    # The policies that ``policy`` may name, those of them for groups without prefill, and those that are refused.
+    policies: ClassVar[Mapping[str, Callable[..., Policy[Any]]]] = POLICIES
+    aggregated_policies: ClassVar[tuple[str, ...]] = AGGREGATED
+    refused_policies: ClassVar[tuple[str, ...]] = SIMULATED_ONLY
+
+    pd_ratio: PdRatio = Field(
+        PdRatio(1, 1),
+        validate_default=True,
+        description="Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill.",
+    )
+    policy: PolicyConfig = Field(discriminator="kind")
+    slo: SloConfig = SloConfig()
+    bounds: dict[Role, BoundsConfig] = Field(
+        default_factory=dict,
+        description="Bounds of each role, inside replicas and max_replicas that the groups were deployed with.",
+    )
+    guard: GuardConfig = GuardConfig()
+    gate: GateConfig = GateConfig()
+    interval_s: float = Field(
+        5.0,
+        ge=0.2,
+        le=60.0,
+        description="Time between two decisions. Replicas report twice in the deployed value, every 1 to 10 s.",
+    )
+    window_s: float = Field(20.0, gt=0.0, le=600.0, description="Time over which rates and quantiles are taken.")
+    stale_s: float = Field(15.0, gt=0.0, description="Statistics older than this are not acted on.")
+    no_room_s: float = Field(
+        900.0,
+        gt=0.0,
+        description="A replica that is not ready after this time is given up for no_room_retry_s, and replicas of the "
+        "other role with it. Choose more than a start takes with a new node and the model's download.",
+    )
+    no_room_retry_s: float = Field(
+        300.0, gt=0.0, description="Time after which a replica that was given up for lack of room is tried again."
+    )
+    no_node_s: float = Field(
+        30.0,
+        gt=0.0,
+        description="A replica for which no node of its group has room for this time goes to another group.",
+    )
+    idle_to_zero_s: float | None = Field(
+        None,
+        gt=0.0,
+        description="After this time without a request all replicas stop, if all groups have replicas: 0; the next "
+        "request waits until a replica has started. Left out: the last replica of each role stays.",
+    )
+    priority: int = Field(
+        0,
+        ge=-1000,
+        le=1000,
+        description="The services of an application with a higher priority are placed first.",
+    )
+    gpu_types: dict[Role, tuple[str, ...]] = Field(
+        default_factory=dict, description="GPU types that a role takes, the preferred one first; left out: all alike."
+    )
+    quota_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
+        default_factory=dict, description="Most GPUs of each type that the service may hold."
+    )
+    warm_replicas: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Replicas of the ratio's larger role that run without requests until the service grows, and then "
+        "serve at once; those of the other role that belong to them by the ratio run too.",
+    )
+    collector: CollectorConfig = Field(
+        RayCollectorConfig(),
+        description="Where gauges come from: ray (from the replicas themselves), prometheus or file.",
+    )
+    is_paused: bool = Field(
+        False, description="Keep all counts; new replicas still enter, and withdrawn ones still come back."
+    )
+    is_observing: bool = Field(False, description="Decide and log, but change nothing.")
+    override: OverrideConfig | None = Field(None, description="Counts set by hand, which need not be at the ratio.")
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _refuse_simulated_policies(cls, value: Any) -> Any:
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        if kind in cls.refused_policies:
+            raise ValueError(
+                f"{kind!r} is another system's policy, for the simulator only (`tandem simulate --policy {kind}`): "
+                f"choose one of {', '.join(cls.policies)}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.is_observing and self.override is not None:
+            raise ValueError(
+                "counts set by hand are not acted on while is_observing: set is_observing to false, or run "
+                "`tandem scale --resume` first"
+            )
+        self.check_reports(self.report_s)
+        self._check_aggregated()
+        if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
+            raise ValueError(
+                f"gate.band_replicas ({self.gate.band_replicas:g}) is narrower than guard.band_replicas "
+                f"({self.guard.band_replicas:g}): counts that the guard allows would never be let in; raise the first "
+                "or lower the second"
+            )
+        return self
+
+    def _check_aggregated(self) -> None:
+        """Whether prefill counts are 0 with a ratio of 0:1, and with no other."""
+        if self.pd_ratio.is_aggregated and self.policy.kind not in self.aggregated_policies:
+            raise ValueError(
+                f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
+                f"groups without prefill take one of {', '.join(self.aggregated_policies)}"
+            )
+        for name, counts in (("override", self.override), ("policy", self.policy)):
+            prefill = getattr(counts, "prefill", None)
+            if isinstance(prefill, int) and bool(prefill) == self.pd_ratio.is_aggregated:
+                raise ValueError(
+                    f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: 0 of them go with 0:1, "
+                    "and with it alone"
+                )
+
+    def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
+        """The fewest and the most replicas of a role in a group that was deployed with these; 0 stays 0."""
+        bounds = self.bounds.get(role, BoundsConfig())
+        return (bounds.lowest_replicas or lowest) if lowest else 0, bounds.highest_replicas or highest
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no count changes, whatever is wanted."""
+        return self.is_paused or self.is_observing
+
+    @property
+    def report_s(self) -> float:
+        """Time between two reports of replicas that are deployed with this: half the time between decisions."""
+        return min(max(_LEAST_REPORT_S, self.interval_s / 2), _MOST_REPORT_S)
+
+    def check_reports(self, report_s: float) -> None:
+        """Refuse times, with a ValueError, that replicas which report every ``report_s`` can never satisfy."""
+        slower_s = max(self.interval_s, report_s)
+        for name, value, harm in (
+            ("stale_s", self.stale_s, "every tick would hold"),
+            ("window_s", self.window_s, "there would be no rates"),
+        ):
+            if value < 2 * slower_s:
+                raise ValueError(
+                    f"{name} ({value:g}) must be at least twice the time between decisions ({self.interval_s:g} s) and "
+                    f"between reports, which is set when the application is deployed ({report_s:g} s): else {harm}"
+                )

@@ -1,0 +1,42 @@
+"""Controller.tick: a snapshot becomes a plan in ten stages; the only place where their order is written (pure)."""
+
+from collections.abc import Callable
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.draft import Draft, emit, unchanged
+from autoscale.decide.gate import admit, leave
+from autoscale.decide.guard import exchange, guard
+from autoscale.decide.placing import place
+from autoscale.decide.reconcile import reconcile
+from autoscale.decide.slots import Slots
+from autoscale.decide.wish import bring_back, decide, hold, sleep
+from autoscale.types import Plan, Snapshot
+from kvtransfer.topology import Topology
+
+Stage = Callable[[Draft], None]
+STAGES: tuple[Stage, ...] = (reconcile, hold, decide, sleep, bring_back, guard, exchange, place, leave, admit)
+
+
+class Controller:
+    """The control plane of one service: the same for a live cluster, a replayed log and a simulation.
+
+    It keeps nothing between two ticks: it reads its state from the snapshot, and the plan carries the next state.
+    """
+
+    def __init__(self, config: AutoscaleConfig) -> None:
+        self.config = config
+        self._policy = config.policies[config.policy.kind](config.policy, ratio=config.pd_ratio, slo=config.slo)
+
+    def tick(self, snapshot: Snapshot, slots: Slots | None = None) -> Plan:
+        """The plan for one snapshot.
+
+        ``slots``: free room on the snapshot's nodes, from which placement takes what it uses; ``None``: computed here.
+        """
+        if snapshot.is_recovering:
+            return unchanged(snapshot, "Serve's controller is recovering its replicas")
+        if slots is None and snapshot.nodes is not None:
+            slots = Slots(Topology(snapshot.nodes))
+        draft = Draft(config=self.config, policy=self._policy, snapshot=snapshot, slots=slots)
+        for stage in STAGES:
+            stage(draft)
+        return emit(draft)

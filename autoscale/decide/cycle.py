@@ -1,0 +1,164 @@
+"""One cycle over all services of an application: by priority, each with the room that the ones before it left (pure).
+
+Source: HeteroScale Algorithm 4 over services, and WVA's constrained mode (Greedy-by-Saturation): among services of
+equal priority, the one with the least spare capacity comes first, and then the cheaper one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+from autoscale.decide.claims import Claimed, Shortage, claim
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.limits import held_gpus
+from autoscale.decide.slots import Slots
+from autoscale.types import ControllerState, Plan, Snapshot
+from kvtransfer.topology import Role
+
+# The most services that claim room in one cycle, since each claim is tried unit by unit; the others claim later.
+_MOST_CLAIMANTS = 16
+
+
+def tick_all(
+    controllers: Mapping[str, Controller],
+    snapshots: Mapping[str, Snapshot],
+    *,
+    slots: Slots | None = None,
+    budget_gpus: Mapping[str, float] | None = None,
+    warm_replicas: int = 0,
+    lacking_types: frozenset[str] = frozenset(),
+) -> dict[str, tuple[Snapshot, Plan]]:
+    """Plan every service at one instant; returns each plan with the snapshot that it follows from.
+
+    Args:
+        controllers: by service.
+        snapshots: of the same services, without nodes, budgets and claims.
+        slots: free room of the cluster, with nodes that store their scarcity (``Topology.with_scarcity``); placed
+            replicas are taken from it. ``None``: nodes are not looked at.
+        budget_gpus: the most GPUs of each type that all services together may hold.
+        warm_replicas: warm replicas that the services share: they run and get no requests yet. Services that are awake
+            get one each in turn: the most important first, and among equals the one that has some already.
+        lacking_types: GPU types that were lacking in the last cycle; services on these types get no warm replicas.
+    """
+    budget_left = dict(budget_gpus or {})
+    for snapshot in snapshots.values():
+        _spend(budget_left, held_gpus(snapshot.pools, snapshot.state.desired_and_warm))
+    order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
+    warm = _warm(controllers, snapshots, order, warm_replicas, lacking_types)
+    claims: dict[str, Claimed] = {}
+    claimants = 0
+    decided: dict[str, tuple[Snapshot, Plan]] = {}
+    for number, name in enumerate(order):
+        claimed = claims.get(name, Claimed())
+        snapshot, plan = decided[name] = _tick(
+            controllers[name],
+            replace(
+                snapshots[name],
+                gpus_left=dict(budget_left),
+                claims=claimed.most,
+                claimed=tuple(claimed.replicas),
+                warm_replicas=warm[name],
+            ),
+            slots,
+        )
+        _spend(budget_left, _added_gpus(snapshot, plan.state))
+        if plan.pending and claimants < _MOST_CLAIMANTS:
+            shortage = Shortage(controllers[name].config, snapshot, plan, slots, budget_left)
+            others = [snapshots[other] for other in order if other != name]
+            givers = {
+                other: (controllers[other].config, snapshots[other])
+                for other in reversed(order[number + 1 :])
+                if controllers[other].config.priority < controllers[name].config.priority
+                and not controllers[other].config.is_frozen
+            }
+            claimants += claim(shortage, others, givers, claims)
+    return decided
+
+
+def _tick(controller: Controller, snapshot: Snapshot, slots: Slots | None) -> tuple[Snapshot, Plan]:
+    """A service's plan, and its snapshot with the nodes that the plan was made from."""
+    if slots is None:
+        return snapshot, controller.tick(snapshot)
+    before = slots.left()
+    plan = controller.tick(snapshot, slots)
+    # Only nodes that a plan may depend on: thousands of nodes would be most of the cycle's time.
+    looked_at = slots.nodes((pool.demand for pool in snapshot.pools), before) if _has_looked(snapshot, plan) else ()
+    return replace(snapshot, nodes=looked_at), plan
+
+
+def _spend(budget_left: dict[str, float], gpus: Mapping[str, float]) -> None:
+    for kind in budget_left:
+        budget_left[kind] -= gpus.get(kind, 0.0)
+
+
+def _added_gpus(snapshot: Snapshot, state: ControllerState) -> dict[str, float]:
+    before = held_gpus(snapshot.pools, snapshot.state.desired_and_warm)
+    after = held_gpus(snapshot.pools, state.desired_and_warm)
+    return {kind: max(0.0, gpus - before.get(kind, 0.0)) for kind, gpus in after.items()}
+
+
+def _has_looked(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether a plan may depend on nodes: on their free room, or on which replicas are on the scarcest nodes."""
+    before, after = snapshot.state, plan.state
+    is_placed = after.desired_and_warm != before.desired_and_warm or plan.pending or plan.passed_over or plan.nodes
+    has_chosen = after.warm or plan.victims != before.victims or plan.withdrawn != tuple(before.withdrawn)
+    return bool(is_placed or has_chosen)
+
+
+def lacking_types(decided: Mapping[str, tuple[Snapshot, Plan]]) -> frozenset[str]:
+    """The GPU types that pending replicas need."""
+    return frozenset(
+        kind
+        for snapshot, plan in decided.values()
+        for pool in snapshot.pools
+        if plan.pending.get(pool.key.role)
+        for kind in pool.gpus_by_type()
+    )
+
+
+def _warm(
+    controllers: Mapping[str, Controller],
+    snapshots: Mapping[str, Snapshot],
+    order: Sequence[str],
+    together: int,
+    lacking: frozenset[str],
+) -> dict[str, int]:
+    """Number of warm replicas that each service may have."""
+    able = [
+        name
+        for name in order
+        if not snapshots[name].state.is_asleep
+        and not any(kind in lacking for pool in snapshots[name].pools for kind in pool.gpus_by_type())
+    ]
+    able.sort(key=lambda name: (-controllers[name].config.priority, not snapshots[name].state.warm))
+    share = shared(together, able)
+    return {name: controllers[name].config.warm_replicas + share[name] if name in share else 0 for name in order}
+
+
+def shared(warm_replicas: int, order: Sequence[str]) -> dict[str, int]:
+    """How many of an application's warm replicas each service has: one each in turn, in the order of services."""
+    share = dict.fromkeys(order, 0)
+    for name in islice(cycle(order), warm_replicas):
+        share[name] += 1
+    return share
+
+
+def in_order(configs: Mapping[str, AutoscaleConfig], snapshots: Mapping[str, Snapshot]) -> list[str]:
+    """Services in the order of placement: by priority, then the least spare capacity first, then the cheapest."""
+
+    def key(name: str) -> tuple[float, float, float, str]:
+        snapshot = snapshots[name]
+        costs = [pool.limits.cost for pool in snapshot.pools]
+        return -configs[name].priority, _spare_frac(snapshot), min(costs, default=0.0), name
+
+    return sorted(snapshots, key=key)
+
+
+def _spare_frac(snapshot: Snapshot) -> float:
+    """The free share of KV cache in the role that has less of it; 1 if no replica reports it."""
+    used: dict[Role, list[float]] = {role: [] for role in Role}
+    for pool in snapshot.pools:
+        used[pool.key.role] += [r.kv_usage_frac for r in pool.replicas if r.kv_usage_frac is not None]
+    return min([1.0, *(1.0 - math.fsum(fracs) / len(fracs) for fracs in used.values() if fracs)])

@@ -1,0 +1,124 @@
+"""Draft: a plan in the making, which the stages of a tick fill in one after the other; and its plan (pure)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.placement import Placed
+from autoscale.decide.slots import Slots
+from autoscale.headcount import Census
+from autoscale.policies.policy import Policy
+from autoscale.ratio import PdRatio, Room
+from autoscale.types import ControllerState, Decision, Note, Plan, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import Role
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """What is given and what has been worked out.
+
+    A field below a stage's name has no value until that stage. To read it earlier is an AttributeError, so a wrong
+    order of stages fails at once.
+
+    Attributes:
+        snapshot: as observed; its state is that of the last tick.
+        slots: free room of nodes; what is placed is taken from it.
+        state: that of the last tick as far as it still holds; later stages make it that of the plan.
+        pools: those of the snapshot inside all limits.
+        overdue: pools with replicas that have waited for a node for too long.
+        hold: why the policy's wish is left aside; ``None``: it is not.
+        may_leave: the objective is met, or people or claims want fewer replicas.
+        is_missed: withdrawn replicas are missed, and come back.
+        stuck: replicas of each role that lowest counts ask for and that find no node.
+        current: replicas of each role that should serve now, without stuck ones.
+        wanted: replicas of each role that should serve from now on.
+        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs.
+        is_exchange: one role gives GPUs to the other although latency is missed.
+    """
+
+    config: AutoscaleConfig
+    policy: Policy[Any]
+    snapshot: Snapshot
+    slots: Slots | None
+    notes: list[Note] = field(default_factory=list)
+    # reconcile
+    state: ControllerState = field(init=False)
+    census: Census = field(init=False)
+    pools: list[PoolStats] = field(init=False)
+    room: Room = field(init=False)
+    overdue: frozenset[PoolKey] = field(init=False)
+    # hold
+    hold: str | None = field(init=False)
+    may_leave: bool = field(init=False)
+    is_missed: bool = field(init=False)
+    # decide
+    decision: Decision = field(init=False)
+    # sleep
+    falls_asleep: bool = field(init=False)
+    # guard
+    stuck: Mapping[Role, int] = field(init=False)
+    current: Mapping[Role, int] = field(init=False)
+    wanted: Mapping[Role, int] = field(init=False)
+    final_counts: Mapping[Role, int] = field(init=False)
+    # exchange
+    is_exchange: bool = field(init=False)
+    # place
+    placed: Placed = field(init=False)
+    # admit
+    counts: dict[PoolKey, int] = field(init=False)
+    admitted: list[str] = field(init=False)
+    held: list[str] = field(init=False)
+
+    @property
+    def now_s(self) -> float:
+        """The instant of the tick."""
+        return self.snapshot.now_s
+
+    @property
+    def ratio(self) -> PdRatio:
+        """The ratio to keep: the decision's, or the configured one."""
+        return self.decision.ratio or self.config.pd_ratio
+
+
+def emit(draft: Draft) -> Plan:
+    """The plan of a draft that has gone through all stages."""
+    state, decision, placed = draft.state, draft.decision, draft.placed
+    admitted, before = frozenset(draft.admitted), frozenset(state.admitted)
+    state = replace(
+        state,
+        ticked_s=draft.now_s,
+        admitted=tuple(draft.admitted),
+        held=tuple(draft.held),
+        settled_s=draft.now_s + draft.config.window_s if admitted - before else state.settled_s,
+        memory=state.memory if decision.memory is None else decision.memory,
+    )
+    return Plan(
+        counts=draft.counts,
+        admitted=state.admitted,
+        withdrawn=tuple(state.withdrawn),
+        reinstated=tuple(name for name in draft.snapshot.state.withdrawn if name in admitted),
+        victims=state.victims,
+        decision=decision,
+        held_back=tuple(draft.notes),
+        state=state,
+        pending=placed.pending if any(placed.pending.values()) else {},
+        passed_over=placed.passed_over,
+        nodes=placed.nodes,
+    )
+
+
+def unchanged(snapshot: Snapshot, reason: str) -> Plan:
+    """The plan that leaves everything as it is; since no tick watched meanwhile, what is timed starts anew."""
+    withdrawn = dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s)
+    state = replace(
+        snapshot.state, withdrawn=withdrawn, missing_since_s={}, unplaced_since_s={}, ticked_s=snapshot.now_s
+    )
+    return Plan(
+        counts={pool.key: pool.target_replicas for pool in snapshot.pools},
+        admitted=state.admitted,
+        withdrawn=tuple(state.withdrawn),
+        victims=state.victims,
+        decision=Decision(wanted=None, reason=reason),
+        state=state,
+    )

@@ -1,0 +1,178 @@
+"""Which ready replicas may serve, and which ones leave first, are withdrawn or come back (pure)."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from autoscale.decide.draft import Draft
+from autoscale.decide.limits import is_off_ratio_by_hand
+from autoscale.decide.slots import Slots
+from autoscale.headcount import count_among
+from autoscale.ratio import PdRatio
+from autoscale.types import PoolStats, ReplicaStats
+from kvtransfer.topology import Role
+
+# Rounding errors of a product of a count and a ratio, which are no replica.
+_EPSILON = 1e-9
+
+
+def leave(draft: Draft) -> None:
+    """A stage: withdraw the surplus replicas of each pool for a time of observation, and then let them stop."""
+    state = draft.state
+    withdrawn, victims = dict(state.withdrawn), set(state.victims)
+    may_leave = (draft.may_leave or draft.is_exchange) and not draft.config.is_observing
+    for pool in draft.snapshot.pools:
+        away = count_among(pool, state.withdrawn) + count_among(pool, state.victims)
+        surplus = len(pool.replicas) - away - state.desired[pool.key] - state.warm.get(pool.key, 0)
+        if surplus < 0:
+            _come_back(pool, -surplus, withdrawn)
+        elif surplus > 0 and may_leave:
+            _send_away(draft, pool, surplus, withdrawn, victims)
+    ended = _end_observation(draft, withdrawn, victims)
+    draft.state = replace(
+        state,
+        withdrawn=withdrawn,
+        victims=tuple(sorted(victims)),
+        desired_before=state.desired_before if withdrawn else {},
+        missed=None if ended and not withdrawn else state.missed,
+    )
+
+
+def _come_back(pool: PoolStats, count: int, withdrawn: dict[str, float]) -> None:
+    """Return withdrawn replicas to service; those that were withdrawn last come first."""
+    away = [replica.replica_id for replica in pool.replicas if replica.replica_id in withdrawn]
+    away.sort(key=withdrawn.__getitem__)
+    for name in away[max(0, len(away) - count) :]:
+        del withdrawn[name]
+
+
+def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, float], victims: set[str]) -> None:
+    """Take ``count`` replicas out of service: withdraw the admitted ones, and let the others stop.
+
+    Others stop at once because they do not serve. In an exchange, and when the service falls asleep, all stop at once.
+    """
+    admitted, leave_at_once = frozenset(draft.state.admitted), draft.is_exchange or draft.falls_asleep
+    serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
+    for name in choose_victims(serving, admitted, count, scarcity(pool, draft.slots), draft.snapshot.claimed):
+        if name in admitted and not leave_at_once:
+            withdrawn[name] = draft.now_s
+        else:
+            victims.add(name)
+
+
+def _end_observation(draft: Draft, withdrawn: dict[str, float], victims: set[str]) -> bool:
+    """Let withdrawn replicas stop after the time of observation, if scale-in is allowed. Returns whether any stops."""
+    if draft.hold is not None or not draft.may_leave:
+        return False
+    latest_s = draft.now_s - draft.config.gate.observation_s
+    ended = [name for name in draft.state.withdrawn if withdrawn.get(name, math.inf) <= latest_s]
+    for name in ended:
+        del withdrawn[name]
+        victims.add(name)
+    return bool(ended)
+
+
+def admit(draft: Draft) -> None:
+    """A stage: admit the replicas that may serve, and set the replica counts for Serve.
+
+    Each group by itself, since KV moves only inside a group. The other replicas are held, and so are warm ones.
+    """
+    config, state = draft.config, draft.state
+    before, away = frozenset(state.admitted), {*state.withdrawn, *state.victims}
+    ready: dict[str, dict[Role, list[str]]] = {}
+    draft.counts, draft.admitted, draft.held = {}, [], []
+    for pool in draft.snapshot.pools:
+        group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
+        staying = [replica for replica in pool.replicas if replica.replica_id not in away]
+        desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
+        running = max(desired + warm, len(staying)) + count_among(pool, state.withdrawn)
+        draft.counts[pool.key] = desired if config.is_observing else running
+        # Warm replicas are those that would leave first.
+        number = len(staying) - desired if warm else 0
+        unlisted = choose_victims(staying, before, number, scarcity(pool, draft.slots) if warm else {})
+        draft.held += unlisted
+        group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in unlisted]
+    is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
+    for group in ready.values():
+        names = [*group[Role.PREFILL], *group[Role.DECODE]]
+        band_replicas = config.gate.band_replicas
+        enter = names if is_open else admissible(group, before, ratio=draft.ratio, band_replicas=band_replicas)
+        draft.admitted += enter
+        if len(enter) < len(names):
+            draft.held += [name for name in names if name not in enter]
+
+
+def admissible(
+    ready: Mapping[Role, Sequence[str]], before: frozenset[str], *, ratio: PdRatio, band_replicas: float
+) -> list[str]:
+    """The replicas of one group that may serve; ``ready``: its ready replicas by role, the oldest first.
+
+    Replicas admitted before (``before``) stay. Others enter, the oldest first, while the counts of both roles keep the
+    ratio up to ``band_replicas`` of the smaller role, and at least one replica of each role enters. Source:
+    HeteroScale section 3.4: service discovery of the larger role is suspended until the other has caught up.
+    """
+    new = {role: [name for name in ready[role] if name not in before] for role in Role}
+    if not any(new.values()):
+        return [name for role in Role for name in ready[role]]
+    old = {role: [name for name in ready[role] if name in before] for role in Role}
+    counts = _largest_counts(
+        {role: max(len(old[role]), min(1, len(ready[role]))) for role in Role},
+        {role: len(ready[role]) for role in Role},
+        ratio,
+        band_replicas,
+    )
+    return [name for role in Role for name in [*old[role], *new[role][: counts[role] - len(old[role])]]]
+
+
+def _largest_counts(
+    least: Mapping[Role, int], most: Mapping[Role, int], ratio: PdRatio, band_replicas: float
+) -> dict[Role, int]:
+    """The largest counts between ``least`` and ``most`` inside the band, or else the counts nearest to it."""
+    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
+    for leaders in range(most[leader], least[leader] - 1, -1):
+        followers = min(most[follower], int(leaders * share + band_replicas + _EPSILON))
+        if followers >= least[follower] and leaders * share - followers <= band_replicas + _EPSILON:
+            return {leader: leaders, follower: followers}
+    if most[follower] < least[leader] * share:  # too few followers, all of them needed
+        return {leader: least[leader], follower: most[follower]}
+    return {leader: most[leader], follower: least[follower]}
+
+
+def choose_victims(
+    replicas: Sequence[ReplicaStats],
+    admitted: frozenset[str],
+    number: int,
+    scarcity: Mapping[str, int] = MappingProxyType({}),
+    claimed: Collection[str] = (),
+) -> list[str]:
+    """The ``number`` replicas that leave first: claimed, held, on the scarcest node, with the least work, the youngest.
+
+    ``replicas``: those of one pool, the oldest first; ``claimed``: those whose place a more important service needs.
+    """
+    if number <= 0:
+        return []
+
+    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, int, float, float, int]:
+        index, replica = entry
+        return (
+            replica.replica_id not in claimed,
+            replica.replica_id in admitted,
+            -scarcity.get(replica.replica_id, 0),
+            (replica.running_requests or 0.0) + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0),
+            replica.queued_prefill_tokens or 0.0,
+            -index,
+        )
+
+    return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=cost)[:number]]
+
+
+def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
+    """By replica: the scarcity of the scarcest of its nodes; empty without ``slots``."""
+    if slots is None:
+        return {}
+    topology = slots.topology
+    return {
+        replica: int(topology.priority(sum(1 << topology.index[name] for name in nodes if name in topology.index)))
+        for replica, nodes in pool.on.items()
+    }

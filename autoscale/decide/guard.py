@@ -1,0 +1,266 @@
+"""Limits on a decision: hysteresis, cooldown, damping, largest change per tick, bounds, budget, ratio (pure).
+
+A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoscale.decide.draft import Draft
+from autoscale.decide.limits import stuck_by_role
+from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text, whole
+from autoscale.types import Decision, Note, NoteKind
+from kvtransfer.topology import Role
+
+# Tolerance for rounding errors of a distance from the ratio, replicas. Such errors are about 1e-16 of a count. A
+# smaller value would take them for a distance; a much larger one would pass counts outside band_replicas.
+_EPSILON = 1e-9
+# Most times that cooldown_in_s doubles, after scale-ins after which a latency missed its objective. 2**4 = 16 cooldowns
+# (docs/decisions/scaling.md 54) are about half an hour at the default 120 s. A larger number puts off a scale-in that
+# would now be right; a smaller one repeats a harmful scale-in more often.
+_MOST_DOUBLINGS = 4
+
+
+def guard(draft: Draft) -> None:
+    """A stage: turn the decision into whole replicas of both roles; a service that falls asleep has no limits."""
+    draft.stuck = stuck_by_role(draft.pools, draft.state, draft.overdue)
+    # Other groups get replicas in place of stuck ones. If stuck ones counted, more would be added in every tick.
+    draft.current = {
+        role: max(count - draft.stuck[role], min(count, draft.room.lowest[role]))
+        for role, count in draft.census.desired.items()
+    }
+    verdict = Verdict(counts=dict.fromkeys(Role, 0)) if draft.falls_asleep else _verdict(draft)
+    draft.notes += verdict.notes
+    if draft.config.is_observing and verdict.counts != draft.current:
+        draft.notes.append(Note(NoteKind.OBSERVING, f"only observing: would be {pd_text(verdict.counts)}"))
+        verdict = Verdict(counts=draft.current)
+    draft.wanted, draft.final_counts = verdict.counts, verdict.final_counts or verdict.counts
+
+
+def _verdict(draft: Draft) -> "Verdict":
+    limits = Guard(draft)
+    if draft.config.override is not None and draft.decision.wanted is not None:
+        return limits.judge_override(draft.decision.wanted)
+    return limits.judge(draft.decision)
+
+
+def exchange(draft: Draft) -> None:
+    """A stage: while latency is missed no replica leaves, unless one role must give its GPUs to the other.
+
+    Added replicas stay added, as far as the budget allows.
+    """
+    draft.is_exchange = not draft.may_leave and _is_exchange(draft)
+    if draft.may_leave or draft.is_exchange:
+        return
+    current, census = draft.current, draft.census
+    staying = {role: census.running[role] - census.withdrawn[role] for role in Role}
+    counts = {role: max(draft.final_counts[role], min(current[role], staying[role])) for role in Role}
+    if counts != draft.wanted:
+        draft.wanted = _inside_budget(draft, counts)
+        text = "no replica leaves while a latency is outside its objective"
+        draft.notes.append(Note(NoteKind.LATENCY_MISSED, text))
+
+
+def _is_exchange(draft: Draft) -> bool:
+    """Whether one role shrinks so that the other can grow, because the budget has no room for growth alone.
+
+    The policy says which role requests wait for. If no replica left, they would wait for ever.
+    """
+    wanted, current, ending = draft.decision.wanted, draft.current, draft.census.ending
+    if wanted is None:
+        return False
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        is_shift_wanted = wanted[role] < current[role] and wanted[other] > current[other]
+        if is_shift_wanted and draft.wanted[role] < current[role]:
+            one_more = {role: current[role], other: current[other] + 1}
+            return current[other] < draft.room.highest[other] and draft.room.is_over_budget(one_more, ending)
+    return False
+
+
+def _inside_budget(draft: Draft, counts: dict[Role, int]) -> dict[Role, int]:
+    """The counts with as many of the added replicas as the budget allows."""
+    while draft.room.is_over_budget(counts, draft.census.ending):
+        most_grown = max(Role, key=lambda role: counts[role] - draft.current[role])
+        if counts[most_grown] <= draft.current[most_grown]:
+            return dict(draft.current)
+        counts[most_grown] -= 1
+    return counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Counts of both roles that all limits of the guard allow.
+
+    Attributes:
+        counts: replicas of each role that should serve from this tick on.
+        notes: each limit that changed the decision.
+        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs; ``None``: the
+            same as ``counts``.
+    """
+
+    counts: Mapping[Role, int]
+    notes: tuple[Note, ...] = ()
+    final_counts: Mapping[Role, int] | None = None
+
+
+class Guard:
+    """Turns the replicas that a policy wants into whole replicas that all limits allow."""
+
+    def __init__(self, draft: Draft) -> None:
+        config, state, now_s = draft.config, draft.state, draft.now_s
+        self.config, self.ratio, self.room = config.guard, draft.ratio, draft.room
+        self.current, self.census, self.missed = draft.current, draft.census, state.missed
+        changes = [at_s for at_s in (state.scaled_out_s, state.scaled_in_s) if at_s is not None]
+        # ``None``: the counts have never changed.
+        self.since_change_s = now_s - max(changes) if changes else None
+        # A replica was lost less than window_s ago, so rates still lack its share of the load.
+        self.is_loss_fresh = state.lost_s is not None and 0 <= now_s - state.lost_s < config.window_s
+
+    def judge(self, decision: Decision) -> Verdict:
+        """The counts that follow from a policy's decision."""
+        wanted = decision.leaders(self.ratio)
+        if wanted is None:
+            return self._unchanged()
+        is_at_ratio, leader_count = self._is_at_ratio(), self.current[self.ratio.leader]
+        least = leader_count * (1 - self.config.hysteresis_in_frac)
+        most = leader_count * (1 + self.config.hysteresis_out_frac)
+        is_quiet = not decision.is_step and least <= wanted <= most
+        objection = self._objection(decision, wanted) if wanted < leader_count and not is_quiet else None
+        if (is_quiet or objection) and is_at_ratio and not self._is_follower_short(decision):
+            return self._unchanged(objection)
+        # If no leader may leave, the counts return to the ratio with the current number of leaders.
+        leaders = leader_count if is_quiet or objection else wanted
+        if is_at_ratio and self._counts_at_ratio(leaders, BOUNDLESS) == self.current:
+            return self._unchanged()
+        return self._move(decision, leaders, is_at_ratio, [] if objection is None else [objection])
+
+    def judge_override(self, wanted: Mapping[Role, float]) -> Verdict:
+        """Counts that a person has set: only bounds and budget hold for them."""
+        counts = self.room.clamp(wanted)
+        if self.room.is_over_budget(counts):
+            return self._unchanged(Note(NoteKind.BUDGET, "the counts set by hand are over the GPU budget"))
+        return self._after_leaving(counts)
+
+    def _unchanged(self, note: Note | None = None) -> Verdict:
+        return Verdict(counts=self.current, notes=() if note is None else (note,))
+
+    def _counts_at_ratio(self, leaders: float, room: Room) -> dict[Role, int] | None:
+        ratio, guard = self.ratio, self.config
+        wanted = {ratio.leader: leaders, ratio.follower: 0.0}
+        return joint_counts(wanted, ratio, room, guard.band_replicas, guard.shortfall_replicas)
+
+    def _move(self, decision: Decision, leaders: float, is_at_ratio: bool, notes: list[Note]) -> Verdict:
+        """The counts for a number of leaders, after all limits except hysteresis.
+
+        The limits, in this order: damping; bounds and budget; largest change per tick; cooldown; GPUs of leaving
+        replicas.
+        """
+        is_scale_in = leaders < self.current[self.ratio.leader] and is_at_ratio
+        if not decision.is_urgent:
+            leaders = self._damped(leaders)
+        free, counts = self._counts_at_ratio(leaders, BOUNDLESS), self._counts_at_ratio(leaders, self.room)
+        if counts is None:
+            text = f"no counts at the ratio {self.ratio} fit bounds, budget and room: the counts of both roles stay"
+            return self._unchanged(Note(NoteKind.NO_COUNTS, text))
+        if counts != free:
+            text = f"bounds, budget or room: {pd_text(free) if free else 'nothing'} became {pd_text(counts)}"
+            notes = [*notes, Note(NoteKind.BOUNDS, text)]
+        final_counts = self._within_largest_change(counts)
+        if final_counts != counts:
+            if is_at_ratio:
+                limited_leaders = final_counts[self.ratio.leader]
+                final_counts = self._counts_at_ratio(limited_leaders, self.room) or dict(self.current)
+            notes = [*notes, Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}")]
+        if not is_scale_in and (cooldown := self._cooldown_out(decision, final_counts)):
+            return self._unchanged(cooldown)
+        verdict = self._after_leaving(final_counts)
+        return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
+
+    def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
+        """The nearest counts to these that one tick may reach: each role has a largest change per tick."""
+        current, config, limited = self.current, self.config, dict[Role, int]()
+        for role, count in counts.items():
+            lowest, highest = current[role] - config.step_in_replicas, current[role] + config.step_out_replicas
+            # A count outside the bounds returns inside at once: replicas outside them have no place.
+            limited[role] = min(max(min(max(count, lowest), highest), self.room.lowest[role]), self.room.highest[role])
+        return limited
+
+    def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
+        """The counts of this tick, while leaving replicas still hold their GPUs.
+
+        If the budget cannot hold the leaving replicas and the added ones together, no replica is added in this tick.
+        """
+        current, census = self.current, self.census
+        counts_with_leaving = {role: max(counts[role], current[role] + census.withdrawn[role]) for role in Role}
+        is_growth = any(counts[role] > current[role] for role in Role)
+        if not is_growth or not self.room.is_over_budget(counts_with_leaving, census.ending):
+            return Verdict(counts=counts)
+        text = "budget: replicas that leave must be gone before any replica is added"
+        return Verdict(
+            counts={role: max(min(counts[role], current[role]), self.room.lowest[role]) for role in Role},
+            notes=(Note(NoteKind.BUDGET, text),),
+        )
+
+    def _is_at_ratio(self) -> bool:
+        """Whether the current counts are as near to the ratio as rounding and the room allow."""
+        current = self.current
+        # Rounding leaves less than a whole replica off the ratio; band_replicas may be narrower.
+        most = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON
+        deviation = self.ratio.deviation(current[Role.PREFILL], current[Role.DECODE])
+        if self.room.holds(current) and deviation <= most:
+            return True
+        return self._counts_at_ratio(current[self.ratio.leader], self.room) == current
+
+    def _objection(self, decision: Decision, leaders: float) -> Note | None:
+        """The reason against a scale-in to this number of leaders; ``None``: there is none."""
+        if self.is_loss_fresh and not decision.is_step:
+            text = "a replica was lost: the signals of the other replicas do not show all of the load"
+            return Note(NoteKind.REPLICA_LOST, text)
+        cooldowns = self._cooldowns(leaders)
+        left_s = self._cooldown_left_s(decision, self.config.cooldown_in_s * cooldowns)
+        why = " after scale-ins after which a latency missed its objective" if cooldowns > 1.0 else ""
+        return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left{why}") if left_s > 0.0 else None
+
+    def _cooldown_out(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
+        """The cooldown that objects to a scale-out, or to a return to the ratio; ``None``: it has passed."""
+        # A return to the ratio may remove replicas too. Replicas outside bounds and budget are removed in any case.
+        is_removal = any(counts[role] < self.current[role] for role in Role) and self.room.holds(self.current)
+        cooldowns = self._cooldowns(decision.leaders(self.ratio)) if is_removal else 1.0
+        left_s = self._cooldown_left_s(decision, self.config.cooldown_out_s * cooldowns)
+        return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left") if left_s > 0.0 else None
+
+    def _cooldowns(self, leaders: float | None) -> float:
+        """The number of cooldowns to wait before a removal; ``leaders``: the number that the policy wants.
+
+        It doubles with each scale-in in a row after which a latency missed its objective, while the policy wants about
+        the same number of leaders. Without such scale-ins it is 1.
+        """
+        if leaders is None or self.missed is None:
+            return 1.0
+        missed_leaders, scale_ins = self.missed
+        if abs(leaders - missed_leaders) > missed_leaders * self.config.hysteresis_in_frac:
+            return 1.0
+        return 2.0 ** min(scale_ins, _MOST_DOUBLINGS)
+
+    def _cooldown_left_s(self, decision: Decision, cooldown_s: float) -> float:
+        return 0.0 if decision.is_urgent or self.since_change_s is None else cooldown_s - self.since_change_s
+
+    def _is_follower_short(self, decision: Decision) -> bool:
+        """Whether a policy that sizes each role by itself wants more followers than hysteresis lets pass.
+
+        At a configured ratio it is false: there, less than a whole follower is missing, by rounding.
+        """
+        follower = self.ratio.follower
+        if decision.ratio is None or decision.wanted is None:
+            return False
+        most = self.current[follower] * (1 + self.config.hysteresis_out_frac)
+        return whole(decision.wanted[follower]) > most
+
+    def _damped(self, leaders: float) -> float:
+        leader_count, config = self.current[self.ratio.leader], self.config
+        if leaders >= leader_count:
+            return leader_count + config.damping_out_frac * (leaders - leader_count)
+        # A scale-in by a whole leader or more removes at least one: else rounding up would keep a surplus for ever.
+        most = leader_count - 1 if math.ceil(leaders) < leader_count else leader_count
+        return min(most, leader_count + config.damping_in_frac * (leaders - leader_count))

@@ -1,0 +1,97 @@
+"""What counts must stay inside: bounds, what found room, claims, GPUs; and replicas that wait for a node (pure)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.ratio import PdRatio, Room
+from autoscale.types import ControllerState, PoolKey, PoolStats
+from kvtransfer.topology import Role
+
+
+def bounded(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> list[PoolStats]:
+    """Pools inside the configured bounds."""
+    result = []
+    for pool in pools:
+        if pool.key.role not in config.bounds:
+            result.append(pool)
+            continue
+        limits = pool.limits
+        lowest, highest = config.bounds_of(pool.key.role, limits.lowest_replicas, limits.highest_replicas)
+        result.append(pool.bounded(max(limits.lowest_replicas, lowest), min(limits.highest_replicas, highest)))
+    return result
+
+
+def limited(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> list[PoolStats]:
+    """Pools inside the configured bounds, and for a while inside what has found room and is not claimed."""
+    result = []
+    for pool in bounded(config, pools):
+        for cap in (state.capped.get(pool.key), state.yielding.get(pool.key)):
+            if cap is not None:
+                lowest = pool.limits.lowest_replicas
+                pool = pool.bounded(lowest, min(pool.limits.highest_replicas, max(cap[1], lowest)))
+        result.append(pool)
+    return result
+
+
+def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> Room:
+    """The room that pools leave for both roles; no policy takes the last replica of a role, only sleep does."""
+    limits = [(pool.key.role, pool.limits) for pool in pools]
+    room = Room.of(
+        ((role, one.lowest_replicas, one.highest_replicas, one.gpus_per_replica) for role, one in limits),
+        config.guard.budget_gpus,
+    )
+    return replace(room, lowest={role: max(min(1, room.highest[role]), count) for role, count in room.lowest.items()})
+
+
+def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:
+    """Whether a person has set counts that the gate would never admit as they are."""
+    override = config.override
+    return override is not None and ratio.deviation(override.prefill, override.decode) > config.gate.band_replicas
+
+
+def kept_ratio(config: AutoscaleConfig, ratio: PdRatio, counts: Mapping[Role, float]) -> PdRatio:
+    """The ratio that groups keep: that of ``counts`` where those set by hand are off the ratio."""
+    return PdRatio.of(counts) if is_off_ratio_by_hand(config, ratio) else ratio
+
+
+def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dict[str, float]:
+    """GPUs by type that a service has or has asked for, those of replicas that are on their way out too."""
+    total: dict[str, float] = {}
+    for pool in pools:
+        on_nodes = len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
+        leaving = max(len(pool.draining), len(pool.on) - on_nodes)
+        count = max(on_nodes, desired.get(pool.key, 0)) + leaving
+        for kind, gpus in pool.gpus_by_type().items():
+            total[kind] = total.get(kind, 0.0) + count * gpus
+    return total
+
+
+def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> dict[str, float]:
+    """GPUs by type that the service may still add."""
+    if not config.quota_gpus:
+        return {}
+    gpus = held_gpus(pools, state.desired_and_warm)
+    return {kind: quota - gpus.get(kind, 0.0) for kind, quota in config.quota_gpus.items()}
+
+
+def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> frozenset[PoolKey]:
+    """Pools with replicas on no node for more than ``no_node_s``."""
+    return frozenset(key for key, (since_s, _) in state.unplaced_since_s.items() if now_s - since_s > no_node_s)
+
+
+def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:
+    """Replicas of an overdue pool that are on no node and that its lowest count still requires."""
+    if pool.held_replicas is None:
+        return 0
+    return max(0, min(pool.limits.lowest_replicas, wanted_replicas) - pool.held_replicas)
+
+
+def stuck_by_role(pools: Sequence[PoolStats], state: ControllerState, overdue: Collection[PoolKey]) -> dict[Role, int]:
+    """Stuck replicas of each role."""
+    stuck = dict.fromkeys(Role, 0)
+    for pool in pools:
+        if pool.key in overdue:
+            wanted = state.desired.get(pool.key, 0) + state.warm.get(pool.key, 0)
+            stuck[pool.key.role] += stuck_replicas(pool, wanted)
+    return stuck

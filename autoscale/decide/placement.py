@@ -1,0 +1,92 @@
+"""Turns the replicas of a service into replicas of each pool: which groups grow and which shrink (pure).
+
+A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
+A group grows by whole units: one leader and the followers that the ratio requires with it. A unit that no group can
+take stays pending. Source: HeteroScale Algorithm 4 for one request.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autoscale.decide.group import Group
+from autoscale.decide.slots import Slots
+from autoscale.decide.spread import Spread
+from autoscale.decide.supply import Limit, Supply
+from autoscale.ratio import PdRatio
+from autoscale.types import PoolKey, PoolStats
+from kvtransfer.topology import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a service's replicas go.
+
+    Attributes:
+        counts: replicas of each pool that serve.
+        warm: replicas of each pool that run beyond those that serve, and get no requests yet.
+        pending: replicas of each role that no group has room for.
+        passed_over: groups that had no room for a replica that was to be added, by name, each with the reason.
+        nodes: nodes that new replicas may be on, by pool that gains replicas. They are no scarcer than the nodes that
+            had room. An empty tuple excludes only cordoned nodes.
+    """
+
+    counts: Mapping[PoolKey, int]
+    warm: Mapping[PoolKey, int] = field(default_factory=dict)
+    pending: Mapping[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
+
+
+def place(
+    counts: Mapping[Role, int],
+    current: Mapping[PoolKey, int],
+    pools: Sequence[PoolStats],
+    ratio: PdRatio,
+    *,
+    slots: Slots | None = None,
+    limits: Sequence[Limit] = (),
+    overdue: Collection[PoolKey] = (),
+    spare_followers: int = 0,
+) -> Placed:
+    """Spread a service's replicas over its groups, each near the ratio, and move as few replicas as possible.
+
+    1. A leader goes to the first group in this order: least scarce switches (HeteroScale section 3.4); preferred GPU
+       types; lowest cost of a leader with its followers; shortest way of KV; groups with leaders before empty ones;
+       fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C).
+    2. Leaders are removed in the opposite order.
+    3. A group keeps only the leaders for which there are followers. The lowest follower counts of the other groups are
+       not available to it.
+    4. A follower goes to the group that is furthest below the ratio, since KV moves only inside a group.
+    5. All replicas of a role count alike, whatever their variant.
+
+    Args:
+        counts: replicas of each role.
+        current: replicas of each pool now.
+        pools: all pools of the service: two of each group, or one at the ratio 0:1.
+        ratio: P/D ratio that each group keeps.
+        slots: free room of nodes, from which placed replicas are taken; ``None``: room is not limited.
+        limits: GPUs by type that each budget leaves; the GPUs of placed replicas are taken from them.
+        overdue: pools with replicas that have waited for a node for too long; other groups get these replicas.
+        spare_followers: followers that may be added beyond ``counts``, so that empty groups can serve if no other group
+            has room for a leader: a group that serves has one replica of each role, at any ratio.
+    """
+    by_group: dict[str, dict[Role, PoolStats]] = {}
+    for pool in pools:
+        absent = {role: PoolStats.absent(PoolKey(pool.key.group, role)) for role in Role}
+        by_group.setdefault(pool.key.group, absent)[pool.key.role] = pool
+    groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
+    supply = Supply(groups, slots, limits)
+    spread = Spread(groups, ratio, supply)
+    spread.reserve(overdue)
+    followers = spread.fit_leaders(counts, spare_followers)
+    spread.fit_followers({**counts, ratio.follower: followers})
+    spread.rescue({**counts, ratio.follower: followers})
+    spread.give_up()
+    placed = {group.pools[role].key: group.placed(role) for group in groups for role in Role}
+    total = {role: sum(group.counts[role] for group in groups) for role in Role}
+    return Placed(
+        counts={pool.key: placed[pool.key] for pool in pools},
+        pending={role: max(0, counts[role] - total[role]) for role in Role},
+        passed_over={group.name: group.passed_over for group in groups if group.passed_over},
+        nodes=supply.nodes(),
+    )

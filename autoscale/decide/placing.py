@@ -1,0 +1,128 @@
+"""Which groups the replicas go to, warm ones among them, and what the state remembers of the change (pure).
+
+A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
+Warm replicas run and get no requests until a service needs one at once. They are placed together with the replicas that
+serve, and the serving ones are then chosen among all. So a service has its warm replicas in the groups where it grows.
+They serve from the tick that decides so, without a start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoscale.decide import placement
+from autoscale.decide.draft import Draft
+from autoscale.decide.limits import kept_ratio, quota_left
+from autoscale.decide.placement import Placed
+from autoscale.headcount import desired_replicas
+from autoscale.ratio import PdRatio, Room, pd_text, whole
+from autoscale.types import Note, NoteKind
+from kvtransfer.topology import Role
+
+
+def place(draft: Draft) -> None:
+    """A stage: spread the wanted replicas over the groups if any count or place is to change."""
+    draft.placed = Placed(counts=draft.state.desired)
+    ratio = kept_ratio(draft.config, draft.ratio, draft.wanted)
+    assigned_warm = draft.snapshot.warm_replicas
+    warm_replicas = draft.config.warm_replicas if assigned_warm is None else assigned_warm
+    counts_with_warm = with_warm(draft.wanted, warm_replicas, ratio, draft.room, draft.census.ending)
+    if not _is_change(draft, counts_with_warm):
+        return
+    draft.placed = _place_all(draft, counts_with_warm, ratio)
+    draft.state = replace(draft.state, warm=draft.placed.warm)
+    _note_woken_groups(draft, ratio)
+    _remember_change(draft)
+
+
+def with_warm(
+    counts: Mapping[Role, int], warm: int, ratio: PdRatio, room: Room, ending: Mapping[Role, int]
+) -> dict[Role, int]:
+    """Counts of both roles with warm leaders and the followers that the ratio requires with them, as far as they fit.
+
+    A service without any replica that should serve gets no warm one.
+    """
+    for more in range(warm if any(counts.values()) else 0, 0, -1):
+        leaders = counts[ratio.leader] + more
+        followers = whole(leaders * ratio.follower_share)
+        total = {ratio.leader: leaders, ratio.follower: max(counts[ratio.follower], followers)}
+        is_inside = all(total[role] <= max(room.highest[role], counts[role]) for role in Role)
+        if is_inside and not room.is_over_budget(total, ending):
+            return total
+    return dict(counts)
+
+
+def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRatio) -> Placed:
+    """Place all replicas that run, ``counts_with_warm``, and choose those that serve."""
+    counts, state = draft.wanted, draft.state
+    spare_followers = _spare_followers(draft, counts_with_warm, ratio)
+    placed = placement.place(
+        counts_with_warm,
+        state.desired_and_warm,
+        draft.pools,
+        ratio,
+        slots=draft.slots,
+        limits=(dict(draft.snapshot.gpus_left), quota_left(draft.config, draft.snapshot.pools, state)),
+        overdue=draft.overdue,
+        spare_followers=spare_followers,
+    )
+    if counts_with_warm == counts and not state.warm:
+        return placed
+    most = placed.counts
+    inside = [pool.bounded(min(pool.limits.lowest_replicas, most[pool.key]), most[pool.key]) for pool in draft.pools]
+    serving = placement.place(counts, state.desired, inside, ratio, spare_followers=spare_followers).counts
+    total = desired_replicas(serving)
+    return replace(
+        placed,
+        counts=serving,
+        warm={key: count - serving[key] for key, count in placed.counts.items() if count > serving[key]},
+        pending={role: max(0, counts[role] - total[role]) for role in Role},
+    )
+
+
+def _is_change(draft: Draft, counts_with_warm: Mapping[Role, int]) -> bool:
+    """Whether other counts are wanted, or the same replicas must go to other groups."""
+    if draft.wanted != draft.current:
+        return True
+    if draft.config.is_frozen:
+        return False
+    desired = draft.state.desired
+    is_beyond = any(desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
+    return bool(draft.overdue) or is_beyond or counts_with_warm != desired_replicas(draft.state.desired_and_warm)
+
+
+def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -> int:
+    """Number of followers that bounds and budget allow to add, at most one for each group but the first."""
+    follower, groups = ratio.follower, {pool.key.group for pool in draft.snapshot.pools}
+    for more in range(len(groups) - 1, 0, -1):
+        with_more = {**counts, follower: counts[follower] + more}
+        is_inside = with_more[follower] <= draft.room.highest[follower]
+        if is_inside and not draft.room.is_over_budget(with_more, draft.census.ending):
+            return more
+    return 0
+
+
+def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
+    """Add a note if groups that woke need more followers than were wanted."""
+    leader, follower, wanted = ratio.leader, ratio.follower, draft.wanted
+    there = {role: count - draft.stuck[role] for role, count in desired_replicas(draft.placed.counts).items()}
+    if there[follower] <= wanted[follower] or there[leader] < wanted[leader]:
+        return
+    became = pd_text({**wanted, follower: there[follower]})
+    text = f"each group that serves has one {follower} replica: {pd_text(wanted)} became {became}"
+    draft.notes.append(Note(NoteKind.WOKEN_GROUP, text))
+
+
+def _remember_change(draft: Draft) -> None:
+    desired, state = draft.placed.counts, draft.state
+    if desired == state.desired:
+        return
+    is_growth = sum(desired.values()) >= sum(state.desired.values())
+    is_removal = any(count < state.desired[key] for key, count in desired.items())
+    draft.state = replace(
+        state,
+        desired=desired,
+        desired_before=(state.desired_before or state.desired) if is_removal else state.desired_before,
+        tried=draft.decision.leaders(draft.ratio) if is_removal else state.tried,
+        scaled_out_s=draft.now_s if is_growth else state.scaled_out_s,
+        scaled_in_s=state.scaled_in_s if is_growth else draft.now_s,
+    )

@@ -1,0 +1,142 @@
+"""What the policy, the coordinator and those that watch them tell each other (pure).
+
+Each message is a frozen dataclass. It travels and is stored as plain values, which ``CYCLE``, ``SETTINGS`` and
+``STATUS`` write and read: so processes with different versions of this code understand each other.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.tuning import Pools
+from autoscale.topology_config import TopologyConfig
+from autoscale.types import ControllerState, Latency, Places, Plan, PoolKey, Traffic
+from kvtransfer.topology import Node
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """The plan of one service, and what it was made from: replica ids by pool, latency and traffic."""
+
+    plan: Plan
+    running: Mapping[PoolKey, tuple[str, ...]]
+    draining: Mapping[PoolKey, tuple[str, ...]]
+    latency: Latency
+    traffic: Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleRecord:
+    """The plans of one cycle, by service: what the policy hands to the coordinator.
+
+    Attributes:
+        nodes: of the cluster; ``None``: the application has no topology.
+        places: pool and nodes of each replica that has its room; ``None``: the application has no topology.
+        policy_call_p99_s: time of a call of the policy that begins no tick.
+        is_hooked: whether Serve's scheduler follows the plans' choice of replicas and nodes.
+    """
+
+    services: Mapping[str, PlanRecord]
+    nodes: tuple[Node, ...] | None
+    places: Places | None
+    policy_call_p99_s: float
+    is_hooked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """How one service is sized from now on; ``why``: what changed it, for the decision log."""
+
+    config: AutoscaleConfig
+    pools: Pools
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the coordinator tells the policy.
+
+    Attributes:
+        version: grows with each change.
+        cordoned: nodes and switches that take no new replica.
+        states: of the controllers before a restart, by service; empty except in the answer to ``join``.
+    """
+
+    version: int
+    services: Mapping[str, ServiceSettings]
+    topology: TopologyConfig | None
+    cordoned: frozenset[str]
+    states: Mapping[str, ControllerState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """One service of a running application.
+
+    ``tuned``: fields that differ from what was deployed; ``last``: its last plan, ``None`` before the first.
+    """
+
+    config: AutoscaleConfig
+    tuned: Mapping[str, Any]
+    pools: Pools
+    last: PlanRecord | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A running application, as the coordinator shows it to commands and metrics.
+
+    The fields that are the same as those of ``CycleRecord`` are from the last cycle.
+    """
+
+    log_path: str
+    cordoned: tuple[str, ...]
+    topology: TopologyConfig | None
+    services: Mapping[str, ServiceStatus]
+    nodes: tuple[Node, ...] | None = None
+    places: Places | None = None
+    policy_call_p99_s: float | None = None
+    is_hooked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorState:
+    """The state that outlives a coordinator.
+
+    Attributes:
+        changes: values that were tuned since the deployment, by service, nested as in the configuration.
+        version: version of the settings.
+        cordoned: nodes and switches that get no new replica.
+        cycle: the last plans; ``None``: no plan has been made.
+    """
+
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    version: int = 0
+    cordoned: tuple[str, ...] = ()
+    cycle: CycleRecord | None = None
+
+    def to_json(self) -> bytes:
+        """The state as JSON."""
+        return json.dumps(_STATE.dump_python(self, mode="json")).encode()
+
+
+CYCLE = TypeAdapter(CycleRecord)
+SETTINGS = TypeAdapter(Settings)
+STATUS = TypeAdapter(Status)
+_STATE = TypeAdapter(CoordinatorState)
+
+
+def stored_state(stored: bytes | None) -> CoordinatorState:
+    """Read a stored state; returns an empty one if nothing is stored, or another version of this code stored it."""
+    try:
+        return CoordinatorState() if stored is None else _STATE.validate_python(json.loads(stored))
+    except ValidationError as error:
+        logger.warning("the coordinator's stored state cannot be read, and it starts as deployed: %s", error)
+        return CoordinatorState()

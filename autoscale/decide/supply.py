@@ -1,0 +1,125 @@
+"""What new replicas of a service can have: GPUs that budgets leave, room on nodes, nodes to start on (pure)."""
+
+import math
+from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import product
+
+from autoscale.decide.group import Group
+from autoscale.decide.slots import Slots, Taken
+from autoscale.types import Demand, PoolKey, PoolStats
+from kvtransfer.topology import NodeSet
+
+_EPSILON = 1e-9
+# GPUs of each type that a budget leaves.
+Limit = MutableMapping[str, float]
+# Pools, and how many replicas each is to gain.
+Wanted = tuple[PoolStats, int]
+
+
+class Supply:
+    """Room on nodes and in budgets; what is taken is gone. ``groups``: before any replica has moved."""
+
+    def __init__(self, groups: Sequence[Group], slots: Slots | None, limits: Sequence[Limit]) -> None:
+        self._slots, self._limits = slots, limits
+        self._chosen: dict[PoolKey, tuple[PoolStats, NodeSet]] = {}
+        # Withdrawn replicas still hold their room, and come back without another.
+        self._withdrawn = {
+            pool.key: max(0, (pool.held_replicas or 0) - group.counts[role])
+            for group in groups
+            for role, pool in group.pools.items()
+        }
+
+    def take(self, *wanted: Wanted) -> str | None:
+        """Take room for new replicas of each pool, all or nothing; returns why there is no room."""
+        new = [(pool, max(0, count - self._withdrawn[pool.key])) for pool, count in wanted]
+        gpus: dict[str, float] = {}
+        for pool, count in new:
+            for kind, each in pool.gpus_by_type().items():
+                gpus[kind] = gpus.get(kind, 0.0) + count * each
+        for limit, (kind, needed) in product(self._limits, gpus.items()):
+            if limit.get(kind, math.inf) < needed - _EPSILON:
+                return f"a budget leaves {max(0.0, limit[kind]):g} GPUs of type {kind}, and {needed:g} are needed"
+        if (lacking := self.take_room(new)) is not None:
+            return lacking
+        for pool, count in wanted:
+            self._withdrawn[pool.key] = max(0, self._withdrawn[pool.key] - count)
+        for limit, (kind, needed) in product(self._limits, gpus.items()):
+            if kind in limit:
+                limit[kind] -= needed
+        return None
+
+    def take_room(self, new: Sequence[Wanted]) -> str | None:
+        """As ``take``, on nodes alone."""
+        if self._slots is None:
+            return None
+        taken: list[tuple[PoolStats, Taken]] = []
+        for pool, count in new:
+            for _ in range(count):
+                room = [] if pool.demand is None else self._slots.take(pool.demand)
+                if room is None:
+                    for _, back in taken:
+                        self._slots.give_back(back)
+                    return self._why_no_room(pool, sum(count for _, count in new) - 1)
+                taken.append((pool, room))
+        for pool, room in taken:
+            _, nodes = self._chosen.get(pool.key, (pool, 0))
+            self._chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
+        return None
+
+    def _why_no_room(self, pool: PoolStats, other_replicas: int) -> str:
+        assert self._slots is not None and pool.demand is not None
+        if candidates := self._slots.candidates(pool.demand):
+            if not candidates & self._slots.topology.usable:
+                return f"every node that {pool.key} may be on is cordoned"
+            beside = f" beside the other {other_replicas} of its unit" if other_replicas else ""
+            return f"no node has room for a replica of {pool.key}{beside}"
+        labels = ", ".join(f"{name}={value}" for name, value in pool.demand.selector.items())
+        wanted = [f"GPUs of type {kind}" for kind in pool.gpus_by_type()] + ([f"labels {labels}"] if labels else [])
+        return f"no node that is alive has {' and '.join(wanted)}, as {pool.key} demands"
+
+    def nodes(self) -> dict[PoolKey, tuple[str, ...]]:
+        """See ``Placed.nodes``."""
+        return {
+            key: () if pool.demand is None or self._slots is None else no_scarcer(self._slots, pool.demand, nodes)
+            for key, (pool, nodes) in self._chosen.items()
+        }
+
+
+def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
+    """The nodes that a replica may be on and that are no scarcer than these, but for cordoned ones.
+
+    Empty: no node is scarcer; cordoned nodes are reported for all pools together.
+    """
+    topology, wanted = slots.topology, slots.candidates(demand)
+    scarcest = topology.priority(nodes)
+    allowed = sum(below for priority, below in topology.subgroups.items() if priority <= scarcest) & wanted
+    return () if allowed == wanted else tuple(node.name for node in topology.listed(allowed & topology.usable))
+
+
+def start_nodes(
+    before: Mapping[PoolKey, tuple[str, ...]],
+    planned: Mapping[PoolKey, tuple[str, ...]],
+    counts: Mapping[PoolKey, int],
+    pools: Sequence[PoolStats],
+    slots: Slots,
+) -> dict[PoolKey, tuple[str, ...]]:
+    """The nodes that replicas of each pool may start on from now on, where that is not every node they ask for.
+
+    They are those of the plan (``Placed.nodes``) until the ``counts`` are there, as in the cycle ``before``. After that
+    a replica that replaces a lost one comes to no scarcer node than the others of its pool are on.
+    """
+    allowed: dict[PoolKey, tuple[str, ...]] = {}
+    for pool in pools:
+        if pool.demand is None:
+            continue
+        if pool.key in planned:
+            names = planned[pool.key]
+        elif (pool.held_replicas or 0) < counts[pool.key]:
+            names = before.get(pool.key, ())
+        else:
+            index = slots.topology.index
+            own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
+            names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
+        if names:
+            allowed[pool.key] = names
+    return allowed

@@ -1,0 +1,165 @@
+"""What the policy wants, and what stands against it: holds, replicas that are missed, counts by hand, sleep (pure)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.draft import Draft
+from autoscale.decide.limits import bounded, overdue_pools, room_of
+from autoscale.decide.reconcile import is_after_a_gap
+from autoscale.headcount import Census, count_among, desired_replicas
+from autoscale.ratio import PdRatio
+from autoscale.types import Decision, Latency, PoolKey, Snapshot
+from kvtransfer.topology import Role
+
+_ASLEEP = Decision(wanted=None, reason="it sleeps until a request waits for it")
+
+
+def hold(draft: Draft) -> None:
+    """A stage: no replica leaves while latency is outside its objective, unless people have set counts or limits."""
+    draft.hold = _reason(draft.snapshot, draft.config)
+    draft.may_leave = (
+        draft.config.override is not None
+        or bool(draft.state.yielding)
+        or draft.config.slo.is_met(_latency_now(draft))
+        or _is_beyond_limits(draft)
+    )
+    draft.is_missed = bool(draft.state.withdrawn) and not draft.may_leave
+    if draft.is_missed:
+        draft.hold = "a latency is outside its objective: withdrawn replicas come back"
+
+
+def _reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+    if config.is_paused:
+        return "paused by hand"
+    if is_after_a_gap(snapshot, config):
+        gap_s = snapshot.now_s - (snapshot.state.ticked_s or 0.0)
+        return f"the last tick was {gap_s:.1f} s ago: the clock jumped, or the controller stood still"
+    if config.override is not None:
+        return None  # counts set by hand need no signal
+    return _silent_role(snapshot, config) or _silent_replica(snapshot, config)
+
+
+def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+    """A role of which no replica runs, although some should and have not just found no node."""
+    overdue = overdue_pools(snapshot.state, snapshot.now_s, config.no_node_s)
+    awake = [pool for pool in snapshot.pools if pool.target_replicas and pool.key not in overdue]
+    for role in Role:
+        pools = [pool for pool in awake if pool.key.role is role]
+        if pools and not any(pool.replicas for pool in pools):
+            return f"no {role} replica of group {' or '.join(pool.key.group for pool in pools)} is running"
+    return None
+
+
+def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+    oldest_s = snapshot.now_s - config.stale_s
+    for pool in snapshot.pools:
+        for replica in pool.replicas:
+            if replica.observed_s < oldest_s:
+                age_s = snapshot.now_s - replica.observed_s
+                return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
+    return None
+
+
+def _latency_now(draft: Draft) -> Latency:
+    """Without a TTFT of requests from before the last replica entered: it says nothing of the replicas that serve now.
+
+    After an overload such requests may wait for minutes in the queues of older replicas.
+    """
+    latency, settled_s = draft.snapshot.latency, draft.state.settled_s
+    if settled_s is None or latency.ttft_s is None:
+        return latency
+    entered_s = settled_s - draft.config.window_s
+    return latency if latency.ttft_s <= draft.now_s - entered_s else replace(latency, ttft_s=None)
+
+
+def _is_beyond_limits(draft: Draft) -> bool:
+    """Whether more replicas run than bounds or budget allow, as after a tuning."""
+    room, running = room_of(draft.config, bounded(draft.config, draft.snapshot.pools)), draft.census.running
+    return room.is_over_budget(running) or any(running[role] > room.highest[role] for role in Role)
+
+
+def decide(draft: Draft) -> None:
+    """A stage: ask the policy, then apply the hold or, without one, the counts set by hand."""
+    decision = draft.policy.decide(replace(draft.snapshot, state=draft.state))
+    if draft.config.pd_ratio.is_aggregated:  # without prefill the ratio stays 0:1
+        wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
+        decision = replace(decision, wanted=wanted, ratio=None)
+    draft.decision = _after_hold_and_override(decision, draft)
+
+
+def _after_hold_and_override(decision: Decision, draft: Draft) -> Decision:
+    if draft.hold is not None:  # ratio and signal still come from the policy
+        return replace(decision, wanted=None, reason=draft.hold)
+    if (override := draft.config.override) is not None:
+        return replace(decision, wanted=override.counts, reason="set by hand", is_step=True, is_urgent=True)
+    if decision.wanted is not None and not all(0 <= count < math.inf for count in decision.wanted.values()):
+        reason = f"the policy wants {dict(decision.wanted)}; a count must be finite and at least 0"
+        return replace(decision, wanted=None, reason=reason)
+    return decision
+
+
+def sleep(draft: Draft) -> None:
+    """A stage: a service without requests goes to zero replicas, and wakes with the first request that waits."""
+    config, decision = draft.config, draft.decision
+    draft.falls_asleep = False
+    if (
+        config.is_frozen
+        or config.override is not None
+        or any(pool.limits.lowest_replicas for pool in draft.snapshot.pools)
+    ):
+        return
+    if draft.state.is_asleep:
+        draft.decision = _woken(config.pd_ratio) if draft.snapshot.is_awaited else _ASLEEP
+    elif draft.hold is None and _is_idle_for_long(draft):
+        draft.falls_asleep = True
+        wanted = dict.fromkeys(Role, 0.0)
+        draft.decision = replace(decision, wanted=wanted, reason="no request has come for a long time")
+
+
+def _is_idle_for_long(draft: Draft) -> bool:
+    since_s, idle_s = draft.state.idle_since_s, draft.config.idle_to_zero_s
+    return idle_s is not None and since_s is not None and draft.now_s - since_s >= idle_s
+
+
+def _woken(ratio: PdRatio) -> Decision:
+    """One replica of the larger role, and those that are due with it, at once."""
+    return Decision(
+        wanted={ratio.leader: 1.0, ratio.follower: 0.0}, reason="requests wait for it", is_step=True, is_urgent=True
+    )
+
+
+def bring_back(draft: Draft) -> None:
+    """A stage: the state as if no replica had been withdrawn, and with a note of how far the scale-in was missed."""
+    if not draft.is_missed:
+        return
+    state, until_s = draft.state, draft.now_s + draft.config.window_s
+    missed = state.missed
+    if state.tried is not None:
+        missed = (state.tried, 1 if missed is None else missed[1] + 1)
+    draft.state = replace(
+        state,
+        desired=_desired_before(draft),
+        desired_before={},
+        # They have served, so the gate has nothing to say; it would hold replicas that were to leave for another ratio.
+        admitted=(*state.admitted, *state.withdrawn),
+        withdrawn={},
+        scaled_out_s=draft.now_s,
+        settled_s=until_s,
+        missed=missed,
+    )
+    draft.census = Census.of(draft.snapshot.pools, draft.state)
+
+
+def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
+    """Counts before the scale-in; if they have no room or are off the ratio, the withdrawn replicas alone."""
+    state = draft.state
+    desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
+    before = desired_replicas(desired)
+    is_inside = draft.room.holds(before) and not draft.room.is_over_budget(before, draft.census.ending)
+    off_ratio = draft.ratio.deviation(before[Role.PREFILL], before[Role.DECODE])
+    if is_inside and off_ratio <= draft.config.gate.band_replicas:
+        return desired
+    away = {pool.key: count_among(pool, state.withdrawn) for pool in draft.snapshot.pools}
+    return {key: count + away[key] for key, count in state.desired.items()}

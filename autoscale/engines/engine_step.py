@@ -1,0 +1,112 @@
+"""Requests, steps and counters of an engine model (pure)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+# Rounding of floating point in numbers of steps.
+EPSILON = 1e-9
+
+
+@dataclass(slots=True, eq=False)
+class ModelRequest:
+    """A request in an engine.
+
+    Attributes:
+        request_id: its name.
+        input_tokens: length of its prompt.
+        output_tokens: tokens that it generates until it ends, at least 1.
+        block_hashes: one for each full block of the prompt, over the block and all before it, for the prefix cache.
+        kv_ready_s: when KV from another engine is here; ``None``: this engine computes it.
+        keeps_kv: it keeps its KV after its end, until ``EngineModel.release``: another engine is to pull it.
+        cached_tokens: tokens of the prompt that the prefix cache had.
+        computed_tokens: tokens with KV here. While the request decodes, this and ``produced_tokens`` grow by one a
+            step, and both hold the value at step 0 of the engine.
+        produced_tokens: output tokens so far.
+        reserved_tokens: KV that it holds before it decodes.
+        ends_at_step: step of the engine at which it has its last token; ``None``: it does not decode.
+    """
+
+    request_id: str
+    input_tokens: int
+    output_tokens: int
+    block_hashes: Sequence[int] = ()
+    kv_ready_s: float | None = None
+    keeps_kv: bool = False
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    produced_tokens: int = 0
+    reserved_tokens: int = 0
+    ends_at_step: int | None = None
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens that are still to be computed: of the prompt and, after a preemption, of the output so far."""
+        return self.input_tokens + self.produced_tokens - self.computed_tokens
+
+
+class Step(NamedTuple):
+    """The engine's next work: one step with prompt chunks, or several steps in which all running requests decode.
+
+    ``first_s``: time of the first step; each step takes ``more_s`` longer than the one before. ``decoding``: requests
+    that decode. ``chunks``: (request, prompt tokens) of the step.
+    """
+
+    first_s: float
+    more_s: float = 0.0
+    steps: int = 1
+    decoding: int = 0
+    chunks: tuple[tuple[ModelRequest, int], ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """Time of all steps."""
+        return self.time_s(self.steps)
+
+    def time_s(self, steps: int) -> float:
+        """Time of the first ``steps`` steps."""
+        return steps * (self.first_s + self.more_s * (steps - 1) / 2)
+
+    def ended_by(self, elapsed_s: float) -> int:
+        """How many steps have ended after a time."""
+        if elapsed_s <= 0.0:
+            return 0
+        # more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s
+        linear = self.first_s - self.more_s / 2
+        root = math.sqrt(max(0.0, linear * linear + 2 * self.more_s * elapsed_s))
+        return min(self.steps, int(2 * elapsed_s / (linear + root) + EPSILON))
+
+    def begun_by(self, elapsed_s: float) -> int:
+        """How many steps have begun after a time, at least one; a step that has begun cannot be stopped."""
+        ended = self.ended_by(elapsed_s)
+        return min(self.steps, max(1, ended + (self.time_s(ended) < elapsed_s - EPSILON)))
+
+    def until(self, steps: int) -> "Step":
+        """Its first steps alone."""
+        return self._replace(steps=steps)
+
+    def after(self, steps: int) -> "Step":
+        """Its remaining steps."""
+        return self._replace(first_s=self.first_s + self.more_s * steps, steps=self.steps - steps)
+
+
+@dataclass(slots=True)
+class ModelCounters:
+    """The work of an engine since its start.
+
+    ``cached_tokens``: prompt tokens that the prefix cache had. ``sm_active_s``: time for which its SMs had work, by the
+    roofline of each step: the longer of its arithmetic and its memory traffic.
+    """
+
+    output_tokens: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    busy_s: float = 0.0
+    sm_active_s: float = 0.0
+    steps: int = 0
+
+    def since(self, before: "ModelCounters") -> "ModelCounters":
+        """The work since an earlier state of the same counters."""
+        return ModelCounters(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))

@@ -1,0 +1,213 @@
+"""EngineProfile: the speed and size of an engine, with sources, and interpolation between its points (pure)."""
+
+import math
+from bisect import bisect_right
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from autoscale.documents import first_fault
+from kvtransfer.strict_config import StrictConfig
+
+
+class Source(StrictConfig):
+    """The source of a part of a profile."""
+
+    part: str = Field(description="The field of the profile, such as 'prefill' or 'decode'.")
+    kind: Literal["measured", "derived", "assumed"]
+    text: str
+
+
+class PrefillCurve(StrictConfig):
+    """Seconds to prefill a prompt that is alone on an idle engine, by its length."""
+
+    tokens: tuple[int, ...] = Field(min_length=2)
+    seconds: tuple[float, ...] = Field(min_length=2)
+    derived_above_tokens: int | None = Field(
+        None, ge=0, description="Points above this length are derived, not measured; None: all are measured."
+    )
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        _check_axis("prefill.tokens", self.tokens)
+        if len(self.seconds) != len(self.tokens):
+            raise ValueError(f"prefill: {len(self.seconds)} seconds for {len(self.tokens)} tokens")
+        if any(later < sooner for sooner, later in pairwise(self.seconds)):
+            raise ValueError("prefill.seconds must not fall with length: a longer prompt takes longer")
+        return self
+
+    @cached_property
+    def step_s(self) -> float:
+        """Time of a step without prompt tokens: the first segment extended to zero tokens, seconds."""
+        return max(0.0, _at(self.tokens, self.seconds, 0.0))
+
+    def seconds_for(self, tokens: float) -> float:
+        """Seconds for a prompt; beyond the points by the line of the nearest segment."""
+        return max(self.step_s, _at(self.tokens, self.seconds, tokens))
+
+    def chunk_s(self, start: float, end: float) -> float:
+        """Seconds that prompt tokens ``start`` to ``end`` add to a step."""
+        return max(0.0, _at(self.tokens, self.seconds, end) - _at(self.tokens, self.seconds, start))
+
+    def covers(self, tokens: float) -> bool:
+        """Whether a length lies between the first and the last point."""
+        return self.tokens[0] <= tokens <= self.tokens[-1]
+
+    def is_derived(self, tokens: float) -> bool:
+        """Whether the time of a length follows from a derived point."""
+        above = self.derived_above_tokens
+        return above is not None and tokens > above and self.covers(tokens)
+
+
+class DecodeSurface(StrictConfig):
+    """Seconds of one decode step, by requests in the batch and their mean context, tokens."""
+
+    batch: tuple[int, ...] = Field(min_length=2)
+    context_tokens: tuple[int, ...] = Field(min_length=1)
+    step_s: tuple[tuple[float, ...], ...] = Field(description="One row per batch, one value per context.")
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        _check_axis("decode.batch", self.batch)
+        _check_axis("decode.context_tokens", self.context_tokens)
+        if len(self.step_s) != len(self.batch) or any(len(row) != len(self.context_tokens) for row in self.step_s):
+            raise ValueError(
+                f"decode.step_s needs {len(self.batch)} rows (batch) of {len(self.context_tokens)} values (context)"
+            )
+        if any(value <= 0 for row in self.step_s for value in row):
+            raise ValueError("decode.step_s must be above 0")
+        return self
+
+    def seconds_for(self, batch: int, context_tokens: float) -> float:
+        """Seconds of a step, bilinear; beyond the points by the nearest line, at least half of the fastest step."""
+        return self.line(batch, context_tokens)[0]
+
+    def line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
+        """Of a step: its seconds, how many more each next step takes, and up to which mean context this holds.
+
+        In each next step every request has one token more.
+        """
+        axis, row = self.context_tokens, self._rows.get(batch) or self._row(batch)
+        least_s = self.step_s[0][0] * 0.5
+        if len(axis) == 1:
+            return max(least_s, row[0]), 0.0, math.inf
+        index = min(max(bisect_right(axis, context_tokens), 1), len(axis) - 1)
+        slope = (row[index] - row[index - 1]) / (axis[index] - axis[index - 1])
+        seconds = row[index - 1] + slope * (context_tokens - axis[index - 1])
+        knot = axis[index] if index < len(axis) - 1 or context_tokens < axis[index] else math.inf
+        if slope:
+            floor_tokens = context_tokens + (least_s - seconds) / slope
+            if floor_tokens > context_tokens:
+                knot = min(knot, floor_tokens)
+        is_on_line = seconds > least_s or (seconds == least_s and slope > 0.0)
+        return (seconds, slope, knot) if is_on_line else (least_s, 0.0, knot)
+
+    def _row(self, batch: int) -> list[float]:
+        """Seconds at each context for one batch, remembered: few batches are used often."""
+        row = self._rows[batch] = [_at(self.batch, column, batch) for column in zip(*self.step_s, strict=True)]
+        return row
+
+    @cached_property
+    def _rows(self) -> dict[int, list[float]]:
+        return {}
+
+    def covers(self, batch: float, context_tokens: float) -> bool:
+        """Whether a point lies inside the profile's points."""
+        return (
+            self.batch[0] <= batch <= self.batch[-1]
+            and self.context_tokens[0] <= context_tokens <= self.context_tokens[-1]
+        )
+
+
+class Handoff(StrictConfig):
+    """The transfer of KV to a decode engine."""
+
+    base_s: float = Field(ge=0.0, description="Time of an empty transfer.")
+    kv_bytes_per_token: float = Field(gt=0.0)
+    bytes_per_s: float = Field(gt=0.0)
+
+    def seconds_for(self, tokens: float) -> float:
+        """Seconds for the KV of a prompt over an idle link."""
+        return self.base_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+
+class Memory(StrictConfig):
+    """Memory side of the roofline, all GPUs of an engine together."""
+
+    weight_bytes: float = Field(gt=0.0, description="Weights that every step reads.")
+    peak_bytes_per_s: float = Field(gt=0.0)
+
+
+class EngineProfile(StrictConfig):
+    """One engine: model, hardware and parallelism, its KV and its speed."""
+
+    name: str = Field(min_length=1)
+    model: str
+    gpu: str | None = Field(None, description="GPU type as Ray names it; None: an engine on CPU.")
+    gpus: int = Field(0, ge=0)
+    kv_tokens: int = Field(gt=0, description="Tokens of KV that fit.")
+    block_tokens: int = Field(16, gt=0)
+    max_batch_tokens: int = Field(gt=0, description="Prompt and output tokens of one step (chunked prefill).")
+    max_running: int = Field(gt=0, description="Requests in the batch at one time.")
+    prefill: PrefillCurve
+    decode: DecodeSurface
+    handoff: Handoff
+    start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
+    flops_per_token: float = Field(gt=0.0)
+    peak_flops: float = Field(gt=0.0)
+    memory: Memory | None = Field(None, description="Left out: a step's roofline is its arithmetic alone.")
+    sources: tuple[Source, ...] = Field(min_length=1)
+
+    def roofline_s(self, tokens: int, context_tokens: int = 0, *, more_tokens: int = 0, steps: int = 1) -> float:
+        """The least time of steps on the hardware, seconds: in each step the longer of arithmetic and memory traffic.
+
+        Attention counts by the KV that it reads, not by its arithmetic: ``context_tokens`` in the first step, and
+        ``more_tokens`` more in each later one.
+        """
+        compute_s = tokens * self.flops_per_token / self.peak_flops
+        if self.memory is None:
+            return steps * compute_s
+        kv_s = self.handoff.kv_bytes_per_token / self.memory.peak_bytes_per_s
+        first_s = self.memory.weight_bytes / self.memory.peak_bytes_per_s + context_tokens * kv_s
+        more_s = more_tokens * kv_s
+        # Memory traffic grows and arithmetic does not, so from one step on memory takes longer.
+        if first_s >= compute_s:
+            computing = 0
+        else:
+            computing = min(steps, math.ceil((compute_s - first_s) / more_s)) if more_s else steps
+        return computing * compute_s + (steps - computing) * (first_s + more_s * (computing + steps - 1) / 2)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a profile; a ValueError if it cannot be read, or a value is wrong."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror or error}") from None
+        except ValidationError as error:
+            raise ValueError(f"{path}: {first_fault(error)}") from None
+
+
+def _loaded(value: Any) -> Any:
+    return EngineProfile.load(Path(value)) if isinstance(value, str | Path) else value
+
+
+# In a configuration: a profile, or the path of one.
+ProfileRef = Annotated[EngineProfile, BeforeValidator(_loaded, json_schema_input_type=EngineProfile | str)]
+
+
+def _check_axis(name: str, values: tuple[int, ...]) -> None:
+    if any(later <= sooner for sooner, later in pairwise(values)):
+        raise ValueError(f"{name} must rise: {list(values)}")
+
+
+def _at(axis: tuple[int, ...], values: tuple[float, ...] | list[float], point: float) -> float:
+    """The value at ``point``, by the line through the two nearest points."""
+    if len(axis) == 1:
+        return values[0]
+    index = min(max(bisect_right(axis, point), 1), len(axis) - 1)
+    share = (point - axis[index - 1]) / (axis[index] - axis[index - 1])
+    return values[index - 1] + share * (values[index] - values[index - 1])

@@ -1,0 +1,145 @@
+"""Waiting times of one decode replica's users, as counters for the autoscaler (pure).
+
+vLLM's own TTFT on decode starts with the transfer of the prompt's KV, so it leaves out prefill; here it starts when the
+request arrived at the endpoint. If long prompts have a longer objective, their TTFT counts in proportion
+(``SloConfig.ttft_share``), so that one objective holds for all requests.
+"""
+
+from collections.abc import Callable
+
+from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
+
+# A stream's pace is taken over this time, seconds: engines hand out tokens in chunks.
+_PACE_S = 2.0
+# Weight of each answer in their mean length, which is then over about the last 64 answers.
+_ANSWER_WEIGHT = 1 / 64
+
+
+class RequestTimer:
+    """One request, from its arrival to its end."""
+
+    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_mark", "_pace_s", "_share", "_stats", "tokens")
+
+    def __init__(self, stats: "RequestStats", arrived_s: float, share: float) -> None:
+        self._stats = stats
+        self._share = share
+        self._arrived_s = arrived_s
+        self._first_s = self._last_s = 0.0
+        self.tokens = 0  # output tokens so far
+        self._mark = (0.0, 0)  # time and tokens from which the next pace is taken
+        self._pace_s: float | None = None
+
+    def add_tokens(self, count: int, at_s: float | None = None) -> None:
+        """Count output tokens that came at ``at_s``; ``None``: now."""
+        if not count:
+            return
+        self._last_s = self._stats.clock() if at_s is None else at_s
+        if not self.tokens:
+            self._first_s = self._last_s
+            self._stats.leave(self)
+            self._observe_first()
+            self._stats.streaming.add(self)
+            self._mark = (self._first_s, count)
+        self.tokens += count
+
+    def add_all(self, tokens: int, first_s: float, last_s: float) -> None:
+        """Count all output tokens of a request that is answered in one piece."""
+        if tokens:
+            self._first_s, self._last_s, self.tokens = first_s, last_s, tokens
+            self._observe_first()
+
+    def _observe_first(self) -> None:
+        waited_s = max(0.0, self._first_s - self._arrived_s)
+        self._stats.ttft.observe(self._share * waited_s)
+        self._stats.first_tokens += 1
+        self._stats.first_tokens_s += waited_s
+
+    def end(self) -> None:
+        """The request has ended."""
+        self._stats.leave(self)
+        if self.tokens:
+            self._stats.answer(self.tokens)
+        if self.tokens > 1:
+            self._stats.tpot.observe((self._last_s - self._first_s) / (self.tokens - 1))
+
+    def waited_s(self, now_s: float) -> float:
+        """How long the request has waited for its first token, in proportion to its objective; seconds."""
+        return self._share * max(0.0, now_s - self._arrived_s)
+
+    def pace_s(self, now_s: float) -> float | None:
+        """Recent time per output token, seconds; ``None``: the stream is too young."""
+        since_s, tokens = self._mark
+        if now_s - since_s >= _PACE_S:
+            self._pace_s = (now_s - since_s) / max(1, self.tokens - tokens)
+            self._mark = (now_s, self.tokens)
+        return self._pace_s
+
+
+class RequestStats:
+    """All requests of a replica since it started."""
+
+    def __init__(
+        self, clock: Callable[[], float], ttft_share: Callable[[int], float] = lambda input_tokens: 1.0
+    ) -> None:
+        self.clock = clock
+        self._ttft_share = ttft_share
+        self.ttft = Histogram(TTFT_EDGES_S)
+        self.tpot = Histogram(TPOT_EDGES_S)
+        self.first_tokens = 0
+        self.first_tokens_s = 0.0  # sum of plain TTFTs
+        self.ended = 0
+        self.output_tokens = 0
+        self.output_tokens_mean: float | None = None  # of about the last 64 answers
+        self._begun = 0
+        self._input_tokens = 0
+        self._input_tokens_squared = 0
+        self.streaming: set[RequestTimer] = set()
+        self._waiting: set[RequestTimer] = set()
+
+    def begin(self, arrived_s: float, input_tokens: int, *, is_streamed: bool) -> RequestTimer:
+        """A request has reached the replica, after the endpoint at ``arrived_s`` by this object's clock.
+
+        ``is_streamed``: its tokens are observed as they come; else it never counts as waiting.
+        """
+        self._begun += 1
+        self._input_tokens += input_tokens
+        self._input_tokens_squared += input_tokens * input_tokens
+        timer = RequestTimer(self, arrived_s, self._ttft_share(input_tokens))
+        if is_streamed:
+            self._waiting.add(timer)
+        return timer
+
+    def answer(self, output_tokens: int) -> None:
+        """Count a request that has ended with this many output tokens."""
+        self.ended += 1
+        self.output_tokens += output_tokens
+        mean = output_tokens if self.output_tokens_mean is None else self.output_tokens_mean
+        self.output_tokens_mean = mean + (output_tokens - mean) * _ANSWER_WEIGHT
+
+    def leave(self, timer: RequestTimer) -> None:
+        """A request neither waits nor streams any more."""
+        self._waiting.discard(timer)
+        self.streaming.discard(timer)
+
+    def report(self) -> dict[str, float]:
+        """Counters and buckets, by the names of ``autoscale.observe.signals``."""
+        late, pace = Histogram(TTFT_EDGES_S), Histogram(TPOT_EDGES_S)
+        now_s = self.clock()
+        for timer in self._waiting:
+            late.observe(timer.waited_s(now_s))
+        for timer in self.streaming:
+            if (pace_s := timer.pace_s(now_s)) is not None:
+                pace.observe(pace_s)
+        return {
+            "requests": float(self._begun),
+            "requests_ended": float(self.ended),
+            "first_tokens": float(self.first_tokens),
+            "first_tokens_s": self.first_tokens_s,
+            "input_tokens": float(self._input_tokens),
+            "input_tokens_squared": float(self._input_tokens_squared),
+            "output_tokens": float(self.output_tokens),
+            **self.ttft.as_report("ttft"),
+            **self.tpot.as_report("tpot"),
+            **late.as_report("late"),
+            **pace.as_report("pace"),
+        }

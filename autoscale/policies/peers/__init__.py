@@ -1,0 +1,29 @@
+"""What other systems do, so that the simulator can compare Tandem with them (pure).
+
+Enters and leaves the same as in ``autoscale.policies``. Each file names the other system, its version and the source
+files that it follows. Only ``autoscale.sim`` reads this room: no live application can be sized by these policies.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autoscale import policies
+from autoscale.policies.peers.dynamo import Dynamo, DynamoConfig
+from autoscale.policies.peers.dynamo_sla import DynamoSla, DynamoSlaConfig
+from autoscale.policies.peers.hpa import Hpa, HpaConfig
+from autoscale.policies.peers.llmd_token_aware import LlmdTokenAware, LlmdTokenAwareConfig
+from autoscale.policies.peers.serve_baseline import RayBaseline, RayBaselineConfig
+from autoscale.policies.policy import Policy
+
+# Every policy that a simulation may name.
+SimPolicyConfig = (
+    policies.PolicyConfig | DynamoConfig | DynamoSlaConfig | HpaConfig | LlmdTokenAwareConfig | RayBaselineConfig
+)
+SIM_POLICIES: Mapping[str, Callable[..., Policy[Any]]] = {
+    **policies.POLICIES,
+    "dynamo": Dynamo,
+    "dynamo_sla": DynamoSla,
+    "hpa": Hpa,
+    "llmd_token_aware": LlmdTokenAware,
+    "ray_baseline": RayBaseline,
+}

@@ -1,0 +1,286 @@
+"""Dynamo's planner, version 1.6.1: forecast demand over an engine's capacity, and single steps by engines' state.
+
+Source: ai-dynamo 1.6.1, ``planner/core``: ``throughput_scaling.py`` (_throughput_disagg), ``load_scaling.py``
+(_advance_load_disagg), ``state_machine.py`` (what may move while replicas start), ``perf_model/engine_query.py``
+(_find_prefill_capacity, _find_decode_capacity, get_queued_prefill_time) and ``perf_model/ais_adapter.py``. Its times
+come from a tuned model of forward passes, here from the profile. Budget and least counts are the guard's here.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from autoscale.engines.profile import EngineProfile
+from autoscale.forecast import ForecastConfig, LastValueConfig
+from autoscale.headcount import desired_replicas
+from autoscale.policies.peers.dynamo_sla import Demand, next_demand, with_traffic
+from autoscale.policies.peers.independent import Memory, ceiled, decided, is_due, serving_replicas, standing
+from autoscale.policies.policy import Policy, ProfiledConfig
+from autoscale.types import Decision, Shown, Snapshot
+from kvtransfer.topology import Role
+
+# The most batches that are tried: MAX_CAPACITY_SEARCH_CANDIDATES.
+_MOST_BATCHES = 128
+
+
+class DynamoConfig(ProfiledConfig):
+    """Which of the two loops run, how often, and their limits; the defaults are those of ``SLAPlannerDefaults``."""
+
+    kind: Literal["dynamo"] = "dynamo"
+    target: Literal["sla", "throughput", "latency"] = "sla"
+    """optimization_target; throughput and latency use only the reactive loop, with thresholds."""
+    is_predictive: bool = True
+    """enable_throughput_scaling; with both loops, its counts are the least of the reactive loop."""
+    is_reactive: bool = Field(False, description="enable_load_scaling.")
+    adjustment_s: float = Field(180.0, gt=0.0, description="throughput_adjustment_interval_seconds.")
+    reaction_s: float = Field(5.0, gt=0.0, description="load_adjustment_interval_seconds.")
+    step_replicas: int = Field(8, ge=1, description="max_throughput_scaling_replicas of each role, up or down.")
+    slack_frac: float = Field(0.8, gt=0.0, le=1.0, description="load_scaling_down_sensitivity.")
+    cached_frac: float = Field(0.0, ge=0.0, le=0.95)
+    """KV hit rate: share of a prompt that a prefix cache has."""
+    longest_tokens: int | None = Field(None, ge=1)
+    """Longest context of a request; thresholds of prefill are shares of it."""
+    forecast: ForecastConfig = LastValueConfig()
+    """load_predictor: last_value is its constant; Dynamo's arima finds its order itself."""
+
+    @model_validator(mode="after")
+    def _check_loops(self) -> "DynamoConfig":
+        if self.target != "sla" and self.longest_tokens is None:
+            raise ValueError(f"target {self.target} needs longest_tokens: give the model's longest context, tokens")
+        if self.target == "sla" and not self.is_predictive and not self.is_reactive:
+            raise ValueError("neither is_predictive nor is_reactive is set: set one, or nothing is ever decided")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLoad:
+    """One decode engine: requests in its batch or waiting for it, and the KV of both, tokens."""
+
+    requests: float
+    kv_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """One engine from ``up`` on adds an engine; all engines below ``down`` allow one fewer."""
+
+    up: float
+    down: float
+    is_up_inclusive: bool
+    is_down_inclusive: bool
+
+
+# Thresholds of queued prompt tokens over the longest context, by optimization target.
+PREFILL_THRESHOLDS = {
+    "throughput": Thresholds(up=1.0, down=0.1, is_up_inclusive=True, is_down_inclusive=False),
+    "latency": Thresholds(up=0.1, down=0.0, is_up_inclusive=True, is_down_inclusive=True),
+}
+# Thresholds of wanted KV over all KV, by optimization target.
+DECODE_THRESHOLDS = {
+    "throughput": Thresholds(up=1.0, down=0.6, is_up_inclusive=False, is_down_inclusive=False),
+    "latency": Thresholds(up=0.4, down=0.1, is_up_inclusive=False, is_down_inclusive=False),
+}
+
+
+def prefill_s(profile: EngineProfile, tokens: float) -> float:
+    """Seconds for ``tokens`` prompt tokens, in steps of at most ``max_batch_tokens`` (get_queued_prefill_time)."""
+    full, rest = divmod(math.ceil(tokens), profile.max_batch_tokens)
+    seconds = full * profile.prefill.seconds_for(profile.max_batch_tokens)
+    return seconds + (profile.prefill.seconds_for(rest) if rest else 0.0)
+
+
+def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float) -> float:
+    """Requests per second of one engine: ``batch / TTFT`` of the best batch that keeps the objective, else of any.
+
+    ``input_tokens``: mean tokens to compute of a prompt.
+    """
+    tokens = max(1, math.ceil(input_tokens))
+    batches = _batches(max(1, min(profile.max_running, profile.max_batch_tokens // tokens)))
+    passes = ((batch, prefill_s(profile, batch * tokens)) for batch in batches)
+    return _best(((batch / seconds, seconds) for batch, seconds in passes), ttft_s)
+
+
+def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: float, itl_s: float) -> float | None:
+    """Requests per second of one engine: ``batch / (OSL * ITL)`` of the best batch that keeps the objective.
+
+    ``None``: not even one request of these mean lengths fits its KV.
+    """
+    outputs = max(1, math.ceil(output_tokens))
+    context = max(1, math.ceil(input_tokens) + outputs // 2)
+    batches = _batches(min(profile.max_running, profile.kv_tokens // context))
+    if not batches:
+        return None
+    steps = ((batch, profile.decode.seconds_for(batch, context)) for batch in batches)
+    return _best(((batch / (outputs * seconds), seconds) for batch, seconds in steps), itl_s)
+
+
+def _batches(most: int) -> list[int]:
+    """Every batch up to the largest, or _MOST_BATCHES evenly spaced ones."""
+    if most <= _MOST_BATCHES:
+        return list(range(1, most + 1))
+    return [1 + index * (most - 1) // (_MOST_BATCHES - 1) for index in range(_MOST_BATCHES)]
+
+
+def _best(rates: Iterable[tuple[float, float]], limit_s: float) -> float:
+    """The highest rate with a time inside the limit; without one, the highest rate."""
+    return max((seconds <= limit_s, rate) for rate, seconds in rates)[1]
+
+
+# The functions below return the wanted engines, or None for no change. The present count means: give up the engines
+# that still start.
+def engines_by_threshold(values: Sequence[float], limits: Thresholds) -> int | None:
+    """One more if any engine is above; one fewer if all are below and the others would not be above then.
+
+    Source: the targets "throughput" and "latency" of ``load_scaling.py``.
+    """
+    count = len(values)
+    if any(v >= limits.up if limits.is_up_inclusive else v > limits.up for v in values):
+        return count + 1
+    if not all(v <= limits.down if limits.is_down_inclusive else v < limits.down for v in values):
+        return None
+    is_undone = count > 1 and max(values) * count / (count - 1) >= limits.up
+    return count if is_undone else count - 1
+
+
+def prefill_engines_by_ttft(
+    queued_tokens: Sequence[float], input_tokens: float, ttft_s: float, config: DynamoConfig
+) -> int | None:
+    """One more if every engine would miss the TTFT; one fewer if the others could share one engine's queue.
+
+    ``queued_tokens``: prompt tokens that wait at each engine; ``input_tokens``: length of the next prompt. After a
+    scale-in, queues may take ``slack_frac`` of the objective less the prompt's own time.
+    """
+    count, profile = len(queued_tokens), config.prefill
+    if all(prefill_s(profile, queued + input_tokens) > ttft_s for queued in queued_tokens):
+        return count + 1
+    share = count / (count - 1) if count > 1 else 1.0
+    own_s = prefill_s(profile, input_tokens)
+    slack_s = (ttft_s - own_s) * config.slack_frac
+    fits = all(prefill_s(profile, queued * share + input_tokens) - own_s < slack_s for queued in queued_tokens)
+    return count - 1 if fits else None
+
+
+def decode_engines_by_itl(
+    loads: Sequence[DecodeLoad], context_tokens: float, itl_s: float, config: DynamoConfig
+) -> int | None:
+    """One more if every engine would miss the ITL; one fewer if the others could share one engine's load.
+
+    ``context_tokens``: KV of the next request. After a scale-in, steps may take ``slack_frac`` of the objective.
+    """
+    count, profile = len(loads), config.decode
+
+    def itl_with(load: DecodeLoad, share: float) -> float:
+        requests = load.requests * share + 1.0
+        return profile.decode.seconds_for(math.ceil(requests), (load.kv_tokens * share + context_tokens) / requests)
+
+    if all(itl_with(load, 1.0) > itl_s for load in loads):
+        return count + 1
+    share = count / (count - 1) if count > 1 else 1.0
+    fits = all(
+        int(load.kv_tokens * share) < profile.kv_tokens and itl_with(load, share) < itl_s * config.slack_frac
+        for load in loads
+    )
+    return count - 1 if fits else None
+
+
+class Dynamo(Policy[DynamoConfig]):
+    """Replicas of each role from the forecast demand, from the engines' queues and KV, or from both."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The counts of the predictive loop, or of the reactive loop, which are not fewer than those of the former."""
+        config, now = self._config, (snapshot.now_s,)
+        is_reactive = config.is_reactive or config.target != "sla"
+        memory: dict[str, tuple[float, ...]] = {"began_s": now, **snapshot.state.memory}
+        ready = {role: len(replicas) for role, replicas in serving_replicas(snapshot).items()}
+        predicted: dict[Role, int] | None = None
+        if config.is_predictive and config.target == "sla":
+            memory |= with_traffic(snapshot, memory)
+            is_over = is_due(snapshot, memory, "began_s", config.adjustment_s)
+            if not is_over and not is_reactive:
+                return standing(snapshot, f"it adjusts every {config.adjustment_s:g} s", memory=memory)
+            if is_over:
+                demand, memory = next_demand(memory, snapshot.now_s, config.adjustment_s, config.forecast)
+                memory["began_s"] = now
+                predicted = None if demand is None else self._predicted(demand, ready)
+                # If one role cannot be sized, neither role moves.
+                memory["floor"] = tuple(float((predicted or ready)[role]) for role in Role)
+        if not is_reactive:
+            if predicted is None:
+                return decided(snapshot, None, "no demand was observed, or a request does not fit", memory=memory)
+            return _moved(snapshot, predicted, ready, "demand over what an engine serves", memory=memory)
+        if "reacted_s" in memory and not is_due(snapshot, memory, "reacted_s", config.reaction_s):
+            return standing(snapshot, f"it reacts every {config.reaction_s:g} s", memory=memory)
+        memory["reacted_s"] = now
+        reacted = self._reacted(snapshot, memory)
+        if reacted is None:
+            return decided(snapshot, None, "not every replica reports its queue and its KV", memory=memory)
+        return _moved(snapshot, reacted, ready, "what engines show", memory=memory)
+
+    def _predicted(self, demand: Demand, ready: Mapping[Role, int]) -> dict[Role, int] | None:
+        """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` from the serving replicas."""
+        config, slo = self._config, self._slo
+        inputs, outputs = demand.input_tokens, demand.output_tokens
+        prefill = prefill_capacity(config.prefill, inputs * (1.0 - config.cached_frac), slo.ttft_s)
+        decode = decode_capacity(config.decode, inputs, outputs, slo.tpot_s)
+        if decode is None:
+            return None
+        capacities, step = {Role.PREFILL: prefill, Role.DECODE: decode}, config.step_replicas
+        counts = {role: ceiled(demand.requests_per_s / capacities[role]) for role in Role}
+        return {role: min(max(counts[role], ready[role] - step, 0), ready[role] + step) for role in Role}
+
+    def _reacted(self, snapshot: Snapshot, memory: dict[str, tuple[float, ...]]) -> dict[Role, int | None] | None:
+        """Replicas of each role by its engines' state; ``None``: an engine does not report."""
+        config, serving = self._config, serving_replicas(snapshot)
+        if (inputs := snapshot.traffic.input_tokens_mean) is not None:
+            memory["input_tokens"] = (inputs,)
+        (inputs,) = memory.get("input_tokens", (0.0,))
+        queued = [r.queued_prefill_tokens for r in serving[Role.PREFILL]]
+        queues = [tokens for tokens in queued if tokens is not None]
+        kv = config.decode.kv_tokens
+        loads, running, used_tokens = list[DecodeLoad](), list[float](), list[float]()
+        for r in serving[Role.DECODE]:
+            if r.running_requests is not None and r.waiting_requests is not None and r.kv_usage_frac is not None:
+                running.append(r.running_requests)
+                used_tokens.append(r.kv_usage_frac * kv)
+                requests = r.running_requests + (r.waiting_requests + (r.deferred_requests or 0.0))
+                # Requests that wait for their KV hold its room already.
+                kv_tokens = used_tokens[-1] + r.waiting_requests * inputs
+                loads.append(DecodeLoad(requests=requests, kv_tokens=kv_tokens))
+        if not queues or not loads or len(queues) < len(queued) or len(loads) < len(serving[Role.DECODE]):
+            return None
+        if config.target != "sla":
+            shares = [tokens / (config.longest_tokens or 1) for tokens in queues]
+            prefill = engines_by_threshold(shares, PREFILL_THRESHOLDS[config.target])
+            decode = engines_by_threshold([load.kv_tokens / kv for load in loads], DECODE_THRESHOLDS[config.target])
+        else:
+            computed, in_batches = 1.0 - config.cached_frac, math.fsum(running)
+            computed_queues = [tokens * computed for tokens in queues]
+            prefill = prefill_engines_by_ttft(computed_queues, inputs * computed, self._slo.ttft_s, config)
+            context_tokens = math.fsum(used_tokens) / in_batches if in_batches else inputs
+            decode = decode_engines_by_itl(loads, context_tokens, self._slo.tpot_s, config)
+        counts, present = {Role.PREFILL: prefill, Role.DECODE: decode}, desired_replicas(snapshot.state.desired)
+        # The last engine leaves only while another one starts, which then does not come.
+        are_starting = {role: present[role] > len(serving[role]) for role in Role}
+        return {role: None if count == 0 and not are_starting[role] else count for role, count in counts.items()}
+
+
+def _moved(
+    snapshot: Snapshot, counts: Mapping[Role, int | None], ready: Mapping[Role, int], reason: str, *, memory: Memory
+) -> Decision:
+    """The counts, not below the floor; while replicas start, only counts that give replicas up.
+
+    Source: ``_startup_reduction`` and ``_startup_disagg_decision`` of ``state_machine.py``.
+    """
+    present = desired_replicas(snapshot.state.desired)
+    are_starting = any(ready[role] < present[role] for role in Role)
+    wanted = {}
+    for role, least in zip(Role, memory.get("floor", (0.0, 0.0)), strict=True):
+        count = counts[role]
+        floored = max(least, float(present[role] if count is None else count))
+        is_allowed = not are_starting or (count is not None and floored <= min(ready[role], present[role]))
+        wanted[role] = floored if is_allowed else float(present[role])
+    shown = tuple(Shown(name=f"{role}_replicas", value=ready[role], target=wanted[role]) for role in Role)
+    return decided(snapshot, wanted, reason, memory=memory, shown=shown)

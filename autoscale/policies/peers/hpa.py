@@ -1,0 +1,169 @@
+"""Kubernetes' Horizontal Pod Autoscaler v2, one for each role, with its stabilization and its scaling rules.
+
+Source: ``pkg/controller/podautoscaler`` of Kubernetes 1.33: ``replica_calculator.go`` (calcPlainMetricReplicas, with
+pods that have no metrics) and ``horizontal.go`` (computeReplicasForMetrics, stabilizeRecommendationWithBehaviors and
+convertDesiredReplicasWithBehaviorRate); defaults as in its documentation, "Default Behavior".
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from autoscale.headcount import desired_replicas
+from autoscale.policies.peers.independent import (
+    EPSILON,
+    Memory,
+    ceiled,
+    decided,
+    decided_by,
+    is_due,
+    serving_replicas,
+    standing,
+)
+from autoscale.policies.policy import Policy
+from autoscale.types import Decision, Shown, Snapshot
+from kvtransfer.strict_config import StrictConfig
+from kvtransfer.topology import Role
+
+
+class HpaMetric(StrEnum):
+    """A metric of a replica; its mean over a role's replicas is kept at the target."""
+
+    GPU_UTILIZATION = "gpu_utilization_frac"
+    KV_USAGE = "kv_usage_frac"
+    WAITING_REQUESTS = "waiting_requests"
+    RUNNING_REQUESTS = "running_requests"
+
+
+class HpaMetricConfig(StrictConfig):
+    """The metric of one role."""
+
+    metric: HpaMetric = HpaMetric.GPU_UTILIZATION
+    target: float = Field(0.8, gt=0.0)
+    """Target of the metric's mean: 0..1 for utilization and KV usage, else requests (Kubernetes: 80 %)."""
+
+
+class ScalingRulesConfig(StrictConfig):
+    """HPAScalingRules of one direction with selectPolicy Max: the larger of two steps is allowed per period."""
+
+    window_s: float = Field(ge=0.0, le=3600.0)
+    """Stabilization window: the most cautious recommendation within it counts."""
+    step_replicas: int = Field(0, ge=0, description="Replicas that may be added or removed per period.")
+    step_frac: float = Field(0.0, ge=0.0, description="Share of the replicas that may be added or removed per period.")
+    period_s: float = Field(15.0, gt=0.0, le=1800.0)
+
+
+class HpaLoopConfig(StrictConfig):
+    """When an HPA acts, and how fast replicas may be added and removed."""
+
+    tolerance_frac: float = Field(0.1, ge=0.0, lt=1.0)
+    """A mean this close to its target, as a share, changes nothing."""
+    sync_s: float = Field(15.0, gt=0.0, description="Time between two decisions.")
+    up: ScalingRulesConfig = ScalingRulesConfig(window_s=0.0, step_replicas=4, step_frac=1.0, period_s=15.0)
+    down: ScalingRulesConfig = ScalingRulesConfig(window_s=300.0, step_frac=1.0, period_s=15.0)
+
+
+class HpaConfig(HpaLoopConfig):
+    """The metrics of both roles."""
+
+    kind: Literal["hpa"] = "hpa"
+    prefill: HpaMetricConfig = HpaMetricConfig()
+    decode: HpaMetricConfig = HpaMetricConfig()
+    prefill_more: tuple[HpaMetricConfig, ...] = ()
+    """Further prefill metrics: the one that needs most replicas counts."""
+    decode_more: tuple[HpaMetricConfig, ...] = ()
+    """Further decode metrics: the one that needs most replicas counts."""
+
+    def metrics(self, role: Role) -> tuple[HpaMetricConfig, ...]:
+        """The metrics of a role."""
+        return (self.prefill, *self.prefill_more) if role is Role.PREFILL else (self.decode, *self.decode_more)
+
+
+def replicas_for_metric(values: Sequence[float], missing: int, current: int, target: float, tolerance: float) -> int:
+    """``ceil(current * metric / target)``, cautious about replicas without the metric (calcPlainMetricReplicas).
+
+    ``values``: the metric of the replicas that report it, at least one; ``missing``: replicas that do not report it
+    count as idle on a growth, and at the target on a shrinkage; ``tolerance``: share of the target without a change.
+    """
+    usage = fmean(values) / target
+    count = len(values) + missing
+    whole = usage if not missing else (usage * len(values) + (missing if usage < 1.0 else 0.0)) / count
+    is_turned = (usage - 1.0) * (whole - 1.0) < 0.0
+    if abs(1.0 - whole) <= tolerance + EPSILON or is_turned:
+        return current
+    replicas = ceiled(whole * count)
+    is_turned = bool(missing) and (replicas > current if whole < 1.0 else replicas < current)
+    return current if is_turned else replicas
+
+
+def paced(
+    desired: int, current: int, now_s: float, series: str, memory: Memory, config: HpaLoopConfig
+) -> tuple[int, dict[str, tuple[float, ...]]]:
+    """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next time.
+
+    ``series``: prefix of the names of its series in ``memory``, which are earlier recommendations, and changes of the
+    counts whatever made them.
+    """
+    names = [f"{series}_{name}" for name in ("recommended_at_s", "recommended", "changed_at_s", "changed", "count")]
+    advised_at, advised, changed_at, changed, count = (memory.get(name, ()) for name in names)
+    up, down = config.up, config.down
+    longest_s = max(up.window_s, down.window_s)
+    earlier = [(at, n) for at, n in zip(advised_at, advised, strict=True) if 0.0 < now_s - at < longest_s]
+    floor = min([desired, *(n for at, n in earlier if now_s - at < up.window_s)])
+    roof = max([desired, *(n for at, n in earlier if now_s - at < down.window_s)])
+    stable = int(min(max(current, floor), roof))
+
+    longest_s = max(up.period_s, down.period_s)
+    changes = list(zip(changed_at, changed, strict=True))
+    if count and count[0] != current:
+        changes.append((count[1], current - count[0]))
+    changes = [(at, n) for at, n in changes if 0.0 < now_s - at < longest_s]
+
+    if stable > current:
+        begin = current - math.fsum(n for at, n in changes if now_s - at < up.period_s)
+        most = max(begin + up.step_replicas, ceiled(begin * (1.0 + up.step_frac)))
+        stable = min(stable, max(current, int(most)))
+    elif stable < current:
+        begin = current - math.fsum(n for at, n in changes if now_s - at < down.period_s)
+        least = min(begin - down.step_replicas, math.floor(begin * (1.0 - down.step_frac) + EPSILON))
+        stable = max(stable, min(current, int(least)))
+
+    earlier.append((now_s, float(desired)))
+    kept = [[at for at, _ in earlier], [n for _, n in earlier], [at for at, _ in changes], [n for _, n in changes]]
+    series_of = dict(zip(names, map(tuple, [*kept, [float(current), now_s]]), strict=True))
+    return stable, series_of
+
+
+class Hpa(Policy[HpaConfig]):
+    """Replicas of each role from the mean of its metrics over their targets."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Size each role by the mean of its metrics; a role without reports stays as it is."""
+        config, memory = self._config, dict(snapshot.state.memory)
+        if "synced_s" in memory and not is_due(snapshot, memory, "synced_s", config.sync_s):
+            return standing(snapshot, f"the HPA looks every {config.sync_s:g} s", memory=memory)
+        memory["synced_s"] = (snapshot.now_s,)
+        present = desired_replicas(snapshot.state.desired)
+        wanted, shown = {role: float(present[role]) for role in Role}, list[Shown]()
+        for role, replicas in serving_replicas(snapshot).items():
+            metrics, advised = config.metrics(role), list[int]()
+            for each in metrics:
+                values = [value for replica in replicas if (value := getattr(replica, each.metric)) is not None]
+                if not values:
+                    continue
+                missing = max(present[role], len(replicas)) - len(values)
+                advised.append(replicas_for_metric(values, missing, present[role], each.target, config.tolerance_frac))
+                shown.append(Shown(name=f"{role}_{each.metric}", value=fmean(values), target=each.target))
+            if not advised:
+                continue
+            if len(advised) < len(metrics):  # a metric without reports may need the present replicas
+                advised.append(present[role])
+            wanted[role], series = paced(max(advised), present[role], snapshot.now_s, str(role), memory, config)
+            memory.update(series)
+        if not shown:
+            return decided(snapshot, None, "no replica reports its metric", memory=memory)
+        return decided_by(snapshot, wanted, shown, memory=memory)

@@ -1,0 +1,83 @@
+"""Shared parts of policies that size each role by itself, as other systems' autoscalers do (pure)."""
+
+import math
+from collections.abc import Mapping
+
+from autoscale.headcount import desired_replicas
+from autoscale.policies.policy import replicas_of
+from autoscale.ratio import PdRatio
+from autoscale.types import Decision, ReplicaStats, Shown, Snapshot
+from kvtransfer.topology import Role
+
+Memory = Mapping[str, tuple[float, ...]]
+
+# An interval that lacks less than this has passed, seconds.
+_EPSILON_S = 1e-6
+# Rounding of floating point must not add a replica.
+EPSILON = 1e-9
+# The series of the counts that were wanted last.
+_WANTED = "wanted"
+
+
+def ceiled(replicas: float) -> int:
+    """Rounded up to whole replicas."""
+    return math.ceil(replicas - EPSILON)
+
+
+def serving_replicas(snapshot: Snapshot) -> dict[Role, list[ReplicaStats]]:
+    """Running replicas of each role, without withdrawn ones: the other systems would have ended these at once."""
+    state = snapshot.state
+    away = {*state.withdrawn, *state.victims}
+    return {role: [r for r in replicas_of(snapshot, role) if r.replica_id not in away] for role in Role}
+
+
+def is_due(snapshot: Snapshot, memory: Memory, name: str, interval_s: float) -> bool:
+    """Whether an interval has passed since the time in the series ``name``, or the clock was set back."""
+    then_s = memory[name][0]
+    return not 0.0 <= snapshot.now_s - then_s < interval_s - _EPSILON_S
+
+
+def summed(memory: Memory, values: Mapping[str, float | None]) -> dict[str, tuple[float, ...]]:
+    """Series of (sum, count), each with the observation of one tick added; ``None``: nothing to add."""
+    sums: dict[str, tuple[float, ...]] = {}
+    for name, value in values.items():
+        total, count = memory.get(name, (0.0, 0.0))
+        sums[name] = (total, count) if value is None else (total + value, count + 1.0)
+    return sums
+
+
+def mean(memory: Memory, name: str) -> float | None:
+    """The mean of a series of (sum, count); ``None``: no observation."""
+    total, count = memory.get(name, (0.0, 0.0))
+    return total / count if count else None
+
+
+def decided(
+    snapshot: Snapshot,
+    wanted: Mapping[Role, float] | None,
+    reason: str,
+    *,
+    memory: Memory,
+    shown: tuple[Shown, ...] = (),
+) -> Decision:
+    """A decision at the ratio of its own counts, so that neither role moves the other.
+
+    ``memory``: the policy's memory for the next tick, besides the wanted counts.
+    """
+    if wanted is not None:
+        memory = {**memory, _WANTED: tuple(wanted[role] for role in Role)}
+    # Even without wanted counts: at the configured ratio the gate would hold back replicas that start.
+    ratio = PdRatio.of(wanted or desired_replicas(snapshot.state.desired))
+    return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=shown, memory=memory)
+
+
+def standing(snapshot: Snapshot, reason: str, *, memory: Memory) -> Decision:
+    """The last wanted counts again: a cluster works towards them until others are set."""
+    last = memory.get(_WANTED)
+    return decided(snapshot, None if last is None else dict(zip(Role, last, strict=True)), reason, memory=memory)
+
+
+def decided_by(snapshot: Snapshot, wanted: Mapping[Role, float], shown: list[Shown], *, memory: Memory) -> Decision:
+    """A decision with its signals as the reason."""
+    reason = ", ".join(f"{signal.name} {signal.value:.4g} for {signal.target:.4g}" for signal in shown)
+    return decided(snapshot, wanted, reason, memory=memory, shown=tuple(shown))

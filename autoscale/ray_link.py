@@ -1,0 +1,173 @@
+"""The policy's link to the coordinator, from a process that must not wait for it."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+# The module, not its object: one process has one registry (see ``ray_victims``).
+from autoscale import ray_victims
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.decision_log import config_line
+from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
+from autoscale.decide.tuning import Pools
+from autoscale.topology_config import TopologyConfig
+from autoscale.types import ControllerState, Places, Plan, PoolKey, Snapshot
+from kvtransfer.topology import Node
+from router.ray_actors import is_another
+from router.ray_coordinator import find_coordinator
+
+# Time between two look-ups of a coordinator that has not been found yet, and of one that has, seconds.
+_LOOKUP_S = 1.0
+_RELOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """The result of one tick: by service, the snapshot and its plan; and lines for the decision log.
+
+    ``starts``: by pool, the nodes that new replicas may start on. ``nodes``: ``None``: nodes are not looked at.
+    """
+
+    decided: Mapping[str, tuple[Snapshot, Plan]]
+    lines: list[str]
+    nodes: Sequence[Node] | None
+    places: Places | None
+    starts: Mapping[PoolKey, tuple[str, ...]]
+
+
+class Link:
+    """What the coordinator has said, and what is to be sent to it.
+
+    Attributes:
+        controllers: one for each service, with its configuration of now.
+        awaited: services that sleep and for which requests wait.
+        resumed: states that an earlier controller left behind, until they are taken.
+        confirmed: counts of the last plans that the coordinator holds.
+    """
+
+    def __init__(self, app: str) -> None:
+        self.app = app
+        self.controllers: dict[str, Controller] = {}
+        self.pools: dict[str, Pools] = {}
+        self.topology: TopologyConfig | None = None
+        self.cordoned: frozenset[str] = frozenset()
+        self.awaited: frozenset[str] = frozenset()
+        self.resumed: dict[str, ControllerState] | None = None
+        self.confirmed: Mapping[PoolKey, int] | None = None
+        self._version: int | None = None
+        self._handle: Any = None
+        self._lookup: Future[Any] | None = None
+        self._looked_s = -float("inf")
+        self._reply: Future[Any] | None = None
+        self._awaiting: Future[Any] | None = None
+        self._update: CycleRecord | None = None
+        self._lines: list[str] = []
+        self._sent: list[str] = []  # until the coordinator has answered
+        self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
+        self._sending: Mapping[PoolKey, int] | None = None
+
+    def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
+        """Take answers that have come, and send what is due."""
+        self._look_up(clock_s, thread)
+        if self._handle is None:
+            return
+        try:
+            self._listen()
+            if self._reply is not None and self._reply.done():
+                reply, self._reply = self._reply, None
+                self._read(reply.result())
+                self.confirmed = self._sending or self.confirmed
+                self._sent = []
+        except ray.exceptions.RayError:
+            self._turn_to(None)  # it is being restarted: what it last said still holds
+            return
+        self._send()
+
+    def _look_up(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
+        """Find the coordinator; a redeployed application has another one, while the old one may still answer."""
+        if self._lookup is not None and self._lookup.done():
+            lookup, self._lookup = self._lookup, None
+            handle = lookup.result()
+            if is_another(handle, self._handle):
+                self._version = None
+                self._turn_to(handle)
+                self._reply = handle.join.remote().future()
+        elif self._lookup is None and clock_s - self._looked_s >= (_LOOKUP_S if self._handle is None else _RELOOK_S):
+            self._looked_s = clock_s
+            self._lookup = thread.submit(find_coordinator, self.app)
+
+    def _listen(self) -> None:
+        """Learn at once of services that sleep and for which requests wait."""
+        if self._awaiting is not None and self._awaiting.done():
+            awaiting, self._awaiting = self._awaiting, None
+            self.awaited = frozenset(awaiting.result())
+        if self._awaiting is None:
+            self._awaiting = self._handle.awaited.remote(sorted(self.awaited)).future()
+
+    def _send(self) -> None:
+        if self._handle is not None and self._reply is None and self._update is not None:
+            update, self._update = self._update, None
+            self._sent, self._lines = self._lines, []
+            self._sending = {key: n for one in update.services.values() for key, n in one.plan.counts.items()}
+            cycle = CYCLE.dump_python(update, mode="json")
+            self._reply = self._handle.sync.remote(cycle, self._sent).future()
+
+    def _turn_to(self, handle: Any) -> None:
+        """Lines on their way to another coordinator may never have arrived, so they are sent again."""
+        self._handle, self._awaiting = handle, None
+        self._lines, self._sent, self._sending = [*self._sent, *self._lines], [], None
+
+    def _read(self, reply: dict[str, Any]) -> None:
+        settings = SETTINGS.validate_python(reply)
+        if settings.states and not self.controllers:
+            self.resumed = dict(settings.states)
+        if settings.version == self._version:
+            return
+        self._version, self.cordoned, self.topology = settings.version, settings.cordoned, settings.topology
+        controllers = {}
+        for name, service in settings.services.items():
+            controller = self.controllers.get(name)
+            if controller is None or controller.config != service.config:
+                controller = Controller(service.config)
+                self.pools[name] = service.pools
+                self._config_lines.append((name, service.config, service.why))
+            controllers[name] = controller
+        self.controllers = controllers
+
+    @property
+    def configs_read(self) -> int:
+        """Configurations that the log does not have yet."""
+        return len(self._config_lines)
+
+    def take_config_lines(self, number: int, now_s: float) -> list[str]:
+        """The log's lines for the first configurations that it does not have yet."""
+        taken, self._config_lines = self._config_lines[:number], self._config_lines[number:]
+        return [config_line(name, config, now_s, why) for name, config, why in taken]
+
+    def publish(self, ticked: Ticked, lines: list[str], call_p99_s: float) -> None:
+        """Send plans to the coordinator.
+
+        Until it has answered to the last ones, later plans replace these, but not their lines.
+        """
+        self._lines += lines
+        self._update = CycleRecord(
+            services={
+                name: PlanRecord(
+                    plan=plan,
+                    running={pool.key: tuple(r.replica_id for r in pool.replicas) for pool in snapshot.pools},
+                    draining={pool.key: pool.draining for pool in snapshot.pools},
+                    latency=snapshot.latency,
+                    traffic=snapshot.traffic,
+                )
+                for name, (snapshot, plan) in ticked.decided.items()
+            },
+            nodes=None if ticked.nodes is None else tuple(ticked.nodes),
+            places=ticked.places,
+            policy_call_p99_s=call_p99_s,
+            is_hooked=ray_victims.VICTIMS.is_hooked,
+        )
+        self._send()

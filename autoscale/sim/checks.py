@@ -1,0 +1,157 @@
+"""Which requests of a trace a virtual cluster can serve, and what a reader must know about them (pure)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from autoscale.engines.profile import EngineProfile
+from autoscale.sim.config import SimConfig
+from autoscale.sim.scenario import Scenario
+from autoscale.traces.trace import TraceRequest
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+
+# The most bins of the oracle's counts that fit into memory: four months of 15 s.
+_MOST_BINS = 700_000
+# A trace with a longer gap (s) before its first request most likely has a clock that does not begin at 0.
+_IDLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledRange:
+    """Lengths that every profile covers: of prompts, and the longest context, tokens."""
+
+    prompts: range
+    longest_tokens: int
+
+    @classmethod
+    def of(cls, profiles: Mapping[PoolKey, EngineProfile]) -> Self:
+        """The range of some pools; without a prefill pool, decode computes prompts."""
+        decodes = [each for key, each in profiles.items() if key.role is Role.DECODE]
+        curves = [each.prefill.tokens for key, each in profiles.items() if key.role is Role.PREFILL]
+        curves = curves or [each.prefill.tokens for each in decodes]
+        return cls(
+            prompts=range(max(tokens[0] for tokens in curves), min(tokens[-1] for tokens in curves) + 1),
+            longest_tokens=min(each.decode.context_tokens[-1] for each in decodes),
+        )
+
+    def covers(self, request: TraceRequest) -> bool:
+        """Whether the times of a request need no extrapolation by length."""
+        return request.input_tokens in self.prompts and (
+            request.input_tokens + request.output_tokens <= self.longest_tokens
+        )
+
+
+def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
+    """Refuse requests that do not fit an engine's KV; if strict, also those with lengths that were not profiled.
+
+    Raises:
+        ValueError: names the file, and the line of the first such request.
+    """
+    profiles = config.profiles()
+    kv_tokens = min(profile.kv_tokens for profile in profiles.values())
+    block_tokens = max(profile.block_tokens for key, profile in profiles.items() if key.role is Role.DECODE)
+    profiled = ProfiledRange.of(profiles)
+    beyond = []
+    for request in trace:
+        if request.input_tokens + request.output_tokens + block_tokens > kv_tokens:
+            raise ValueError(
+                f"{path}: line {request.line}: {request.input_tokens} + {request.output_tokens} tokens do not fit the "
+                f"KV of an engine, {kv_tokens} tokens: choose another profile, or leave it out"
+            )
+        if not profiled.covers(request):
+            beyond.append(request)
+    if is_strict and beyond:
+        first = beyond[0]
+        raise ValueError(
+            f"{path}: {len(beyond)} of {len(trace)} requests are beyond the profile, the first in line {first.line}: "
+            f"{first.input_tokens} + {first.output_tokens} tokens: it covers prompts of {profiled.prompts.start} to "
+            f"{profiled.prompts.stop - 1} tokens and contexts up to {profiled.longest_tokens}; profile more, or leave "
+            "--strict out"
+        )
+
+
+def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
+    """As ``check_lengths``; also refuse a trace that ends during the warm-up, or that lasts too long.
+
+    Raises:
+        ValueError: names the file.
+    """
+    check_lengths(config, trace, path, is_strict=is_strict)
+    if trace[-1].at_s > _MOST_BINS * config.bin_s:
+        raise ValueError(
+            f"{path}: line {trace[-1].line}: the trace lasts {trace[-1].at_s:.6g} s, more than {_MOST_BINS:,} bins of "
+            f"{config.bin_s:g} s: are its timestamps seconds? Else give a part of it with --start and --duration"
+        )
+    if trace[-1].at_s <= config.warm_up_s:
+        raise ValueError(
+            f"{path}: no request arrives after the warm-up of {config.warm_up_s:g} s: give a longer trace or a shorter "
+            "warm_up_s"
+        )
+
+
+def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
+    """How many requests miss their TPOT objective even alone on the fastest engine of all groups."""
+    surfaces = [group.pool(Role.DECODE).profile.decode for group in config.groups]
+    return sum(
+        request.output_tokens > 1
+        and all(
+            surface.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s
+            for surface in surfaces
+        )
+        for request in trace
+    )
+
+
+def least_frac(config: SimConfig, scenario: Scenario) -> float:
+    """The share of measured requests that must meet their objectives: the configured share of those that can.
+
+    Raises:
+        ValueError: no measured request can, or none is measured.
+    """
+    measured = scenario.measured_trace
+    if not measured:
+        raise ValueError(
+            f"none of {len(scenario.trace):,} requests arrives after the warm-up of {scenario.warm_up_s:g} s: give a "
+            "longer trace, a larger rate scale or a shorter warm_up_s"
+        )
+    impossible = impossible_requests(config, measured)
+    if impossible == len(measured):
+        raise ValueError(
+            f"slo.tpot_s is {config.slo.tpot_s:g}: none of the {len(measured)} measured requests can meet it, even "
+            "alone on an engine: give a longer one, or other engines"
+        )
+    return config.slo.attainment_frac * (1.0 - impossible / len(measured))
+
+
+def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
+    """What a reader must know before believing figures about these requests, a sentence each."""
+    profiles = config.profiles()
+    profiled, total = ProfiledRange.of(profiles), len(trace)
+    lines = []
+    if (idle_s := trace[0].at_s - config.warm_up_s) > _IDLE_S:
+        lines.append(
+            f"the first request comes {idle_s:,.0f} s after the warm-up: GPU-hours of that time count too; --start "
+            "leaves it out"
+        )
+    if beyond := sum(not profiled.covers(request) for request in trace):
+        lines.append(
+            f"{beyond:,} of {total:,} requests are longer or shorter than what was profiled; their times are "
+            "extrapolated, and --strict refuses them"
+        )
+    prefills = [profile.prefill for key, profile in profiles.items() if key.role is Role.PREFILL]
+    if derived := sum(any(each.is_derived(request.input_tokens) for each in prefills) for request in trace):
+        lines.append(f"{derived:,} of {total:,} requests have prompts whose times were derived, not measured")
+    for profile in {each.name: each for each in profiles.values()}.values():
+        if profile.max_running > profile.decode.batch[-1]:
+            lines.append(
+                f"{profile.name}: engines run up to {profile.max_running} requests at once, but only batches of "
+                f"{profile.decode.batch[-1]} were profiled; the times of larger batches are extrapolated"
+            )
+    if impossible := impossible_requests(config, trace):
+        lines.append(
+            f"{impossible:,} of {total:,} requests cannot meet their TPOT objective even alone on an engine: the "
+            "required share counts only the others"
+        )
+    return lines

@@ -1,0 +1,49 @@
+"""A virtual clock: events and arrivals happen in the order of their times (pure)."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from typing import Any
+
+from autoscale.traces.trace import TraceRequest
+
+# The number of the arrival that comes next: before all events, which are counted from 1.
+_ARRIVAL = 0
+
+
+class Clock:
+    """The loop of a simulation. At equal times arrivals run first; then events, in the order of their scheduling."""
+
+    def __init__(self, on_arrival: Callable[[TraceRequest], None]) -> None:
+        """``on_arrival``: called with each submitted request at its time."""
+        self.now_s = 0.0
+        # Whether submitted requests have yet to arrive.
+        self.has_arrivals = False
+        self._on_arrival = on_arrival
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._event_count = 0
+
+    def at(self, time_s: float, event: Callable[..., None], *arguments: Any) -> None:
+        """Schedule ``event`` at ``time_s``, seconds."""
+        self._event_count += 1
+        heappush(self._events, (time_s, self._event_count, event, arguments))
+
+    def submit(self, requests: Iterable[TraceRequest]) -> None:
+        """Requests that will arrive, in order of time; those that were submitted before must have arrived."""
+        self._await(iter(requests))
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Run events and arrivals up to ``until_s``."""
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, event, arguments = heappop(self._events)
+            event(*arguments)
+
+    def _await(self, requests: Iterator[TraceRequest]) -> None:
+        request = next(requests, None)
+        self.has_arrivals = request is not None
+        if request is not None:
+            heappush(self._events, (request.at_s, _ARRIVAL, self._arrive_next, (request, requests)))
+
+    def _arrive_next(self, request: TraceRequest, later: Iterator[TraceRequest]) -> None:
+        self._await(later)
+        self._on_arrival(request)

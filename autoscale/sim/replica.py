@@ -1,0 +1,137 @@
+"""One replica of a virtual cluster: an engine model, and the steps that it takes by a virtual clock (pure)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from autoscale.engines.engine_model import EngineModel
+from autoscale.engines.engine_step import ModelCounters, ModelRequest, Step
+from autoscale.observe.replica_report import ReplicaReport
+from autoscale.observe.request_stats import RequestStats
+from autoscale.sim.clock import Clock
+from autoscale.types import PoolKey
+from kvtransfer.cost import Wire
+from kvtransfer.topology import Role
+from router.backlog import PrefillBacklog
+from router.pool_router import PoolRouter
+
+# The most decode-only steps that are simulated as one event; a batch changes long before.
+_MOST_STEPS = 1 << 20
+
+# Requests with their first token, the time of it, and requests with their last token.
+OnTokens = Callable[["VirtualReplica", Sequence[ModelRequest], float, Sequence[ModelRequest]], None]
+
+
+@dataclass(slots=True, eq=False)
+class VirtualReplica:
+    """One engine, its routers and counters, and the step that it is in.
+
+    Attributes:
+        requests: what users of a decode replica waited.
+        to_prefill: a decode replica's router to the prefill replicas of its group.
+        card: its network card.
+        on_tokens: called whenever requests got their first or last token.
+        backlog: what a decode replica knows of the prompts that wait at prefill replicas.
+        ongoing_requests: decode: from arrival to the last token; prefill: until the prompt is computed.
+        unread_kv_requests: prompts whose KV decode has yet to pull from here.
+        on_empty: called once, when a draining replica has nothing left to do.
+    """
+
+    replica_id: str
+    key: PoolKey
+    engine: EngineModel
+    requests: RequestStats
+    to_prefill: PoolRouter
+    card: Wire
+    clock: Clock
+    on_tokens: OnTokens
+    backlog: PrefillBacklog = field(default_factory=PrefillBacklog)
+    step: Step | None = None
+    step_began_s: float = 0.0
+    ongoing_requests: int = 0
+    unread_kv_requests: int = 0
+    local_prefill_tokens: int = 0
+    handoffs: int = 0
+    handoff_s: float = 0.0
+    on_empty: Callable[[], None] | None = None
+    is_dead: bool = False
+    _step_number: int = 0
+    # Time, busy seconds and SM-active seconds of the last report.
+    _reported: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request and no transfer needs this replica."""
+        return not self.ongoing_requests and not self.unread_kv_requests
+
+    def wake(self) -> None:
+        """Let a request that has just come in take part as soon as the step that has begun is over."""
+        step = self.step
+        if step is None:
+            self.step_began_s = self.clock.now_s
+            self._plan()
+        elif (begun := step.begun_by(self.clock.now_s - self.step_began_s)) < step.steps:
+            self._begin(step.until(begun))
+
+    def settle(self) -> None:
+        """Bring the engine up to date with the steps that have ended."""
+        step = self.step
+        if step is not None and not step.chunks:
+            ended = min(step.ended_by(self.clock.now_s - self.step_began_s), step.steps - 1)
+            if ended:
+                self._advance(step, ended)
+                self.step = step.after(ended)
+
+    def die(self) -> None:
+        """Stop in the middle of a step."""
+        self.is_dead = True
+        self.step = None
+
+    def work(self) -> ModelCounters:
+        """What the engine has done so far."""
+        self.settle()
+        return replace(self.engine.counters)
+
+    def report(self) -> dict[str, float]:
+        """What the replica reports to the autoscaler, by the names of ``autoscale.observe.signals``."""
+        engine, counters, now_s = self.engine, self.engine.counters, self.clock.now_s
+        before_s, busy_s, active_s = self._reported
+        self._reported = (now_s, counters.busy_s, counters.sm_active_s)
+        passed_s = max(1e-9, now_s - before_s)
+        is_prefill = self.key.role is Role.PREFILL
+        report = ReplicaReport(
+            running_requests=len(engine.running),
+            waiting_requests=len(engine.waiting),
+            deferred_requests=len(engine.deferred),
+            kv_usage_frac=engine.kv_usage_frac,
+            decode_tokens=counters.output_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            cached_prefill_tokens=counters.cached_tokens,
+            queued_prefill_tokens=engine.queued_prefill_tokens if is_prefill else self.local_prefill_tokens,
+            gpu_utilization_frac=min(1.0, (counters.busy_s - busy_s) / passed_s),
+            sm_activity_frac=min(1.0, (counters.sm_active_s - active_s) / passed_s),
+            unread_kv_requests=self.unread_kv_requests if is_prefill else None,
+            handoffs=None if is_prefill else self.handoffs,
+            handoff_s=None if is_prefill else self.handoff_s,
+        )
+        return report.values(None if is_prefill else self.requests)
+
+    def _plan(self) -> None:
+        self._begin(self.engine.plan(self.step_began_s, _MOST_STEPS))
+
+    def _begin(self, step: Step | None) -> None:
+        self._step_number += 1
+        self.step = step
+        if step is not None:
+            self.clock.at(self.step_began_s + step.duration_s, self._end_step, self._step_number)
+
+    def _end_step(self, number: int) -> None:
+        if number == self._step_number and self.step is not None and not self.is_dead:
+            self._advance(self.step, self.step.steps)
+            self._plan()
+
+    def _advance(self, step: Step, steps: int) -> None:
+        first, ended = self.engine.apply(step, steps)
+        first_s = self.step_began_s + step.first_s
+        self.step_began_s += step.time_s(steps)
+        if first or ended:
+            self.on_tokens(self, first, first_s, ended)

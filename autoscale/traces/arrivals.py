@@ -1,0 +1,177 @@
+"""When the requests of a synthetic trace arrive: a rate over time, and a process around it (pure)."""
+
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from kvtransfer.strict_config import StrictConfig
+
+Floats = NDArray[np.float64]
+PerSecond = Annotated[float, Field(ge=0.0)]
+
+
+class _Rate(StrictConfig):
+    def at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        """Requests per second at some times (s) of a trace of this length (s), and an upper bound of all rates."""
+        return self._at(at_s, duration_s)
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        raise NotImplementedError
+
+
+class ConstantRateConfig(_Rate):
+    """The same rate all the time."""
+
+    kind: Literal["constant"] = "constant"
+    requests_per_s: PerSecond
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        return np.full_like(at_s, self.requests_per_s), self.requests_per_s
+
+
+class RampRateConfig(_Rate):
+    """A straight line from the start of the trace to its end."""
+
+    kind: Literal["ramp"] = "ramp"
+    first_requests_per_s: PerSecond
+    last_requests_per_s: PerSecond
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        ends = (self.first_requests_per_s, self.last_requests_per_s)
+        return np.interp(at_s, (0.0, duration_s), ends), max(ends)
+
+
+class StairsRateConfig(_Rate):
+    """One rate after the other, each for the same time."""
+
+    kind: Literal["stairs"] = "stairs"
+    stairs_requests_per_s: tuple[PerSecond, ...] = Field(min_length=1)
+    stair_s: float | None = Field(
+        None, gt=0.0, description="Time of each stair, seconds; the last one stays. Left out: they share the trace."
+    )
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        stairs = np.asarray(self.stairs_requests_per_s)
+        index = np.minimum(at_s // (self.stair_s or duration_s / len(stairs)), len(stairs) - 1)
+        return stairs[index.astype(int)], max(self.stairs_requests_per_s)
+
+
+class SpikesRateConfig(_Rate):
+    """A base rate, and another rate for short times at regular distances."""
+
+    kind: Literal["spikes"] = "spikes"
+    base_requests_per_s: PerSecond
+    spike_requests_per_s: PerSecond
+    spike_s: float = Field(gt=0.0, description="Length of a spike.")
+    every_s: float = Field(gt=0.0, description="Time from the start of a spike to the start of the next.")
+    first_s: float = Field(0.0, ge=0.0, description="Start of the first spike.")
+
+    @model_validator(mode="after")
+    def _check_distance(self) -> Self:
+        if self.spike_s >= self.every_s:
+            raise ValueError(f"spike_s ({self.spike_s:g}) is not less than every_s ({self.every_s:g})")
+        return self
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        is_spike = (at_s >= self.first_s) & ((at_s - self.first_s) % self.every_s < self.spike_s)
+        levels = (self.spike_requests_per_s, self.base_requests_per_s)
+        return np.where(is_spike, *levels), max(levels)
+
+
+class SineRateConfig(_Rate):
+    """A sine around a mean: a day at its simplest."""
+
+    kind: Literal["sine"] = "sine"
+    mean_requests_per_s: PerSecond
+    amplitude_frac: float = Field(
+        ge=0.0, le=1.0, description="Height of the peak above the mean, as a share of the mean."
+    )
+    period_s: float = Field(86_400.0, gt=0.0)
+    peak_s: float | None = Field(
+        None, description="Time of the peak; left out: a quarter of the period, so that it starts at its mean."
+    )
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        peak_s = self.period_s / 4.0 if self.peak_s is None else self.peak_s
+        waves = self.amplitude_frac * np.cos(2.0 * np.pi * (at_s - peak_s) / self.period_s)
+        return self.mean_requests_per_s * (1.0 + waves), self.mean_requests_per_s * (1.0 + self.amplitude_frac)
+
+
+class CurveRateConfig(_Rate):
+    """Straight lines through rates at equal distances, again and again: a day from its 24 hours."""
+
+    kind: Literal["curve"] = "curve"
+    points_requests_per_s: tuple[PerSecond, ...] = Field(
+        min_length=2, description="Rates at equal distances, the first at 0 s."
+    )
+    period_s: float = Field(86_400.0, gt=0.0, description="Time from the first point to the first point again.")
+
+    def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
+        points = (*self.points_requests_per_s, self.points_requests_per_s[0])
+        return np.interp(at_s % self.period_s, np.linspace(0.0, self.period_s, len(points)), points), max(points)
+
+
+class _Arrivals(StrictConfig):
+    rate: Annotated[
+        ConstantRateConfig | RampRateConfig | StairsRateConfig | SpikesRateConfig | SineRateConfig | CurveRateConfig,
+        Field(discriminator="kind"),
+    ]
+
+    def draws(self, duration_s: float) -> float:
+        """About how many random numbers a sample takes."""
+        return self.rate.at(np.zeros(1), duration_s)[1] * duration_s
+
+    def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
+        """Arrivals in seconds, in order, from 0 to the duration, by thinning (Lewis & Shedler 1979, algorithm 1)."""
+        return self._thinned(duration_s, rng, np.zeros(1), np.ones(1))
+
+    def _thinned(self, duration_s: float, rng: np.random.Generator, starts_s: Floats, factors: Floats) -> Floats:
+        """Arrivals at the rate times a factor, which changes at each start."""
+        bound = self.rate.at(np.zeros(1), duration_s)[1] * float(factors.max())
+        at_s = np.sort(rng.uniform(0.0, duration_s, rng.poisson(bound * duration_s)))
+        rates = self.rate.at(at_s, duration_s)[0] * factors[np.searchsorted(starts_s, at_s, side="right") - 1]
+        arrivals: Floats = at_s[rng.uniform(0.0, bound, len(at_s)) < rates]
+        return arrivals
+
+
+class PoissonConfig(_Arrivals):
+    """Requests arrive independently of each other."""
+
+    kind: Literal["poisson"] = "poisson"
+
+
+class MmppStateConfig(StrictConfig):
+    """A hidden state of the load."""
+
+    rate_factor: float = Field(ge=0.0, description="Multiplies the rate while the state lasts.")
+    mean_sojourn_s: float = Field(gt=0.0, description="Mean time in the state; exponentially distributed.")
+
+
+class MmppConfig(_Arrivals):
+    """A Markov-modulated Poisson process: the rate jumps with a hidden state, which makes bursts.
+
+    After a state all others are equally likely. The first state is drawn by mean times, so the process is stationary.
+    """
+
+    kind: Literal["mmpp"] = "mmpp"
+    states: tuple[MmppStateConfig, ...] = Field(min_length=2)
+
+    def draws(self, duration_s: float) -> float:
+        """About how many random numbers a sample takes."""
+        requests = super().draws(duration_s) * max(state.rate_factor for state in self.states)
+        return max(requests, duration_s * len(self.states) / sum(state.mean_sojourn_s for state in self.states))
+
+    def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
+        """Arrivals in seconds, in order, from 0 to the duration."""
+        means = np.array([state.mean_sojourn_s for state in self.states])
+        state, end_s = int(rng.choice(len(means), p=means / means.sum())), 0.0
+        starts_s, states = [np.zeros(1)], [np.array([state])]
+        while end_s < duration_s:
+            states.append((state + np.cumsum(rng.integers(1, len(means), size=1024))) % len(means))
+            sojourns_s = rng.exponential(means[np.append(state, states[-1][:-1])])
+            starts_s.append(end_s + np.cumsum(sojourns_s))
+            state, end_s = int(states[-1][-1]), float(starts_s[-1][-1])
+        factors = np.array([state.rate_factor for state in self.states])
+        return self._thinned(duration_s, rng, np.concatenate(starts_s), factors[np.concatenate(states)])

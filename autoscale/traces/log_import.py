@@ -1,0 +1,255 @@
+"""Traces from JSON logs: OpenTelemetry spans of vLLM servers, and logs of OpenAI proxies (pure, but reads files)."""
+
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from autoscale.traces.trace import TraceRequest
+
+# Advice for a file without requests, by format.
+_VLLM_HINT = (
+    "expected the spans that vLLM sends with --otlp-traces-endpoint, as the collector's file exporter writes them; "
+    "vLLM's text log is not read"
+)
+_OPENAI_HINT = "expected JSON objects, one a line, with usage: prompt_tokens and completion_tokens"
+
+# Names of input and output tokens: of chats and completions, and of responses.
+_USAGES = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
+# Names of times, the best first: when the request came, when it was logged, when the answer began in whole seconds.
+_TIMES = (
+    ("startTime", "start_time", "requested_at"),
+    ("timestamp", "@timestamp", "time", "ts"),
+    ("created", "created_at"),
+)
+# Levels of nesting in which tokens and times are searched.
+_DEEPEST = 4
+# The OpenTelemetry name of vLLM's span of one request.
+_SPAN = "llm_request"
+
+# Arrival in seconds since 1970, input tokens, output tokens.
+Arrival = tuple[float, int, int]
+# Numbers and texts of lines.
+Lines = Iterator[tuple[int, str]]
+# Names that lead from a record to something nested in it.
+Place = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedTrace:
+    """A trace, the format of its files, and how many lines or requests were left out, by reason."""
+
+    requests: tuple[TraceRequest, ...]
+    format: str
+    skipped: Mapping[str, int]
+
+
+def load_vllm(paths: Sequence[Path]) -> ImportedTrace:
+    """Read the spans that vLLM's API servers sent to an OpenTelemetry collector, from its file exporter.
+
+    ``paths``: one file for each server, gzipped if its name ends in ``.gz``. With disaggregation both engines have a
+    span of each request: give the files of the decode engines alone.
+
+    Raises:
+        ValueError: a file cannot be read, has no requests, or a wrong value; names file, line and field.
+    """
+    return _imported(paths, _spans, _VLLM_HINT)
+
+
+def load_openai(paths: Sequence[Path]) -> ImportedTrace:
+    """Read a proxy's log of an OpenAI API: JSON objects, one a line, with a time and the tokens used.
+
+    These are LiteLLM's StandardLoggingPayload and spend logs, OpenAI's own responses, and others with both, at the top
+    or nested; the first request shows where. Times are ISO (UTC without a zone), or seconds, ms, us or ns since 1970.
+    Files are gzipped if their name ends in ``.gz``.
+
+    Raises:
+        ValueError: a file cannot be read, has no requests, or a wrong value; names file, line and field.
+    """
+    return _imported(paths, _proxy_log, _OPENAI_HINT)
+
+
+def _imported(
+    paths: Sequence[Path], read: Callable[[Path, Counter[str]], tuple[str, list[Arrival]]], hint: str
+) -> ImportedTrace:
+    arrivals, formats, skipped = list[Arrival](), list[str](), Counter[str]()
+    for path in paths:
+        left_out = Counter[str]()
+        name, requests = read(path, left_out)
+        if not requests:
+            rest = ", ".join(f"{count} {what}" for what, count in (+left_out).items()) or "it is empty"
+            raise ValueError(f"{path}: no request with both lengths ({rest}): {hint}")
+        formats.append(name)
+        arrivals += requests
+        skipped += left_out
+    return ImportedTrace(
+        requests=_rebased(arrivals), format="; ".join(dict.fromkeys(formats)), skipped=dict(sorted(skipped.items()))
+    )
+
+
+def _rebased(arrivals: list[Arrival]) -> tuple[TraceRequest, ...]:
+    """In order and from 0; if all times are whole seconds, the requests of one second are spread evenly over it."""
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+    if all(at_s.is_integer() for at_s, _, _ in arrivals):
+        seconds = [list(same) for _, same in groupby(arrivals, key=lambda arrival: arrival[0])]
+        arrivals = [(at_s + n / len(same), i, o) for same in seconds for n, (at_s, i, o) in enumerate(same)]
+    start_s = arrivals[0][0]
+    return tuple(
+        TraceRequest(at_s=round(at_s - start_s, 6), input_tokens=prompt, output_tokens=output)
+        for at_s, prompt, output in arrivals
+    )
+
+
+def _load_lines(path: Path) -> Lines:
+    """The lines that are not blank, with their numbers."""
+    try:
+        with gzip.open(path, "rt", errors="replace") if path.suffix == ".gz" else path.open(errors="replace") as file:
+            yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if not line.isspace())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def _spans(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
+    """The requests of vLLM's spans; each choice of a request (n above 1) has a span of its own."""
+    arrivals: dict[str, Arrival] = {}
+    for number, text in _load_lines(path):
+        where = f"{path}: line {number}"
+        record = _object(text)
+        try:
+            resources = (record or {}).get("resourceSpans", ())
+            spans = [span for each in resources for scope in each["scopeSpans"] for span in scope["spans"]]
+            skipped["other lines"] += not spans
+            for span in spans:
+                if span.get("name") != _SPAN:
+                    skipped["other spans"] += 1
+                    continue
+                values = {each["key"]: next(iter(each["value"].values())) for each in span["attributes"]}
+                prompt, output = (_whole(values, f"gen_ai.usage.{name}", where) for name in _USAGES[0])
+                if not prompt or not output:
+                    skipped["requests without output"] += 1
+                    continue
+                at_s = _whole(span, "startTimeUnixNano", where) / 1e9
+                key = str(values.get("gen_ai.request.id", len(arrivals)))
+                sooner_s, _, before = arrivals.get(key, (at_s, prompt, 0))
+                arrivals[key] = (min(sooner_s, at_s), prompt, before + output)
+        except (KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise ValueError(f"{where}: no spans of OpenTelemetry: {type(error).__name__} {error}") from None
+    return "vLLM's spans", list(arrivals.values())
+
+
+def _proxy_log(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
+    """The requests of a proxy's log, and in which fields it has their times and tokens."""
+    arrivals: dict[str, Arrival] = {}
+    usage: Place | None = None
+    times: Place | None = None
+    for number, text in _load_lines(path):
+        record = _object(text)
+        if record is None:
+            skipped["lines that are no JSON object"] += 1
+            continue
+        where = f"{path}: line {number}"
+        usage = usage if usage is not None else _usage_place(record)
+        tokens, holder = (_at(record, usage), _at(record, usage[:-1])) if usage is not None else ({}, {})
+        names = next((pair for pair in _USAGES if tokens.get(pair[0]) is not None), None)
+        why = _left_out(record) or _left_out(holder)
+        if why or names is None or usage is None:
+            skipped[why or "objects without usage"] += 1
+            continue
+        # Embeddings have no output, for which some proxies write null.
+        output = 0 if tokens.get(names[1]) is None else _whole(tokens, names[1], where, usage)
+        if not (prompt := _whole(tokens, names[0], where, usage)) or not output:
+            skipped["requests without output"] += 1
+            continue
+        times = times or _time_place(record, usage, where)
+        key = next((each[name] for each in (tokens, holder) for name in ("id", "request_id") if name in each), None)
+        key = key if isinstance(key, str) else f"line {number}"
+        if key in arrivals:
+            skipped["repeated ids, but for the last"] += 1
+        arrivals[key] = (_seconds(record, times, where), prompt, output)
+    tokens_in = ".".join(usage or ()) or "the object itself"
+    return f"a proxy's log with times in {'.'.join(times or ())}, tokens in {tokens_in}", list(arrivals.values())
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _objects(record: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """A record and the objects nested in it, each with its place, the shallowest first."""
+    level: list[tuple[Place, Mapping[str, Any]]] = [((), record)]
+    for _ in range(_DEEPEST):
+        yield from level
+        level = [((*at, k), v) for at, each in level for k, v in each.items() if isinstance(v, dict)]
+
+
+def _usage_place(record: Mapping[str, Any]) -> Place | None:
+    return next((at for at, each in _objects(record) for pair in _USAGES if each.keys() >= set(pair)), None)
+
+
+def _time_place(record: Mapping[str, Any], usage: Place, where: str) -> Place:
+    """The place of a time, around the tokens if possible: other parts of a record may be about something else."""
+    objects = sorted(_objects(record), key=lambda each: each[0] != usage[: len(each[0])])
+    named = (((*at, name), each) for names in _TIMES for at, each in objects for name in names)
+    place = next((place for place, each in named if each.get(place[-1]) is not None), None)
+    if place is None:
+        raise ValueError(f"{where}: no time: expected one of {', '.join(name for names in _TIMES for name in names)}")
+    return place
+
+
+def _at(record: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    found: Any = record
+    for name in place:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _left_out(record: Mapping[str, Any]) -> str | None:
+    """Why a request did not reach an engine, or failed there."""
+    status = record.get("status", record.get("status_code"))
+    if status in ("failure", "failed", "error") or (isinstance(status, int) and status >= 400):
+        return "failed requests"
+    return "answers from the proxy's cache" if str(record.get("cache_hit")).lower() == "true" else None
+
+
+def _whole(values: Mapping[str, Any], name: str, where: str, place: Place = ()) -> int:
+    value = values.get(name)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # OpenTelemetry writes 64-bit integers so
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{where}: {'.'.join((*place, name))} is {value!r:.80}: expected a whole number, 0 or more")
+    return value
+
+
+def _seconds(record: Mapping[str, Any], place: Place, where: str) -> float:
+    """The time of a record, in seconds since 1970."""
+    # Answers of one API have created, those of another created_at.
+    names = next(names for names in _TIMES if place[-1] in names)
+    value = next((v for name in (place[-1], *names) if (v := _at(record, place[:-1]).get(name)) is not None), None)
+    seconds = _parsed_time_s(value) if isinstance(value, str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"{where}: {'.'.join(place)} is {value!r:.80}: expected an ISO time, or seconds since 1970")
+    # Seconds reach this number in the year 5138; milliseconds reached it in 1973.
+    while seconds > 1e11:
+        seconds /= 1000.0
+    return float(seconds)
+
+
+def _parsed_time_s(text: str) -> float | None:
+    with suppress(ValueError):
+        return float(text)
+    with suppress(ValueError, OverflowError):
+        at = datetime.fromisoformat(text.strip())
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return None

@@ -1,0 +1,123 @@
+"""Synthetic traces: arrivals and lengths put together, and written to a file (pure, but for loading and saving)."""
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, Field, SkipValidation, ValidationError, model_validator
+
+from autoscale.documents import load_mapping
+from autoscale.traces.arrivals import MmppConfig, PoissonConfig
+from autoscale.traces.lengths import SeparateLengthsConfig
+from autoscale.traces.trace import TraceRequest, load_trace
+from kvtransfer.strict_config import StrictConfig
+
+# The most requests of a trace: two numbers are drawn for each, together 160 MB.
+_MOST_REQUESTS = 10_000_000
+# Fields with several kinds; pydantic names the kind after each of them.
+_UNIONS = ("arrivals", "rate", "lengths", "input_tokens", "output_tokens")
+
+
+def _loaded(value: Any) -> Any:
+    return load_trace(Path(value)) if isinstance(value, str | Path) else value
+
+
+class TraceLengthsConfig(StrictConfig):
+    """Both lengths of a request of another trace, drawn at random, without its time and prefixes."""
+
+    kind: Literal["trace"] = "trace"
+    trace: Annotated[tuple[TraceRequest, ...], SkipValidation, BeforeValidator(_loaded)] = Field(
+        description="File of the other trace, relative to the configuration's file."
+    )
+
+    def sample(self, count: int, rng: np.random.Generator) -> Iterable[tuple[int, int]]:
+        """Prompt and output lengths of ``count`` requests, tokens."""
+        drawn = (self.trace[index] for index in rng.integers(len(self.trace), size=count))
+        return ((request.input_tokens, request.output_tokens) for request in drawn)
+
+
+class WorkloadConfig(StrictConfig):
+    """The configuration of ``tandem trace synthesize``."""
+
+    duration_s: float = Field(gt=0.0)
+    arrivals: Annotated[PoissonConfig | MmppConfig, Field(discriminator="kind")]
+    lengths: Annotated[SeparateLengthsConfig | TraceLengthsConfig, Field(discriminator="kind")]
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if (draws := self.arrivals.draws(self.duration_s)) > _MOST_REQUESTS:
+            raise ValueError(
+                f"{draws:,.0f} requests or states, more than {_MOST_REQUESTS:,}: lower duration_s or the highest rate"
+            )
+        return self
+
+    @classmethod
+    def parse(cls, document: Any, where: object) -> Self:
+        """Check a document.
+
+        Raises:
+            ValueError: a value is wrong; names ``where`` and the field.
+        """
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            loc = zip(("", *first["loc"]), first["loc"], strict=False)
+            field = ".".join(str(part) for before, part in loc if before not in _UNIONS)
+            message = first["msg"].removeprefix("Value error, ")
+            got = f", got {first['input']!r:.80}" if isinstance(first["input"], int | float | str) else ""
+            raise ValueError(f"{where}: {field + ': ' if field else ''}{message}{got}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a YAML.
+
+        Raises:
+            ValueError: it cannot be read, or a value is wrong; names the file and the field.
+        """
+        document = load_mapping(path, "duration_s, arrivals and lengths")
+        lengths = document.get("lengths")
+        if isinstance(lengths, dict) and isinstance(lengths.get("trace"), str):
+            document["lengths"] = {**lengths, "trace": str(path.parent / lengths["trace"])}
+        return cls.parse(document, path)
+
+
+def synthesize(config: WorkloadConfig, rng: np.random.Generator) -> tuple[TraceRequest, ...]:
+    """Requests in order of time, from 0 to the duration, in whole microseconds; perhaps empty.
+
+    Arrivals are drawn before lengths, so other lengths do not change the times.
+    """
+    times_s = np.round(config.arrivals.sample(config.duration_s, rng), 6)
+    pairs = config.lengths.sample(len(times_s), rng)
+    return tuple(
+        TraceRequest(at_s=at_s, input_tokens=prompt, output_tokens=output)
+        for at_s, (prompt, output) in zip(np.minimum(times_s, config.duration_s).tolist(), pairs, strict=True)
+    )
+
+
+def save_trace(path: Path, trace: Sequence[TraceRequest]) -> None:
+    """Write a CSV from which ``load_trace`` reads the same trace, gzipped if its name ends in ``.gz``.
+
+    Raises:
+        ValueError: there are no requests, or the file cannot be written.
+    """
+    if not trace:
+        raise ValueError(f"{path}: not written: there are no requests")
+    has_hashes = any(request.hash_ids for request in trace)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["timestamp_s", "input_tokens", "output_tokens", *(["hash_ids"] if has_hashes else [])])
+    for request in trace:
+        hashes = [" ".join(map(str, request.hash_ids))] if has_hashes else []
+        rows.writerow([request.at_s, request.input_tokens, request.output_tokens, *hashes])
+    data = text.getvalue().encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a time in the gzip header the same trace makes the same file.
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror}: give another file") from None

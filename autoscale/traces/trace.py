@@ -1,0 +1,191 @@
+"""Request traces: arrival times and lengths of requests, read, scaled and cut (pure, but for loading)."""
+
+import csv
+import gzip
+import math
+import random
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+# The optional column of a CSV.
+_HASHES = "hash_ids"
+# Columns of a CSV, how their values are read, and what is expected of them.
+_COLUMNS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "timestamp_s": (float, "a number"),
+    "input_tokens": (int, "a whole number"),
+    "output_tokens": (int, "a whole number"),
+    _HASHES: (lambda text: tuple(map(int, text.split())), "whole numbers with spaces between"),
+}
+_REQUIRED = tuple(name for name in _COLUMNS if name != _HASHES)
+# A copy of a request arrives at most this long before or after it, seconds.
+_SPREAD_S = 30.0
+# A copy has the lengths of one of this many requests before or after the original.
+_NEARBY = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One arrival: seconds from the start of the trace, prompt length, output length.
+
+    ``hash_ids``: one for each block of the prompt, equal if the block and all before it are equal; empty: not known.
+    ``line``: its line in the file, for messages.
+    """
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+    line: int | None = field(default=None, compare=False, repr=False)
+
+
+def load_trace(path: Path) -> tuple[TraceRequest, ...]:
+    """Read a CSV, gzipped if its name ends in ``.gz``, in order of time.
+
+    Columns are ``timestamp_s``, ``input_tokens``, ``output_tokens`` and optionally ``hash_ids``: integers with spaces
+    between. Other columns are ignored.
+
+    Raises:
+        ValueError: the file cannot be read, a column is missing, or a value is wrong; names line and field.
+    """
+    try:
+        # Files of spreadsheets begin with a byte order mark.
+        with (
+            gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else path.open(newline="", encoding="utf-8-sig")
+        ) as lines:
+            requests = _requests(csv.reader(lines), path)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    if not requests:
+        raise ValueError(f"{path}: no requests after its first line")
+    return tuple(requests)
+
+
+def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
+    rows = iter(rows)
+    header = [name.strip() for name in next(rows, [])]
+    expected = f"expected {', '.join(_REQUIRED)}, and may be {_HASHES}"
+    if not header:
+        raise ValueError(f"{path}: it is empty: {expected} in its first line")
+    for name in _REQUIRED:
+        if name not in header:
+            raise ValueError(f"{path}: line 1: no column {name} in {','.join(header)!r:.80}: {expected}")
+    for name in _COLUMNS:
+        if header.count(name) > 1:
+            raise ValueError(f"{path}: line 1: {header.count(name)} columns {name}: leave one of them")
+    places = {name: header.index(name) for name in _COLUMNS if name in header}
+    requests: list[TraceRequest] = []
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"{len(row)} values for {len(header)} columns")
+            requests.append(_request(row, places, number, requests[-1].at_s if requests else None))
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number}: {error}") from None
+    return requests
+
+
+def _request(row: Sequence[str], places: Mapping[str, int], line: int, before_s: float | None) -> TraceRequest:
+    values: dict[str, Any] = {}
+    for name, place in places.items():
+        read, expected = _COLUMNS[name]
+        try:
+            values[name] = read(row[place])
+        except ValueError:
+            raise ValueError(f"{name} is {row[place]!r:.80}: expected {expected}") from None
+    at_s, hash_ids = values["timestamp_s"], values.get(_HASHES, ())
+    is_backwards = before_s is not None and at_s < before_s
+    if is_backwards or not 0.0 <= at_s < math.inf:
+        why = "time runs backwards" if is_backwards else "expected seconds from the start, 0 or more"
+        raise ValueError(f"timestamp_s is {row[places['timestamp_s']]:.80}: {why}")
+    if min(hash_ids, default=0) < 0:
+        raise ValueError(f"{_HASHES} has {min(hash_ids)}: expected 0 or more")
+    for name in ("input_tokens", "output_tokens"):
+        if values[name] < 1:
+            raise ValueError(f"{name} is {values[name]!s:.80}: expected at least 1")
+    return TraceRequest(
+        at_s=at_s,
+        input_tokens=values["input_tokens"],
+        output_tokens=values["output_tokens"],
+        hash_ids=hash_ids,
+        line=line,
+    )
+
+
+def scale_trace(
+    requests: Iterable[TraceRequest],
+    *,
+    time_factor: float = 1.0,
+    length_factor: float = 1.0,
+    max_total_tokens: int | None = None,
+    limit: int | None = None,
+) -> tuple[TraceRequest, ...]:
+    """The first ``limit`` requests, slowed down and shortened; a shortened prompt has no ``hash_ids``.
+
+    ``time_factor`` multiplies arrival times, ``length_factor`` both lengths, which stay at least 1. A prompt is cut so
+    that prompt and output together fit into ``max_total_tokens``.
+    """
+    scaled = []
+    for request in list(requests)[:limit]:
+        output = max(1, round(request.output_tokens * length_factor))
+        prompt = max(1, round(request.input_tokens * length_factor))
+        if max_total_tokens is not None:
+            output = min(output, max_total_tokens - 1)
+            prompt = min(prompt, max_total_tokens - output)
+        # A shortened prompt is another prompt: its shared blocks are not known.
+        hash_ids = request.hash_ids if prompt == request.input_tokens else ()
+        at_s = request.at_s * time_factor
+        scaled.append(replace(request, at_s=at_s, input_tokens=prompt, output_tokens=output, hash_ids=hash_ids))
+    return tuple(scaled)
+
+
+def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Random) -> tuple[TraceRequest, ...]:
+    """The same load curve, ``factor`` times as high.
+
+    Each request becomes ``factor`` requests on average: itself, and copies at most half a minute earlier or later, each
+    with the lengths of a request nearby. So the curve over minutes stays, and bursts within seconds do not grow with
+    the factor, as they would if requests were repeated. Beyond a factor of 60 copies are spread further, or one heavy
+    user would become hundreds at once. With ``hash_ids`` a copy has its original's lengths; each copy of the trace has
+    blocks of its own.
+
+    Raises:
+        ValueError: the factor is not above 0.
+    """
+    if not 0.0 < factor < math.inf:
+        raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
+    last_s = requests[-1].at_s
+    spread_s = max(_SPREAD_S, factor / 2)
+    ids = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
+    scaled: list[TraceRequest] = []
+    for index, request in enumerate(requests):
+        copies = math.floor(factor) + (rng.random() < factor % 1.0)
+        for copy in range(copies):
+            if not copy:
+                scaled.append(request)
+                continue
+            like = request
+            if not request.hash_ids:
+                like = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
+            at_s = _inside(rng.uniform(request.at_s - spread_s, request.at_s + spread_s), last_s)
+            hash_ids = tuple([block + copy * ids for block in request.hash_ids])
+            scaled.append(replace(like, at_s=at_s, hash_ids=hash_ids, line=None))
+    return tuple(sorted(scaled, key=lambda request: request.at_s))
+
+
+def _inside(at_s: float, last_s: float) -> float:
+    """A time beyond an end of the trace is mirrored at it, so that the load stays level up to the ends."""
+    if last_s <= 0.0:
+        return 0.0
+    folded = at_s % (2 * last_s)
+    return min(folded, 2 * last_s - folded)
+
+
+def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:
+    """A part of a trace, with times from the start of the part, seconds."""
+    return tuple(replace(r, at_s=r.at_s - start_s) for r in requests if start_s <= r.at_s < start_s + duration_s)

@@ -1,0 +1,256 @@
+"""The coordinator of an application: what the control plane must remember when Serve's controller restarts.
+
+One actor per application; Serve starts, watches and ends it with the ingress deployment. It holds the configuration of
+every service with what was tuned since, the controllers' states, what is cordoned, and the admitted replicas, for which
+every router asks. It writes the decision log. It decides nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from prometheus_client.metrics_core import Metric
+from pydantic import ValidationError
+from ray import serve
+
+# The module, not its objects: Serve copies this module by value, with the values of its globals.
+from autoscale.decide import status
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.decision_log import config_line
+from autoscale.decide.status import (
+    CoordinatorState,
+    PlanRecord,
+    ServiceSettings,
+    ServiceStatus,
+    Settings,
+    Status,
+    stored_state,
+)
+from autoscale.decide.tuning import Pools, differing, merged, tuned
+from autoscale.topology_config import TopologyConfig
+from autoscale.types import ControllerState
+from deployments.actors.scaling_metrics import scaling_metrics
+from deployments.config import ServiceConfig
+from deployments.explain import explain
+from deployments.serve_seam.replica_process import serve_logs_folder
+from router.ray_actors import Bell, keep_announced
+from router.ray_coordinator import coordinator_key, is_alive, load_state, save_state
+
+logger = logging.getLogger("ray.serve")
+
+# Longest wait of a caller that watches, seconds; then it gets an answer even if nothing has changed.
+_WATCH_S = 5.0
+# Least time without news of the policy after which it counts as dead, seconds. Serve's controller, in which the policy
+# runs, restarts in about ten seconds.
+_SILENCE_S = 60.0
+# The same in intervals between two decisions of the slowest service; the longer of the two times holds.
+_SILENCE_INTERVALS = 5
+# Size at which the decision log begins a new file; one older file stays.
+_LOG_BYTES = 64 << 20
+# Time since the last waiting request, seconds, for which a service that sleeps is still woken.
+_WAKE_S = 5.0
+
+
+class _SizedService:
+    """One autoscaled service: its configuration as deployed, and as tuned since."""
+
+    def __init__(self, base: AutoscaleConfig, pools: Pools, changes: Mapping[str, Any]) -> None:
+        self.base, self.pools, self.changes = base, pools, changes
+        self.config = tuned(base, changes, pools)
+        self.why = "start"  # reason of the latest change, for the log
+
+    def settings(self) -> ServiceSettings:
+        """The settings that the policy must follow."""
+        return ServiceSettings(config=self.config, pools=self.pools, why=self.why)
+
+    def status(self, last: PlanRecord | None) -> ServiceStatus:
+        """What commands and metrics show of this service; ``last``: its latest plan."""
+        changed = differing(self.changes, self.base.model_dump(mode="json"))
+        return ServiceStatus(config=self.config, tuned=changed, pools=self.pools, last=last)
+
+
+class Coordinator:
+    """The actor; other processes call its public methods. Messages are ``autoscale.decide.status``, as plain values."""
+
+    def __init__(self, *, services: Sequence[Mapping[str, Any]], topology: Mapping[str, Any] | None) -> None:
+        self._app = app = serve.get_deployment_actor_context().app_name
+        self._topology = None if topology is None else TopologyConfig.model_validate(topology)
+        self._name = ray.get_runtime_context().get_actor_name() or ""
+        self._log_path = _log_path(app)
+        # A redeployed application has another actor name: its replicas are new, and so is its configuration.
+        state = stored_state(load_state(app, self._name))
+        if not _is_of_this_deployment(app, state):
+            state = CoordinatorState()
+        self._services = {}
+        for service in map(ServiceConfig.model_validate, services):
+            assert service.autoscale is not None
+            name, pools = service.model.id, service.pools(self._topology)
+            self._services[name] = _SizedService(service.autoscale, pools, state.changes.get(name, {}))
+        self._version = state.version
+        self._cordoned = set(state.cordoned)
+        self._cycle = state.cycle
+        self._synced_s = time.monotonic()
+        self._routes_version = 0
+        self._routes_changed = Bell()
+        self._woken_s: dict[str, float] = {}  # when a request last waited for a service that sleeps
+        self._woken = Bell()
+        # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
+        self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
+
+    async def join(self) -> dict[str, Any]:
+        """``Settings`` for a policy that has just started, with the controllers' states of the policy before it."""
+        return self._settings({name: record.plan.state for name, record in self._plans().items()})
+
+    async def sync(self, cycle: dict[str, Any], lines: list[str]) -> dict[str, Any]:
+        """Take a ``CycleRecord`` and lines for the decision log; return ``Settings``."""
+        before = self._admitted()
+        self._cycle = status.CYCLE.validate_python(cycle)
+        self._synced_s = time.monotonic()
+        if self._admitted() != before:
+            self._routes_version += 1
+            self._routes_changed.ring()
+        if lines:
+            self._store()
+            await asyncio.to_thread(self._write, lines)
+        return self._settings()
+
+    async def watch(self, version: int) -> tuple[int, dict[str, list[str]] | None]:
+        """The version, and the admitted replicas of each pool: at once if the caller's version is old, else later.
+
+        Later is after a change, or ``_WATCH_S``. ``None``: the policy is silent, and no plan names the replicas that
+        have started since.
+        """
+        if version == self._routes_version:
+            await self._routes_changed.wait(_WATCH_S)
+        slowest_s = max(service.config.interval_s for service in self._services.values())
+        silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * slowest_s)
+        if self._cycle is None or time.monotonic() - self._synced_s > silence_s:
+            return self._routes_version, None
+        return self._routes_version, self._admitted()
+
+    async def wake(self, service: str) -> None:
+        """Note that requests wait for a service that sleeps."""
+        is_news = service not in self._awaited()
+        self._woken_s[service] = time.monotonic()
+        if is_news:
+            self._woken.ring()
+
+    async def awaited(self, before: list[str]) -> list[str]:
+        """The services for which requests wait: at once if they differ from ``before``, else after ``_WATCH_S``."""
+        if sorted(before) == self._awaited():
+            await self._woken.wait(_WATCH_S)
+        return self._awaited()
+
+    async def tune(self, service: str, changes: dict[str, Any], why: str) -> str | None:
+        """Change the configuration of a running service. Returns the error; ``None``: the change is accepted.
+
+        ``changes`` are nested as the configuration; empty ones restore the deployed configuration. ``why`` is for the
+        log.
+        """
+        sized = self._services[service]
+        together = merged(sized.changes, changes) if changes else {}
+        try:
+            config = tuned(sized.base, together, sized.pools)
+        except ValidationError as error:
+            return explain(error)
+        except ValueError as error:
+            return str(error)
+        sized.config, sized.changes, sized.why = config, together, why
+        self._version += 1
+        self._store()
+        return None
+
+    async def cordon(self, name: str, is_cordoned: bool) -> None:
+        """Keep new replicas off a node, or off all nodes under a switch; ``False``: let them start there again."""
+        if is_cordoned:
+            self._cordoned.add(name)
+        else:
+            self._cordoned.discard(name)
+        self._version += 1
+        self._store()
+
+    async def status(self) -> dict[str, Any]:
+        """``Status`` of the application."""
+        return status.STATUS.dump_python(self._status(), mode="json")
+
+    async def metrics(self) -> list[Metric]:
+        """All numbers of the status, for Prometheus."""
+        return scaling_metrics(self._status(), time.time())
+
+    def _status(self) -> Status:
+        plans, cycle = self._plans(), self._cycle
+        return Status(
+            log_path=str(self._log_path),
+            cordoned=tuple(sorted(self._cordoned)),
+            topology=self._topology,
+            services={name: sized.status(plans.get(name)) for name, sized in self._services.items()},
+            nodes=None if cycle is None else cycle.nodes,
+            places=None if cycle is None else cycle.places,
+            policy_call_p99_s=None if cycle is None else cycle.policy_call_p99_s,
+            is_hooked=cycle is not None and cycle.is_hooked,
+        )
+
+    def _plans(self) -> Mapping[str, PlanRecord]:
+        return {} if self._cycle is None else self._cycle.services
+
+    def _admitted(self) -> dict[str, list[str]]:
+        admitted_by_pool: dict[str, list[str]] = {}
+        for record in self._plans().values():
+            admitted = frozenset(record.plan.admitted)
+            for pool, names in record.running.items():
+                admitted_by_pool[str(pool)] = [name for name in names if name in admitted]
+        return admitted_by_pool
+
+    def _awaited(self) -> list[str]:
+        since_s = time.monotonic() - _WAKE_S
+        return sorted(name for name, at_s in self._woken_s.items() if at_s > since_s)
+
+    def _settings(self, states: Mapping[str, ControllerState] | None = None) -> dict[str, Any]:
+        settings = Settings(
+            version=self._version,
+            services={name: sized.settings() for name, sized in self._services.items()},
+            topology=self._topology,
+            cordoned=frozenset(self._cordoned),
+            states=states or {},
+        )
+        return status.SETTINGS.dump_python(settings, mode="json")
+
+    def _store(self) -> None:
+        state = CoordinatorState(
+            changes={name: sized.changes for name, sized in self._services.items()},
+            version=self._version,
+            cordoned=tuple(sorted(self._cordoned)),
+            cycle=self._cycle,
+        )
+        save_state(self._app, self._name, state.to_json())
+
+    def _write(self, lines: list[str]) -> None:
+        """Append lines to the decision log; a new file begins with the configuration of every service."""
+        try:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES:
+                self._log_path.replace(self._log_path.with_suffix(".1.jsonl"))
+                now_s, why = time.time(), "the log begins anew"
+                lines = [
+                    *(config_line(name, sized.config, now_s, why) for name, sized in self._services.items()),
+                    *lines,
+                ]
+            with self._log_path.open("a") as log:
+                log.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
+
+
+def _is_of_this_deployment(app: str, state: CoordinatorState) -> bool:
+    """Whether a replica of the stored plans still exists. An application deployed again starts as its config says."""
+    plans = () if state.cycle is None else state.cycle.services.values()
+    running = [(str(pool), name) for plan in plans for pool, names in plan.running.items() for name in names]
+    return any(is_alive(app, pool, name) for pool, name in running)
+
+
+def _log_path(app: str) -> Path:
+    return serve_logs_folder() / f"tandem_decisions_{app}.jsonl"

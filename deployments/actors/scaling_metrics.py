@@ -1,0 +1,114 @@
+"""The autoscaler's state as Prometheus gauges (pure)."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.types import Plan, PoolKey
+from kvtransfer.topology import Role
+
+# Text and labels of each gauge.
+_GAUGES: dict[str, tuple[str, list[str]]] = {
+    "tandem_replicas": (
+        "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
+        "other role has caught up, withdrawn under observation, draining",
+        ["group", "role", "state"],
+    ),
+    "tandem_replicas_missing_seconds": (
+        "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
+        ["group", "role"],
+    ),
+    "tandem_replicas_no_room_retry_seconds": (
+        "Time until more replicas are tried again, for a pool that found no room; 0 for the others",
+        ["group", "role"],
+    ),
+    "tandem_replicas_pending": ("Replicas that have no place in any group", ["model", "role"]),
+    "tandem_pd_ratio": ("Prefill replicas per decode replica: configured, and of those that serve", ["model", "of"]),
+    "tandem_autoscale_latency_seconds": (
+        "The quantile of TTFT (of long prompts by their own objective) and TPOT that the autoscaler acts on, and "
+        "its objective",
+        ["model", "latency", "of"],
+    ),
+    "tandem_autoscale_signal": (
+        "What the last decision was made from, in its own unit, and what it should be",
+        ["model", "signal", "of"],
+    ),
+    "tandem_autoscale_mode": ("1 where it holds", ["model", "mode"]),
+    "tandem_autoscale_decision_age_seconds": ("Since the last tick of the controller", ["model"]),
+    "tandem_autoscale_hooked": ("1 where the plan chooses which replica stops and where one starts", []),
+}
+
+
+def pool_counts(last: PlanRecord) -> dict[PoolKey, dict[str, int]]:
+    """For each pool its replicas by state, after a decision."""
+    plan = last.plan
+    admitted, withdrawn, victims = set(plan.admitted), set(plan.withdrawn), set(plan.victims)
+    return {
+        key: {
+            "wanted": plan.state.desired.get(key, 0),
+            "target": plan.counts.get(key, 0),
+            "ready": len(names),
+            "serving": len(names & admitted),
+            "held": len(names - admitted - withdrawn - victims),
+            "withdrawn": len(names & withdrawn),
+            "draining": len((names & victims).union(last.draining.get(key, ()))),
+        }
+        for key, names in ((key, set(last.running[key])) for key in sorted(last.running, key=str))
+    }
+
+
+def serving_counts(pools: Mapping[PoolKey, Mapping[str, int]]) -> dict[Role, int]:
+    """Replicas of each role that get requests, from ``pool_counts``."""
+    return {role: sum(counts["serving"] for key, counts in pools.items() if key.role is role) for role in Role}
+
+
+def missing_s(plan: Plan, pool: PoolKey, now_s: float) -> float | None:
+    """Time for which a pool has had fewer ready replicas than Serve's target; ``None``: it has them."""
+    since = plan.state.missing_since_s.get(pool)
+    return None if since is None else max(0.0, now_s - since[0])
+
+
+def scaling_metrics(status: Status, now_s: float) -> list[Metric]:
+    """Gauges of every service that has a plan; none before the first decision."""
+    gauges = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _GAUGES.items()}
+    planned = {name: service for name, service in status.services.items() if service.last is not None}
+    for model, service in planned.items():
+        for name, labels, value in _samples(model, service, now_s):
+            gauges[name].add_metric(labels, value)
+    gauges["tandem_autoscale_hooked"].add_metric([], float(status.is_hooked))
+    return list(gauges.values()) if planned else []
+
+
+def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple[str, list[str], float]]:
+    """For one service that has a plan: gauges, their labels and their values."""
+    assert service.last is not None
+    plan, config = service.last.plan, service.config
+    pools = pool_counts(service.last)
+    for key, counts in pools.items():
+        for state, count in counts.items():
+            yield "tandem_replicas", [key.group, key.role, state], count
+        yield "tandem_replicas_missing_seconds", [key.group, key.role], missing_s(plan, key, now_s) or 0.0
+        until_s, _ = plan.state.capped.get(key, (now_s, 0))
+        yield "tandem_replicas_no_room_retry_seconds", [key.group, key.role], max(0.0, until_s - now_s)
+    for role in Role:
+        yield "tandem_replicas_pending", [model, role], plan.pending.get(role, 0)
+    serving = serving_counts(pools)
+    yield "tandem_pd_ratio", [model, "configured"], (plan.decision.ratio or config.pd_ratio).per_decode()
+    if serving[Role.DECODE]:
+        yield "tandem_pd_ratio", [model, "serving"], serving[Role.PREFILL] / serving[Role.DECODE]
+    latency = service.last.latency
+    for name, observed_s, objective_s in (
+        ("ttft", latency.ttft_s, config.slo.ttft_s),
+        ("tpot", latency.tpot_s, config.slo.tpot_s),
+    ):
+        yield "tandem_autoscale_latency_seconds", [model, name, "objective"], objective_s
+        if observed_s is not None:
+            yield "tandem_autoscale_latency_seconds", [model, name, "seen"], observed_s
+    for shown in plan.decision.shown:
+        yield "tandem_autoscale_signal", [model, shown.name, "seen"], shown.value
+        yield "tandem_autoscale_signal", [model, shown.name, "target"], shown.target
+    modes = {"paused": config.is_paused, "observing": config.is_observing, "override": config.override is not None}
+    for name, holds in modes.items():
+        yield "tandem_autoscale_mode", [model, name], float(holds)
+    yield "tandem_autoscale_decision_age_seconds", [model], max(0.0, now_s - (plan.state.ticked_s or now_s))

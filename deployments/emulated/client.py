@@ -1,0 +1,271 @@
+"""The part of vLLM's ``AsyncLLM`` that Tandem uses, over an engine model by the wall clock."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.engines.engine_model import EngineModel
+from autoscale.engines.engine_step import ModelRequest, Step
+from autoscale.engines.profile import EngineProfile
+from deployments.emulated.text import block_hashes, next_tokens, text_of
+from deployments.pool_config import EmulatorConfig
+from deployments.vllm_seam.engine_stats import EngineLoad
+from deployments.vllm_seam.engine_types import FinishReason, RequestStateStats
+from deployments.vllm_seam.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
+
+DEFAULT_OUTPUT_TOKENS = 128  # length of an answer without max_tokens
+# The engine catches up with steps that ended late, up to this time; later ones are lost. Seconds by the wall clock.
+_MOST_LATE_S = 0.25
+
+
+class _Stream:
+    """The tokens of one request on their way to ``generate``."""
+
+    __slots__ = ("begun_s", "due_s", "first_s", "fresh", "last_s", "produced", "wake")
+
+    def __init__(self) -> None:
+        self.fresh = self.produced = 0
+        self.begun_s = self.first_s = self.last_s = self.due_s = 0.0
+        self.wake = asyncio.Event()
+
+
+class EmulatedStats:
+    """Statistics of the engine, with the interface of ``EngineStatsLogger``."""
+
+    def __init__(self, model: EngineModel, time_factor: float) -> None:
+        self._model = model
+        self._time_factor = time_factor
+        self._last = (time.monotonic(), 0.0, 0.0)
+        self.on_step: Callable[[], None] | None = None
+        self.max_running_requests = model.profile.max_running
+        self.block_tokens = model.profile.block_tokens
+        self.prefix_cache_blocks = model.profile.kv_tokens // model.profile.block_tokens
+
+    @property
+    def load(self) -> EngineLoad:
+        """The engine's present load."""
+        model, counters = self._model, self._model.counters
+        return EngineLoad(
+            running_requests=len(model.running),
+            waiting_requests=len(model.waiting),
+            deferred_requests=len(model.deferred),
+            kv_usage_frac=model.kv_usage_frac,
+            decode_tokens=counters.output_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            cached_prefill_tokens=counters.cached_tokens,
+        )
+
+    def gpu_report(self) -> dict[str, float]:
+        """GPU utilisation and SM activity since the last call: busy share, and the share of the steps' rooflines."""
+        now_s, counters = time.monotonic(), self._model.counters
+        last_s, busy_s, active_s = self._last
+        self._last = (now_s, counters.busy_s, counters.sm_active_s)
+        engine_s = max(1e-9, (now_s - last_s) * self._time_factor)
+        return {
+            "gpu_utilization_frac": min(1.0, (counters.busy_s - busy_s) / engine_s),
+            "sm_activity_frac": min(1.0, (counters.sm_active_s - active_s) / engine_s),
+        }
+
+
+class EmulatedClient:
+    """The part of vLLM's ``AsyncLLM`` that Tandem uses, over an ``EngineModel`` by the wall clock."""
+
+    def __init__(self, profile: EngineProfile, config: EmulatorConfig, *, max_model_len: int) -> None:
+        self.profile = profile
+        self.model_config = SimpleNamespace(max_model_len=max_model_len)
+        self._model = EngineModel(profile)
+        self.stats = EmulatedStats(self._model, config.time_factor)
+        self._config = config
+        self._streams: dict[ModelRequest, _Stream] = {}
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._origin_s = time.monotonic()
+        self._unread_until_s: list[float] = []
+
+    def start(self) -> None:
+        """Let the engine run."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def errored(self) -> bool:
+        """Whether the loop has ended."""
+        return self._task is not None and self._task.done()
+
+    async def is_paused(self) -> bool:
+        """Never paused; the call shows that the engine answers."""
+        return False
+
+    def check(self) -> None:
+        """Raise what ended the loop, if it has ended."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Never full: requests without room wait."""
+
+    async def open_front(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_Front":
+        """The output side of a request whose first tokens come from another engine."""
+        return _Front(request_id, sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS)
+
+    def has_first(self, request_id: str) -> bool:
+        """Whether a request has its first output token."""
+        return any(stream.first_s and request.request_id == request_id for request, stream in self._streams.items())
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self._model.prefixes.clear()
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens that wait for their first output token."""
+        return self._model.queued_prefill_tokens
+
+    async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
+        """Do nothing: kept KV is released by the clock."""
+
+    async def collective_rpc(self, method: str, **_: Any) -> list[Any]:
+        """What workers answer about GPU and KV that is not pulled. Raises NotImplementedError: another method."""
+        if method == METHOD_GPU:
+            return [self.stats.gpu_report()]
+        if method != METHOD_UNREAD_KV:
+            raise NotImplementedError(f"the emulated engine has no worker method {method!r}")
+        now_s = self._now_s()
+        self._unread_until_s = [until_s for until_s in self._unread_until_s if until_s > now_s]
+        return [len(self._unread_until_s)]
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Same arguments and outputs as ``AsyncLLM.generate``."""
+        ids: Sequence[int] = prompt["prompt_token_ids"]
+        transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
+        ready_s = (
+            self._now_s() + self.profile.handoff.seconds_for(len(ids)) if transfer.get("do_remote_prefill") else None
+        )
+        request = ModelRequest(
+            request_id=request_id,
+            input_tokens=len(ids),
+            output_tokens=sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS,
+            block_hashes=block_hashes(ids, self.profile.block_tokens, prompt.get("cache_salt") or ""),
+            kv_ready_s=ready_s,
+        )
+        self._model.add(request)
+        stream = self._streams[request] = _Stream()
+        self._work.set()
+        metrics = RequestStateStats(arrival_time=time.time())
+        is_whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        produced = 0
+        try:
+            while produced < request.output_tokens:
+                await stream.wake.wait()
+                stream.wake.clear()
+                fresh, stream.fresh = stream.fresh, 0
+                is_last = produced + fresh >= request.output_tokens
+                if is_whole and not is_last:
+                    stream.fresh = fresh
+                    continue
+                metrics.scheduled_ts = stream.begun_s
+                metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
+                new = next_tokens(ids[-1] + produced, fresh)
+                output = _output(request_id, new, "length" if is_last else None)
+                produced += fresh
+                if is_last and transfer.get("do_remote_decode"):
+                    self._unread_until_s.append(self._now_s() + self.profile.handoff.seconds_for(len(ids)))
+                    output.kv_transfer_params = {"do_remote_prefill": True, "request_id": request_id}
+                output.metrics, output.num_cached_tokens = metrics, request.cached_tokens
+                yield output
+        finally:
+            del self._streams[request]
+            self._model.abort(request)
+
+    def _now_s(self) -> float:
+        return (time.monotonic() - self._origin_s) * self._config.time_factor
+
+    async def _run(self) -> None:
+        at_s = 0.0
+        while True:
+            # A late step does not delay the next ones, unless the engine is far behind.
+            at_s = max(at_s, self._now_s() - _MOST_LATE_S * self._config.time_factor)
+            step = self._model.plan(at_s)
+            if step is None:
+                await self._wait()
+                at_s = self._now_s()
+                continue
+            self._begin(step)
+            at_s += step.duration_s
+            await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
+            self._model.apply(step)
+            self._hand_out()
+
+    def _begin(self, step: Step) -> None:
+        """Note when the engine begins to prefill a prompt."""
+        for request, _ in step.chunks:
+            if (stream := self._streams.get(request)) is not None:
+                stream.begun_s = stream.begun_s or time.monotonic()
+
+    def _hand_out(self) -> None:
+        """Hand out first and last tokens at once, the others in chunks."""
+        now_s = time.monotonic()
+        for request, stream in self._streams.items():
+            produced = self._model.produced(request)
+            if produced == stream.produced:
+                continue
+            stream.fresh += produced - stream.produced
+            stream.produced = produced
+            stream.first_s = stream.first_s or now_s
+            stream.last_s = now_s
+            if now_s >= stream.due_s or produced >= request.output_tokens:
+                stream.due_s = now_s + self._config.chunk_s
+                stream.wake.set()
+        if self.stats.on_step is not None:
+            self.stats.on_step()
+
+    async def _wait(self) -> None:
+        ready_s = self._model.next_ready_s()
+        timeout_s = None if ready_s is None else max(0.0, (ready_s - self._now_s()) / self._config.time_factor)
+        self._work.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._work.wait()
+        except TimeoutError:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The output side of a request that continues on this engine (``replicas.resumption``)."""
+
+    request_id: str
+    max_tokens: int
+
+    def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, None] | None:
+        """The reason to end after these tokens; ``None``: it goes on."""
+        return (FinishReason.LENGTH, None) if len(output_ids) >= self.max_tokens else None
+
+    def feed(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: Any) -> RequestOutput:
+        """The output for more tokens."""
+        return _output(self.request_id, token_ids, "length" if reason else None)
+
+
+def _output(request_id: str, token_ids: Sequence[int], finish_reason: str | None) -> RequestOutput:
+    part = CompletionOutput(
+        index=0,
+        text=text_of(token_ids),
+        token_ids=token_ids,
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=None,
+        prompt_logprobs=None,
+        outputs=[part],
+        finished=finish_reason is not None,
+    )

@@ -1,0 +1,146 @@
+"""An engine that keeps time instead of computing, behind Ray Serve LLM's engine protocol.
+
+It exists for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is real, also
+``PDGenerate`` and the handoff of prefill. Its times come from an ``EngineModel`` and an ``EngineProfile``.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from ray.serve.llm import LLMConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.engines.profile import EngineProfile
+from deployments.emulated.client import DEFAULT_OUTPUT_TOKENS, EmulatedClient
+from deployments.emulated.text import tokens_of
+from deployments.machine.claims import run_at_once
+from deployments.pool_config import EMULATOR_KEY, EmulatorConfig
+from deployments.replicas.openai_layer import requested_max_tokens
+from deployments.serve_seam.llm_server import LLMEngine
+from deployments.vllm_seam.engine_stats import register_engine
+
+logger = logging.getLogger(__name__)
+
+_COMPACT = (",", ":")  # separators of vLLM's JSON, so that the sizes of answers are comparable
+_OBJECTS = {True: "chat.completion", False: "text_completion"}  # names of whole answers, by whether it is a chat
+
+
+class EmulatedEngine(LLMEngine):
+    """The engine of one replica."""
+
+    def __init__(self, llm_config: LLMConfig) -> None:
+        self._config = EmulatorConfig.model_validate(llm_config.experimental_configs[EMULATOR_KEY])
+        profile = EngineProfile.load(self._config.profile)
+        if self._config.max_running is not None:
+            profile = profile.model_copy(update={"max_running": self._config.max_running})
+        self._model_id = llm_config.model_id
+        max_len = int(llm_config.engine_kwargs.get("max_model_len") or profile.kv_tokens)
+        self._engine_client = EmulatedClient(profile, self._config, max_model_len=max_len)
+
+    async def start(self) -> None:
+        """Take as long to start as the real engine."""
+        profile = self._engine_client.profile
+        await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
+        if os.nice(0) > 0:  # a low priority would make its steps late while other processes start
+            with suppress(PermissionError):
+                run_at_once(os.getpid())
+        register_engine(self._engine_client.stats)
+        self._engine_client.start()
+
+    async def check_health(self) -> None:
+        """Healthy while its loop runs."""
+        self._engine_client.check()
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """A chat completion, in OpenAI's stream format."""
+        text = "\n".join(str(message.get("content") or "") for message in request.messages)
+        # A chat template adds at least a role, so no prompt is empty.
+        async for chunk in self._answer(request, tokens_of(text or "user"), is_chat=True):
+            yield chunk
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """A completion, in OpenAI's stream format."""
+        if request.prompt_embeds is not None:
+            raise VLLMValidationError("the emulated engine has no embeddings: give a prompt", parameter="prompt_embeds")
+        ids = tokens_of(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
+        if not all(isinstance(token, int) for token in ids):
+            raise VLLMValidationError("the emulated engine takes one prompt at a time", parameter="prompt")
+        async for chunk in self._answer(request, ids, is_chat=False):
+            yield chunk
+
+    async def _answer(self, request: Any, ids: list[int], *, is_chat: bool) -> AsyncGenerator[Any, None]:
+        room = self._engine_client.model_config.max_model_len - len(ids)
+        if room < 1:
+            raise VLLMValidationError(
+                f"the prompt has {len(ids)} tokens, the model's context length is {room + len(ids)}",
+                parameter="input_tokens",
+            )
+        sampling = SamplingParams(
+            max_tokens=min(requested_max_tokens(request) or DEFAULT_OUTPUT_TOKENS, room),
+            output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        )
+        head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}",
+            "object": "chat.completion.chunk" if is_chat and request.stream else _OBJECTS[is_chat],
+            "created": int(time.time()),
+            "model": self._model_id,
+        }
+        prompt = {"type": "token", "prompt_token_ids": ids}
+        produced = 0
+        async for output in self._engine_client.generate(prompt, sampling, request.request_id):
+            (part,) = output.outputs
+            produced += len(part.token_ids)
+            usage = {"prompt_tokens": len(ids), "completion_tokens": produced, "total_tokens": len(ids) + produced}
+            message = {"role": "assistant", "content": part.text}
+            if not request.stream:
+                body = {"message": message} if is_chat else {"text": part.text}
+                yield _Json(
+                    {**head, "choices": [{"index": 0, **body, "finish_reason": part.finish_reason}], "usage": usage}
+                )
+                return
+            body = {"delta": message} if is_chat else {"text": part.text}
+            ids_too = {"token_ids": list(part.token_ids)} if request.return_token_ids else {}
+            yield _event({**head, "choices": [{"index": 0, **body, **ids_too, "finish_reason": part.finish_reason}]})
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield _event({**head, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    def routing_stats(self) -> dict[str, Any]:
+        """Empty: Tandem's router counts for itself."""
+        return {}
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every prefix."""
+        self._engine_client.forget_prefixes()
+
+    async def resolve_lora(self, lora_model: Any) -> None:
+        """Do nothing: adapters change no times here."""
+
+    def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """Not emulated."""
+        raise NotImplementedError("the emulated engine generates text only")
+
+    transcriptions = embeddings
+
+
+class _Json:
+    """A whole answer with the interface of the real engine's response objects."""
+
+    error = None
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+
+    def model_dump_json(self) -> str:
+        return json.dumps(self._answer, separators=_COMPACT)
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=_COMPACT)}\n\n"

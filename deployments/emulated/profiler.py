@@ -1,0 +1,269 @@
+"""Measures two real engines, linked as in production, and makes an ``EngineProfile``."""
+
+import asyncio
+import dataclasses
+import gc
+import os
+import platform
+import random
+import statistics
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import vllm
+from vllm import AsyncLLMEngine
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.engines.profile import DecodeSurface, EngineProfile, Handoff, PrefillCurve, Source
+from deployments.config import ServiceConfig
+from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
+from deployments.options import llm_config
+from deployments.pool_config import GroupConfig, RoleConfig
+from deployments.replicas.prefill import prefill_sampling
+from deployments.vllm_seam.worker_extension import METHOD_FLOPS, METHOD_PARAMETERS
+from kvtransfer.connector import ConnectorConfig
+from kvtransfer.topology import Role
+
+_HOST = "127.0.0.1"  # both engines run on this machine
+_PREFILL_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # prompt lengths of the prefill curve
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # batches of the decode surface
+_HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)  # prompt lengths of measured transfers
+_DECODE_STEPS = 48  # steps that each point of the decode surface is averaged over
+_REPEATS = 5  # repeats of each measurement; the median counts
+
+
+def profile(
+    name: str,
+    service: ServiceConfig,
+    group: GroupConfig,
+    *,
+    kv_transfer: ConnectorConfig,
+    on_progress: Callable[[str], None],
+) -> EngineProfile:
+    """Start, measure and end a prefill and a decode engine of a group. Raises ValueError: they cannot be measured."""
+    pools = {key.role: pool for key, pool in group.pools().items()}
+    if len(pools) < len(Role):
+        raise ValueError(f"group {group.name!r} has no prefill, and a profile is of both roles: give a group that has")
+    if any(pool.emulator is not None for pool in pools.values()):
+        raise ValueError("an emulated engine has a profile already: give a config with real engines")
+    # Both are checked before either engine starts.
+    kwargs = {
+        role: llm_config(service, role, pool, kv_transfer=kv_transfer).engine_kwargs for role, pool in pools.items()
+    }
+    engines = {role: _engine(role, service, pool, kwargs[role]) for role, pool in pools.items()}
+    return asyncio.run(_profile(name, service, group, engines, on_progress))
+
+
+async def _profile(
+    name: str,
+    service: ServiceConfig,
+    group: GroupConfig,
+    engines: Mapping[Role, AbstractAsyncContextManager[AsyncLLMEngine]],
+    on_progress: Callable[[str], None],
+) -> EngineProfile:
+    on_progress("starting a prefill and a decode engine")
+    started_s = time.monotonic()
+    async with engines[Role.PREFILL] as prefill:
+        start_s = time.monotonic() - started_s
+        async with engines[Role.DECODE] as decode:
+            config = decode.vllm_config
+            prompts = _Prompts(config.model_config.get_vocab_size())
+            kv_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
+            curve = await _prefill_curve(prefill, prompts, on_progress)
+            surface = await _decode_surface(decode, prompts, kv_tokens, on_progress)
+            on_progress("handing KV over")
+            handoff = await _handoff(prefill, decode, prompts)
+            parameters = sum(await decode.collective_rpc(METHOD_PARAMETERS))
+            flops = sum(await decode.collective_rpc(METHOD_FLOPS))
+    placement = group.decode.placement
+    return EngineProfile(
+        name=name,
+        model=service.model.id,
+        gpu=placement.accelerator_type,
+        gpus=group.decode.workers if placement.accelerator_type else 0,
+        kv_tokens=kv_tokens,
+        block_tokens=int(config.cache_config.block_size),
+        max_batch_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_running=config.scheduler_config.max_num_seqs,
+        prefill=curve,
+        decode=surface,
+        handoff=handoff,
+        start_s=round(start_s, 1),
+        flops_per_token=2.0 * parameters,
+        peak_flops=flops,
+        sources=_sources(placement.accelerator_type),
+    )
+
+
+@asynccontextmanager
+async def _engine(
+    role: Role, service: ServiceConfig, pool: RoleConfig, kwargs: dict[str, Any]
+) -> AsyncIterator[AsyncLLMEngine]:
+    """One engine on cores and a port of its own, as in a replica."""
+    port = PortClaim(CLAIMS, _HOST)
+    os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
+    if pool.placement.accelerator_type is None:
+        cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores.cores))
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    kwargs = {key: value for key, value in kwargs.items() if key in known}
+    kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
+    model = str(service.model.folder or service.model.source)
+    client = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **kwargs))
+    try:
+        yield client
+    finally:
+        client.shutdown()
+        del client
+        gc.collect()
+
+
+class _Prompts:
+    """Random prompts, which no prefix cache has."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._rng = random.Random(1)
+        self._vocabulary = vocabulary
+
+    def ids(self, tokens: int) -> list[int]:
+        return [self._rng.randrange(self._vocabulary) for _ in range(tokens)]
+
+
+async def _token_times(client: AsyncLLMEngine, ids: list[int], tokens: int, **extra: Any) -> list[float]:
+    """When each output token arrived, seconds since the request was sent."""
+    sampling = SamplingParams(
+        max_tokens=tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra or None,
+    )
+    sent_s = time.perf_counter()
+    times: list[float] = []
+    async for output in client.generate(tokens_input(ids), sampling, uuid.uuid4().hex):
+        times += [time.perf_counter() - sent_s] * len(output.outputs[0].token_ids)
+    return times
+
+
+async def _prefill_curve(client: AsyncLLMEngine, prompts: _Prompts, on_progress: Callable[[str], None]) -> PrefillCurve:
+    longest = client.model_config.max_model_len - 1
+    lengths = sorted({min(tokens, longest) for tokens in _PREFILL_TOKENS})
+    await _token_times(client, prompts.ids(lengths[-1]), 1)
+    seconds = []
+    for tokens in lengths:
+        on_progress(f"prefilling {tokens} tokens")
+        times = [(await _token_times(client, prompts.ids(tokens), 1))[0] for _ in range(_REPEATS)]
+        seconds.append(statistics.median(times))
+    # Noise must not make a longer prompt faster.
+    return PrefillCurve(tokens=tuple(lengths), seconds=_rounded(accumulate(seconds, max)))
+
+
+async def _decode_surface(
+    client: AsyncLLMEngine, prompts: _Prompts, kv_tokens: int, on_progress: Callable[[str], None]
+) -> DecodeSurface:
+    scheduler = client.vllm_config.scheduler_config
+    batches = [batch for batch in _BATCHES if batch <= scheduler.max_num_seqs]
+    # The longest context with which the largest batch still fits.
+    longest = min(client.model_config.max_model_len, kv_tokens // batches[-1]) - 2 * _DECODE_STEPS
+    contexts = sorted({max(16, longest // 8), max(32, longest // 2), max(64, longest * 3 // 4)})
+    rows = []
+    for batch in batches:
+        row = []
+        for context in contexts:
+            on_progress(f"decoding {batch} at {context} tokens")
+            row.append(await _step_s(client, prompts, batch, context, scheduler.max_num_batched_tokens))
+        rows.append(_rounded(row))
+    return DecodeSurface(batch=tuple(batches), context_tokens=tuple(contexts), step_s=tuple(rows))
+
+
+async def _step_s(client: AsyncLLMEngine, prompts: _Prompts, batch: int, context: int, max_batch_tokens: int) -> float:
+    """Seconds of a decode step of a batch around a context, once all its requests decode."""
+    # The first request decodes while the last one is still prefilled.
+    steps = _DECODE_STEPS + -(-batch * context // max_batch_tokens)
+    ids = [prompts.ids(context - _DECODE_STEPS // 2) for _ in range(batch)]
+    sent_s = time.perf_counter()
+    offsets = []
+
+    async def one(prompt: list[int]) -> list[float]:
+        offsets.append(time.perf_counter() - sent_s)
+        offset = offsets[-1]
+        return [offset + at_s for at_s in await _token_times(client, prompt, steps)]
+
+    times = await asyncio.gather(*(one(prompt) for prompt in ids))
+    begin_s, end_s = max(own[0] for own in times), min(own[-1] for own in times)
+    gaps = []
+    for own in times:
+        arrivals = [(at_s, len(list(tokens))) for at_s, tokens in groupby(own) if begin_s < at_s <= end_s]
+        gaps += [(later - sooner) / tokens for (sooner, _), (later, tokens) in pairwise(arrivals)]
+    return statistics.median(gaps)
+
+
+async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, prompts: _Prompts) -> Handoff:
+    """Time from prefill's answer to decode's first token, less one step; a line through several lengths."""
+    longest = decode.model_config.max_model_len - 8
+    lengths = [tokens for tokens in _HANDOFF_TOKENS if tokens <= longest]
+    points = []
+    for tokens in (lengths[-1], *lengths):  # the first handshake is not counted
+        times = []
+        for _ in range(_REPEATS):
+            ids, params = prompts.ids(tokens), None
+            async for output in prefill.generate(tokens_input(ids), prefill_sampling(), uuid.uuid4().hex):
+                params = output.kv_transfer_params
+            first_s, *later = await _token_times(decode, ids, 4, kv_transfer_params=params)
+            step_s = (later[-1] - first_s) / len(later)
+            times.append(first_s - step_s)
+        points.append((tokens, statistics.median(times)))
+    counted = np.array(points[1:])
+    slope, base_s = np.polyfit(counted[:, 0], counted[:, 1], 1)
+    bytes_per_token = _kv_bytes_per_token(decode)
+    # If noise hides the slope, the bandwidth is that of the longest transfer without a base time: a lower bound.
+    tokens, seconds = points[-1]
+    slope = float(slope) if slope > 0 else seconds / tokens
+    return Handoff(
+        base_s=round(max(0.0, float(base_s)), 6),
+        kv_bytes_per_token=bytes_per_token,
+        bytes_per_s=round(bytes_per_token / slope),
+    )
+
+
+def _kv_bytes_per_token(client: AsyncLLMEngine) -> float:
+    model, parallel = client.vllm_config.model_config, client.vllm_config.parallel_config
+    layers = model.get_num_layers(parallel) * parallel.pipeline_parallel_size
+    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+    return float(2 * layers * heads * model.get_head_size() * model.dtype.itemsize)
+
+
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in values)
+
+
+def _sources(gpu: str | None) -> tuple[Source, ...]:
+    where = f"vLLM {vllm.__version__} on {gpu or _cpu()}"
+    measured = {
+        "prefill": f"{where}: one prompt alone, to its first token, median of 5",
+        "decode": f"{where}: median step while the whole batch decodes; longer contexts than fit the largest batch are "
+        "extrapolated",
+        "handoff": f"{where}, over NIXL on one machine: prefill's answer to decode's first token less one step, a line "
+        "through medians of 5; kv_bytes_per_token from the model's shape",
+        "start_s": f"{where}: the engine alone, without its replica's imports",
+        "peak_flops": f"{where}: best of 5 products of 1024 x 1024 matrices",
+        "kv_tokens, block_tokens, max_batch_tokens, max_running": "the engine's own",
+    }
+    sources = (Source(part=part, kind="measured", text=text) for part, text in measured.items())
+    return *sources, Source(part="flops_per_token", kind="derived", text="twice the parameters")
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,36 @@
+"""The words and tokens of an emulated engine: each token of an answer is the one after the token before it (pure)."""
+
+import zlib
+from collections.abc import Sequence
+
+_CHARS_PER_TOKEN = 4  # characters of a prompt that make one token
+# The words of answers, by token.
+_WORDS = (" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta")
+# Number of different tokens: a large prime, so that no answer repeats a part of itself or of another one.
+_TOKENS = 1_000_003
+
+
+def next_tokens(last: int, count: int) -> list[int]:
+    """The next ``count`` tokens of an emulated engine after a token."""
+    return [(last + 1 + index) % _TOKENS for index in range(count)]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """The words of some tokens."""
+    return "".join([_WORDS[token % len(_WORDS)] for token in token_ids])
+
+
+def tokens_of(text: str) -> list[int]:
+    """The tokens of a text, one for every few characters; the same text always has the same tokens."""
+    pieces = (text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN))
+    return [zlib.crc32(piece.encode()) for piece in pieces]
+
+
+def block_hashes(ids: Sequence[int], block_tokens: int, salt: str) -> list[int]:
+    """A hash for each full block of tokens, over the block and all before it."""
+    hashes: list[int] = []
+    last = zlib.crc32(salt.encode())
+    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
+        last = hash((last, *ids[start : start + block_tokens]))
+        hashes.append(last)
+    return hashes

@@ -1,0 +1,119 @@
+"""API keys: a file of their hashes, which the keys of clients are compared with (pure).
+
+One key per line, its name and the SHA-256 of the key: ``team-a sha256:9f86...``; empty lines and lines that begin with
+``#`` are skipped. A plain hash is enough: a key is 256 random bits, so it cannot be guessed like a password.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+logger = logging.getLogger("ray.serve")
+
+# What every key begins with.
+_PREFIX = "tk-"
+_LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) sha256:([0-9a-f]{64})")
+_LOOK_S = 1.0  # seconds between two looks whether the file has changed
+
+
+def new_key() -> str:
+    """A new key of 256 random bits."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def key_line(name: str, key: str) -> str:
+    """The line of a key in a key file. Raises ValueError: the name has other characters than _LINE allows."""
+    line = f"{name} sha256:{_hash(key)}"
+    if not _LINE.fullmatch(line):
+        raise ValueError(f"{name!r} is no name for a key: use 1 to 64 letters, digits, dots, dashes and underscores")
+    return line
+
+
+def parse_keys(text: str) -> dict[str, str]:
+    """The names of keys by the hash of the key. Raises ValueError: a line is wrong; it has the number, not the text."""
+    names: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"line {number} is not 'NAME sha256:HEX': make it with `tandem key NAME`")
+        name, digest = match.groups()
+        if name in names.values() or digest in names:
+            raise ValueError(f"line {number}: this name or key stands there twice: remove one")
+        names[digest] = name
+    return names
+
+
+class ApiKeys:
+    """The keys of a file, read again within a second of a change; while the file is wrong, the keys before hold.
+
+    A file that has no key any more is not wrong: then no client is let in.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, limited: Iterable[str] = ()) -> None:
+        """``limited``: keys that have limits of their own. Raises ValueError: the file cannot be used or has no key."""
+        self._path = path
+        self._clock = clock
+        self._limited = frozenset(limited)
+        self._names: dict[str, str] = {}
+        self._version: tuple[int, ...] | None = None
+        self._checked_s = clock()
+        self._load()
+        if not self._names:
+            raise ValueError(f"api_keys_file {path}: it has no key: make one with `tandem key NAME`")
+
+    def name_of(self, authorization: str | None) -> str | None:
+        """Name of the key that an ``Authorization`` header carries; ``None``: it carries none of the file.
+
+        Every key is compared, each in a time that does not depend on the position of the first difference.
+        """
+        now_s = self._clock()
+        if now_s - self._checked_s >= _LOOK_S:
+            self._checked_s = now_s
+            try:
+                self._load()
+            except ValueError as error:
+                logger.error("%s; the keys that it had before hold", error)
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        presented, match = _hash(key.strip()), None
+        for digest, name in self._names.items():
+            if hmac.compare_digest(digest, presented):
+                match = name
+        return match
+
+    def _load(self) -> None:
+        try:
+            stat = self._path.stat()
+            version = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
+            if version == self._version:
+                return
+            text = self._path.read_text()
+            self._version = version  # so that an error is logged once
+            self._names = parse_keys(text)
+        except OSError as error:
+            # It may be about to be replaced: logged at every look.
+            raise ValueError(f"api_keys_file {self._path}: {error.strerror}: give a file that can be read") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"api_keys_file {self._path}: it is no text: give the file of `tandem key`") from None
+        except ValueError as error:
+            raise ValueError(f"api_keys_file {self._path}: {error}") from None
+        if not self._names:
+            logger.warning("api_keys_file %s has no key: every request is refused", self._path)
+        for name in sorted(self._limited.difference(self._names.values())):
+            logger.warning(
+                "ingress.admission.keys has limits of %r, and api_keys_file %s has no such key: write its name as it "
+                "stands there, or remove the limits",
+                *(name, self._path),
+            )
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,77 @@
+"""IngressConfig: the HTTP endpoint as a user configures it (pure)."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from deployments.pool_config import Selector
+from kvtransfer.strict_config import StrictConfig
+from router.admission_config import AdmissionConfig, KeyLimits
+
+
+class IngressConfig(StrictConfig):
+    """The HTTP endpoint's replicas."""
+
+    replicas: int = Field(2, ge=1, le=256)
+    """Replicas of the endpoint. With one, no request is answered while it is replaced."""
+    cpus_per_replica: float = Field(1.0, ge=0.0)
+    """Ray CPUs of one replica of the endpoint."""
+    node_labels: Selector = Field(default_factory=dict)
+    """Ray label selector of the nodes that replicas of the endpoint run on."""
+    request_timeout_s: float = Field(300.0, gt=0.0, le=86_400.0)
+    """A request that takes longer ends with an error. At most graceful_shutdown_timeout_s of every decode role: a
+    stopping replica finishes its requests in that time."""
+    retries: int = Field(2, ge=0, le=10)
+    """How often a request whose decode replica was lost goes to another one. A stream goes on where it was. A request
+    that crashes every engine it reaches crashes at most retries + 1."""
+    max_body_bytes: int = Field(32 << 20, ge=1024)
+    """Size of a request body; a larger one is refused (413)."""
+    max_bodies_bytes: int = Field(512 << 20, ge=1024)
+    """Memory of all request bodies at one replica of the endpoint. One API key gets at most half of it. A request
+    without room is refused (429)."""
+    body_timeout_s: float = Field(30.0, gt=0.0, le=86_400.0)
+    """Time, seconds, for the whole request body to arrive; after that the request is refused (408)."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Tokens of a prompt; a longer one is refused (400) before anything is computed. Left out, the model's context is
+    the limit."""
+    api_keys_file: Path | None = None
+    """File with the hashes of API keys (`tandem key` makes them), on every node with a replica of the endpoint. It is
+    read again when it changes. Clients must send a key. Left out, they need none."""
+    metrics_host: str = Field("127.0.0.1", min_length=1)
+    """Address on which every node with a replica of the endpoint serves the application's metrics. It needs no key: let
+    only the collector of metrics reach it."""
+    metrics_port: int = Field(9464, ge=1, le=65_535)
+    """Port of the metrics; each application of a cluster needs a different one."""
+    metrics_on_public_port: bool = False
+    """Also serve the metrics on the API's port, to clients that may use the API."""
+
+    admission: AdmissionConfig = AdmissionConfig()
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        admission = self.admission
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes ({self.max_bodies_bytes}) is less than max_body_bytes ({self.max_body_bytes})"
+            )
+        if self.api_keys_file is None and (admission.keys or admission.key != KeyLimits()):
+            raise ValueError("admission.key and admission.keys are limits of API keys: give api_keys_file too")
+        return self
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_keys(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        try:
+            path = value.expanduser()
+        except RuntimeError:
+            raise ValueError(
+                f"api_keys_file {value} names a user that this machine does not know: give the whole path"
+            ) from None
+        if not path.is_absolute():
+            raise ValueError(
+                f"api_keys_file {value} is relative, and replicas start in another folder: give the whole path"
+            )
+        return path

@@ -1,0 +1,180 @@
+"""Where requests wait or are refused at one replica of the endpoint: the rules for all models, and the gate of each."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from fastapi import Request
+
+from deployments import metrics
+from deployments.endpoint.api_keys import ApiKeys
+from deployments.wire.openai_errors import OpenAIError
+from router.admission import Admission, QueuedRequest
+from router.admission_config import AdmissionConfig, Priority
+from router.request_limits import Refusal, RequestLimits
+
+_TICK_S = 0.05  # seconds between two searches for requests that have waited too long
+_LEAVING_RETRY_S = 5.0  # seconds after which a client may repeat a request that arrived during a drain
+_DRAIN_POLL_S = 0.1  # seconds between two checks whether all requests have been answered
+# Wait after the last answer of a drain, seconds, in which its client can still read it. A smaller value may cut answers
+# off, a larger one makes every drain longer.
+_WRITTEN_S = 0.5
+# Wait for the deletion of the application after a drain, seconds; then requests are accepted again.
+_DELETION_S = 60.0
+
+
+class Gate:
+    """Lets requests through, makes them wait or refuses them."""
+
+    def __init__(
+        self, config: AdmissionConfig, limits: RequestLimits | None = None, *, replicas: int, prefill_replicas: int
+    ) -> None:
+        """``limits``: those of all models; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+        self.has_objective = config.ttft_s is not None
+        self._admission = Admission(
+            config, limits, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
+        )
+        self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that wait or are being answered."""
+        return self._admission.request_count
+
+    @asynccontextmanager
+    async def enter(self, place: QueuedRequest) -> AsyncGenerator[None, None]:
+        """Wait for a request's turn, and count it until the block ends. Raises OpenAIError: 429, it is refused."""
+        refusal = self._admission.arrive(place, time.monotonic())
+        if refusal is not None:
+            raise refusal_error(refusal, place.priority)
+        try:
+            self._let_through()
+            if place.passed_s is None:
+                await self._turn(place)
+            yield
+        finally:
+            self._admission.leave(place, time.monotonic())
+            self._let_through()
+
+    def first(self, place: QueuedRequest) -> None:
+        """Note that the request's first token has come."""
+        self._admission.note_first_token(place, time.monotonic())
+        self._let_through()
+
+    def output(self, place: QueuedRequest, tokens: int) -> None:
+        """Count output tokens that have come."""
+        is_first = place.first_token is None
+        self._admission.output(place, tokens, time.monotonic())
+        if is_first:
+            self._let_through()
+
+    def pause(self, place: QueuedRequest) -> None:
+        """Note that a frame waits for its reader: this time is not the engine's."""
+        if self.has_objective:  # the pace has no other use, and this is called for every frame
+            self._admission.pause(place, time.monotonic())
+
+    def go_on(self, place: QueuedRequest) -> None:
+        """Note that the reader has taken the frame."""
+        if self.has_objective:
+            self._admission.go_on(place, time.monotonic())
+
+    async def _turn(self, place: QueuedRequest) -> None:
+        """Wait until ``_let_through`` lets the request pass. Raises OpenAIError: 429, it has waited too long."""
+        turn = self._turns[place] = asyncio.get_running_loop().create_future()
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.create_task(self._tick())
+        try:
+            await turn
+        finally:
+            del self._turns[place]
+
+    def _let_through(self) -> None:
+        """End the wait of requests that admission lets pass."""
+        for place in self._admission.passed(time.monotonic()):
+            if (turn := self._turns.get(place)) is not None and not turn.done():
+                turn.set_result(None)
+        metrics.WAITING.set(self._admission.waiting)
+
+    async def _tick(self) -> None:
+        """Refuse requests that have waited too long, while any request waits."""
+        while self._turns:
+            await asyncio.sleep(_TICK_S)
+            now_s = time.monotonic()
+            for place in self._admission.late(now_s):
+                if (turn := self._turns.get(place)) is not None and not turn.done():
+                    turn.set_exception(refusal_error(self._admission.late_refusal(place, now_s), place.priority))
+            self._let_through()
+
+
+def refusal_error(refusal: Refusal, priority: Priority) -> OpenAIError:
+    """The error of a refused request, which is counted."""
+    metrics.REFUSED.labels(refusal.reason, priority.name.lower()).inc()
+    code = "rate_limit_exceeded" if refusal.reason == "key" else "overloaded"
+    return OpenAIError(429, refusal.message, code=code, retry_after_s=refusal.retry_after_s)
+
+
+class Intake:
+    """Counts requests once their headers have arrived, and refuses some before their bodies are read."""
+
+    def __init__(self, limits: RequestLimits, keys: ApiKeys | None, gates: Collection[Gate]) -> None:
+        """``gates``: the gates of all models; they count the requests whose bodies have been read."""
+        self._limits = limits
+        self._keys = keys
+        self._gates = gates
+        self._arriving = 0  # requests whose body is being read, or whose model is being woken
+        self._drains_until_s = 0.0  # monotonic time until which new requests are refused
+
+    def check_open(self) -> None:
+        """Raises OpenAIError: 503 during a drain."""
+        if time.monotonic() < self._drains_until_s:
+            message = "this endpoint is being shut down; send the request again"
+            raise OpenAIError(503, message, code="overloaded", retry_after_s=_LEAVING_RETRY_S)
+
+    def key_of(self, http: Request) -> str | None:
+        """The name of a client's key; ``None``: no keys are needed. Raises OpenAIError: 401, the key is not known."""
+        if self._keys is None:
+            return None
+        name = self._keys.name_of(http.headers.get("authorization"))
+        if name is None:
+            raise OpenAIError(
+                401, "this endpoint wants a key that it knows: send 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+        return name
+
+    def check_limits(self, key: str | None, priority: Priority) -> None:
+        """Raises OpenAIError: 429, the key or the endpoint has reached a limit that does not depend on the body."""
+        refusal = self._limits.refuse(key, priority, self._requests(), time.monotonic())
+        if refusal is not None:
+            raise refusal_error(refusal, priority)
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Count a request until a gate counts it."""
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
+    def body_refused(self, key: str | None) -> None:
+        """Count a request whose body was refused against its key: reading the body took work."""
+        self._limits.body_refused(key, time.monotonic())
+
+    async def drain(self, timeout_s: float) -> int:
+        """Accept no new request from now on, and wait until the accepted ones have been answered.
+
+        Other replicas drain at the same time, for at most ``timeout_s``, and then the application is deleted. If the
+        deletion does not follow within ``_DELETION_S``, requests are accepted again. Returns the number of unanswered
+        requests.
+        """
+        until_s = time.monotonic() + timeout_s
+        self._drains_until_s = until_s + _DELETION_S
+        while (requests := self._requests()) and time.monotonic() < until_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await asyncio.sleep(_WRITTEN_S)
+        return requests
+
+    def _requests(self) -> int:
+        return self._arriving + sum(gate.requests for gate in self._gates)

@@ -1,0 +1,271 @@
+"""The OpenAI-compatible HTTP endpoint: its routes, and how a request passes through its rooms."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from ray import serve
+from starlette.exceptions import HTTPException
+
+from deployments import metrics as tandem_metrics
+from deployments.endpoint.api_keys import ApiKeys
+from deployments.endpoint.client_request import (
+    ClientRequest,
+    error_response,
+    frames_response,
+    request_id,
+    requested_priority,
+)
+from deployments.endpoint.config import IngressConfig
+from deployments.endpoint.gate import Gate, Intake
+from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of
+from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
+from deployments.endpoint.relay import Relay
+from deployments.endpoint.request_body import Bodies, Body, read_body
+from deployments.endpoint.served_model import (
+    NO_REPLICA_RETRY_S,
+    DecodeGroup,
+    ServedModel,
+    Service,
+    no_replica,
+    wait_until_awake,
+)
+from deployments.serve_seam.replica_process import listen_on_node_address
+from deployments.serve_seam.start_backoff import StartBackoff
+from deployments.wire.call import CallWatch, PoolCaller
+from deployments.wire.messages import Frame
+from deployments.wire.openai_errors import OpenAIError
+from router.ray_coordinator import MembershipFeed, answers
+from router.ray_health import HealthFeed
+from router.request_limits import RequestLimits
+
+_HEALTH_KEEP_S = 1.0  # seconds after a look for health in which its result holds
+
+app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
+
+
+@app.exception_handler(OpenAIError)
+async def _openai_error(request: Request, error: OpenAIError) -> Response:
+    return error_response(error)
+
+
+@app.exception_handler(HTTPException)
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    what = f"{request.method} {request.url.path}: {error.detail}"
+    return error_response(OpenAIError(error.status_code, what))
+
+
+# serve.ingress pickles the app, and with it copies of the globals that its routes use, right here: what they use stands
+# above, and metrics are reached through their module, which is not copied.
+@serve.ingress(app)
+class Ingress:
+    """One replica of the endpoint; any number may run."""
+
+    async def __init__(  # type: ignore[misc]
+        self, *, services: Sequence[Service], config: IngressConfig
+    ) -> None:
+        """``services``: as ``deployments.graph`` binds them; ``config``: the endpoint's own."""
+        listen_on_node_address()
+        self._start = StartBackoff()
+        await self._start.wait()
+        self._created_s = int(time.time())
+        self._config = config
+        with self._start.judged():
+            file, limited = config.api_keys_file, config.admission.keys
+            keys = None if file is None else ApiKeys(file, limited=limited)
+        context = serve.get_replica_context()
+        self._app_name, self._replica = context.app_name, context.replica_id.unique_id
+        is_autoscaled = any(service.config.autoscale is not None for service in services)
+        self._membership = MembershipFeed(context.app_name) if is_autoscaled else None
+        limits = RequestLimits(config.admission, config.replicas)
+        self._watch = CallWatch(partial(answers, context.app_name), self._is_stranded)
+        self._models = {service.config.model.id: self._model(service, limits) for service in services}
+        self._intake = Intake(limits, keys, [model.gate for model in self._models.values()])
+        self._bodies, self._relay = Bodies(config), Relay(config.retries)
+        self._unhealthy: OpenAIError | None = None  # by the last look
+        self._looked_s, self._looking = -math.inf, asyncio.Lock()
+        endpoint = serve.get_deployment_handle(context.deployment, context.app_name)
+        engines = [one for service in services for one in (*service.decodes.values(), *service.prefills.values())]
+        self._page = MetricsPage(endpoint, engines, context.app_name if is_autoscaled else None)
+        port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._page.render)
+        running = [self._watch.run(), port.run(), *([] if self._membership is None else [self._membership.run()])]
+        self._tasks = [asyncio.create_task(one) for one in running]
+        self._start.ready()
+
+    def _model(self, service: Service, limits: RequestLimits) -> ServedModel:
+        config, groups = service.config, []
+        for group in config.groups:
+            handle = service.decodes[group.name]
+            health = HealthFeed(self._app_name, handle.deployment_name, config.router.outlier)
+            health.start()
+            caller = PoolCaller[Frame](
+                handle, "respond", health=health, watch=self._watch, is_whole=lambda frame: frame.is_last
+            )
+            groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas))
+        gate = Gate(
+            config.admission_in(self._config.admission),
+            limits,
+            replicas=self._config.replicas,
+            prefill_replicas=max(1, config.prefill_replicas),
+        )
+        return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
+
+    def _is_stranded(self, pool: str) -> bool:
+        return any(model.is_stranded(pool) for model in self._models.values())
+
+    async def __del__(self) -> None:
+        """Serve's last call."""
+        self._start.leave()
+
+    @app.get("/health")
+    async def health(self) -> Response:
+        """200 when a decode pool of every model answers; a model that sleeps needs none."""
+        self._intake.check_open()
+        arrived_s = time.monotonic()
+        async with self._looking:  # needs no key, and each look asks every pool: one look serves many clients
+            if arrived_s - self._looked_s >= _HEALTH_KEEP_S:
+                self._unhealthy, self._looked_s = await self._look_for_health(), time.monotonic()
+        error = self._unhealthy
+        return Response(status_code=200) if error is None else error_response(error)
+
+    async def _look_for_health(self) -> OpenAIError | None:
+        for model in self._models.values():
+            if (message := await model.check_health()) is not None:
+                return OpenAIError(503, message, retry_after_s=NO_REPLICA_RETRY_S)
+        return None
+
+    @app.get("/metrics")
+    async def metrics(self, request: Request) -> Response:
+        """The metrics page, if the configuration puts it on this port."""
+        if not self._config.metrics_on_public_port:
+            raise OpenAIError(404, "GET /metrics: they are on ingress.metrics_port, see ingress.metrics_on_public_port")
+        self._intake.key_of(request)
+        return Response(await self._page.render(), media_type="text/plain; version=0.0.4")
+
+    async def process_page(self) -> list[Any]:
+        """This replica's own metrics."""
+        return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Take no new request, and wait until the others have been answered; the number of those that have not been."""
+        return await self._intake.drain(timeout_s)
+
+    @app.get("/v1/models")
+    async def models(self, request: Request) -> JSONResponse:
+        """The models."""
+        self._intake.key_of(request)
+        return JSONResponse({"object": "list", "data": [self._card(model) for model in self._models.values()]})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(self, request: Request, model: str) -> JSONResponse:
+        """One model by name."""
+        self._intake.key_of(request)
+        return JSONResponse(self._card(self._model_of(model)))
+
+    @app.post("/v1/chat/completions")
+    async def chat(self, request: Request) -> Response:
+        """OpenAI chat completions."""
+        return await self._serve("chat", request)
+
+    @app.post("/v1/completions")
+    async def completions(self, request: Request) -> Response:
+        """OpenAI completions."""
+        return await self._serve("completions", request)
+
+    def _card(self, model: ServedModel) -> dict[str, Any]:
+        return {
+            "id": model.model_id,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "tandem",
+            "max_model_len": model.max_model_len,
+        }
+
+    def _model_of(self, name: Any) -> ServedModel:
+        model = self._models.get(name) if isinstance(name, str) else None
+        if model is None:
+            names = ", ".join(map(repr, self._models))
+            raise OpenAIError(
+                404,
+                f"the model {name!r} does not exist; this endpoint serves {names}",
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    async def _serve(self, endpoint: str, http: Request) -> Response:
+        arrived_s, arrived_at_s = time.monotonic(), time.time()
+        try:
+            self._intake.check_open()
+            key = self._intake.key_of(http)  # before the body is read
+            check_content_type(http.headers.get("content-type"))
+            if not any(model.can_answer() for model in self._models.values()):
+                raise no_replica()
+            priority = requested_priority(http)
+            self._intake.check_limits(key, priority)
+            request = ClientRequest(
+                endpoint=endpoint,
+                request_id=request_id(http),
+                arrived_s=arrived_s,
+                arrived_at_s=arrived_at_s,
+                deadline_s=arrived_s + self._config.request_timeout_s,
+                key=key,
+                priority=priority,
+                body=Body(self._bodies, key, priority),
+            )
+            response = await self._respond(request, http)
+        except OpenAIError as error:
+            response = error_response(error)
+        tandem_metrics.REQUESTS.labels(endpoint, str(response.status_code)).inc()
+        return response
+
+    async def _respond(self, request: ClientRequest, http: Request) -> Response:
+        try:
+            with self._intake.arriving():
+                await self._read(request, http)
+                if not request.model.can_answer():
+                    raise no_replica()
+                await wait_until_awake(self._app_name, request.model, request.deadline_s)
+            return await frames_response(request, self._admitted(request))
+        except BaseException:
+            request.body.free()
+            raise
+
+    async def _read(self, request: ClientRequest, http: Request) -> None:
+        """Read the body, and check it as far as an endpoint can."""
+        try:
+            request.raw = await read_body(http, self._config, request.body)
+            fields = json_object(request.raw, request.body.take)
+            if "model" not in fields:
+                raise OpenAIError(400, "model is missing", param="model")
+            request.model = self._model_of(fields["model"])
+            check_types(fields)
+        except BaseException as error:  # its client may have left as well
+            if not (isinstance(error, OpenAIError) and error.status == 429):  # which is about other requests' bodies
+                self._intake.body_refused(request.key)
+            raise
+        most_tokens = request.model.most_prompt_tokens
+        request.place = place_of(request.endpoint, fields, request.key, request.priority, most_tokens)
+
+    async def _admitted(self, request: ClientRequest) -> AsyncGenerator[Frame, None]:
+        """The frames of a request once it is its turn. Raises OpenAIError: 429, it is refused."""
+        gate, place = request.model.gate, request.place
+        try:
+            async with aclosing(self._relay.frames(request)) as frames, gate.enter(place):
+                async for frame in frames:
+                    if frame.tokens:
+                        gate.output(place, frame.tokens)
+                    elif not frame.text:
+                        gate.first(place)
+                    if frame.text:
+                        gate.pause(place)
+                        yield frame
+                        gate.go_on(place)
+        finally:
+            request.body.free()

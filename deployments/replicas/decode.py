@@ -1,0 +1,168 @@
+"""The decode replica: owns the request and streams its frames; ``pd_generate`` decides where its prompt is computed."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer, PDDecodeServer
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.observe.replica_report import ReplicaReport
+from autoscale.observe.request_stats import RequestStats
+from autoscale.slo import SloConfig
+from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
+from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
+from deployments.replicas.pd_generate import PDGenerate
+from deployments.replicas.pull_watch import PullWatch
+from deployments.replicas.remote_prefill import RemotePrefill
+from deployments.serve_seam.llm_server import EngineDoor, engine_client
+from deployments.vllm_seam.engine_stats import engine_stats
+from deployments.wire.call import CallWatch, PoolCaller
+from deployments.wire.messages import DecodeRequest, Frame, SentAgain
+from router import known_pools
+from router.config import RouterConfig
+from router.ray_coordinator import answers
+from router.ray_health import HealthFeed
+
+
+class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
+    """Ray Serve LLM's decode server, with prefill/decode moved below the OpenAI layer (``pd_generate``)."""
+
+    async def __init__(  # type: ignore[misc]
+        self,
+        llm_config: LLMConfig,
+        *,
+        prefill_server: DeploymentHandle | None,
+        router: RouterConfig,
+        slo: SloConfig,
+        max_prompt_tokens: int | None,
+        cores_per_worker: int,
+        engine_silence_s: float,
+        pull_timeout_s: float,
+    ) -> None:
+        await self._prepare_host(llm_config, cores_per_worker)
+        with self._start.judged(), named_cause():
+            if prefill_server is None:  # of an aggregated group
+                await LLMServer.__init__(self, llm_config)
+            else:
+                await super().__init__(llm_config, prefill_server=prefill_server)
+            client = engine_client(self)
+            await _warm_up(client)
+        remote = None
+        if prefill_server is not None:
+            pulls = PullWatch(client, pull_timeout_s)
+            await pulls.start()
+            caller = self._prefill_caller(prefill_server, router)
+            remote = RemotePrefill(caller, pulls, router, lease_s=lease_s(llm_config))
+        self._requests = RequestStats(time.monotonic, slo.ttft_share)
+        self._generate = client.generate = PDGenerate(
+            client=client,
+            remote=remote,
+            stats=engine_stats(),
+            requests=self._requests,
+            length=router.length,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        self._watch_host(engine_silence_s)
+
+    def _prefill_caller(self, prefill_server: DeploymentHandle, router: RouterConfig) -> PoolCaller[Any]:
+        app_name = serve.get_replica_context().app_name
+        health = HealthFeed(app_name, prefill_server.deployment_name, router.outlier)
+        health.start()
+        # Where prefill has no replica at all, decode computes the prompt.
+        watch = CallWatch(partial(answers, app_name), lambda pool: not known_pools.has_replicas(pool))
+        self._watching = asyncio.create_task(watch.run())
+        return PoolCaller(prefill_server, "prefill", health=health, watch=watch, is_whole=lambda answer: True)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to the joint policy."""
+        gpus = await self.gpu_report()  # first: it may take seconds, and the other figures are of one moment
+        report = ReplicaReport(
+            **asdict(engine_stats().load),
+            **gpus,
+            queued_prefill_tokens=self._generate.local_prefill_tokens,
+            handoffs=self._generate.handoffs,
+            handoff_s=self._generate.handoff_s,
+        )
+        return report.values(self._requests)
+
+    async def respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
+        """Frames of one OpenAI request, less those that its client has; the first one's status is the response's."""
+        body: dict[str, Any] = json.loads(request.body.decode())
+        fields = tuple(body)
+        again = None if request.sent is None else SentAgain(request.sent)
+        try:
+            parsed = parse_request(request.endpoint, body, request.request_id)
+            del body  # it would be held as long as the answer takes, beside what was made of it
+            trace = RequestTrace(
+                max_tokens=requested_max_tokens(parsed),
+                beam_search=bool(parsed.use_beam_search),
+                arrived_s=time.monotonic() - max(0.0, time.time() - request.arrived_at_s),
+                sent=request.sent,
+            )
+            CURRENT_TRACE.set(trace)
+            handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions
+            answer = handler(parsed, None)
+            if request.tells_first and not parsed.stream:
+                answer = _with_first(answer, trace.has_first)
+            async with aclosing(answer) as chunks:
+                async for chunk in chunks:
+                    frame = Frame("") if chunk is None else answer_frame(chunk, trace, fields)
+                    if again is not None and frame.text and frame.error is None:
+                        text = again.passes(frame.text)
+                        if text is None:
+                            continue
+                        frame = frame._replace(text=text)
+                    yield frame
+                    if frame.error is not None:
+                        return
+            if again is not None:
+                again.check_end()
+        except Exception as error:
+            yield failure_frame(error, request.request_id, fields)
+
+
+async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Event) -> AsyncGenerator[Any, None]:
+    """The chunks of an answer in one piece, and ``None`` before them once its first token has come."""
+    async with aclosing(chunks):
+        tasks = (asyncio.ensure_future(anext(chunks, None)), asyncio.ensure_future(has_first.wait()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                yield None
+            chunk = await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if chunk is not None:
+            yield chunk
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _warm_up(client: Any) -> None:
+    """Sample alone and in a batch, so that no user waits for what vLLM compiles on first use.
+
+    On CPU that is its sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request that is not
+    greedy.
+    """
+    for n in (1, 2):
+        sampling = SamplingParams(
+            n=n, temperature=1.0, logprobs=1, max_tokens=2, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        # An engine whose limits are below these compiles at its first request.
+        with suppress(VLLMClientError, GracefulHTTPError):
+            async for _ in client.generate(tokens_input([0]), sampling, f"warm-up-{n}"):
+                pass

@@ -1,0 +1,198 @@
+"""What enters and leaves vLLM's OpenAI layer: bodies become its requests, its answers and errors become frames."""
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
+from deployments.replicas.generation import RequestTrace
+from deployments.vllm_seam.engine_types import EngineDeadError, EngineRefusal, error_event
+from deployments.wire.messages import Frame, NotResumableError, failure, full
+from deployments.wire.openai_errors import OpenAIError, field_at_fault
+
+logger = logging.getLogger(__name__)
+
+_MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
+    "chat": ChatCompletionRequest,
+    "completions": CompletionRequest,
+}
+
+# Official fields that would change the answer and that no engine here implements, with the value that changes nothing
+# and the reason. They are refused unless they are absent, null, or have that value.
+_NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
+    "chat": {
+        "audio": (None, "audio output is not supported"),
+        "modalities": (["text"], "only text output is supported"),
+        "functions": (None, "it is deprecated: use tools"),
+        "function_call": (None, "it is deprecated: use tool_choice"),
+        "web_search_options": (None, "there is no web search here"),
+    },
+    "completions": {"suffix": (None, "text after the completion is not supported"), "best_of": (1, "use n")},
+}
+
+# Items of a field at most: each takes time in which a decode replica does nothing else. vLLM itself bounds stop and
+# bad_words.
+_MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
+_MOST_PARTS = 10_000  # content parts of all messages
+# Prompts times n at most: each is a request of its own to the engine. vLLM takes as many prompts, and more answers.
+_MOST_ANSWERS = 1024
+# Beam search divides by the sequence's length to this power: with a larger one long contexts leave a float's range.
+_MOST_LENGTH_PENALTY = 32.0
+
+# Fields that no client may set: with them it could read the KV of other requests, end the engine with values that it
+# cannot parse, or go first in an engine with `scheduling_policy: priority`, whatever its key's `highest_priority`.
+_INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority")
+
+
+def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
+    """Validate a body. Raises OpenAIError: 400, naming the field; VLLMClientError: fields contradict each other."""
+    fields = _without_internal(body)
+    if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies these to the same place
+        fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
+    for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
+        value = fields.pop(name, None)
+        if value is not None and value != harmless:
+            raise _refused(name, f"{name} cannot be honoured ({value!r} was asked for): {why}")
+    _check_prompt(endpoint, fields)
+    _check_max_tokens(fields)
+    _check_counts(endpoint, fields)
+    model = _MODELS[endpoint]
+    ignored = [key for key in fields if key not in model.model_fields]
+    if ignored:
+        logger.debug("request %s: ignored fields %s", request_id, ignored)
+        for name in ignored:  # vLLM would keep them until the request has ended
+            del fields[name]
+    try:
+        request = model.model_validate({**fields, "request_id": request_id})
+    except ValidationError as error:
+        raise _from_pydantic(error) from None
+    # vLLM's own checks index and iterate what the client sent before its types are checked.
+    except (TypeError, AttributeError, LookupError) as error:
+        raise OpenAIError(400, f"the body cannot be read: {error}") from None
+    _check_beams(request)
+    return request
+
+
+def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """The output limit that the client asked for, tokens."""
+    fields = vars(request)  # read as an attribute, chat's max_tokens warns that it is deprecated
+    newer: int | None = fields.get("max_completion_tokens")
+    return newer if newer is not None else fields["max_tokens"]
+
+
+def _refused(field: str, why: str) -> OpenAIError:
+    return OpenAIError(400, why, param=field)
+
+
+def _without_internal(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in _INTERNAL}
+
+
+def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
+    name = "messages" if endpoint == "chat" else "prompt"
+    value = fields.get(name)
+    if value is None and fields.get("prompt_embeds") is None:
+        raise _refused(name, f"{name} is missing")
+    if endpoint == "chat" and not (isinstance(value, list) and all(isinstance(part, dict) for part in value)):
+        raise _refused("messages", "messages must be a list of objects")
+    if value in ("", []) or (isinstance(value, list) and any(part in ("", []) for part in value)):
+        raise _refused(name, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}")
+
+
+def _check_max_tokens(fields: dict[str, Any]) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = fields.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise _refused(name, f"{name} must be at least 1, got {value}")
+
+
+def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
+    for name, most in _MOST_ITEMS.items():
+        value = fields.get(name)
+        if isinstance(value, list) and len(value) > most:
+            raise _refused(name, f"{name} has {len(value)} items: give at most {most}")
+    contents = [message.get("content") for message in fields["messages"]] if endpoint == "chat" else []
+    if (parts := sum(len(content) for content in contents if isinstance(content, list))) > _MOST_PARTS:
+        raise _refused("messages", f"the messages have {parts} content parts: give at most {_MOST_PARTS}")
+    prompt, n = fields.get("prompt") if endpoint == "completions" else None, fields.get("n")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    answers = prompts * n if isinstance(n, int) else prompts
+    if answers > _MOST_ANSWERS:
+        name = "n" if prompts == 1 else "prompt"
+        raise _refused(name, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}")
+
+
+def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
+    penalty = request.length_penalty
+    if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # nor is NaN
+        raise _refused("length_penalty", f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}")
+    has_echo = isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
+    if request.use_beam_search and has_echo:
+        raise _refused("logprobs", "a beam search has no logprobs of the prompt: leave out echo or logprobs")
+
+
+def _from_pydantic(error: ValidationError) -> OpenAIError:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    # A union's branches add their type names to the location; the client knows only its own field.
+    param = path[0] if path else None
+    cause = first.get("ctx", {}).get("error")
+    param = getattr(cause, "parameter", None) or param
+    message = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    shown = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
+    return OpenAIError(400, f"{'.'.join(path) + ': ' if path else ''}{message}{shown}", param=param)
+
+
+def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Frame:
+    """The frame of an event, a whole response, or an error response; ``fields``: names that the client sent."""
+    if isinstance(chunk, str):
+        refusal = error_event(chunk)
+        if refusal is None:
+            return Frame(chunk, *trace.drain())
+        known = None if trace.error is None else _replica_failure(trace.error)
+        return known or _refusal_frame(refusal, fields)
+    error = getattr(chunk, "error", None)
+    if error is not None:
+        refusal = EngineRefusal(status=int(error.code or 500), message=error.message, parameter=error.param)
+        return _refusal_frame(refusal, fields)
+    return Frame(chunk.model_dump_json(), *trace.drain())
+
+
+def failure_frame(error: Exception, request_id: str, fields: Collection[str]) -> Frame:
+    """The frame of an error that ended a request; logs one that has no other explanation."""
+    if (known := _replica_failure(error)) is not None:
+        return known
+    if isinstance(error, OpenAIError):
+        return Frame(error.body(), status=error.status, error="invalid_request")
+    if isinstance(error, (VLLMClientError, ValueError)):  # such as a grammar that does not compile
+        refusal = EngineRefusal(status=400, message=str(error), parameter=getattr(error, "parameter", None))
+        return _refusal_frame(refusal, fields)
+    logger.error("request %s failed", request_id, exc_info=error)
+    return failure(500, f"internal error; request {request_id} is in the decode replica's log", "internal")
+
+
+def _replica_failure(error: Exception) -> Frame | None:
+    """The frame of an error that is not the request's fault."""
+    if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
+        return full(error.message)
+    if isinstance(error, EngineDeadError):
+        return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
+    if isinstance(error, NotResumableError):
+        message = f"the decode replica was lost, and no other can go on with this stream: {error}"
+        return failure(503, message, "not_resumable")
+    return None
+
+
+def _refusal_frame(refusal: EngineRefusal, fields: Collection[str]) -> Frame:
+    error = OpenAIError(
+        refusal.status,
+        refusal.message,
+        param=field_at_fault(refusal.message, refusal.parameter, fields),
+        code="context_length_exceeded" if refusal.is_beyond_context else None,
+    )
+    return Frame(error.body(), status=error.status, error="invalid_request" if error.status < 500 else "engine")

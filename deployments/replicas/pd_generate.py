@@ -1,0 +1,254 @@
+"""Prefill/decode below the OpenAI layer: what happens between a rendered prompt and the decode engine."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.observe.request_stats import RequestStats, RequestTimer
+from deployments.metrics import CACHED_TOKENS_ERROR, HANDOFF_S, PREFILL_PATH
+from deployments.replicas.generation import CURRENT_TRACE, Generation, RequestTrace
+from deployments.replicas.remote_prefill import RemotePrefill
+from deployments.replicas.resumption import resumed
+from deployments.vllm_seam.engine_stats import EngineStatsLogger
+from deployments.vllm_seam.engine_types import EngineDeadError
+from deployments.vllm_seam.output_side import FirstTokens
+from deployments.wire.messages import NotResumableError, PrefillRequest
+from router.config import LengthConfig
+from router.length import DecodeLoad, PathReason, PrefillPath, prefill_path
+from router.prefix_index import PrefixIndex
+
+logger = logging.getLogger(__name__)
+
+
+class PDGenerate:
+    """Stands in for ``AsyncLLM.generate`` on a decode replica.
+
+    vLLM's OpenAI layer above it has validated, rendered and tokenised the request once. The token ids go to prefill as
+    they are, so every endpoint of vLLM takes the same path. REMOTE: a prefill replica computes the prompt and the
+    decode engine pulls its KV. LOCAL: the decode engine computes the prompt. That is also the path of a group without
+    prefill, and of a prompt that prefill has failed.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: Any,
+        remote: RemotePrefill | None,
+        stats: EngineStatsLogger,
+        requests: RequestStats,
+        length: LengthConfig,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        """The path of all prompts of one decode replica.
+
+        Args:
+            client: the engine's ``AsyncLLM``; its ``generate`` at this moment is the engine's own.
+            remote: the prefill pool of the group, if it has one.
+            stats: what the engine reports after each step.
+            requests: where this replica's requests are counted.
+            length: which prompts go to prefill.
+            max_prompt_tokens: longest prompt that this endpoint takes; ``None``: the model's context is the limit.
+        """
+        self._client = client
+        self._engine_generate = client.generate
+        self._remote = remote
+        self._stats = stats
+        self._first_tokens = FirstTokens(client)
+        stats.on_step = self._first_tokens.look
+        self._requests = requests
+        self._length = length
+        self._max_model_len = client.model_config.max_model_len
+        self._max_prompt_tokens = max_prompt_tokens
+        self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
+        self.local_prefill_tokens = 0  # prompt tokens that this engine has to compute and has not yet
+        self.handoffs = 0  # since the start
+        self.handoff_s = 0.0  # total duration of all handoffs, from prefill's answer to the first token
+
+    async def __call__(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Same arguments and outputs as ``AsyncLLM.generate``."""
+        trace = CURRENT_TRACE.get() or RequestTrace()
+        # Beam search calls this method for each token of each beam of one request. Only the first call has the
+        # request's own prompt; later calls are steps and are not counted.
+        is_step = trace.beam_search and trace.generations > 0
+        trace.generations += 1
+        ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+        if ids is not None and not is_step:
+            self._check_context(len(ids), trace.max_tokens)
+        timer = None
+        is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if not is_step and trace.sent is None:
+            arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
+            timer = self._requests.begin(arrived_s, len(ids or ()), is_streamed=is_streamed)
+
+        def run(*arguments: Any) -> AsyncGenerator[RequestOutput, None]:
+            return self._run(Generation(*arguments, trace=trace, is_step=is_step, kwargs=kwargs))
+
+        try:
+            if trace.sent is None:
+                answer = run(prompt, ids, sampling_params, request_id)
+            else:
+                if ids is None or trace.beam_search or trace.generations > 1:
+                    raise NotResumableError(
+                        "a request with beam search, several prompts or prompt embeddings cannot be resumed"
+                    )
+                answer = resumed(self._client, run, prompt, sampling_params, request_id, trace.sent)
+            is_one_stream = sampling_params.n == 1 and not trace.beam_search
+            async with aclosing(answer) as outputs:
+                async for output in outputs:
+                    tokens = sum(len(part.token_ids) for part in output.outputs)
+                    trace.tokens += tokens
+                    if timer is not None:
+                        _count(timer, output, tokens, is_streamed)
+                    if is_one_stream and output.outputs:
+                        trace.outputs.append(tuple(output.outputs[0].token_ids))
+                    yield output
+        except Exception as error:
+            trace.error = error  # vLLM's streams pass on only its message
+            raise
+        finally:
+            if timer is not None:
+                timer.end()
+
+    async def _run(self, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
+        """Have the prompt computed, then yield the engine's outputs. Raises EngineDeadError: the engine shuts down."""
+        path, reason = await self._compute_prompt(generation)
+        if not generation.is_step:
+            PREFILL_PATH.labels(path, reason).inc()
+        if generation.ids is not None and path is PrefillPath.LOCAL:
+            generation.local_tokens = max(0, len(generation.ids) - generation.cached_tokens)
+            self.local_prefill_tokens += generation.local_tokens
+        if generation.handoff is not None and self._remote is not None:
+            self._remote.pulls.begin(generation.handoff)
+        elif generation.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
+            self._first_tokens.watch(generation.request_id, generation.trace.has_first)
+        is_one_stream = generation.is_one_stream
+        try:
+            answer = self._engine_generate(
+                generation.prompt, generation.sampling, generation.request_id, **generation.kwargs
+            )
+            async with aclosing(answer) as outputs:
+                async for output in outputs:
+                    if any(part.finish_reason == "abort" for part in output.outputs):
+                        # The engine aborts its requests when it shuts down; a client that disconnects cancels this
+                        # generator instead.
+                        raise EngineDeadError
+                    if not generation.has_first:
+                        self._note_first(generation, output)
+                    if is_one_stream and output.outputs:
+                        generation.output_ids.extend(output.outputs[0].token_ids)
+                    yield output
+        except Exception:
+            if not generation.has_first and generation.handoff is not None and self._remote is not None:
+                await self._remote.release(generation.request_id, generation.handoff)
+            raise
+        finally:
+            self._note_end(generation)
+
+    async def _compute_prompt(self, generation: Generation) -> tuple[PrefillPath, PathReason]:
+        """Decide where the prompt is computed, and let prefill compute it if the path is REMOTE."""
+        if generation.ids is not None and generation.reads_cache:
+            generation.cached_tokens = self._index.cached_tokens(generation.ids, generation.salt)
+        if self._remote is None:
+            return PrefillPath.LOCAL, PathReason.AGGREGATED
+        if generation.ids is None or not generation.is_transferable:
+            return PrefillPath.LOCAL, PathReason.NOT_TRANSFERABLE
+        decision = prefill_path(
+            input_tokens=len(generation.ids),
+            cached_tokens=generation.cached_tokens,
+            prefill_backlog_tokens=self._remote.backlog_tokens(),
+            decode=self._load(),
+            config=self._length,
+        )
+        logger.debug("request %s: %s", generation.request_id, decision)
+        if decision.path is PrefillPath.LOCAL:
+            return decision.path, decision.reason
+        # Raises an error if the engine has no room: before prefill computes the prompt in vain.
+        self._client.check_admission(1, generation.request_id)
+        result = await self._remote.prefill(
+            PrefillRequest(
+                request_id=generation.request_id,
+                token_ids=generation.ids,
+                cache_salt=generation.prompt.get("cache_salt"),
+                priority=generation.kwargs.get("priority", 0),
+            )
+        )
+        if isinstance(result, PathReason):
+            return PrefillPath.LOCAL, result
+        generation.handoff, generation.handoff_began_s = result, time.monotonic()
+        generation.trace.has_first.set()
+        generation.sampling.extra_args = {
+            **(generation.sampling.extra_args or {}),
+            "kv_transfer_params": result.kv_transfer_params,
+        }
+        return decision.path, decision.reason
+
+    def _note_first(self, generation: Generation, output: RequestOutput) -> None:
+        """Note the first output of a prompt: the engine has the prompt's KV, pulled or computed."""
+        generation.has_first = True
+        generation.trace.has_first.set()
+        self.local_prefill_tokens -= generation.local_tokens
+        generation.local_tokens = 0
+        if generation.handoff is not None and self._remote is not None:
+            self._remote.pulls.here(generation.handoff)
+            handoff_s = time.monotonic() - generation.handoff_began_s
+            HANDOFF_S.observe(handoff_s)
+            self.handoff_s += handoff_s
+            self.handoffs += 1
+        elif generation.reads_cache and output.num_cached_tokens is not None:
+            CACHED_TOKENS_ERROR.observe(abs(output.num_cached_tokens - generation.cached_tokens))
+        if generation.ids is not None:
+            self._index.add(generation.ids, generation.salt)
+
+    def _note_end(self, generation: Generation) -> None:
+        """Note the end of a prompt, whether its answer is complete or not."""
+        self._first_tokens.leave(generation.request_id, generation.trace.has_first)
+        self.local_prefill_tokens -= generation.local_tokens
+        if generation.handoff is not None and self._remote is not None:
+            self._remote.pulls.left(generation.handoff)
+        if generation.ids is not None and generation.output_ids:
+            # The engine computes a token's KV in the step after, so there is none of the last one.
+            self._index.add([*generation.ids, *generation.output_ids[:-1]], generation.salt)
+
+    def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
+        """Raises VLLMValidationError: the prompt, or prompt and ``max_tokens`` together, are more than is allowed."""
+        if self._max_prompt_tokens is not None and input_tokens > self._max_prompt_tokens:
+            raise VLLMValidationError(
+                f"the prompt has {input_tokens} tokens, and this endpoint takes at most {self._max_prompt_tokens}: "
+                "send a shorter one",
+                parameter="prompt_token_ids",
+                value=input_tokens,
+            )
+        # The layer above refuses a prompt that fills the context, so the number in the message is at least 1.
+        if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
+            raise VLLMValidationError(
+                f"max_tokens is {max_tokens} and the prompt has {input_tokens} tokens, together more than the "
+                f"model's context of {self._max_model_len}: ask for at most {self._max_model_len - input_tokens}",
+                parameter="max_tokens",
+                value=max_tokens,
+            )
+
+    def _load(self) -> DecodeLoad:
+        load = self._stats.load
+        return DecodeLoad(
+            running_requests=load.running_requests,
+            max_running_requests=self._stats.max_running_requests,
+            kv_usage_frac=load.kv_usage_frac,
+            local_prefill_tokens=self.local_prefill_tokens,
+            output_tokens_mean=self._requests.output_tokens_mean,
+        )
+
+
+def _count(timer: RequestTimer, output: RequestOutput, tokens: int, is_streamed: bool) -> None:
+    if is_streamed:
+        timer.add_tokens(tokens)
+    elif output.finished and output.metrics is not None:
+        # The engine core's times are of the same clock: the machine's monotonic one.
+        timer.add_all(tokens, output.metrics.first_token_ts, output.metrics.last_token_ts)

@@ -1,0 +1,108 @@
+"""The prefill replica: computes a prompt's KV and keeps it until a decode replica has pulled it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import PDPrefillServer
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from autoscale.observe.replica_report import ReplicaReport
+from deployments.replicas.engine_host import ANSWER_S, EngineHost, lease_s, named_cause
+from deployments.serve_seam.llm_server import engine_client
+from deployments.vllm_seam.engine_stats import engine_stats
+from deployments.vllm_seam.engine_types import computed_s
+from deployments.vllm_seam.worker_extension import METHOD_UNREAD_KV
+from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
+from kvtransfer.connector import MAX_KV_KEEP_LEASES, prefill_request_params
+from router.ray_router import QUEUED_TOKENS
+
+_UNREAD_POLL_S = 0.1  # seconds between two looks for KV that has not been pulled, while a replica ends
+
+
+def prefill_sampling() -> SamplingParams:
+    """Sampling parameters that make an engine keep a prompt's KV for another engine."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": prefill_request_params()},
+    )
+
+
+class PrefillServer(EngineHost, PDPrefillServer):
+    """Ray Serve LLM's prefill server with a method for rendered prompts."""
+
+    async def __init__(  # type: ignore[misc]
+        self, llm_config: LLMConfig, *, cores_per_worker: int, engine_silence_s: float
+    ) -> None:
+        self._lease_s = lease_s(llm_config)
+        await self._prepare_host(llm_config, cores_per_worker)
+        with self._start.judged(), named_cause():
+            await super().__init__(llm_config)
+        self._watch_host(engine_silence_s)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve passes on to the joint policy."""
+        queued = engine_client(self).get_num_queued_tokens()
+        gpus, unread = await asyncio.gather(self.gpu_report(), self._unread_kv_requests())
+        load = asdict(engine_stats().load)
+        return ReplicaReport(**load, **gpus, queued_prefill_tokens=queued, unread_kv_requests=unread).values()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """The queue, which the routers of decode replicas ask for before they choose."""
+        return {QUEUED_TOKENS: engine_client(self).get_num_queued_tokens()}
+
+    async def _unread_kv_requests(self) -> int | None:
+        """Prompts whose KV has not been pulled; ``None``: the engine has died, or computes a long step."""
+        with suppress(Exception):
+            async with asyncio.timeout(ANSWER_S):
+                return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
+        return None
+
+    async def __del__(self) -> None:
+        """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""
+        until_s = time.monotonic() + MAX_KV_KEEP_LEASES * self._lease_s
+        with suppress(AttributeError):  # the engine never started
+            client = engine_client(self)
+            # An engine that does not answer computes a long step, unless it has died and keeps nothing.
+            while time.monotonic() < until_s and not client.errored and await self._unread_kv_requests() != 0:
+                await asyncio.sleep(_UNREAD_POLL_S)
+        await super().__del__()
+
+    async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
+        """Compute one prompt and say where decode finds its KV, or why not.
+
+        A stream of one piece: Serve learns whether a replica took a plain call only at the end of the call.
+        Raises RuntimeError: the engine ended the request without KV to hand over.
+        """
+        client = engine_client(self)
+        prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
+        params, computed = None, None
+        sampling, priority = prefill_sampling(), request.priority
+        try:
+            async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
+                params, computed = output.kv_transfer_params, computed_s(output.metrics)
+        except (GracefulHTTPError, VLLMClientError) as error:
+            # Returned: some of vLLM's errors do not survive pickling, and raised they would look like a broken replica.
+            yield PrefillRefusal(
+                why=str(error), backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
+            )
+            return
+        if not params:
+            raise RuntimeError(f"prefill of request {request.request_id} ended without KV to hand over")
+        yield PrefillResult(
+            kv_transfer_params=params,
+            answered_at_s=time.time(),
+            backlog_tokens=client.get_num_queued_tokens(),
+            replica_id=self.replica_id,
+            computed_s=computed,
+        )

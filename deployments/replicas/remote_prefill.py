@@ -1,0 +1,154 @@
+"""How a decode replica lets the prefill pool of its group compute prompts: retries, outages, and KV that comes late."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S
+from deployments.replicas.pull_watch import PullWatch
+from deployments.wire.call import Call, CallError, CallFailure, PoolCaller
+from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillResult
+from router.backlog import PrefillBacklog
+from router.config import RouterConfig
+from router.length import PathReason
+from router.retry_budget import RetryBudget
+from router.routing import Choice, Routing
+
+logger = logging.getLogger(__name__)
+
+PrefillAnswer = PrefillResult | PrefillRefusal
+
+# Failures in a row that are an outage of the pool: then one prompt at a time tests prefill, and decode computes the
+# others. A smaller number takes one bad replica for an outage, a larger one lets more prompts wait in vain.
+_OUTAGE_FAILURES = 3
+# A prompt with fewer tokens is judged as if it had this many: most of its time does not depend on its tokens.
+_LEAST_PACE_TOKENS = 500
+# Share of a lease in which decode must have learned of the KV. A larger share may let decode pull KV that is gone.
+_SAFE_LEASE_FRAC = 0.5
+
+
+class RemotePrefill:
+    """The prefill pool of a group, as one decode replica sees it."""
+
+    def __init__(
+        self, caller: PoolCaller[PrefillAnswer], pulls: PullWatch, config: RouterConfig, *, lease_s: float
+    ) -> None:
+        """``lease_s``: time for which prefill keeps KV that decode does not ask for."""
+        self.pulls = pulls
+        self._caller = caller
+        self._config = config
+        self._lease_s = lease_s
+        self._failures = 0  # number of failures since the last success
+        self._retries = RetryBudget()
+        self._backlog = PrefillBacklog()
+        PREFILL_BACKLOG.set_function(self.backlog_tokens)
+
+    def backlog_tokens(self) -> int:
+        """Prompt tokens that wait on prefill, as far as this replica knows."""
+        return self._backlog.tokens(time.monotonic())
+
+    async def prefill(self, request: PrefillRequest) -> PrefillResult | PathReason:
+        """The place of a prompt's KV, or the reason why decode has to compute the prompt."""
+        result = await self._result(request)
+        if result is None:
+            return PathReason.PREFILL_FAILED
+        if self._is_late(result):
+            logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request.request_id)
+            await self.release(request.request_id, result)
+            return PathReason.KV_LATE
+        return result
+
+    async def release(self, request_id: str, result: PrefillResult) -> None:
+        """Free KV on prefill that the decode engine will not pull."""
+        with suppress(Exception):  # this engine has died; the lease on prefill ends by itself
+            await self.pulls.release(request_id, result.kv_transfer_params)
+
+    async def _result(self, request: PrefillRequest) -> PrefillResult | None:
+        """The result of the pool, of a second replica if the first one fails; ``None``: decode computes the prompt."""
+        if self._failures >= _OUTAGE_FAILURES and self._backlog.in_flight_tokens:
+            return None  # another prompt already tests whether prefill answers again
+        self._retries.request()
+        deadline_s = time.monotonic() + self._config.prefill_timeout_s
+        avoid, probe = await self._caller.health.guide()
+        peers, now_s = self.pulls.peers, time.monotonic()
+        link = peers.probe(now_s) if probe is None else None
+        if probe is None and link is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
+            return None  # every link is broken, and none is to be tested now
+        routing = Routing(
+            work_tokens=len(request.token_ids),
+            avoid=avoid,
+            probe=probe or link,
+            exclude=peers.broken(now_s) - {probe, link},
+        )
+        result = None
+        try:
+            result = await self._attempt(replace(request, routing=routing), deadline_s)
+        finally:  # also if the client has disconnected: the next prompt may then test the link
+            if link is not None and (result is None or result.replica_id != link or self._is_late(result)):
+                peers.unknown(link, time.monotonic())
+        may_retry = self._failures < _OUTAGE_FAILURES and time.monotonic() < deadline_s
+        if result is None and may_retry and self._retries.take():
+            retry = replace(routing, last_resort=routing.choice.replica_id, probe=None, choice=Choice())
+            result = await self._attempt(replace(request, routing=retry), deadline_s)
+        return result
+
+    async def _attempt(self, request: PrefillRequest, deadline_s: float) -> PrefillResult | None:
+        """The result of one replica; ``None``: it has failed or refused."""
+        tokens = len(request.token_ids)
+        self._backlog.sent(tokens)
+        answer: PrefillAnswer | None = None
+        try:
+            with self._caller.call(request, deadline_s) as call:
+                started_s = time.monotonic()
+                try:
+                    answer = await call.piece()
+                    await call.piece()  # the end of the answer
+                except CallError as error:
+                    self._report_failure(request, call, error)
+                if answer is not None:
+                    self._report_answer(request, call, answer, started_s)
+        except asyncio.CancelledError:
+            # The client has disconnected, and prefill aborts. KV whose answer is still on its way is freed when its
+            # lease ends.
+            if isinstance(answer, PrefillResult):
+                await self.release(request.request_id, answer)
+            raise
+        finally:
+            if answer is None:
+                self._backlog.failed(tokens)
+            else:
+                self._backlog.answered(tokens, answer.replica_id, answer.backlog_tokens, time.monotonic())
+        return answer if isinstance(answer, PrefillResult) else None
+
+    def _report_answer(
+        self, request: PrefillRequest, call: Call[PrefillAnswer], answer: PrefillAnswer, started_s: float
+    ) -> None:
+        call.health.answered()
+        if isinstance(answer, PrefillRefusal):
+            logger.debug("prefill refuses request %s: %s", request.request_id, answer.why)
+        else:
+            now_s = time.monotonic()
+            REMOTE_PREFILL_S.observe(now_s - started_s)
+            if answer.computed_s is not None:  # without the time in the queue, which is no sign of a slow replica
+                pace_s = answer.computed_s * 1000 / max(len(request.token_ids), _LEAST_PACE_TOKENS)
+                call.health.paced(pace_s, self._config.outlier.slow_prefill_s)
+            self.pulls.peers.heard(answer.replica_id, now_s)
+        if self._failures >= _OUTAGE_FAILURES:
+            logger.warning("prefill answers again")
+        self._failures = 0
+
+    def _report_failure(self, request: PrefillRequest, call: Call[PrefillAnswer], error: CallError) -> None:
+        if error.failure is not CallFailure.LOST:  # the call itself reports a lost replica
+            call.health.failed()
+        PREFILL_FAILURES.inc()
+        self._failures += 1
+        level = logging.WARNING if self._failures == _OUTAGE_FAILURES else logging.DEBUG
+        why = f"{error} ({self._config.prefill_timeout_s:g} s)" if error.failure is CallFailure.LATE else error
+        logger.log(level, "prefill of request %s failed: %s", request.request_id, why)
+
+    def _is_late(self, result: PrefillResult) -> bool:
+        # From now on this engine's heartbeats keep the lease. If a process or the network stood still before, the lease
+        # may have ended: the engine would then pull the blocks of another prompt without an error (vllm issue 52234).
+        return time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s

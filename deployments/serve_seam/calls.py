@@ -1,0 +1,54 @@
+"""Calls of replicas by Serve: of all at once, and what errors mean where their classes do not show it."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger(__name__)
+
+
+async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
+    """The answers of those replicas that answer ``method`` in time.
+
+    Serve's public ``results_async`` returns no answer at all if one replica does not answer.
+
+    Needs: ``_fetch_replica_results_async`` of what ``DeploymentHandle.broadcast`` returns, and ``get_async`` of each.
+    Without it: the metrics page fails with an error that names the missing part.
+    """
+    until_s = time.monotonic() + timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            results = await handle.broadcast(method)._fetch_replica_results_async()
+    except (TimeoutError, RayServeException) as error:
+        # Serve starts all replicas anew; other deployments answer all the same.
+        logger.warning("no replica of %s answers %s: %s", handle.deployment_name, method, error or "not in time")
+        return []
+    replies = [asyncio.ensure_future(one.get_async()) for one in results]
+    if not replies:
+        return []
+    done, late = await asyncio.wait(replies, timeout=max(0.0, until_s - time.monotonic()))
+    for reply in late:
+        reply.cancel()
+    if late:
+        missing = len(late), len(replies), handle.deployment_name, method, timeout_s
+        logger.warning("%d of %d replicas of %s did not answer %s in %g s", *missing)
+    return [reply.result() for reply in done if not reply.cancelled() and reply.exception() is None]
+
+
+def is_answer_too_large(error: Exception) -> bool:
+    """Whether one piece of an answer is larger than gRPC's limit of a message.
+
+    gRPC has no code of its own for this: a server without resources has the same status, with other details.
+
+    Needs: "larger than max" in the details that gRPC gives for such a message.
+    Without it: such a request is tried on other replicas and then ends with 503 instead of 400.
+    """
+    if not isinstance(error, AioRpcError) or error.code() is not StatusCode.RESOURCE_EXHAUSTED:
+        return False
+    return "larger than max" in (error.details() or "")

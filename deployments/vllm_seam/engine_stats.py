@@ -1,0 +1,87 @@
+"""Reads vLLM's statistics objects: this process's engine after its last step, and its totals since the start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+# Registry: the statistics logger of this process's engine. vLLM builds it, and returns it to no caller.
+_LOGGERS: list["EngineStatsLogger"] = []
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """One engine: the first four fields as its last step left them, the others as totals since its start."""
+
+    running_requests: int = 0  # requests in the batch
+    waiting_requests: int = 0  # requests in the engine's queue
+    deferred_requests: int = 0  # requests that wait for KV from another engine
+    kv_usage_frac: float = 0.0  # share of the KV blocks in use, 0..1
+    decode_tokens: int = 0  # tokens generated since the start
+    prefill_tokens: int = 0  # prompt tokens computed since the start
+    # Prompt tokens found in the engine's own prefix cache since the start, only of prompts that it computed itself.
+    cached_prefill_tokens: int = 0
+
+
+class EngineStatsLogger(StatLoggerBase):
+    """vLLM stat logger: keeps in ``load`` the figures of the last engine step and the totals since the start.
+
+    Needs: the entry point ``vllm.stat_logger_plugins``; ``vllm.v1.metrics.loggers.StatLoggerBase``; the fields of
+    ``SchedulerStats``, ``IterationStats`` and ``PromptTokenStats`` that ``record`` reads.
+    Without it: no replica starts (``engine_stats`` raises), since neither routing nor autoscaling would see the engine.
+    """
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.load = EngineLoad()
+        self.on_step: Callable[[], None] | None = None  # called after every step
+        self.max_running_requests: int = vllm_config.scheduler_config.max_num_seqs
+        self._cache_config = vllm_config.cache_config
+        register_engine(self)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per KV block."""
+        return int(self._cache_config.block_size)
+
+    @property
+    def prefix_cache_blocks(self) -> int:
+        """KV blocks that may hold prefixes for reuse; 0 if the engine reuses none."""
+        return int(self._cache_config.num_gpu_blocks or 0) if self._cache_config.enable_prefix_caching else 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """Take the figures of one step. vLLM calls it after every step, so it must be cheap."""
+        if scheduler_stats is not None:
+            self.load.running_requests = scheduler_stats.num_running_reqs
+            self.load.waiting_requests = scheduler_stats.num_waiting_reqs
+            self.load.deferred_requests = scheduler_stats.num_skipped_waiting_reqs
+            self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.load.decode_tokens += iteration_stats.num_generation_tokens
+            prompts = iteration_stats.prompt_token_stats
+            self.load.prefill_tokens += prompts.computed
+            if not prompts.external_kv_transfer:  # of a prompt computed elsewhere, a cache hit saves no work here
+                self.load.cached_prefill_tokens += prompts.local_cache_hit
+        if self.on_step is not None:
+            self.on_step()
+
+    def log_engine_initialized(self) -> None:
+        """Logs nothing; the base class requires it."""
+
+
+def register_engine(stats: Any) -> None:
+    """Register the logger of this process's engine: vLLM's registers itself, for an emulated engine its owner does."""
+    _LOGGERS[:] = [stats]
+
+
+def engine_stats() -> EngineStatsLogger:
+    """The stats of this process's engine. Raises RuntimeError: none has started, or vLLM did not load the plugin."""
+    if not _LOGGERS:
+        raise RuntimeError(
+            "no engine stats in this process: vLLM did not load the 'tandem' entry point of "
+            "'vllm.stat_logger_plugins'; install the package in the environment of the Serve replicas "
+            "(pip install -e .)"
+        )
+    return _LOGGERS[0]

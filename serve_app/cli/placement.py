@@ -1,0 +1,157 @@
+"""The commands that look at nodes and places: topology, explain, fits, cordon and uncordon."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Exit, Option, Typer
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.status import Status
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.types import Plan
+from kvtransfer.topology import Node, Role
+from serve_app.checks.yaml_checks import ConfigError
+from serve_app.cli import placement_view as view
+from serve_app.cli.terminal import Address, App, Service, console, time_text
+from serve_app.running.ray_control import ask, service_name, status_of
+from serve_app.running.ray_serve import connect
+
+commands = Typer()
+
+# Changes of where replicas should be that `tandem explain` shows.
+_HISTORY_LINES = 20
+
+
+@commands.command()
+def topology(app: App = "tandem", address: Address = "auto") -> None:
+    """Show data centres, switches and nodes with their GPUs and replicas, and what is wrong with labels."""
+    status, nodes = _nodes(app, address)
+    places = status.places or {}
+    console.print(view.topology_tree(nodes, places), highlight=False)
+    pools = [pool for service in status.services.values() for pool in view.pools_now(service, places)]
+    if (line := view.fragmentation(nodes, pools)) is not None:
+        console.print(line, highlight=False)
+    for finding in view.label_findings(nodes):
+        console.print(f"labels: {finding}", highlight=False, markup=False)
+
+
+@commands.command()
+def explain(
+    service: Annotated[str | None, Argument(help="Its model's name, if the application has several.")] = None,
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Why a service's replicas are where they are, where its next unit would go, and how they came there."""
+    status, nodes = _nodes(app, address)
+    name, plan, config, ratio = _planned(app, status, service)
+    pools = view.pools_now(status.services[name], status.places or {})
+    console.print(f"{name}: ratio {ratio}, priority {config.priority}", highlight=False)
+    console.print(view.explain_table(pools, nodes, status.places or {}))
+    pending = {role: plan.pending.get(role, 0) for role in Role}
+    if any(pending.values()):
+        console.print(f"{pd_text(pending)} have no place yet, and are tried again every cycle", highlight=False)
+    unit = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
+    gained, placed = view.would_fit(pools, ratio, nodes, unit, view.gpus_left(status, name))
+    where = ", ".join(f"{p}P{d}D to {group}" for group, (p, d) in gained.items()) or "nowhere"
+    console.print(f"a unit more ({pd_text(unit)}) would go {where}", highlight=False)
+    if any(placed.pending.values()):
+        console.print(f"of it {pd_text(placed.pending)} would be pending", highlight=False)
+    for group, why in placed.passed_over.items():
+        console.print(f"  not to {group}: {why}", highlight=False, markup=False)
+    for line in _history(Path(status.log_path), name):
+        console.print(line, highlight=False, markup=False)
+
+
+@commands.command()
+def fits(
+    prefill: Annotated[int, Option(min=0, help="Number of further prefill replicas.")],
+    decode: Annotated[int, Option(min=0, help="Number of further decode replicas.")],
+    service: Service = None,
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Whether further replicas of a service would find room now, and where; exit code 1 if some would not."""
+    status, nodes = _nodes(app, address)
+    name, _, _, ratio = _planned(app, status, service)
+    pools = view.pools_now(status.services[name], status.places or {})
+    more = {Role.PREFILL: prefill, Role.DECODE: decode}
+    gained, placed = view.would_fit(pools, ratio, nodes, more, view.gpus_left(status, name))
+    for group, (more_prefill, more_decode) in gained.items():
+        console.print(f"{more_prefill}P{more_decode}D in {group}", highlight=False)
+    for group, why in placed.passed_over.items():
+        console.print(f"not in {group}: {why}", highlight=False, markup=False)
+    if any(placed.pending.values()):
+        console.print(f"no room for {pd_text(placed.pending)}", highlight=False)
+        raise Exit(1)
+
+
+@commands.command()
+def cordon(
+    name: Annotated[str, Argument(help="A node's id or its beginning, a host name, or the name of a switch.")],
+    app: App = "tandem",
+    address: Address = "auto",
+) -> None:
+    """Start no further replica of the application on a node, or under a switch; those that are there stay."""
+    status = _status(app, address)
+    target = view.cordonable(name, status.nodes or ())
+    if target is None:
+        raise ConfigError(f"no one node, host or switch is called {name!r}: `tandem topology` shows them")
+    ask(app, "cordon", target, True)
+    console.print(f"{target} takes nothing new until `tandem uncordon {name}`", highlight=False)
+
+
+@commands.command()
+def uncordon(
+    name: Annotated[str, Argument(help="What was cordoned.")], app: App = "tandem", address: Address = "auto"
+) -> None:
+    """Allow new replicas again on a node, or under a switch, that was cordoned."""
+    status = _status(app, address)
+    target = view.cordonable(name, status.nodes or ()) or name
+    if target not in status.cordoned:
+        raise ConfigError(f"{name!r} is not cordoned; {', '.join(status.cordoned) or 'nothing'} is")
+    ask(app, "cordon", target, False)
+    console.print(f"{target} takes replicas again", highlight=False)
+
+
+def _status(app: str, address: str) -> Status:
+    connect(address)
+    return status_of(app)
+
+
+def _nodes(app: str, address: str) -> tuple[Status, tuple[Node, ...]]:
+    status = _status(app, address)
+    if status.nodes is None:
+        raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
+    return status, status.nodes
+
+
+def _planned(app: str, status: Status, service: str | None) -> tuple[str, Plan, AutoscaleConfig, PdRatio]:
+    """A service's name, its last plan, its configuration and the ratio that its last plan follows."""
+    name = service_name(app, status, service)
+    config, last = status.services[name].config, status.services[name].last
+    if last is None:
+        raise ConfigError(f"{name} has no plan yet: wait for its first decision")
+    return name, last.plan, config, last.plan.decision.ratio or config.pd_ratio
+
+
+def _history(log: Path, service: str) -> list[str]:
+    """The last changes of where replicas should be, from the decision log if it is here."""
+    changes: list[str] = []
+    before: dict[str, int] = {}
+    try:
+        lines = log.read_text().splitlines()
+    except OSError:
+        return [f"  (the history is in {log} on the head node)"]
+    for line in lines:
+        record = json.loads(line)
+        if record.get("service") != service or "plan" not in record:
+            continue
+        desired = record["plan"]["state"]["desired"]
+        moved = {pool: count - before.get(pool, 0) for pool, count in desired.items() if count != before.get(pool, 0)}
+        if moved and before:
+            steps = ", ".join(f"{pool} {step:+d}" for pool, step in moved.items())
+            reason = record["plan"]["decision"]["reason"]
+            changes.append(f"{time_text(record['snapshot']['now_s'])}  {steps}: {reason}")
+        before = desired
+    return changes[-_HISTORY_LINES:]

@@ -1,0 +1,209 @@
+"""What the commands about nodes and places show (pure)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from autoscale.decide.limits import held_gpus, limited
+from autoscale.decide.placement import Placed, place
+from autoscale.decide.slots import Slots, least_units
+from autoscale.decide.status import ServiceStatus, Status
+from autoscale.ratio import PdRatio
+from autoscale.types import Places, PoolKey, PoolStats
+from kvtransfer.topology import TIERS, LinkTier, Node, NodeSet, Path, Role, SubgroupPriority, Topology, path
+
+_PRIORITIES = {
+    SubgroupPriority.S2_HOMOGENEOUS: "common",
+    SubgroupPriority.S2_HETEROGENEOUS: "scarce: GPU types differ under its S2",
+    SubgroupPriority.S1_HETEROGENEOUS: "scarcest: GPU types differ under its S1",
+}
+_LEVELS = dict(zip(TIERS, ("data centre", "cluster", "S2", "S1", "S0"), strict=True))
+# Shown for a switch above a node that has no label of that level.
+_UNKNOWN = "?"
+
+
+def topology_tree(nodes: Sequence[Node], places: Places) -> Tree:
+    """Data centres down to nodes, with their GPUs, how many of them are free, and the replicas on each node."""
+    topology = Topology(nodes)
+    root = Tree(_summary("Ray cluster", nodes, None), highlight=False)
+    branches: dict[Path, Tree] = {}
+    for node in sorted(topology.nodes, key=lambda one: (one.under, one.name)):
+        branch = root
+        for tier in TIERS:
+            switch = path(node, tier)
+            if switch is None:  # levels without a label are left out
+                continue
+            if switch not in branches:
+                bits = topology.domains[tier][switch]
+                scarcity = topology.priority(bits) if tier <= LinkTier.S2 else None
+                title = f"{_LEVELS[tier]} {switch[-1]}"
+                branches[switch] = branch.add(_summary(title, list(topology.listed(bits)), scarcity))
+            branch = branches[switch]
+        pools = (str(pool) for pool, names in places.values() for name in names if name == node.name)
+        branch.add(_node_line(node, pools))
+    return root
+
+
+def _summary(name: str, nodes: Sequence[Node], scarcity: SubgroupPriority | None) -> Text:
+    types = sorted({node.gpu_type for node in nodes if node.gpu_type is not None})
+    gpus = ", ".join(
+        f"{sum(n.free_gpus for n in nodes if n.gpu_type == kind):g} of "
+        f"{sum(n.gpus for n in nodes if n.gpu_type == kind):g} {kind} free"
+        for kind in types
+    )
+    text = Text(f"{name}: {gpus or 'no GPUs'}")
+    if scarcity is not None and types:
+        text.append(f" ({_PRIORITIES[scarcity]})", style="yellow" if scarcity else "dim")
+    return text
+
+
+def _node_line(node: Node, pools: Iterable[str]) -> Text:
+    gpus = f"{node.free_gpus:g} of {node.gpus:g} {node.gpu_type} free" if node.gpu_type else "no GPU"
+    name = f"{node.host} {node.name[:12]}".strip()
+    text = Text(f"{name}: {gpus}, {node.free_cpus:g} of {node.cpus:g} CPUs")
+    if counts := sorted(Counter(pools).items()):
+        text.append("  " + ", ".join(f"{count} {pool}" for pool, count in counts), style="green")
+    if node.is_cordoned:
+        text.append("  cordoned", style="bold red")
+    return text
+
+
+def cordonable(name: str, nodes: Sequence[Node]) -> str | None:
+    """The node, host or switch of this name, or the node whose id begins so; ``None``: no match, or several."""
+    names = {one for node in nodes for one in (node.name, node.host, *node.under) if one}
+    if name in names:
+        return name
+    begins = [node.name for node in nodes if name and node.name.startswith(name)]
+    return begins[0] if len(begins) == 1 else None
+
+
+def label_findings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Labels that are missing or contradict each other, one line each."""
+    topology = Topology(nodes)
+    for tier in TIERS:  # levels that some nodes have and others with GPUs lack
+        missing = [node.name[:12] for node in topology.nodes if node.gpu_type and path(node, tier) is None]
+        if topology.domains[tier] and missing:
+            few = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+            yield f"{len(missing)} nodes with GPUs have no {_LEVELS[tier]}, and others have: {few}"
+    for tier in TIERS[1:]:  # names that stand for several switches of one level
+        above: dict[str, list[Path]] = {}
+        for names in topology.domains[tier]:
+            above.setdefault(names[-1], []).append(names[:-1])
+        for name, paths in above.items():
+            if len(paths) > 1:
+                where = " and ".join("/".join(part or _UNKNOWN for part in names) for names in sorted(paths))
+                yield f"{_LEVELS[tier]} {name!r} is under {where}: a selector of that label alone takes nodes of both"
+    for node in topology.nodes:
+        if not 0 <= node.free_gpus <= node.gpus:
+            yield f"node {node.name[:12]} has {node.free_gpus:g} GPUs free of {node.gpus:g}"
+    yield from (f"node {node.name[:12]}: {node.contradiction}" for node in topology.nodes if node.contradiction)
+
+
+def fragmentation(nodes: Sequence[Node], pools: Sequence[PoolStats]) -> str | None:
+    """Free GPUs on which no unit of any group fits; ``None``: no GPU is free."""
+    slots = Slots(Topology(nodes))
+    share, free = slots.fragmented_frac(least_units(pools)), slots.free_gpus(slots.topology.everywhere)
+    if share is None:
+        return None
+    return f"of {free:g} free GPUs {share * free:g} lie where no unit of any group fits"
+
+
+def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
+    """The pools of a service with the replicas that it should have, warm ones too, as of its last plan."""
+    assert service.last is not None
+    state = service.last.plan.state
+    wanted_replicas, leaving = state.desired_and_warm, {*state.victims, *state.withdrawn}
+    pools = []
+    for key, limits in service.pools.root.items():
+        nodes_by_replica = {name: nodes for name, (pool, nodes) in places.items() if pool == key}
+        pools.append(
+            PoolStats(
+                key=key,
+                replicas=(),
+                target_replicas=wanted_replicas.get(key, 0),
+                # Replicas that leave still have their room.
+                held_replicas=sum(name not in leaving for name in nodes_by_replica),
+                on=nodes_by_replica,
+                limits=limits,
+            )
+        )
+    return limited(service.config, pools, state)
+
+
+def gpus_left(status: Status, name: str) -> list[dict[str, float]]:
+    """GPUs by type that the application's budget leaves, and those that the quota of one service leaves."""
+    held: dict[str, dict[str, float]] = {}
+    for other, service in status.services.items():
+        pools = pools_now(service, status.places or {})
+        held[other] = held_gpus(pools, {pool.key: pool.target_replicas for pool in pools})
+    budget = {} if status.topology is None else status.topology.budget_gpus
+    quota = status.services[name].config.quota_gpus
+    return [
+        {kind: gpus - sum(one.get(kind, 0.0) for one in held.values()) for kind, gpus in budget.items()},
+        {kind: gpus - held[name].get(kind, 0.0) for kind, gpus in quota.items()},
+    ]
+
+
+def would_fit(
+    pools: Sequence[PoolStats],
+    ratio: PdRatio,
+    nodes: Sequence[Node],
+    more: Mapping[Role, int],
+    limits: Sequence[dict[str, float]] = (),
+) -> tuple[dict[str, tuple[int, int]], Placed]:
+    """Prefill and decode replicas that groups would gain if each role had more now, and what would find no place.
+
+    ``limits``: GPUs by type that budgets leave.
+    """
+    current = {pool.key: pool.target_replicas for pool in pools}
+    counts = {role: sum(n for key, n in current.items() if key.role is role) + more[role] for role in Role}
+    placed = place(counts, current, pools, ratio, slots=Slots(Topology(nodes)), limits=[dict(one) for one in limits])
+    gained: dict[str, tuple[int, int]] = {}
+    for group in dict.fromkeys(pool.key.group for pool in pools):
+        keys = PoolKey(group, Role.PREFILL), PoolKey(group, Role.DECODE)
+        prefill, decode = (placed.counts[key] - current[key] if key in placed.counts else 0 for key in keys)
+        if prefill or decode:
+            gained[group] = (prefill, decode)
+    return gained, placed
+
+
+def explain_table(pools: Sequence[PoolStats], nodes: Sequence[Node], places: Places) -> Table:
+    """One row for each group: its counts, its cost, and the nodes that it may be on and is on."""
+    slots = Slots(Topology(nodes))
+    heads = "group", "P", "D", "GPUs", "cost/h", "its nodes", "scarcity", "apart by", "replicas are on"
+    table = Table(*heads, box=None, pad_edge=False)
+    for group in dict.fromkeys(pool.key.group for pool in pools):
+        roles = {pool.key.role: pool for pool in pools if pool.key.group == group}
+        table.add_row(group, *_group_row(roles, slots, places))
+    return table
+
+
+def _group_row(pools: Mapping[Role, PoolStats], slots: Slots, places: Places) -> Iterator[str | Text]:
+    topology = slots.topology
+    reach: NodeSet = 0
+    for pool in pools.values():
+        reach |= 0 if pool.demand is None else slots.candidates(pool.demand)
+    keys = {pool.key for pool in pools.values()}
+    types = [
+        f"{pool.limits.gpus_per_replica:g} {pool.demand.gpu_type}"
+        for pool in pools.values()
+        if pool.demand is not None and pool.demand.gpu_type
+    ]
+    for role in (Role.PREFILL, Role.DECODE):
+        yield str(pools[role].target_replicas) if role in pools else "-"
+    yield " / ".join(types) or "-"
+    yield f"{sum(pool.limits.cost for pool in pools.values()):g}"
+    yield str(reach.bit_count())
+    yield _PRIORITIES[topology.priority(reach)].partition(":")[0] if reach else "-"
+    yield _apart(topology.tier(reach), min(pool.limits.affinity for pool in pools.values())) if reach else "-"
+    yield ", ".join(sorted({name[:12] for key, names in places.values() for name in names if key in keys})) or "-"
+
+
+def _apart(tier: LinkTier, affinity: LinkTier) -> Text:
+    """The level under which all nodes of a group are together, red if that is beyond its affinity."""
+    if tier > affinity:
+        return Text(f"{tier.name.lower()}, beyond {affinity.name.lower()}", style="bold red")
+    return Text(tier.name.lower())

@@ -1,0 +1,73 @@
+"""What `tandem top` shows of an application's autoscaling (pure)."""
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.ratio import pd_text
+from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_counts
+from deployments.serve_seam.controller_hook import IMPORT_PATH
+from kvtransfer.topology import Role
+from serve_app.cli.terminal import figure
+
+
+def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: float) -> Group:
+    """Pools, signal, ratio and the last decision of one service of an application."""
+    config, last = service.config, service.last
+    ratio = (last and last.plan.decision.ratio) or config.pd_ratio
+    head = Text(f"{title}: ratio {ratio}, policy {config.policy.kind}")
+    if config.is_paused:
+        head.append("  PAUSED", style="bold yellow")
+    if config.is_observing:
+        head.append("  ONLY OBSERVING", style="bold yellow")
+    if config.override is not None:
+        head.append(f"  SET BY HAND to {config.override.prefill}P{config.override.decode}D", style="bold yellow")
+    if last is None:
+        why = "should it stay so, look for 'autoscaling holds' in the log of Serve's controller"
+        return Group(head, Text(f"no decision yet: {why}"))
+    head.append(f", serving {pd_text(serving_counts(pool_counts(last)))}")
+    lines = [*_decision_lines(config, last, now_s), f"decision log: {status.log_path}"]
+    if not status.is_hooked:
+        lines.append(
+            "which replica stops is Serve's choice: start Ray with RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH="
+            f"{IMPORT_PATH}; if it is, the log of Serve's controller says why it had no effect"
+        )
+    if service.tuned:
+        lines.append(f"tuned since it was deployed: {dict(service.tuned)}")
+    return Group(head, _pool_table(last, now_s), *(Text(line) for line in lines))
+
+
+def _pool_table(last: PlanRecord, now_s: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("pool", "wanted", "target", "ready", "serving", "held", "withdrawn", "draining", "missing"):
+        table.add_column(name, no_wrap=True)
+    for pool, counts in pool_counts(last).items():
+        waits_s = missing_s(last.plan, pool, now_s)
+        table.add_row(str(pool), *map(str, counts.values()), "" if waits_s is None else f"{waits_s:.0f} s")
+    return table
+
+
+def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> list[str]:
+    """What the last plan was made from, and what it could not do."""
+    plan, latency, traffic, slo = last.plan, last.latency, last.traffic, config.slo
+    pending = {role: plan.pending.get(role, 0) for role in Role}
+    ttft, tpot = figure(latency.ttft_s, ".3g"), figure(latency.tpot_s, ".3g")
+    return [
+        *(f"{shown.name} {shown.value:.4g}, target {shown.target:.4g}" for shown in plan.decision.shown),
+        f"TTFT {ttft} of {slo.ttft_s:g} s, TPOT {tpot} of {slo.tpot_s:g} s ({slo.quantile_frac:.0%} of requests)",
+        f"{figure(traffic.requests_per_s, '.4g')} requests/s of {figure(traffic.input_tokens_mean, '.4g')} input and "
+        f"{figure(traffic.output_tokens_mean, '.4g')} output tokens on average",
+        f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
+        *(f"held back: {note.text}" for note in plan.held_back),
+        *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
+        *(f"{group} passed over: {why}" for group, why in plan.passed_over.items()),
+        *(
+            f"no room for more than {count} of {pool} since "
+            f"{now_s - until_s + config.no_room_retry_s + config.no_room_s:.0f} s (see `ray status`); tried "
+            f"again in {until_s - now_s:.0f} s"
+            for pool, (until_s, count) in plan.state.capped.items()
+        ),
+    ]

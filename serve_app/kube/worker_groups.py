@@ -1,0 +1,93 @@
+"""Pools -> worker groups: one group of equal Kubernetes pods for each kind of node that the pools need (pure)."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autoscale.types import PoolKey
+from deployments.pool_config import RoleConfig
+from kvtransfer.selectors import is_plain_label
+from serve_app.checks.yaml_checks import ConfigError
+from serve_app.config import AppConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShape:
+    """The kind of node of a worker group."""
+
+    accelerator_type: str | None
+    gpus: int
+    node_labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGroup:
+    """Equal pods, each with room for one engine, or for one worker of an engine that spreads over nodes.
+
+    ``pods``: for the declared replicas of the pools; ``most_pods``: for their ``max_replicas``; ``engine_cpus``: CPUs
+    that an engine takes of a pod.
+    """
+
+    name: str
+    shape: NodeShape
+    pools: tuple[PoolKey, ...]
+    pods: int
+    most_pods: int
+    engine_cpus: float
+
+
+def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
+    """The worker groups of a configuration, as its pools need them; raises ConfigError for a label's expression."""
+    shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}
+    for group in config.groups:
+        for key, pool in group.pools().items():
+            gpu = pool.placement.accelerator_type
+            shape = NodeShape(
+                accelerator_type=gpu, gpus=_pod_workers(pool) if gpu else 0, node_labels=_plain_labels(key, pool)
+            )
+            shapes.setdefault(shape, {})[key] = pool
+    return tuple(
+        WorkerGroup(
+            name=name,
+            shape=shape,
+            pools=tuple(pools),
+            pods=sum(_pods(pool, pool.replicas) for pool in pools.values()),
+            most_pods=sum(_pods(pool, pool.max_replicas or pool.replicas) for pool in pools.values()),
+            engine_cpus=max(
+                pool.placement.cpus_per_replica + pool.placement.cpus_per_worker * _pod_workers(pool)
+                for pool in pools.values()
+            ),
+        )
+        for name, (shape, pools) in zip(_group_names(shapes), shapes.items(), strict=True)
+    )
+
+
+def _pods(pool: RoleConfig, replicas: int) -> int:
+    return replicas * pool.workers // _pod_workers(pool)
+
+
+def _pod_workers(pool: RoleConfig) -> int:
+    """Engine workers in one pod: one if the bundles of a replica spread over nodes, else all of the replica."""
+    return 1 if "SPREAD" in pool.placement.strategy else pool.workers
+
+
+def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]:
+    """The labels that Ray's nodes must have; Ray sets those under ray.io/ itself."""
+    labels = {label: value for label, value in pool.placement.node_labels.items() if not label.startswith("ray.io/")}
+    for label, value in labels.items():
+        if not is_plain_label(value):
+            raise ConfigError(
+                f"groups.{key.group}.{key.role.value}.placement.node_labels: {label} is {value!r}, and the nodes of a "
+                "worker group carry one plain value: declare one group for each value"
+            )
+    return tuple(sorted(labels.items()))
+
+
+def _group_names(shapes: Iterable[NodeShape]) -> Iterator[str]:
+    names: Counter[str] = Counter()
+    for shape in shapes:
+        kind = re.sub(r"[^a-z0-9]+", "-", (shape.accelerator_type or "cpu").lower())
+        name = f"{kind}-{shape.gpus}gpu" if shape.gpus else kind
+        names[name] += 1
+        yield name if names[name] == 1 else f"{name}-{names[name]}"

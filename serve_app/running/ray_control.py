@@ -1,0 +1,91 @@
+"""Watches and changes the autoscaling of a running application through its coordinator."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoscale.decide.status import STATUS, ServiceStatus, Status
+from serve_app.checks.yaml_checks import ConfigError
+from serve_app.local.cluster import DeployError
+
+# Time that the coordinator has to answer.
+_ANSWER_S = 10.0
+
+
+class Control:
+    """One service of an application on the cluster that this process is connected to."""
+
+    def __init__(self, app: str, service: str | None = None) -> None:
+        """Find the coordinator; ``service``: its model's name, ``None``: the only one.
+
+        Raises:
+            DeployError: the application has no coordinator.
+            ConfigError: it has no such service, or several and none is named.
+        """
+        self._app = app
+        self.service = service_name(app, status_of(app), service)
+
+    def tune(self, changes: Mapping[str, Any], why: str) -> None:
+        """Change the configuration, nested as ``args.autoscale``; an empty one returns to what was deployed.
+
+        Raises:
+            ConfigError: what is wrong with it; nothing was changed.
+        """
+        complaint = ask(self._app, "tune", self.service, dict(changes), why)
+        if complaint is not None:
+            raise ConfigError(complaint)
+
+    def scale(self, prefill: int, decode: int) -> None:
+        """Set the counts by hand, until ``resume``; raises ConfigError if they are outside bounds or budget."""
+        override = {"prefill": prefill, "decode": decode}
+        self.tune({"override": override, "is_paused": False}, f"scale {prefill}P{decode}D by hand")
+
+    def pause(self) -> None:
+        """Decide nothing, until ``resume``."""
+        self.tune({"is_paused": True}, "pause")
+
+    def resume(self) -> None:
+        """End ``scale`` and ``pause``."""
+        self.tune({"override": None, "is_paused": False}, "resume")
+
+    def status(self) -> ServiceStatus:
+        """Configuration, what was tuned, and the last plan with the replicas that run."""
+        return status_of(self._app).services[self.service]
+
+    def cordon(self, name: str, is_cordoned: bool = True) -> None:
+        """Keep new replicas off a node, or off all nodes under a switch; or allow them again."""
+        ask(self._app, "cordon", name, is_cordoned)
+
+
+def ask(app: str, method: str, *arguments: Any) -> Any:
+    """The answer of an application's coordinator; raises DeployError if there is none, or it does not answer."""
+    import ray  # only now: it reads its token when it is imported
+
+    from router.ray_coordinator import find_coordinator
+
+    handle = find_coordinator(app)
+    if handle is None:
+        raise DeployError(
+            f"application {app} has no coordinator: it is not on this cluster, has no args.autoscale, or is just "
+            "starting; `tandem status` lists the applications"
+        )
+    try:
+        return ray.get(getattr(handle, method).remote(*arguments), timeout=_ANSWER_S)
+    except ray.exceptions.RayError as error:
+        raise DeployError(
+            f"the coordinator of {app} does not answer ({type(error).__name__}): Serve restarts it; try again"
+        ) from None
+
+
+def service_name(app: str, status: Status, service: str | None) -> str:
+    """The name of a service, ``None``: of the only one; raises ConfigError without such a service."""
+    names = list(status.services)
+    if service is None and len(names) > 1:
+        raise ConfigError(f"{app} has several services: name one of {', '.join(names)}")
+    if service is not None and service not in names:
+        raise ConfigError(f"{app} has no service {service!r}: it has {', '.join(names)}")
+    return service or names[0]
+
+
+def status_of(app: str) -> Status:
+    """A running application, as its coordinator shows it; raises as ``ask``."""
+    return STATUS.validate_python(ask(app, "status"))

@@ -1,0 +1,130 @@
+"""A log replays to the same plans, and shows what another configuration would have done."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.decision_log import PLAN, config_line, is_news, load_lines, replay
+from autoscale.policies.peers import SIM_POLICIES
+from autoscale.sim.config import SimAutoscaleConfig
+from autoscale.types import PoolKey
+from kvtransfer.topology import Role
+from tests.autoscale.recording import recorded
+from tests.autoscale.virtual_serve import VirtualServe
+
+P, D = Role.PREFILL, Role.DECODE
+GOLDEN = sorted((Path(__file__).parents[1] / "replay").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module", name="log")
+def _log(make_autoscale: Callable[..., AutoscaleConfig]) -> list[str]:
+    """Lines of a cluster that was driven, each with the snapshot that its plan was made from."""
+    config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 6.0})
+    return recorded(config)
+
+
+def test_a_log_replays_to_the_same_plans(log: list[str]) -> None:
+    assert 8 < len(log) < 60
+    assert list(replay(log)) == [None] * (len(log) - 1)
+
+
+def test_any_line_replays_alone(log: list[str], make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 6.0})
+    for line in log[1:]:
+        assert list(replay([line], config)) == [None]
+
+
+def test_another_config_shows_what_it_would_have_done(
+    log: list[str], make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    other = make_autoscale(pd_ratio="1:3", gate={"observation_s": 6.0}, policy={"kind": "heteroscale", "target": 50.0})
+    differences = [difference for difference in replay(log, other) if difference is not None]
+    assert differences
+    first = differences[0]
+    assert first.fields["counts"][0] != first.fields["counts"][1]
+    assert json.loads(log[first.line - 1])["snapshot"]["now_s"] == first.now_s
+
+
+def test_the_configuration_may_change_in_the_middle(
+    log: list[str], make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    half = len(log) // 2
+    other = config_line("m", make_autoscale(pd_ratio="1:1"), 2000.0, "tuned")
+    results = list(replay([*log[:half], other, *log[half:]]))
+    assert results[: half - 1] == [None] * (half - 1)
+    assert any(results[half - 1 :])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["{"], "line 1 is no line of a decision log"),
+        (["[]"], "line 1 is no line of a decision log"),
+        (["{}"], "line 1 is no line of a decision log"),
+        (['{"config": {"pd_ratio": "1:99"}}'], "line 1 is no line of a decision log"),
+        (['{"snapshot": {"now_s": "x"}, "plan": {}}'], "line 1 is no line of a decision log"),
+        (
+            ['{"snapshot": {"now_s": 1, "pools": []}, "plan": {"held_back": [5]}}'],
+            "line 1 is no line of a decision log",
+        ),
+        (['{"snapshot": {"now_s": 1, "pools": []}, "plan": []}'], "line 1 is no line of a decision log"),
+    ],
+)
+def test_what_is_no_log_is_named_by_its_line(lines: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        list(replay(lines))
+
+
+def test_a_decision_before_any_configuration_is_refused(log: list[str]) -> None:
+    with pytest.raises(ValueError, match="line 1 is a decision before any configuration: give one with --config"):
+        list(replay(log[1:]))
+
+
+def test_only_news_is_logged(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    cluster = VirtualServe(Controller(make_autoscale()), {P: 1.0, D: 1.0})
+    plans = [cluster.tick(90.0) for _ in range(5)]
+    assert [is_news(plan, last) for last, plan in zip([None, *plans], plans, strict=False)] == [True] + [False] * 4
+    assert plans[0].counts == {PoolKey("g0", P): 1, PoolKey("g0", D): 1}
+
+
+def test_a_plan_keeps_the_kinds_of_its_notes(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    cluster = VirtualServe(Controller(make_autoscale(guard={"cooldown_out_s": 60.0})), {P: 1.0, D: 1.0})
+    plans = [cluster.tick(load) for load in (90.0, 200.0, 400.0)]
+    notes = [note for plan in plans for note in plan.held_back]
+    assert notes
+    assert [PLAN.validate_json(PLAN.dump_json(plan)) for plan in plans] == plans
+
+
+def test_a_note_in_other_words_or_without_a_kind_is_the_same_and_one_of_another_kind_is_not(
+    make_autoscale: Callable[..., AutoscaleConfig],
+) -> None:
+    config = make_autoscale(pd_ratio="1:3", guard={"cooldown_in_s": 60.0}, gate={"observation_s": 6.0})
+    lines = [json.loads(line) for line in recorded(config)]
+    logged = next(line for line in lines if line.get("plan", {}).get("held_back"))
+
+    def replayed(*notes: object) -> list[bool]:
+        line = json.dumps({**logged, "plan": {**logged["plan"], "held_back": notes}})
+        return [difference is None for difference in replay([line], config)]
+
+    notes = logged["plan"]["held_back"]
+    assert replayed(*({**note, "text": "other words"} for note in notes)) == [True]
+    assert replayed(*(note["text"] for note in notes)) == [True]
+    assert replayed(*({**note, "kind": "woken_group"} for note in notes)) == [False]
+    assert replayed() == [False]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_logs_replay_as_they_were_written(path: Path) -> None:
+    first, *decisions = load_lines(path)
+    results = list(replay(decisions, SimAutoscaleConfig.model_validate(json.loads(first)["config"])))
+    assert results
+    assert results == [None] * len(results)
+
+
+def test_there_is_a_golden_log_of_every_policy() -> None:
+    kinds = {json.loads(load_lines(path)[0])["config"]["policy"]["kind"] for path in GOLDEN}
+    assert kinds == set(SIM_POLICIES)

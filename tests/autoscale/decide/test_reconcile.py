@@ -1,0 +1,87 @@
+"""The state before a tick decides, by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.reconcile import is_after_a_gap, reconciled
+from autoscale.types import ControllerState, PoolKey, Snapshot
+from kvtransfer.topology import Role
+
+MakeSnapshot = Callable[..., Snapshot]
+MakeAutoscale = Callable[..., AutoscaleConfig]
+
+P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
+
+
+@pytest.mark.parametrize(("ticked_s", "is_gap"), [(None, False), (995.0, False), (1001.0, True), (949.0, True)])
+def test_a_tick_long_after_the_last_or_before_it_follows_from_nothing(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale, ticked_s: float | None, is_gap: bool
+) -> None:
+    snapshot = make_snapshot(state=ControllerState(ticked_s=ticked_s))
+    assert is_after_a_gap(snapshot, make_autoscale(interval_s=5.0)) is is_gap
+
+
+def test_replicas_that_run_no_more_are_forgotten_and_a_loss_is_remembered(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    before = ControllerState(
+        ticked_s=995.0, admitted=("p0", "d0", "d9"), withdrawn={"d1": 990.0, "d8": 990.0}, victims=("d7",)
+    )
+    state = reconciled(make_snapshot(1, 2, state=before), make_autoscale())
+    assert state.admitted == ("p0", "d0")
+    assert state.withdrawn == {"d1": 990.0}
+    assert state.victims == ()
+    assert state.lost_s == 1000.0
+    assert state.desired == {P: 1, D: 2}
+
+
+def test_a_pool_that_lacks_replicas_has_lacked_them_since_the_last_became_ready(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    waiting = ControllerState(ticked_s=995.0, missing_since_s={D: (900.0, 2)})
+    assert reconciled(make_snapshot(1, 2, targets=(1, 4), state=waiting), make_autoscale()).missing_since_s[D] == (
+        900.0,
+        2,
+    )
+    assert reconciled(make_snapshot(1, 3, targets=(1, 4), state=waiting), make_autoscale()).missing_since_s[D] == (
+        1000.0,
+        3,
+    )
+    assert D not in reconciled(make_snapshot(1, 4, targets=(1, 4), state=waiting), make_autoscale()).missing_since_s
+
+
+def test_replicas_without_a_node_are_timed_by_what_has_one(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    waiting = ControllerState(ticked_s=995.0, unplaced_since_s={D: (900.0, 2)})
+
+    def since(held: int | None) -> tuple[float, int] | None:
+        seen = make_snapshot(1, 2, targets=(1, 4), state=waiting)
+        seen = replace(seen, pools=tuple(replace(pool, held_replicas=held) for pool in seen.pools))
+        return reconciled(seen, make_autoscale()).unplaced_since_s.get(D)
+
+    assert since(2) == (900.0, 2)
+    assert since(3) == (1000.0, 3)  # one of them has found one
+    assert since(4) is None  # it starts; how long that takes is another matter
+    assert since(None) is None
+
+
+def test_a_pool_without_room_for_too_long_is_capped_at_what_it_has(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    waiting = ControllerState(ticked_s=995.0, missing_since_s={D: (600.0, 2)})
+    patient = make_autoscale(no_room_s=300.0, no_room_retry_s=120.0)
+    assert reconciled(make_snapshot(1, 2, targets=(1, 4), state=waiting), patient).capped == {D: (1120.0, 2)}
+    over = ControllerState(ticked_s=995.0, capped={D: (999.0, 2)})
+    assert reconciled(make_snapshot(1, 2, state=over), patient).capped == {}
+
+
+def test_after_a_gap_what_is_timed_starts_anew(make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale) -> None:
+    before = ControllerState(ticked_s=500.0, withdrawn={"d1": 490.0}, missing_since_s={D: (400.0, 2)}, settled_s=510.0)
+    state = reconciled(make_snapshot(1, 2, targets=(1, 3), state=before), make_autoscale())
+    assert state.withdrawn == {"d1": 1000.0}
+    assert state.missing_since_s == {D: (1000.0, 2)}
+    assert state.settled_s is None

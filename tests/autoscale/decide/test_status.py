@@ -1,0 +1,45 @@
+"""What the coordinator stores outlives it and an update."""
+
+import json
+from collections.abc import Callable
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.controller import Controller
+from autoscale.decide.status import CoordinatorState, CycleRecord, PlanRecord, stored_state
+from autoscale.types import Latency, Note, NoteKind, Plan, Traffic
+from kvtransfer.topology import Role
+from tests.autoscale.virtual_serve import VirtualServe
+
+
+def _state(plan: Plan) -> CoordinatorState:
+    record = PlanRecord(plan=plan, running={}, draining={}, latency=Latency(), traffic=Traffic())
+    cycle = CycleRecord(services={"m": record}, nodes=None, places=None, policy_call_p99_s=0.0, is_hooked=True)
+    return CoordinatorState(version=7, cordoned=("node-1",), cycle=cycle)
+
+
+def _plan_with_notes(make_autoscale: Callable[..., AutoscaleConfig]) -> Plan:
+    controller = Controller(make_autoscale(guard={"cooldown_out_s": 60.0}))
+    cluster = VirtualServe(controller, {Role.PREFILL: 1.0, Role.DECODE: 1.0})
+    return next(plan for plan in map(cluster.tick, (90.0, 200.0, 400.0)) if plan.held_back)
+
+
+def test_a_stored_state_is_read_again(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    state = _state(_plan_with_notes(make_autoscale))
+    assert stored_state(state.to_json()) == state
+    assert stored_state(None) == CoordinatorState()
+
+
+def test_a_state_whose_notes_are_texts_alone_keeps_what_was_tuned_and_cordoned(
+    make_autoscale: Callable[..., AutoscaleConfig],
+) -> None:
+    state = _state(_plan_with_notes(make_autoscale))
+    stored = json.loads(state.to_json())
+    stored["cycle"]["services"]["m"]["plan"]["held_back"] = ["cooldown"]
+    again = stored_state(json.dumps(stored).encode())
+    assert (again.version, again.cordoned) == (7, ("node-1",))
+    assert again.cycle is not None
+    assert again.cycle.services["m"].plan.held_back == (Note(NoteKind.UNKNOWN, "cooldown"),)
+
+
+def test_a_state_of_another_form_is_no_state() -> None:
+    assert stored_state(b'{"version": "many"}') == CoordinatorState()

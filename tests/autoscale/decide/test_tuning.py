@@ -1,0 +1,121 @@
+"""What may change while it runs, and what is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.tuning import Pools, check_fits, differing, merged, tuned
+from autoscale.ratio import PdRatio
+from kvtransfer.topology import Role
+
+MakeConfig = Callable[..., AutoscaleConfig]
+POOLS = Pools.model_validate(
+    {
+        "prefill:g0": {"lowest_replicas": 1, "highest_replicas": 4, "gpus_per_replica": 2},
+        "decode:g0": {"lowest_replicas": 1, "highest_replicas": 12, "gpus_per_replica": 1},
+    }
+)
+
+
+def test_changes_are_put_over_what_was_deployed(make_autoscale: MakeConfig) -> None:
+    base = make_autoscale(pd_ratio="1:3")
+    config = tuned(base, {"pd_ratio": "1:2", "policy": {"target": 70}, "guard": {"cooldown_in_s": 5}}, POOLS)
+    assert config.pd_ratio == PdRatio(1, 2)
+    assert config.policy.target == 70  # type: ignore[union-attr]
+    assert config.guard.cooldown_in_s == 5
+    assert config.guard.step_in_replicas == base.guard.step_in_replicas
+    assert tuned(base, {}, POOLS) == base
+
+
+def test_another_policy_replaces_the_whole_policy(make_autoscale: MakeConfig) -> None:
+    config = tuned(make_autoscale(), {"policy": {"kind": "queue_depth", "decode_requests_per_s": 2}}, POOLS)
+    assert config.policy.kind == "queue_depth"
+
+
+def test_the_same_policy_named_again_keeps_its_other_fields() -> None:
+    base = {"policy": {"kind": "static", "prefill": 2, "decode": 6}}
+    changed = merged(base, {"policy": {"kind": "static", "decode": 9}})
+    assert changed == {"policy": {"kind": "static", "prefill": 2, "decode": 9}}
+
+
+def test_what_was_tuned_back_no_longer_differs() -> None:
+    base = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert differing({"a": {"b": 1, "c": 5}, "d": 3, "e": None}, base) == {"a": {"c": 5}}
+    assert differing({"a": {"b": 1}}, base) == {}
+    assert differing({"a": None}, base) == {"a": None}
+
+
+def test_none_is_a_value() -> None:
+    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}) == {"a": {"b": None, "c": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pd_ratio": "1:9"}, "between 1:5 and 9:1"),
+        ({"pd_ratoi": "1:3"}, "Extra inputs are not permitted"),
+        ({"policy": {"kind": "magic"}}, "'heteroscale', 'periodic'"),
+        ({"policy": {"signal": "cpu"}}, "'decode_tps', 'prefill_tps'"),
+        ({"guard": {"budget_gpus": 2}}, r"no counts between 1P1D and 4P12D are at the ratio 1:3 within 2 GPUs: change"),
+        (
+            {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "decode": 14}]}},
+            r"begins at '0 8 \* \* \*' wants 5P14D, which lies outside 1P1D to 4P12D: change its counts",
+        ),
+        (
+            {
+                "policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "decode": 9}]},
+                "guard": {"budget_gpus": 12},
+            },
+            "wants 3P9D, .* takes more than 12 GPUs",
+        ),
+        (
+            {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "prefill": 2, "decode": 10}]}},
+            r"wants 2P10D, 1.3 replicas of the smaller role off the ratio 1:3: give one of the two counts",
+        ),
+        ({"gate": {"band_replicas": 0.5}}, r"gate.band_replicas \(0.5\) is narrower than guard.band_replicas \(1\)"),
+        ({"bounds": {"decode": {"highest_replicas": 99}}}, r"bounds.decode \(1 to 99\) reach beyond what decode:g0"),
+        ({"bounds": {"decode": {"lowest_replicas": 5, "highest_replicas": 4}}}, "is more than highest_replicas"),
+        (
+            {"pd_ratio": "5:1", "bounds": {"decode": {"lowest_replicas": 6, "highest_replicas": 8}}},
+            "no counts between 1P6D and 4P8D are at the ratio 5:1: change",
+        ),
+        ({"override": {"prefill": 9, "decode": 1}}, "9P1D lies outside 1P1D to 4P12D: set counts inside"),
+        ({"pd_ratio": 63}, "a P/D ratio of 63 is impossible: .* in quotes: YAML reads 1:3 as 63"),
+        ({"slo": {"ttft_s": 600.0}}, "slo.ttft_s|less than or equal to 250"),
+        ({"override": {"prefill": 4, "decode": 8}, "guard": {"budget_gpus": 12}}, "takes more than 12 GPUs"),
+        ({"stale_s": 1}, r"stale_s \(1\) must be at least twice the time between decisions \(5 s\)"),
+        ({"is_observing": True, "override": {"prefill": 1, "decode": 3}}, "not acted on while is_observing"),
+        ({"window_s": 0.5}, r"window_s \(0.5\) must be at least twice"),
+        ({"interval_s": 20.0, "stale_s": 40.0}, r"window_s \(20\) must be at least twice"),
+        # Replicas go on reporting every 2.5 s, as deployed.
+        ({"interval_s": 1.0, "stale_s": 2.0}, r"stale_s \(2\) must be at least twice .* \(2.5 s\)"),
+        ({"guard": {"cooldown_in_s": float("nan")}}, "finite number"),
+    ],
+)
+def test_what_contradicts_itself_or_the_pools_is_refused_with_the_fix(
+    make_autoscale: MakeConfig, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        tuned(make_autoscale(pd_ratio="1:3"), changes, POOLS)
+
+
+def test_one_bound_alone_leaves_the_other_as_deployed(make_autoscale: MakeConfig) -> None:
+    pools = Pools({key: replace(limits, lowest_replicas=2) for key, limits in POOLS.root.items()})
+    config = tuned(make_autoscale(pd_ratio="1:3"), {"bounds": {"decode": {"highest_replicas": 6}}}, pools)
+    assert config.bounds_of(Role.DECODE, 2, 12) == (2, 6)
+    again = tuned(config, {"bounds": {"decode": {"lowest_replicas": 3}}}, pools)
+    assert again.bounds_of(Role.DECODE, 2, 12) == (3, 6)
+    assert again.bounds_of(Role.PREFILL, 2, 4) == (2, 4)
+
+
+def test_a_budget_where_no_replica_has_a_gpu_is_refused(make_autoscale: MakeConfig) -> None:
+    pools = Pools({key: replace(limits, gpus_per_replica=0) for key, limits in POOLS.root.items()})
+    with pytest.raises(ValueError, match=r"guard.budget_gpus \(12\) limits nothing"):
+        check_fits(make_autoscale(pd_ratio="1:3", guard={"budget_gpus": 12}), pools)
+
+
+def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:
+    check_fits(make_autoscale(pd_ratio="1:3", bounds={"decode": {"lowest_replicas": 3, "highest_replicas": 6}}), POOLS)

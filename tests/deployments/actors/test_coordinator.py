@@ -1,0 +1,181 @@
+"""What the coordinator tells whom, keeps and refuses; Ray's store and names are a dictionary here."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoscale.decide.status import CYCLE, CycleRecord, PlanRecord
+from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Traffic
+from kvtransfer.topology import Role
+
+pytestmark = pytest.mark.ray
+
+CONFIG = {
+    "pd_ratio": "1:2",
+    "policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 100.0},
+    "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
+}
+POOL = {"replicas": 1, "max_replicas": 8, "placement": {"accelerator_type": "H100"}}
+SERVICE = {
+    "model": {"id": "m", "source": "org/m"},
+    "groups": [{"name": "g0", "prefill": POOL, "decode": POOL}],
+    "autoscale": CONFIG,
+}
+
+
+@pytest.fixture(name="world")
+def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Ray's key-value store, the actor's name, who is alive, and where the log goes."""
+    from deployments.actors import coordinator as module
+    from router import ray_kv
+
+    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=tmp_path / "serve" / "log.jsonl")
+    monkeypatch.setattr(ray_kv, "get", world.kv.get)
+    monkeypatch.setattr(ray_kv, "put", world.kv.__setitem__)
+    monkeypatch.setattr(module.serve, "get_deployment_actor_context", lambda: SimpleNamespace(app_name="app"))
+    context = SimpleNamespace(get_actor_name=lambda: world.actor)
+    monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(module, "is_alive", lambda app, deployment, name: name in world.alive)
+    monkeypatch.setattr(module, "_log_path", lambda app: world.log)
+    return world
+
+
+def coordinator() -> Any:
+    from deployments.actors.coordinator import Coordinator
+
+    return Coordinator(services=[SERVICE], topology=None)
+
+
+def config_of(settings: dict[str, Any]) -> dict[str, Any]:
+    return settings["services"]["m"]["config"]  # type: ignore[no-any-return]
+
+
+def cycle(*admitted: str, ticked_s: float = 1.0) -> dict[str, Any]:
+    """A cycle as the policy sends it."""
+    record = PlanRecord(
+        plan=Plan(
+            counts={},
+            admitted=admitted,
+            withdrawn=(),
+            reinstated=(),
+            victims=(),
+            decision=Decision(wanted=None, reason="test"),
+            held_back=(),
+            state=ControllerState(ticked_s=ticked_s),
+        ),
+        running={PoolKey("g0", Role.PREFILL): ("p1",), PoolKey("g0", Role.DECODE): ("d1", "d2")},
+        draining={},
+        latency=Latency(),
+        traffic=Traffic(),
+    )
+    made = CycleRecord(services={"m": record}, nodes=None, places=None, policy_call_p99_s=0.0, is_hooked=True)
+    return CYCLE.dump_python(made, mode="json")  # type: ignore[no-any-return]
+
+
+async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> None:
+    told = coordinator()
+    await told.sync(cycle("p1", "d1"), [])
+    version, admitted = await told.watch(-1)
+    assert admitted == {"prefill:g0": ["p1"], "decode:g0": ["d1"]}
+    waiting = asyncio.create_task(told.watch(version))
+    await told.sync(cycle("p1", "d1"), [])  # nothing new
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await told.sync(cycle("p1", "d1", "d2"), [])
+    assert (await asyncio.wait_for(waiting, 30.0))[1] == {"prefill:g0": ["p1"], "decode:g0": ["d1", "d2"]}
+
+
+async def test_without_a_policy_that_speaks_nobody_is_held(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.actors import coordinator as module
+
+    told = coordinator()
+    assert await told.watch(-1) == (0, None)
+    await told.sync(cycle("p1", "d1"), [])
+    now_s = module.time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s + 61.0))
+    assert await told.watch(-1) == (1, None)
+
+
+async def test_a_tuning_holds_from_the_next_sync_and_a_wrong_one_changes_nothing(world: Any) -> None:
+    told = coordinator()
+    assert await told.tune("m", {"policy": {"target": 50.0}}, "test") is None
+    assert await told.tune("m", {"pd_ratio": "1:3"}, "test") is None
+    said = await told.sync(cycle("p1", "d1"), [])
+    assert (said["version"], config_of(said)["policy"]["target"], config_of(said)["pd_ratio"]) == (2, 50.0, "1:3")
+    for wrong in ({"pd_ratio": "0:3"}, {"policy": {"target": -1.0}}, {"nonsense": 1}):
+        refusal = await told.tune("m", wrong, "test")
+        assert refusal
+        assert len(refusal.splitlines()) < 5
+    assert (await told.sync(cycle("p1", "d1"), []))["version"] == 2
+    assert await told.tune("m", {}, "back") is None
+    assert (await told.status())["services"]["m"]["tuned"] == {}
+
+
+async def test_one_that_was_restarted_knows_everything_again(world: Any) -> None:
+    first = coordinator()
+    await first.tune("m", {"policy": {"target": 50.0}}, "test")
+    await first.sync(cycle("p1", "d1", ticked_s=7.0), ["{}"])
+    joined = await coordinator().join()
+    assert joined["states"]["m"]["ticked_s"] == 7.0
+    assert config_of(joined)["policy"]["target"] == 50.0
+
+
+async def test_an_application_deployed_again_starts_as_its_config_says(world: Any) -> None:
+    first = coordinator()
+    await first.tune("m", {"policy": {"target": 50.0}}, "test")
+    await first.sync(cycle("p1", "d1"), ["{}"])
+    world.alive.clear()
+    joined = await coordinator().join()
+    assert joined["states"] == {}
+    assert config_of(joined)["policy"]["target"] == 100.0
+
+
+async def test_the_log_begins_anew_with_its_config_when_it_is_full(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.actors import coordinator as module
+
+    monkeypatch.setattr(module, "_LOG_BYTES", 2000)
+    told = coordinator()
+    for number in range(60):
+        await told.sync(cycle("p1", "d1"), [json.dumps({"line": number, "more": "x" * 60})])
+    lines = [json.loads(line) for line in world.log.read_text().splitlines()]
+    before = [json.loads(line) for line in world.log.with_suffix(".1.jsonl").read_text().splitlines()]
+    assert lines[-1]["line"] == 59
+    assert "config" in json.dumps(lines[0])
+    assert [line["line"] for line in (*before, *lines) if "line" in line][-9:] == list(range(51, 60))
+
+
+async def test_a_log_that_cannot_be_written_stops_nothing(world: Any) -> None:
+    world.log.parent.parent.joinpath("serve").write_text("a file where a folder should be")
+    said = await coordinator().sync(cycle("p1", "d1"), ["{}"])
+    assert said["version"] == 0
+
+
+async def test_a_service_that_is_asked_for_is_told_at_once_and_forgotten_soon(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.actors import coordinator as module
+
+    told = coordinator()
+    waiting = asyncio.create_task(told.awaited([]))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await told.wake("m")
+    assert await asyncio.wait_for(waiting, 30.0) == ["m"]
+    now_s = module.time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s + 6.0))
+    assert await told.awaited(["m"]) == []
+
+
+async def test_what_is_cordoned_outlives_the_coordinator(world: Any) -> None:
+    first = coordinator()
+    await first.sync(cycle("p1", "d1"), [])
+    await first.cordon("switch-a", True)
+    await first.cordon("switch-b", True)
+    await first.cordon("switch-b", False)
+    joined = await coordinator().join()
+    assert joined["cordoned"] == ["switch-a"]
+    assert (await coordinator().status())["cordoned"] == ["switch-a"]

@@ -1,0 +1,72 @@
+"""The autoscaler on a Prometheus page."""
+
+from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.decide.tuning import Pools
+from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Shown, Traffic
+from deployments.actors.scaling_metrics import scaling_metrics
+from deployments.metrics import render
+from kvtransfer.topology import Role
+
+P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
+CONFIG = AutoscaleConfig.model_validate(
+    {"pd_ratio": "1:3", "policy": {"kind": "static", "prefill": 1, "decode": 3}, "is_paused": True}
+)
+LAST = PlanRecord(
+    plan=Plan(
+        counts={P: 2, D: 5},
+        admitted=("p0", "d0", "d1"),
+        withdrawn=("d2",),
+        reinstated=(),
+        victims=("d3", "p9"),
+        pending={Role.PREFILL: 1, Role.DECODE: 3},
+        decision=Decision(wanted=None, reason="", shown=(Shown(name="decode_tps", value=70.0, target=100.0),)),
+        held_back=(),
+        state=ControllerState(
+            desired={P: 2, D: 4}, missing_since_s={P: (90.0, 1)}, capped={P: (130.0, 1)}, ticked_s=98.0
+        ),
+    ),
+    running={P: ("p0",), D: ("d0", "d1", "d2", "d3", "d4")},
+    draining={P: ("p9",), D: ()},
+    latency=Latency(ttft_s=0.5),
+    traffic=Traffic(),
+)
+
+
+def status(last: PlanRecord | None) -> Status:
+    service = ServiceStatus(config=CONFIG, tuned={}, pools=Pools({}), last=last)
+    return Status(log_path="", cordoned=(), topology=None, services={"m": service}, is_hooked=True)
+
+
+def test_every_state_of_a_replica_has_its_number() -> None:
+    page = render([scaling_metrics(status(LAST), 100.0)]).decode()
+    for line in (
+        'tandem_replicas{group="g0",role="decode",state="wanted"} 4.0',
+        'tandem_replicas{group="g0",role="decode",state="target"} 5.0',
+        'tandem_replicas{group="g0",role="decode",state="ready"} 5.0',
+        'tandem_replicas{group="g0",role="decode",state="serving"} 2.0',
+        'tandem_replicas{group="g0",role="decode",state="held"} 1.0',
+        'tandem_replicas{group="g0",role="decode",state="withdrawn"} 1.0',
+        'tandem_replicas{group="g0",role="decode",state="draining"} 1.0',
+        'tandem_replicas{group="g0",role="prefill",state="draining"} 1.0',
+        'tandem_replicas_missing_seconds{group="g0",role="prefill"} 10.0',
+        'tandem_autoscale_signal{model="m",of="seen",signal="decode_tps"} 70.0',
+        'tandem_autoscale_signal{model="m",of="target",signal="decode_tps"} 100.0',
+        'tandem_replicas_missing_seconds{group="g0",role="decode"} 0.0',
+        'tandem_replicas_no_room_retry_seconds{group="g0",role="prefill"} 30.0',
+        'tandem_replicas_no_room_retry_seconds{group="g0",role="decode"} 0.0',
+        'tandem_pd_ratio{model="m",of="serving"} 0.5',
+        'tandem_autoscale_latency_seconds{latency="ttft",model="m",of="seen"} 0.5',
+        'tandem_autoscale_latency_seconds{latency="tpot",model="m",of="objective"} 0.05',
+        'tandem_autoscale_mode{mode="paused",model="m"} 1.0',
+        'tandem_autoscale_mode{mode="override",model="m"} 0.0',
+        'tandem_autoscale_decision_age_seconds{model="m"} 2.0',
+        'tandem_replicas_pending{model="m",role="decode"} 3.0',
+        "tandem_autoscale_hooked 1.0",
+    ):
+        assert line in page.splitlines()
+    assert 'latency="tpot",model="m",of="seen"' not in page
+
+
+def test_before_the_first_decision_there_is_nothing() -> None:
+    assert scaling_metrics(status(None), 100.0) == []

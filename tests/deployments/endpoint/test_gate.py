@@ -1,0 +1,203 @@
+"""Waiting at the endpoint: counts, turns, clients that go, what is dropped, and the drain."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments import metrics
+from deployments.endpoint import gate as gate_module
+from deployments.endpoint.gate import Gate, Intake
+from deployments.wire.openai_errors import OpenAIError
+from router.admission import QueuedRequest
+from router.admission_config import AdmissionConfig, Priority
+from router.request_limits import RequestLimits
+
+
+def asked(tokens: int = 1000) -> QueuedRequest:
+    return QueuedRequest(tokens=tokens, most_output_tokens=None, is_stream=True, key=None, priority=Priority.NORMAL)
+
+
+def full_gate(ttft_s: float) -> Gate:
+    """One that lets one prompt through at a time."""
+    gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=1)
+    gate._admission._capacity.tokens_s = 1.0
+    return gate
+
+
+def test_turns_come_as_others_get_their_first_token() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        first, second = asked(5000), asked(5000)
+        order = []
+
+        async def wait() -> None:
+            async with gate.enter(second):
+                order.append("second")
+
+        async with gate.enter(first):
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.2)
+            order.append("first token")
+            gate.output(first, 1)
+            await waiting
+        assert order == ["first token", "second"]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(gate.enter(asked(5000)))
+            gone, next_one = asked(5000), asked(5000)
+
+            async def wait(one: QueuedRequest) -> None:
+                async with gate.enter(one):
+                    pass
+
+            waiting = [asyncio.create_task(wait(one)) for one in (gone, next_one)]
+            await asyncio.sleep(0.1)
+            waiting[0].cancel()
+            await asyncio.gather(waiting[0], return_exceptions=True)
+            await stack.aclose()
+            await asyncio.wait_for(waiting[1], 30.0)
+            assert gate._admission.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_who_can_no_longer_be_in_time_is_told_so_and_counted_with_its_priority() -> None:
+    async def run() -> None:
+        gate, counted = full_gate(ttft_s=0.3), metrics.REFUSED.labels("late", "low")
+        before = counted._value.get()
+        async with gate.enter(asked(5000)):
+            with pytest.raises(OpenAIError, match=r"would not have its first token within 0\.3 s") as refused:
+                async with gate.enter(replace(asked(5000), priority=Priority.LOW)):
+                    raise AssertionError("it was not its turn")
+        assert refused.value.status == 429
+        assert int(refused.value.headers()["Retry-After"]) >= 1
+        assert counted._value.get() == before + 1
+        async with gate.enter(asked()):
+            pass
+
+    asyncio.run(run())
+
+
+def test_late_requests_are_refused_again_after_a_time_in_which_no_request_waited() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=0.1)
+        async with gate.enter(asked(5000)):
+            for _ in range(2):
+                with pytest.raises(OpenAIError, match=r"would not have its first token within 0\.1 s"):
+                    await asyncio.wait_for(gate.enter(asked(5000)).__aenter__(), 60.0)
+                await asyncio.sleep(0.2)  # longer than the time between two looks for late requests
+
+    asyncio.run(run())
+
+
+def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_happens() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        async with gate.enter(asked(5000)):
+
+            async def wait() -> None:
+                async with gate.enter(asked(5000)):
+                    pass
+
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.2)
+            assert gate._admission.waiting == 1
+            gate._admission._capacity.tokens_s = 20_000.0
+            await asyncio.wait_for(waiting, 30.0)
+
+    asyncio.run(run())
+
+
+def test_who_makes_room_for_others_is_told_so() -> None:
+    async def run() -> None:
+        gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
+        gate._admission._capacity.tokens_s = 1.0
+        async with gate.enter(asked(5000)):
+
+            async def wait(priority: Priority) -> None:
+                one = asked(5000)
+                one.priority = priority
+                async with gate.enter(one):
+                    pass
+
+            low = asyncio.create_task(wait(Priority.LOW))
+            await asyncio.sleep(0)
+            high = asyncio.create_task(wait(Priority.HIGH))
+            with pytest.raises(OpenAIError, match=r"took its room \(admission\.max_queued_tokens\)") as refused:
+                await asyncio.wait_for(low, 30.0)
+            assert refused.value.status == 429
+            assert gate._admission.waiting == 1
+        await asyncio.wait_for(high, 30.0)
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_takes_its_time_says_nothing_of_the_engines() -> None:
+    async def run() -> None:
+        gate = Gate(AdmissionConfig(ttft_s=60.0, tpot_s=0.05), replicas=1, prefill_replicas=1)
+        one = asked()
+        async with gate.enter(one):
+            gate.output(one, 1)
+            assert one.is_paced
+            gate.pause(one)
+            assert not one.is_paced
+            gate.go_on(one)
+            assert one.is_paced
+
+    asyncio.run(run())
+
+
+def made(requests: int = 0, **config: Any) -> Intake:
+    """An intake with a gate that has so many requests."""
+    gate: Any = SimpleNamespace(requests=requests)
+    return Intake(RequestLimits(AdmissionConfig.model_validate(config), 1), None, [gate, gate])
+
+
+async def test_a_request_that_waits_for_a_model_to_wake_is_counted() -> None:
+    one = made(requests=1)
+    with one.arriving(), one.arriving(), one.arriving():
+        assert await one.drain(0.0) == 5
+    assert await one.drain(0.0) == 2
+
+
+async def test_a_drained_replica_stays_closed_until_all_replicas_must_have_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    one = made()
+    one.check_open()
+    assert await one.drain(300.0) == 0
+    now_s[0] += 200.0  # another replica still has a stream
+    with pytest.raises(OpenAIError, match="is being shut down"):
+        one.check_open()
+    now_s[0] += 200.0  # and the application has not been deleted
+    one.check_open()
+
+
+def test_a_request_is_refused_before_its_body_is_read_where_those_of_all_models_are_too_many() -> None:
+    one = made(requests=1, max_requests=4)
+    with one.arriving():
+        one.check_limits(None, Priority.NORMAL)
+        with one.arriving(), pytest.raises(OpenAIError, match="4 requests are here") as refused:
+            one.check_limits(None, Priority.NORMAL)
+    assert refused.value.status == 429
+
+
+def test_a_refused_body_is_a_request_of_its_key() -> None:
+    one = made(key={"requests_per_minute": 1})
+    one.check_limits("a", Priority.NORMAL)
+    one.body_refused("a")
+    with pytest.raises(OpenAIError, match="come faster than 1 a minute"):
+        one.check_limits("a", Priority.NORMAL)
+    one.check_limits("b", Priority.NORMAL)

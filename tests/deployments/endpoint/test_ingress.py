@@ -1,0 +1,120 @@
+"""What the endpoint does with a request before and around its relay; Serve's handles are fakes."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.deployments.endpoint.pools import Clock, Pools
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(name="clock")
+def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
+    """An endpoint without Serve whose requests are all of a key ``k``, which has these limits; and its pools."""
+    from deployments.endpoint.config import IngressConfig
+    from deployments.endpoint.gate import Gate, Intake
+    from deployments.endpoint.ingress import Ingress
+    from deployments.endpoint.request_body import Bodies
+    from router.request_limits import RequestLimits
+
+    class Endpoint(Ingress):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """Serve awaits it."""
+
+    pools, made = Pools(clock), Endpoint.__new__(Endpoint)
+    config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
+    request_limits = RequestLimits(config.admission, 1)
+    pools.model.gate = Gate(config.admission, request_limits, replicas=1, prefill_replicas=1)
+    keys: Any = SimpleNamespace(name_of=lambda header: "k")
+    made._config, made._models, made._app_name = config, {"m": pools.model}, "nobody"
+    made._intake = Intake(request_limits, keys, [pools.model.gate])
+    made._bodies, made._relay = Bodies(config), pools.relay
+    return made, pools
+
+
+async def serve(made: Any, body: bytes | Exception, priority: str = "normal") -> Any:
+    from fastapi import Request
+
+    headers = [(b"x-tandem-priority", priority.encode()), (b"content-type", b"application/json")]
+
+    async def receive() -> dict[str, Any]:
+        if isinstance(body, Exception):
+            raise body
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await made._serve("completions", Request({"type": "http", "method": "POST", "headers": headers}, receive))
+
+
+def message(response: Any) -> str:
+    return str(json.loads(response.body)["error"]["message"])
+
+
+async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request(clock: Clock) -> None:
+    from starlette.requests import ClientDisconnect
+
+    made, _ = endpoint(clock, requests_per_minute=12)  # two at once
+    for _ in range(2):
+        with pytest.raises(ClientDisconnect):
+            await serve(made, ClientDisconnect())
+    assert "requests of this key come faster than 12 a minute" in message(await serve(made, b"{}"))
+    assert not made._bodies.requests_by_key["k"] and not made._intake._requests()
+
+
+async def test_a_body_without_room_is_counted_with_the_priority_that_its_request_asks_for(clock: Clock) -> None:
+    from deployments import metrics
+
+    made, _ = endpoint(clock, max_requests=1)
+    made._bodies.requests_by_key["k"] = 1
+    counted = metrics.REFUSED.labels("key", "low")
+    before = counted._value.get()
+    assert "1 requests of this key are here" in message(await serve(made, b"{}", priority="low"))
+    assert counted._value.get() - before == 1
+
+
+async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_counted(clock: Clock) -> None:
+    from deployments import metrics
+    from deployments.wire.messages import full
+
+    made, pools = endpoint(clock)
+    pools.handles["a"].next = [("a0", [full("no room")])]
+    counted = metrics.REFUSED.labels("engine", "normal")
+    before = counted._value.get()
+    raw = b'{"model": "m", "prompt": "x"}'
+    response = await serve(made, raw)
+    assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+    assert json.loads(response.body)["error"]["code"] == "overloaded"
+    assert counted._value.get() - before == 1
+    assert pools.handles["a"].requests[0].body == raw
+    assert not made._bodies.held_bytes and not made._intake._requests()
+
+
+async def test_an_endpoint_without_a_healthy_pool_says_when_to_look_again(clock: Clock) -> None:
+    made, _ = endpoint(clock)  # whose pools answer no health check
+    error = await made._look_for_health()
+    assert (error.status, error.headers()["Retry-After"]) == (503, "5")
+
+
+async def test_a_look_for_health_serves_all_clients_of_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    made, _ = endpoint(clock)
+    looks = []
+
+    async def look() -> None:
+        looks.append(None)
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(made, "_look_for_health", look)
+    made._unhealthy, made._looked_s, made._looking = None, -1e9, asyncio.Lock()
+    assert [one.status_code for one in await asyncio.gather(*(made.health() for _ in range(5)))] == [200] * 5
+    assert len(looks) == 1
+    made._looked_s -= 2.0  # since then a second and more has passed
+    await made.health()
+    assert len(looks) == 2

@@ -1,0 +1,315 @@
+"""What becomes of a request over decode replicas that answer, fail, are full or stand still."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from tests.deployments.endpoint.pools import Clock, Pools, done, event, know, lost, whole
+
+pytestmark = pytest.mark.ray
+
+# For a replica's word that the first token has come, whose class only these tests may import.
+FIRST = "first"
+
+
+@pytest.fixture(name="clock")
+def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def test_an_answer_that_is_lost_twice_comes_from_a_third_replica(clock: Clock) -> None:
+    made = Pools(clock)
+    pool = made.handles["a"]
+    pool.next = [("a0", [lost()]), ("a1", [lost()]), ("a2", [whole()])]
+    assert await made.answer() == [whole()]
+    assert [request.routing.exclude for request in pool.requests] == [set(), {"a0"}, {"a0", "a1"}]
+    assert [request.sent for request in pool.requests] == [None] * 3
+    assert made.reports() == [("a0", "error", True), ("a1", "error", True), ("a2", "error", False)]
+    assert made.is_idle()
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_a_request_ends_no_more_replicas_than_it_may(clock: Clock, retries: int) -> None:
+    made = Pools(clock, retries=retries)
+    made.handles["a"].next = [(f"a{number}", [lost()]) for number in range(9)]
+    (frame,) = await made.answer()
+    assert (frame.status, frame.error) == (503, "replica_lost")
+    assert len(made.handles["a"].requests) == 1 + retries
+
+
+async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(clock: Clock) -> None:
+    made = Pools(clock)
+    pool = made.handles["a"]
+    pool.next = [("a0", [event(1), event(2), lost()]), ("a1", [event(3)]), ("a2", [event(4), done()])]
+    assert await made.texts() == [*(event(token).text for token in (1, 2, 3, 4)), done().text]
+    assert [None if request.sent is None else request.sent.outputs for request in pool.requests] == [
+        None,
+        ((1,), (2,)),
+        ((1,), (2,), (3,)),
+    ]
+    assert [stream.is_cancelled for stream in pool.streams] == [True, False, False]
+    assert [replica for replica, by, has_failed in made.reports() if has_failed] == ["a0", "a1"]
+
+
+@pytest.mark.parametrize("began", [[], [event(1)]], ids=["nothing was sent", "a stream had begun"])
+async def test_who_was_lost_waits_for_room_elsewhere_and_who_was_not_is_refused(clock: Clock, began: list[Any]) -> None:
+    from deployments.wire.messages import FULL, failure
+
+    full = failure(429, "no room", FULL)
+    made = Pools(clock, retries=1)
+    pool = made.handles["a"]
+    pool.next = [("a0", [full])]
+    assert await made.answer() == [full]
+    pool.next = [("a0", [*began, lost()]), ("a1", [full]), ("a1", [full]), ("a1", [event(2), done()])]
+    assert await made.texts() == [*(one.text for one in began), event(2).text, done().text]
+    assert not pool.next
+
+
+async def test_what_a_group_has_lost_goes_to_another_and_comes_back_where_all_have(clock: Clock) -> None:
+    made = Pools(clock, "ab")
+    made.handles["a"].next = [("a0", [lost()]), ("a1", [whole()])]
+    made.handles["b"].next = [("b0", [lost()])]
+    assert await made.answer() == [whole()]
+    assert [request.routing.exclude for request in (*made.handles["a"].requests, *made.handles["b"].requests)] == [
+        set(),
+        {"a0", "b0"},
+        {"a0"},
+    ]
+    assert made.reports("b") == [("b0", "error", True)]
+
+
+@pytest.mark.parametrize("said", [[], [RuntimeError("Unexpected error (StatusCode.UNKNOWN): ?")], [ValueError("?")]])
+async def test_whatever_ends_without_an_answer_is_lost_and_tried_again(
+    clock: Clock, said: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", said), ("a1", [whole()])]
+    with caplog.at_level(logging.WARNING, "deployments.endpoint.relay"):
+        assert await made.answer() == [whole()]
+    assert made.reports() == [("a0", "error", True), ("a1", "error", False)]
+    assert [type(error).__name__ in record.message for error, record in zip(said, caplog.records, strict=True)] == [
+        True for _ in said
+    ]
+
+
+async def test_what_breaks_after_the_last_word_is_not_lost(clock: Clock) -> None:
+    for last in (whole(), done()):
+        made = Pools(clock)
+        made.handles["a"].next = [("a0", [last, lost()])]
+        assert await made.answer() == [last]
+        assert made.reports() == []
+
+
+async def test_who_could_not_be_reached_is_told_of_as_soon_as_another_answers(clock: Clock) -> None:
+    made = Pools(clock)
+    made.handles["a"].next = [("a1", [event(1), done()])]
+    stream = made.frames()
+    pool, remote = made.handles["a"], made.handles["a"].remote
+
+    def unreached(request: Any) -> Any:
+        request.routing.choice.unreached.add("a0")  # by the router
+        return remote(request)
+
+    pool.remote = unreached  # type: ignore[method-assign]
+    await anext(stream)
+    assert made.reports() == [("a0", "error", True)]
+    assert [frame.text async for frame in stream] == [done().text]
+    assert made.reports() == [("a0", "error", True), ("a1", "error", False)]
+
+
+SLOW = [one for token in range(12) for one in (event(token), 2.0)]
+
+
+async def test_a_slow_stream_speaks_against_its_replica_however_it_ends(clock: Clock) -> None:
+    made = Pools(clock, timeout_s=0.5)
+    slow = ("a0", "pace", True)
+    made.handles["a"].next = [("a0", [*SLOW, done()]), ("a0", [*SLOW, ...]), ("a0", [*SLOW, ...])]
+    await made.answer()
+    assert made.reports() == [("a0", "error", False), slow]
+    assert (await made.answer())[-1].error == "timeout"
+    assert made.reports()[2:] == [slow]
+    stream = made.frames()
+    for _ in range(12):
+        await anext(stream)
+    await stream.aclose()  # its client has left
+    assert made.reports()[3:] == [slow]
+
+
+async def test_a_long_stream_is_judged_before_it_ends(clock: Clock) -> None:
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [one for token in range(200) for one in (event(token), 2.0)])]
+    stream = made.frames()
+    for number in range(200):
+        assert len(made.reports()) == (number > 64)
+        await anext(stream)
+    await stream.aclose()
+    assert made.reports() == [("a0", "pace", True)]
+
+
+async def test_a_slow_reader_and_an_answer_in_one_piece_show_no_pace(clock: Clock) -> None:
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [*map(event, range(50)), done()]), ("a0", [30.0, whole()])]
+    async for _ in made.frames():
+        clock.ahead_s += 2.0
+    await made.answer()
+    assert made.reports() == [("a0", "error", False)] * 2
+
+
+async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> None:
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [event(1), ...])]
+    stream = made.frames()
+    await anext(stream)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await stream.aclose()
+    assert made.reports() == []
+    assert made.handles["a"].streams[0].is_cancelled and made.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "is_blamed"),
+    [
+        ({"stream": True}, [...], True),
+        ({"stream": True}, [FIRST, ...], False),
+        ({}, [...], False),  # an answer in one piece may take longer
+        ({"stream": False}, [FIRST, ...], False),
+    ],
+)
+async def test_only_a_stream_that_hears_nothing_until_its_deadline_speaks_against_its_replica(
+    clock: Clock, body: dict[str, Any], said: list[Any], is_blamed: bool
+) -> None:
+    from deployments.wire.messages import Frame
+
+    made = Pools(clock, timeout_s=0.1)
+    made.handles["a"].next = [("a0", [Frame("") if one is FIRST else one for one in said])]
+    *_, frame = await made.answer(body)
+    assert (frame.status, frame.error) == (408, "timeout")
+    assert made.reports() == ([("a0", "error", True)] if is_blamed else [])
+
+
+async def test_who_came_to_a_replica_late_does_not_speak_against_it(clock: Clock) -> None:
+    made = Pools(clock, timeout_s=60.0)
+    made.handles["a"].next = [("a0", [...])]
+    *_, frame = await made.answer({"stream": True}, ago_s=59.9)
+    assert frame.error == "timeout"
+    assert made.reports() == []
+
+
+async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from deployments.wire.messages import FULL
+
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
+    (frame,) = await made.answer()
+    assert (frame.status, frame.error) == (429, FULL)
+    assert made.reports() == []
+
+
+async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from deployments.wire.messages import full
+
+    know(monkeypatch, a=["a0", "a1"], b=["b0"])
+    made = Pools(clock, "ab")
+    made.handles["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
+    made.handles["b"].next = [("b0", [whole()])]
+    assert await made.answer() == [whole()]
+    # Whether the group's replicas said so, or Serve for all of them.
+    made.handles["a"].next = [(None, [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
+    made.handles["b"].next = [("b0", [whole()])]
+    assert await made.answer() == [whole()]
+    # Where all are full, that is said, and nobody was asked twice.
+    made.handles["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
+    made.handles["b"].next = [("b0", [full("no room")])]
+    (frame,) = await made.answer()
+    assert frame.status == 429 and not made.handles["a"].next and not made.handles["b"].next
+
+
+async def test_a_group_that_was_never_asked_may_have_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.wire.messages import full
+
+    know(monkeypatch, a=["a0"])
+    made = Pools(clock, "ab")
+    made.handles["a"].next, made.handles["b"].next = [("a0", [full("no room")])], [("b0", [whole()])]
+    assert await made.answer() == [whole()]
+
+
+async def test_a_replica_that_is_held_has_no_room_for_anybody(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.wire.messages import full
+
+    know(monkeypatch, a=["a0"])  # beside a1, to which nobody is routed
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [full("no room")])]
+    (frame,) = await made.answer()
+    assert frame.status == 429
+
+
+async def test_who_is_asked_again_is_not_asked_for_ever(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.wire.messages import full
+
+    know(monkeypatch, a=["a0", "a1"])
+    made = Pools(clock)
+    # The router goes back to whom it was to leave out where it finds nobody else.
+    made.handles["a"].next = [("a0", [full("no room")]), ("a0", [full("no room")])]
+    (frame,) = await made.answer()
+    assert frame.status == 429 and not made.handles["a"].next
+
+
+async def test_a_replica_that_is_full_has_passed_its_probe(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.wire.messages import full
+
+    know(monkeypatch, a=["a0", "a1"])
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [full("no room")]), ("a1", [whole()])]
+    await made.answer()
+    assert made.reports()[0] == ("a0", "error", False)  # though it is left before its last word
+
+
+async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import metrics
+    from deployments.wire.messages import full
+
+    names = ["a0", "a1", "a2"]
+    know(monkeypatch, a=names)
+    made = Pools(clock, retries=1)
+    pool, counted = made.handles["a"], metrics.RETRIED._value.get()
+    pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
+    assert await made.answer() == [whole()]
+    assert metrics.RETRIED._value.get() == counted  # it has lost nobody
+    assert [request.routing.exclude for request in pool.requests] == [set(), {"a0"}]
+    pool.next = [(name, [full("no room")]) for name in names]  # each is asked once
+    (frame,) = await made.answer()
+    assert frame.status == 429 and not pool.next
+    assert not any(has_failed for *_, has_failed in made.reports())
+    # One that is lost after all leaves as many tries as ever.
+    pool.next = [("a0", [full("no room")]), ("a1", [lost()]), ("a2", [whole()])]
+    assert await made.answer() == [whole()]
+    assert metrics.RETRIED._value.get() == counted + 1
+
+
+async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: Clock) -> None:
+    from grpc import StatusCode
+    from grpc.aio import AioRpcError, Metadata
+
+    def error(details: str) -> AioRpcError:
+        return AioRpcError(StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details=details)
+
+    made = Pools(clock)
+    made.handles["a"].next = [("a0", [error("Received message larger than max (67108900 vs. 67108864)")])]
+    (frame,) = await made.answer()
+    assert (frame.status, frame.error) == (400, "invalid_request") and "fewer answers or logprobs" in frame.text
+    assert made.reports() == []
+    made.handles["a"].next = [("a0", [error("Bandwidth exhausted")]), ("a1", [whole()])]
+    assert await made.answer() == [whole()]

@@ -1,0 +1,94 @@
+"""An engine that dies, hangs or does not start, and what its replica makes of it."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+
+def _engine_host() -> Any:
+    from deployments.replicas import engine_host
+
+    return engine_host
+
+
+LOG = """\
+(EngineCore pid=17) INFO 11-21 10:15:30 [core.py:99] ValueError: not a line of the traceback
+(EngineCore pid=17) Traceback (most recent call last):
+(EngineCore pid=17)     raise ValueError(
+(EngineCore pid=17) ValueError: To serve at least one request, 0.02 GiB is needed
+Traceback (most recent call last):
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_the_engine_core_s_own_exception_is_the_cause() -> None:
+    assert _engine_host().raised_in_engine(LOG) == "ValueError: To serve at least one request, 0.02 GiB is needed"
+
+
+def test_the_last_start_counts_and_dotted_names_do() -> None:
+    again = LOG + "(Worker pid=18) torch.OutOfMemoryError: tried to allocate 2 GiB\n"
+    assert _engine_host().raised_in_engine(again) == "torch.OutOfMemoryError: tried to allocate 2 GiB"
+
+
+def test_a_log_without_an_engine_names_nothing() -> None:
+    assert _engine_host().raised_in_engine("RuntimeError: Engine core initialization failed.\n") is None
+
+
+class Client:
+    """An engine that answers after ``answer_s``."""
+
+    errored = False
+
+    def __init__(self, answer_s: float = 0.0) -> None:
+        self.answer_s = answer_s
+        self.asked = 0
+
+    async def is_paused(self) -> bool:
+        self.asked += 1
+        await asyncio.sleep(self.answer_s)
+        return False
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: Any) -> None:
+    from deployments.replicas import engine_host
+
+    monkeypatch.setattr(engine_host, "_POLL_S", 0.01)
+    monkeypatch.setattr(engine_host, "_ASK_S", 0.05)
+
+
+async def test_an_engine_that_answers_is_left_alone() -> None:
+    client = Client(answer_s=0.1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await _engine_host().watch_engine(client, silence_s=0.9)
+    assert client.asked > 2
+
+
+async def test_the_death_of_an_engine_is_seen_at_once() -> None:
+    client = Client()
+    watch = asyncio.create_task(_engine_host().watch_engine(client, silence_s=60.0))
+    await asyncio.sleep(0.1)
+    assert not watch.done()
+    client.errored = True
+    await asyncio.wait_for(watch, 30.0)
+
+
+async def test_an_engine_that_says_nothing_hangs() -> None:
+    client, started_s = Client(answer_s=60.0), time.monotonic()
+    await asyncio.wait_for(_engine_host().watch_engine(client, silence_s=0.4), 30.0)
+    assert client.asked == 1
+    assert time.monotonic() - started_s >= 0.4
+
+
+async def test_an_engine_that_dies_while_it_is_asked_is_dead_and_no_error() -> None:
+    class Dying(Client):
+        async def is_paused(self) -> bool:
+            self.errored = True
+            raise RuntimeError("EngineDeadError")
+
+    await asyncio.wait_for(_engine_host().watch_engine(Dying(), silence_s=60.0), 30.0)

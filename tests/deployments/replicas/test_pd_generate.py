@@ -1,0 +1,587 @@
+"""What decode believes of prefill, and what it does while prefill fails; vLLM's client and Serve's handle are fakes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+SHORT, LONG = list(range(300, 320)), list(range(300, 900))
+
+
+class Prefill:
+    """A prefill pool that answers once it is told to; ``calls`` are those that wait."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[Any]] = []
+        self.requests: list[Any] = []
+
+    def options(self, **_: Any) -> "Prefill":
+        return self
+
+    def remote(self, request: Any) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        self.calls.append(answer)
+        self.requests.append(request)
+        request.routing.choice.replica_id = f"p{len(self.calls)}"
+        return Stream(answer)
+
+
+class Stream:
+    """What Serve gives for a call: the one piece of its answer, once there is one."""
+
+    def __init__(self, answer: asyncio.Future[Any]) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        yield await self._answer
+
+    def cancel(self) -> None:
+        self._answer.cancel()
+
+
+class QueueError(Exception):
+    """As an engine's at its limit."""
+
+
+class Client:
+    """An engine that says one token to everything, and keeps what it was asked."""
+
+    model_config = SimpleNamespace(max_model_len=4096)
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.released: list[Any] = []
+        self.is_full = False
+
+    def check_admission(self, n: int, request_id: str) -> None:
+        if self.is_full:
+            raise QueueError
+
+    async def notify_kv_transfer_request_rejected(self, request_id: str, params: Any) -> None:
+        self.released.append(params)
+
+    async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
+        yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7], finish_reason=None)])
+
+
+@pytest.fixture(name="prefill")
+def _prefill() -> Prefill:
+    return Prefill()
+
+
+@pytest.fixture(name="client")
+def _client() -> Client:
+    return Client()
+
+
+def decode(
+    client: Client,
+    prefill: Prefill | None,
+    prefix_cache_blocks: int = 1000,
+    answer_tokens: int = 0,
+    max_prompt_tokens: int | None = None,
+    watch: Any = None,
+) -> Any:
+    from autoscale.observe.request_stats import RequestStats
+    from deployments.replicas.pd_generate import PDGenerate
+    from deployments.replicas.pull_watch import PullWatch
+    from deployments.replicas.remote_prefill import RemotePrefill
+    from deployments.vllm_seam.engine_stats import EngineLoad
+    from deployments.wire.call import CallWatch, PoolCaller
+    from router.config import RouterConfig
+    from router.ejection import OutlierConfig
+    from router.ray_health import HealthFeed
+
+    stats = SimpleNamespace(
+        block_tokens=32, prefix_cache_blocks=prefix_cache_blocks, max_running_requests=32, load=EngineLoad()
+    )
+    requests = RequestStats(time.monotonic)
+    remote = None
+    if prefill is not None:
+        caller: Any = PoolCaller(
+            prefill,  # type: ignore[arg-type]
+            "prefill",
+            health=HealthFeed("nobody", "prefill:g0", OutlierConfig()),
+            watch=watch or CallWatch(lambda *_: True, lambda _: False),
+            is_whole=lambda answer: True,
+        )
+        remote = RemotePrefill(caller, PullWatch(client, 15.0), RouterConfig(), lease_s=60.0)
+    if answer_tokens:
+        timer = requests.begin(time.monotonic(), 7, is_streamed=True)
+        timer.add_tokens(answer_tokens)
+        timer.end()
+    return PDGenerate(
+        client=client,
+        remote=remote,
+        stats=stats,
+        requests=requests,
+        length=RouterConfig().length,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+
+
+async def run(generate: Any, ids: list[int], request_id: str = "r") -> None:
+    from vllm.sampling_params import SamplingParams
+
+    async for _ in generate({"type": "token", "prompt_token_ids": ids}, SamplingParams(), request_id):
+        pass
+
+
+async def sent(prefill: Prefill, calls: int) -> None:
+    async with asyncio.timeout(30.0):
+        while len(prefill.calls) < calls:
+            await asyncio.sleep(0)
+
+
+def answered(backlog_tokens: int = 0, ago_s: float = 0.0, computed_s: float | None = None) -> Any:
+    from deployments.wire.messages import PrefillResult
+
+    return PrefillResult(
+        kv_transfer_params={"from": "p"},
+        answered_at_s=time.time() - ago_s,
+        replica_id="p",
+        backlog_tokens=backlog_tokens,
+        computed_s=computed_s,
+    )
+
+
+async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    long = asyncio.create_task(run(generate, LONG, "long"))
+    await sent(prefill, 1)
+    await run(generate, SHORT, "short")
+    assert client.asked == [("short", None)]
+    prefill.calls[0].set_result(answered())
+    await long
+    assert client.asked[1:] == [("long", {"from": "p"})]
+
+
+async def test_where_a_group_has_no_prefill_decode_computes_long_prompts_too(client: Client) -> None:
+    from deployments.metrics import PREFILL_PATH
+
+    told = PREFILL_PATH.labels("local", "aggregated")
+    before = told._value.get()
+    await run(decode(client, None), LONG, "long")
+    assert client.asked == [("long", None)]
+    assert told._value.get() == before + 1
+
+
+async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(
+    client: Client, prefill: Prefill
+) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=f"has {len(LONG)} tokens, .* at most {len(LONG) - 1}: send a"):
+        await run(decode(client, prefill, max_prompt_tokens=len(LONG) - 1), LONG)
+    assert (client.asked, prefill.calls) == ([], [])
+    await run(decode(client, prefill, max_prompt_tokens=len(SHORT)), SHORT)
+    assert len(client.asked) == 1
+
+
+async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
+    """So many calls to prefill that fail, each prompt's second try included, one after the other."""
+    while len(prefill.calls) < times:
+        task = asyncio.create_task(run(generate, [len(prefill.calls), *LONG], "failed"))
+        while not task.done():
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_exception(RuntimeError("gone"))
+            await asyncio.sleep(0)
+        await task
+
+
+async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: Client, prefill: Prefill) -> None:
+    task = asyncio.create_task(run(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    prefill.calls[0].set_exception(RuntimeError("gone"))
+    await sent(prefill, 2)
+    assert prefill.requests[1].routing.last_resort == "p1" and prefill.requests[1].token_ids == LONG
+    prefill.calls[1].set_result(answered())
+    await task
+    assert client.asked == [("r", {"from": "p"})]
+
+
+async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(client: Client, prefill: Prefill) -> None:
+    from deployments.wire.call import CallWatch
+
+    still: list[str] = []
+
+    def is_alive(deployment: str, replica_id: str) -> bool:
+        still.append(f"{replica_id} of {deployment}")
+        if replica_id == "p1":
+            raise TimeoutError
+        return True
+
+    watch = CallWatch(is_alive, lambda _: False, quiet_s=0.05, every_s=0.01)
+    watching = asyncio.create_task(watch.run())
+    generate = decode(client, prefill, watch=watch)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 2)
+    assert still == ["p1 of prefill:g0"] * 2
+    assert prefill.requests[1].routing.last_resort == "p1" and failures(generate) == ["p1"]
+    await asyncio.sleep(0.2)  # another one may take its time
+    prefill.calls[1].set_result(answered())
+    await task
+    assert client.asked == [("r", {"from": "p"})]
+    assert not watch._calls
+    watching.cancel()
+
+
+async def test_where_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
+    from deployments.wire.call import CallWatch
+
+    watch = CallWatch(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, every_s=0.01)
+    generate, remote = decode(client, prefill, watch=watch), prefill.remote
+    watching = asyncio.create_task(watch.run())
+
+    def nowhere(request: Any) -> Any:
+        stream = remote(request)
+        request.routing.choice.replica_id = None
+        return stream
+
+    prefill.remote = nowhere  # type: ignore[method-assign]
+    async with asyncio.timeout(30.0):
+        await run(generate, LONG)
+    assert client.asked == [("r", None)]
+    watching.cancel()
+
+
+async def test_prefill_computes_nothing_for_an_engine_without_room(client: Client, prefill: Prefill) -> None:
+    generate, client.is_full = decode(client, prefill), True
+    with pytest.raises(QueueError):
+        await run(generate, LONG)
+    assert (prefill.calls, client.asked) == ([], [])
+
+
+async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill) -> None:
+    from deployments.wire.messages import PrefillRefusal
+
+    generate = decode(client, prefill)
+    for number in range(5):  # more than an outage has
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, 2 * number + 1)
+        prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p1"))
+        await sent(prefill, 2 * number + 2)  # another replica may have room
+        prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p2"))
+        await task
+        assert client.asked[-1] == ("r", None)
+    assert failures(generate) == []
+
+
+def failures(generate: Any) -> list[str]:
+    """Whom this decode replica would tell the health board of, in turn."""
+    return [one.replica_id for one in generate._remote._caller.health._unsent if one.has_failed]
+
+
+@pytest.mark.parametrize(("computed_s", "waited_s", "slow"), [(0.1, 50.0, 0), (9.0, 0.0, 1), (None, 50.0, 0)])
+async def test_what_waits_in_a_queue_of_prefill_says_nothing_of_its_health(
+    client: Client, prefill: Prefill, monkeypatch: Any, computed_s: float | None, waited_s: float, slow: int
+) -> None:
+    from deployments.replicas import remote_prefill
+
+    generate, clock_s = decode(client, prefill), time.monotonic()
+    monkeypatch.setattr(remote_prefill, "time", SimpleNamespace(monotonic=lambda: clock_s, time=time.time))
+    for number in range(21):
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, number + 1)
+        is_last = number == 20
+        clock_s += waited_s if is_last else 0.1
+        prefill.calls[-1].set_result(answered(computed_s=computed_s if is_last else 0.1))
+        await task
+    assert len(failures(generate)) == slow
+
+
+async def test_prefill_that_answers_with_nothing_has_failed(client: Client, prefill: Prefill) -> None:
+    async def nothing() -> AsyncIterator[Any]:
+        for never in ():
+            yield never
+
+    generate, remote = decode(client, prefill), prefill.remote
+
+    def silent(request: Any) -> AsyncIterator[Any]:
+        remote(request)
+        return nothing()
+
+    prefill.remote = silent  # type: ignore[method-assign]
+    await run(generate, LONG)
+    assert failures(generate) == ["p1", "p2"]
+    assert client.asked == [("r", None)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken off"), TimeoutError()])
+async def test_prefill_that_breaks_off_after_its_answer_has_answered(
+    client: Client, prefill: Prefill, error: Exception
+) -> None:
+    generate, remote = decode(client, prefill), prefill.remote
+    is_cancelled = []
+
+    class Broken:
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            yield answered()
+            raise error
+
+        def cancel(self) -> None:
+            is_cancelled.append(True)
+
+    def broken(request: Any) -> Any:
+        remote(request)
+        return Broken()
+
+    prefill.remote = broken  # type: ignore[method-assign]
+    await run(generate, LONG)
+    assert client.asked == [("r", {"from": "p"})]
+    assert failures(generate) == [] and is_cancelled == [True]
+
+
+async def test_who_did_not_take_a_prompt_is_told_of_though_another_took_it(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    prefill.requests[0].routing.choice.unreached.add("p0")
+    prefill.calls[0].set_result(answered())
+    await task
+    assert failures(generate) == ["p0"]
+
+
+@pytest.mark.parametrize(("ago_s", "is_pulled"), [(29.0, True), (31.0, False)])
+async def test_kv_whose_lease_may_have_ended_is_not_pulled(
+    client: Client, prefill: Prefill, ago_s: float, is_pulled: bool
+) -> None:
+    task = asyncio.create_task(run(decode(client, prefill), LONG))
+    await sent(prefill, 1)
+    prefill.calls[0].set_result(answered(ago_s=ago_s))
+    await task
+    assert client.asked == [("r", {"from": "p"} if is_pulled else None)]
+    assert client.released == [] if is_pulled else [{"from": "p"}]
+
+
+async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    for number in range(100):  # each other one succeeds, so that there is no outage
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await asyncio.sleep(0)
+        while not task.done():
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_exception(RuntimeError("gone")) if number % 2 else call.set_result(answered())
+            await asyncio.sleep(0)
+    # 50 failed: as many go again as the ten that the budget began with and a fifth of the hundred, but of the full
+    # bucket's first drops.
+    assert 100 + 10 + 18 <= len(prefill.calls) <= 100 + 10 + 20
+
+
+@pytest.mark.parametrize(("failures", "prompts", "is_outage"), [(2, 1, False), (3, 2, True)])
+async def test_in_an_outage_of_prefill_one_prompt_at_a_time_tries_it(
+    client: Client, prefill: Prefill, failures: int, prompts: int, is_outage: bool
+) -> None:
+    generate = decode(client, prefill)
+    await fails(generate, prefill, times=failures)
+    assert client.asked == [("failed", None)] * prompts
+    tasks = [asyncio.create_task(run(generate, [100 + n, *LONG], f"r{n}")) for n in range(3)]
+    await sent(prefill, failures + 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(prefill.calls) == failures + (1 if is_outage else 3)
+    assert client.asked[prompts:] == ([("r1", None), ("r2", None)] if is_outage else [])
+    for call in prefill.calls[failures:]:
+        call.set_result(answered())
+    await asyncio.gather(*tasks)
+    assert client.asked[-1][1] == {"from": "p"}
+
+
+async def test_a_success_ends_the_outage(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    await fails(generate, prefill, times=5)
+    probe = asyncio.create_task(run(generate, [50, *LONG]))
+    await sent(prefill, 6)
+    prefill.calls[5].set_result(answered())
+    await probe
+    again = [asyncio.create_task(run(generate, [n, *LONG])) for n in (60, 61)]
+    await sent(prefill, 8)
+    for call in prefill.calls[6:]:
+        call.set_result(answered())
+    await asyncio.gather(*again)
+
+
+async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client: Client, prefill: Prefill) -> None:
+    for blocks, remote in ((1000, 1), (0, 2)):
+        prefill.calls.clear()
+        generate = decode(client, prefill, prefix_cache_blocks=blocks)
+        for _ in range(2):
+            task = asyncio.create_task(run(generate, LONG))
+            await asyncio.sleep(0.01)
+            for call in prefill.calls:
+                if not call.done():
+                    call.set_result(answered())
+            await task
+        assert len(prefill.calls) == remote
+
+
+async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client: Client, prefill: Prefill) -> None:
+    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 400 that answers of 50 tokens share
+    for backlog_tokens, answer_tokens, stays in ((0, 50, False), (5000, 50, True), (5000, 30, False)):
+        prefill.calls.clear()
+        client.asked.clear()
+        generate = decode(client, prefill, answer_tokens=answer_tokens)
+        first = asyncio.create_task(run(generate, LONG))
+        await sent(prefill, 1)
+        prefill.calls[0].set_result(answered(backlog_tokens))
+        await first
+        second = asyncio.create_task(run(generate, medium, "medium"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(prefill.calls) == (1 if stays else 2)
+        for call in prefill.calls[1:]:
+            call.set_result(answered())
+        await second
+
+
+async def test_a_prompt_stays_away_from_prefill_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    peers = generate._remote.pulls.peers
+    for name in ("p", "other"):
+        peers.heard(name, time.monotonic())
+    peers.failed("p", time.monotonic())
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    assert prefill.requests[0].routing.exclude == {"p"}
+    prefill.calls[0].set_result(answered())
+    await task
+    peers.failed("other", time.monotonic())
+    await run(generate, [1, *LONG], "cut off")
+    assert len(prefill.calls) == 1
+    assert client.asked[-1] == ("cut off", None)
+
+
+async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    generate._remote.pulls.peers.failed("p", time.monotonic() - 2.0)
+    tasks = [asyncio.create_task(run(generate, [number, *LONG], f"r{number}")) for number in range(3)]
+    await sent(prefill, 1)
+    await asyncio.gather(*tasks[1:])
+    assert [(request.routing.probe, request.routing.exclude) for request in prefill.requests] == [("p", frozenset())]
+    prefill.calls[0].set_result(answered())
+    await tasks[0]
+    assert client.asked == [("r1", None), ("r2", None), ("r0", {"from": "p"})]
+
+
+@pytest.mark.parametrize("ends", ["its client leaves", "it fails", "its KV is late", "another answers"])
+async def test_a_link_of_which_a_prompt_showed_nothing_is_tried_again_a_second_later(
+    client: Client, prefill: Prefill, ends: str
+) -> None:
+    generate = decode(client, prefill)
+    peers = generate._remote.pulls.peers
+    peers.failed("p", time.monotonic() - 2.0)
+    task = asyncio.create_task(run(generate, LONG))
+    await sent(prefill, 1)
+    assert prefill.requests[0].routing.probe == "p"
+    if ends == "its client leaves":
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    elif ends == "it fails":
+        prefill.calls[0].set_exception(RuntimeError("gone"))
+        await sent(prefill, 2)
+        prefill.calls[1].set_exception(RuntimeError("gone"))
+        await task
+    elif ends == "its KV is late":
+        prefill.calls[0].set_result(answered(ago_s=40.0))
+        await task
+    else:
+        prefill.calls[0].set_result(replace(answered(), replica_id="other"))
+        await task
+    now_s = time.monotonic()
+    assert peers.probe(now_s + 0.5) is None
+    assert peers.probe(now_s + 1.5) == "p"
+
+
+async def test_a_late_prompt_that_is_no_probe_says_nothing_of_one_that_is(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+    peers = generate._remote.pulls.peers
+    before = asyncio.create_task(run(generate, LONG, "before"))
+    await sent(prefill, 1)
+    peers.failed("p", time.monotonic() - 2.0)
+    probe = asyncio.create_task(run(generate, [1, *LONG], "probe"))
+    await sent(prefill, 2)
+    assert [request.routing.probe for request in prefill.requests] == [None, "p"]
+    prefill.calls[0].set_result(answered(ago_s=40.0))
+    await before
+    assert peers.probe(time.monotonic() + 1.5) is None  # the one that is on its way shows it
+    prefill.calls[1].set_result(answered())
+    await probe
+
+
+async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:
+    generate = decode(client, prefill)
+
+    async def grant(replica_id: str) -> bool:
+        return True
+
+    health = generate._remote._caller.health
+    health._ejected, health._due = frozenset({"p8", "p9"}), {"p9"}
+    health._board = SimpleNamespace(probe=SimpleNamespace(remote=grant))
+    guides = []
+    for number in range(2):
+        task = asyncio.create_task(run(generate, [number, *LONG]))
+        await sent(prefill, number + 1)
+        guides.append((prefill.requests[number].routing.avoid, prefill.requests[number].routing.probe))
+        prefill.requests[number].routing.choice.replica_id = prefill.requests[
+            number
+        ].routing.probe  # as the router does it
+        prefill.calls[number].set_result(answered())
+        await task
+    assert guides == [({"p8"}, "p9"), ({"p8", "p9"}, None)]
+
+
+@pytest.mark.parametrize("ids", [SHORT, LONG])
+async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the_engine_has_it(
+    client: Client, prefill: Prefill, ids: list[int]
+) -> None:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
+
+    generate, trace, ends = decode(client, prefill), RequestTrace(), asyncio.Event()
+    state = SimpleNamespace(is_prefilling=True)
+    client.output_processor = SimpleNamespace(  # type: ignore[attr-defined]
+        external_req_ids={"r": ["r-0"]}, request_states={"r-0": state}
+    )
+
+    async def answer(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        await ends.wait()
+        part = SimpleNamespace(token_ids=[7], finish_reason="stop")
+        yield SimpleNamespace(num_cached_tokens=0, outputs=[part], finished=True, metrics=None)
+
+    generate._engine_generate = answer
+    CURRENT_TRACE.set(trace)
+    sampling = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def run() -> None:
+        async for _ in generate({"type": "token", "prompt_token_ids": ids}, sampling, "r"):
+            pass
+
+    asking = asyncio.create_task(run())
+    if ids is LONG:
+        await sent(prefill, 1)
+        assert not trace.has_first.is_set()
+        prefill.calls[0].set_result(answered())
+    else:
+        async with asyncio.timeout(30.0):
+            while not generate._first_tokens._waiting:
+                await asyncio.sleep(0)
+        generate._stats.on_step()
+        assert not trace.has_first.is_set()
+        state.is_prefilling = False
+        generate._stats.on_step()
+    async with asyncio.timeout(30.0):
+        await trace.has_first.wait()
+    assert not asking.done()
+    ends.set()
+    await asking
+    assert not generate._first_tokens._waiting

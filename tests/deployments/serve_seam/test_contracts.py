@@ -1,0 +1,159 @@
+"""The private parts of Ray Serve are where our functions expect them, and what happens where they are not.
+
+Those of the scheduler and of HAProxy are in test_controller_hook.py.
+"""
+
+import logging
+import logging.handlers
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.serve_seam.environment import cluster_environment
+from deployments.serve_seam.http_headers import _SERVE_SWITCHES
+from tests.installed_source import installed_source
+
+CONSTANTS = "ray/serve/_private/constants.py"
+
+
+def test_contract_controller_hook_install() -> None:
+    assert '"RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"' in installed_source(CONSTANTS)
+    assert "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH" in installed_source("ray/serve/_private/controller.py")
+
+
+def test_contract_environment_serve_environment() -> None:
+    constants = installed_source(CONSTANTS)
+    environment = cluster_environment(Path("/c"), cache=Path("/d"), ports=(1, 2, 3))
+    unknown = [name for name in environment if name.startswith("RAY_SERVE_") and f'"{name}"' not in constants]
+    assert unknown == []
+    # Two more lines follow the value of this one, so nothing may follow it on its own line.
+    template = installed_source("ray/serve/_private/haproxy_templates.py")
+    assert re.search(r"^ +retry-on \{\{ config\.retry_on \}\}$", template, re.M)
+
+
+def test_contract_environment_cluster_environment() -> None:
+    haproxy = installed_source("ray/serve/_private/haproxy.py")
+    for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "SERVER_STATE_FILE", "STATS_PORT", "METRICS_PORT"):
+        assert f"RAY_SERVE_HAPROXY_{name}" in haproxy
+    assert '"VLLM_NO_USAGE_STATS"' in installed_source("vllm/envs.py")
+
+
+def test_contract_http_headers_middlewares() -> None:
+    constants = installed_source(CONSTANTS)
+    switches = {name.decode() for name in _SERVE_SWITCHES} - {"serve-multiplexed-model-id"}
+    assert all(f'"{name}"' in constants for name in switches)
+    assert set(re.findall(r'"(x-request-[a-z-]+|serve_multiplexed_model_id)"', constants)) <= {
+        *switches,
+        "x-request-id",
+    }
+    assert "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" in installed_source("ray/serve/_private/http_util.py")
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Serve's module of replicas, whose gRPC binds are recorded."""
+    module = pytest.importorskip("ray.serve._private.replica")
+    import ray
+
+    binds: list[str] = []
+
+    def add_port(server: Any, address: str) -> int:
+        binds.append(address)
+        return 7
+
+    monkeypatch.setattr(module, "add_port_to_grpc_server", add_port)
+    monkeypatch.setattr(module, "binds", binds, raising=False)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    return module
+
+
+def test_contract_replica_process_listen_on_node_address(replica: Any) -> None:
+    from deployments.serve_seam.replica_process import listen_on_node_address
+
+    # Serve looks the function up in its module, and asks for every interface.
+    assert 'add_port_to_grpc_server(self._server, "[::]:0")' in installed_source("ray/serve/_private/replica.py")
+    listen_on_node_address()
+    listen_on_node_address()
+    assert replica.add_port_to_grpc_server(None, "[::]:0") == 7
+    assert replica.binds == ["127.0.0.1:0"]
+
+
+@pytest.mark.parametrize("change", ["gone", "another address"])
+def test_replica_refuses_to_start_where_its_port_would_be_open(
+    replica: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    from deployments.serve_seam.replica_process import listen_on_node_address
+
+    if change == "gone":
+        monkeypatch.delattr(replica, "add_port_to_grpc_server")
+        with pytest.raises(RuntimeError, match=r"add_port_to_grpc_server is gone.*install ray\[serve\]==2.60.0"):
+            listen_on_node_address()
+        return
+    listen_on_node_address()
+    with pytest.raises(RuntimeError, match=r"asks for '0.0.0.0:0'.*could be open on every interface"):
+        replica.add_port_to_grpc_server(None, "0.0.0.0:0")
+    assert replica.binds == []
+
+
+def test_contract_replica_process_restore_replica_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = pytest.importorskip("ray.serve._private.logging_utils")
+    for name in ("JSONFormatter", "ServeFormatter", "get_component_file_name", "get_serve_logs_dir"):
+        assert hasattr(utils, name), name
+    assert "logging.handlers.MemoryHandler(" in installed_source("ray/serve/_private/logging_utils.py")
+    assert "_deployment_config: DeploymentConfig" in installed_source("ray/serve/context.py")
+    node = installed_source("ray/_private/node.py")
+    assert "self.max_bytes = " in node
+    assert "self.backup_count = " in node
+    from deployments.serve_seam.replica_process import restore_replica_log
+
+    logger = logging.getLogger("ray.serve")
+    closed = logging.handlers.MemoryHandler(10)
+    monkeypatch.setattr(logger, "handlers", [closed])
+    monkeypatch.delattr(utils, "get_component_file_name")
+    with pytest.raises(RuntimeError, match=r"log of this replica cannot be opened.*install ray\[serve\]==2.60.0"):
+        restore_replica_log()
+
+
+def test_contract_llm_server_engine_client() -> None:
+    engine = installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
+    assert "self._engine_client" in engine
+    client = installed_source("vllm/v1/engine/async_llm.py")
+    for name in (
+        "generate",
+        "collective_rpc",
+        "check_admission",
+        "get_num_queued_tokens",
+        "notify_kv_transfer_request_rejected",
+    ):
+        assert f"def {name}(" in client, name
+
+
+def test_contract_llm_server_start_no_download() -> None:
+    engine = installed_source("ray/llm/_internal/serve/engines/vllm/vllm_engine.py")
+    assert "callback = self.llm_config.get_or_create_callback()" in engine
+    assert "if callback.ctx.run_init_node:\n            await initialize_node(self.llm_config)" in engine
+    # For a source without a scheme Ray's task returns the source.
+    download = installed_source("ray/llm/_internal/common/utils/download_utils.py")
+    assert "if is_remote_path(model_id):" in download
+    assert 'logger.info("No cloud storage mirror configured")\n            return model_id' in download
+
+
+def test_contract_llm_server_engine_door() -> None:
+    servers = Path(__import__("ray").__file__).parent / "llm" / "_internal" / "serve"
+    sources = {path.name: path.read_text(encoding="utf-8") for path in servers.rglob("*.py")}
+    assert any("async def _pd_handle_request(" in text for text in sources.values())
+    assert any("async def _run_request(" in text for text in sources.values())
+    assert "class LLMEngine(" in sources["protocol.py"] or any("class LLMEngine(" in text for text in sources.values())
+
+
+def test_contract_calls_answers_in_time() -> None:
+    handle = installed_source("ray/serve/handle.py")
+    assert "async def _fetch_replica_results_async(self) -> List[ReplicaResult]" in handle
+    assert "async def get_async(" in installed_source("ray/serve/_private/replica_result.py")
+
+
+def test_contract_replica_process_serve_logs_folder() -> None:
+    assert "_global_node" in installed_source("ray/_private/worker.py")
+    assert "def get_logs_dir_path(self)" in installed_source("ray/_private/node.py")

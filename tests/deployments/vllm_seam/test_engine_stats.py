@@ -1,0 +1,71 @@
+"""What a replica knows of the engine in its process."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+def make_logger(**cache: Any) -> Any:
+    from deployments.vllm_seam.engine_stats import EngineStatsLogger
+
+    config = {"block_size": 32, "num_gpu_blocks": 100, "enable_prefix_caching": True, **cache}
+    return EngineStatsLogger(
+        SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=SimpleNamespace(**config))
+    )
+
+
+def scheduler(**fields: Any) -> SimpleNamespace:
+    shown = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_skipped_waiting_reqs": 0, "kv_cache_usage": 0.0}
+    return SimpleNamespace(**{**shown, **fields})
+
+
+def iteration(output: int, computed: int, cached: int = 0, pulled: int = 0) -> SimpleNamespace:
+    prompts = SimpleNamespace(computed=computed, local_cache_hit=cached, external_kv_transfer=pulled)
+    return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=prompts)
+
+
+def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_it() -> None:
+    stats = make_logger()
+    # Not unknown: a prefill engine to which nobody is sent never makes a step, and must not silence the autoscaler.
+    assert set(asdict(stats.load).values()) == {0.0}
+    assert {"waiting_requests", "running_requests", "kv_usage_frac"} <= asdict(stats.load).keys()
+    for running, usage in ((3, 0.25), (0, 0.0)):
+        stats.record(scheduler(num_running_reqs=running, kv_cache_usage=usage), None)
+        stats.record(None, iteration(0, 0))  # a step may have either
+        assert (stats.load.running_requests, stats.load.kv_usage_frac) == (running, usage)
+
+
+def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
+    stats = make_logger()
+    stats.record(scheduler(num_waiting_reqs=2, num_skipped_waiting_reqs=1), iteration(5, 100, 40))
+    stats.record(scheduler(num_waiting_reqs=1), iteration(7, 0, 20))
+    stats.record(scheduler(num_waiting_reqs=1), iteration(0, 0, 500, pulled=80))
+    assert asdict(stats.load) == {
+        "running_requests": 0.0,
+        "waiting_requests": 1.0,
+        "deferred_requests": 0.0,
+        "kv_usage_frac": 0.0,
+        "decode_tokens": 12.0,
+        "prefill_tokens": 100.0,
+        "cached_prefill_tokens": 60.0,
+    }
+
+
+def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:
+    assert make_logger().prefix_cache_blocks == 100
+    assert make_logger(enable_prefix_caching=False).prefix_cache_blocks == 0
+    assert make_logger(num_gpu_blocks=None).prefix_cache_blocks == 0
+
+
+def test_the_server_finds_the_logger_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.vllm_seam import engine_stats
+
+    stats = make_logger()
+    assert engine_stats.engine_stats() is stats
+    monkeypatch.setattr(engine_stats, "_LOGGERS", [])
+    with pytest.raises(RuntimeError, match="pip install -e"):
+        engine_stats.engine_stats()

@@ -1,0 +1,76 @@
+"""A stream that another replica goes on with, and what decode and prefill exchange."""
+
+import pickle
+
+import pytest
+
+from deployments.wire.messages import NotResumableError, PrefillRequest, PrefillResult, SentAgain, SentFrames
+
+FRAMES = [
+    'data: {"id":"r","created":100,"text":""}\n\n',
+    'data: {"id":"r","created":100,"text":"a \\"created\\":7"}\n\n',
+    'data: {"id":"r","created":100,"text":"b"}\n\n',
+]
+
+
+def again(frame: str) -> str:
+    return frame.replace('"created":100', '"created":250')
+
+
+def sent_of(frames: list[str]) -> SentFrames:
+    sent = SentFrames()
+    for number, frame in enumerate(frames):
+        sent.add(frame, [(number,)])
+    return sent
+
+
+def test_nothing_sent_is_nothing_to_go_on_with() -> None:
+    assert SentFrames().sent() is None
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_what_the_client_has_is_dropped_and_the_rest_has_the_first_ones_time(at: int) -> None:
+    sent = sent_of(FRAMES[:at]).sent()
+    assert sent is not None and sent.frames == at and sent.outputs == tuple((n,) for n in range(at))
+    gate = SentAgain(sent)
+    assert [gate.passes(again(frame)) for frame in FRAMES] == [None] * at + FRAMES[at:]
+    gate.check_end()
+
+
+def test_another_beginning_is_an_error_at_its_end() -> None:
+    sent = sent_of(FRAMES[:2]).sent()
+    assert sent is not None
+    gate = SentAgain(sent)
+    assert gate.passes(again(FRAMES[0])) is None
+    with pytest.raises(NotResumableError, match="began otherwise"):
+        gate.passes(again(FRAMES[2]))
+
+
+def test_an_answer_that_ends_within_what_was_sent_is_an_error() -> None:
+    sent = sent_of(FRAMES).sent()
+    assert sent is not None
+    gate = SentAgain(sent)
+    gate.passes(again(FRAMES[0]))
+    with pytest.raises(NotResumableError, match="shorter"):
+        gate.check_end()
+
+
+def test_a_second_loss_goes_on_from_all_that_was_sent() -> None:
+    sent = sent_of(FRAMES[:1])
+    first = sent.sent()
+    assert first is not None
+    gate = SentAgain(first)
+    assert gate.passes(again(FRAMES[0])) is None
+    text = gate.passes(again(FRAMES[1]))
+    assert text is not None
+    sent.add(text, [(1,)])
+    assert sent.sent() == sent_of(FRAMES[:2]).sent()
+
+
+def test_both_survive_the_way_between_processes() -> None:
+    request = PrefillRequest(request_id="r", token_ids=[5, 6], cache_salt="s", priority=2)
+    result = PrefillResult(
+        kv_transfer_params={"remote_port": 20000}, answered_at_s=1.0, backlog_tokens=7, replica_id="p0"
+    )
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert pickle.loads(pickle.dumps(result)) == result

@@ -1,0 +1,133 @@
+"""``tandem cost``: what a seldom asked model costs, the queue-depth chapter's Exercise 23.4.3."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from serve_app.cli.cost import Budget, cold_start_budget
+from serve_app.cli.main import main
+
+EXERCISE: dict[str, float] = {
+    "calls_per_hour": 3.0,
+    "call_s": 0.0,
+    "deadline_s": 300.0,
+    "replica_cost_per_hour": 3.0,
+    "cold_start_s": 90.0,
+    "warm_start_s": 12.0,
+    "pool_cost_per_hour": 1.0,
+}
+
+
+def budget(**changes: float) -> Budget:
+    return cold_start_budget(**{**EXERCISE, **changes})
+
+
+def cost(of: Budget) -> dict[str, float]:
+    return {option.name: option.cost_per_day for option in of.options}
+
+
+def test_the_exercise() -> None:
+    found = budget()
+    # A replica that is there for 90 s of every 90 s + 20 min, and one for 12 s, beside 24 dollars of the pool.
+    expected = {
+        "always on": 72.0,
+        "from zero": 72.0 * 90.0 / 1290.0,
+        "from a warm pool": 24.0 + 72.0 * 12.0 / 1212.0,
+    }
+    assert cost(found) == pytest.approx(expected)
+    assert found.calls_in_system == pytest.approx(3 * 90 / 3600)  # L = lambda W: one replica suffices
+    assert found.choice is not None and found.choice.name == "from zero"
+
+
+@pytest.mark.parametrize(
+    ("changes", "choice"),
+    [
+        ({"deadline_s": 89.0}, "from a warm pool"),  # the assumption that flips the choice
+        ({"deadline_s": 11.0}, "always on"),
+        ({"deadline_s": 60.0, "pool_cost_per_hour": 3.0}, "always on"),
+        ({"call_s": 10.0, "deadline_s": 9.0}, None),
+    ],
+)
+def test_what_flips_the_choice(changes: dict[str, float], choice: str | None) -> None:
+    found = budget(**changes).choice
+    assert (None if found is None else found.name) == choice
+
+
+def simulated_hours(calls_per_hour: float, call_s: float, start_s: float, idle_s: float) -> float:
+    """The share of time that a replica is there, from 200,000 calls at random."""
+    rng, now_s, here_s, until_s = random.Random(1), 0.0, 0.0, 0.0
+    for _ in range(200_000):
+        now_s += rng.expovariate(calls_per_hour / 3600.0)
+        if now_s >= until_s:  # nobody is there: a start, then this call and a stay
+            here_s += start_s + call_s + idle_s
+            until_s = now_s + start_s + call_s + idle_s
+        elif now_s + call_s + idle_s > until_s:
+            here_s += now_s + call_s + idle_s - until_s
+            until_s = now_s + call_s + idle_s
+    return here_s / now_s
+
+
+@pytest.mark.parametrize(
+    ("calls_per_hour", "call_s", "start_s", "idle_s"),
+    [(3, 20, 0, 0), (30, 20, 0, 60), (60, 5, 0, 120), (2, 30, 10, 300)],
+)
+def test_the_formula_is_what_a_simulation_gives(
+    calls_per_hour: float, call_s: float, start_s: float, idle_s: float
+) -> None:
+    found = budget(calls_per_hour=calls_per_hour, call_s=call_s, cold_start_s=start_s, idle_s=idle_s)
+    share = simulated_hours(calls_per_hour, call_s, start_s, idle_s)
+    # The formula lets nobody call while a replica starts; that is 2 % of the last case.
+    assert cost(found)["from zero"] == pytest.approx(72.0 * share, rel=0.03)
+
+
+def test_always_on_costs_as_much_where_the_choice_flips() -> None:
+    at = budget(call_s=20.0, deadline_s=100.0).always_on_from_per_hour  # the warm pool is in time, a cold start is not
+    assert at is not None
+    assert cost(budget(call_s=20.0, calls_per_hour=at))["from a warm pool"] == pytest.approx(72.0)
+    assert budget(call_s=20.0).always_on_from_per_hour is None  # beyond the 180 calls that one replica serves
+    assert budget(deadline_s=1.0).always_on_from_per_hour == 0.0
+
+
+def test_nobody_who_calls_costs_nothing_but_the_pool() -> None:
+    assert cost(budget(calls_per_hour=0.0)) == {"always on": 72.0, "from zero": 0.0, "from a warm pool": 24.0}
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", [*EXERCISE, "idle_s"])
+def test_what_is_no_number_is_refused_by_name(name: str, wrong: float) -> None:
+    fields: dict[str, Any] = {**EXERCISE, name: wrong}
+    with pytest.raises(ValueError, match=f"{name} is .*: give a number of at least 0"):
+        cold_start_budget(**fields)
+
+
+OPTIONS = (
+    "--calls-per-hour 3 --call-s 20 --replica-cost-per-hour 3 --cold-start-s 90 --warm-start-s 12 "
+    "--pool-cost-per-hour 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "code", "said"),
+    [
+        (
+            300,
+            0,
+            ["72.00", "6.05", "choose from zero", "at least 110 s", "never cheaper, as long as one replica suffices"],
+        ),
+        (100, 0, ["choose from a warm pool", "at least 32 s", "always on is cheapest from 162 calls per hour on"]),
+        (10, 1, ["no way meets a deadline of 10 s: a call alone takes 20 s"]),
+        (-1, 1, ["deadline_s is -1.0: give a number of at least 0"]),
+    ],
+)
+def test_the_command_says_what_to_choose_and_what_flips_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deadline_s: int, code: int, said: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tandem", "cost", *OPTIONS.split(), "--deadline-s", str(deadline_s)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code
+    captured = capsys.readouterr()
+    text = " ".join((captured.out + captured.err).split())
+    assert all(part in text for part in said), text

@@ -1,0 +1,160 @@
+"""The commands around a running application's size: what they refuse, and how they read what they are given."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from autoscale.decide.config import AutoscaleConfig, OverrideConfig
+from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.decide.tuning import Pools
+from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, PoolKey, Shown, Traffic
+from kvtransfer.topology import Role
+from serve_app.checks.yaml_checks import ConfigError
+from serve_app.cli.main import cli
+from serve_app.cli.scaling import _nested
+from serve_app.cli.scaling_view import scaling_view
+from tests.autoscale.recording import recorded
+
+
+@pytest.mark.parametrize(
+    ("pairs", "nested"),
+    [
+        (["pd_ratio=1:2"], {"pd_ratio": "1:2"}),
+        (["policy.target=500", "policy.signal=ttft"], {"policy": {"target": 500, "signal": "ttft"}}),
+        (["guard.budget_gpus=null"], {"guard": {"budget_gpus": None}}),
+        (["is_paused=true"], {"is_paused": True}),
+        (
+            ["policy={kind: queue_depth, decode_requests_per_s: 2}"],
+            {"policy": {"kind": "queue_depth", "decode_requests_per_s": 2}},
+        ),
+    ],
+)
+def test_pairs_are_read_as_yaml_under_their_path(pairs: list[str], nested: dict[str, Any]) -> None:
+    assert _nested(pairs) == nested
+
+
+@pytest.mark.parametrize("pair", ["pd_ratio", "=1", ".a=1", "a..b=1", "policy={"])
+def test_what_is_no_pair_is_refused_with_an_example(pair: str) -> None:
+    with pytest.raises(ConfigError, match=r"no FIELD=VALUE, such as pd_ratio=1:2"):
+        _nested([pair])
+
+
+def test_a_field_below_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy is given a value and fields"):
+        _nested(["policy=1", "policy.target=2"])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["scale"], "give both --prefill and --decode, or --resume alone"),
+        (["scale", "--prefill", "1"], "give both --prefill and --decode, or --resume alone"),
+        (["scale", "--prefill", "1", "--decode", "1", "--resume"], "give both --prefill and --decode, or --resume"),
+        (["tune"], "give FIELD=VALUE pairs, or --reset alone"),
+        (["tune", "pd_ratio=1:2", "--reset"], "give FIELD=VALUE pairs, or --reset alone"),
+        (["replay", "none.jsonl"], "none.jsonl: cannot be read"),
+    ],
+)
+def test_commands_that_make_no_sense_are_refused(command: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, command)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+@pytest.fixture(scope="module", name="log")
+def _log(make_autoscale: Callable[..., AutoscaleConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("log") / "decisions.jsonl"
+    path.write_text("\n".join(recorded(make_autoscale(pd_ratio="1:3"))) + "\n")
+    return path
+
+
+def test_a_log_replays_to_the_same_plans(log: Path) -> None:
+    result = CliRunner().invoke(cli, ["replay", str(log)])
+    assert result.exit_code == 0
+    assert result.stdout.strip().endswith(" decisions, 0 different")
+
+
+def test_another_config_shows_its_differences_and_exits_with_1(
+    log: Path, tmp_path: Path, make_app_args: Callable[..., dict[str, Any]]
+) -> None:
+    import yaml
+
+    group = {"name": "g0", "prefill": {"max_replicas": 9}, "decode": {"max_replicas": 9}}
+    autoscale = {"pd_ratio": "1:1", "policy": {"kind": "heteroscale", "target": 50.0}}
+    document = {"applications": [{"args": make_app_args(groups=[group], autoscale=autoscale)}]}
+    config = tmp_path / "other.yaml"
+    config.write_text(yaml.safe_dump(document))
+    result = CliRunner().invoke(cli, ["replay", str(log), "--config", str(config)])
+    assert result.exit_code == 1
+    assert "counts: {" in result.stdout
+    assert "0 different" not in result.stdout
+
+
+P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
+CONFIG = AutoscaleConfig.model_validate({"pd_ratio": "1:3", "policy": {"kind": "heteroscale", "target": 50}})
+PLAN = Plan(
+    counts={P: 2, D: 5},
+    admitted=("p0", "d0", "d1"),
+    withdrawn=("d2",),
+    reinstated=(),
+    victims=("d3",),
+    decision=Decision(wanted=None, reason="paused by hand", shown=(Shown(name="decode_tps", value=40.0, target=50.0),)),
+    held_back=(Note(NoteKind.COOLDOWN, "cooldown: 3.0 s left"),),
+    state=ControllerState(desired={P: 2, D: 4}, missing_since_s={P: (90.0, 1)}, capped={P: (130.0, 1)}, ticked_s=98.0),
+)
+LAST = PlanRecord(
+    plan=PLAN,
+    running={P: ("p0",), D: ("d0", "d1", "d2", "d3", "d4")},
+    draining={},
+    latency=Latency(ttft_s=0.4567),
+    traffic=Traffic(requests_per_s=12.34, input_tokens_mean=1200.0),
+)
+
+
+def shown(*, is_hooked: bool = True, **changes: Any) -> str:
+    service = ServiceStatus(**{"config": CONFIG, "tuned": {}, "pools": Pools({}), "last": LAST, **changes})
+    status = Status(
+        log_path="/logs/decisions.jsonl", cordoned=(), topology=None, services={"m": service}, is_hooked=is_hooked
+    )
+    console = Console(width=100, record=True, file=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(scaling_view("tandem", service, status, 100.0))
+    return captured.get()
+
+
+def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
+    text = shown()
+    decode = next(line.split() for line in text.splitlines() if line.strip().startswith("decode:g0"))
+    assert decode == ["decode:g0", "4", "5", "5", "2", "1", "1", "1"]
+    prefill = next(line.split() for line in text.splitlines() if line.strip().startswith("prefill:g0"))
+    assert prefill == ["prefill:g0", "2", "2", "1", "1", "0", "0", "0", "10", "s"]
+    assert "TTFT 0.457 of 1 s, TPOT - of 0.05 s" in text
+    assert "last decision 2 s ago: paused by hand" in text
+    assert "decode_tps 40, target 50" in text
+    assert "12.34 requests/s of 1200 input and - output tokens on average" in text
+    assert "held back: cooldown: 3.0 s left" in text
+    assert "ratio 1:3, policy heteroscale, serving 1P2D" in text
+    assert "no room for more than 1 of prefill:g0" in text
+    assert "tried again in 30 s" in text
+    assert "Serve's choice" not in text
+
+
+def test_top_shows_what_has_no_place_and_why() -> None:
+    plan = replace(PLAN, pending={Role.PREFILL: 1, Role.DECODE: 3}, passed_over={"g0": "no node has room"})
+    text = shown(last=replace(LAST, plan=plan))
+    assert "no place for 1P3D" in text and "g0 passed over: no node has room" in text
+    assert "no place" not in shown()
+
+
+def test_top_says_what_is_out_of_the_ordinary() -> None:
+    assert "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH" in shown(is_hooked=False)
+    override = OverrideConfig(prefill=1, decode=2)
+    config = CONFIG.model_copy(update={"is_paused": True, "is_observing": True, "override": override})
+    text = shown(config=config, tuned={"is_paused": True})
+    assert all(word in text for word in ("PAUSED", "ONLY OBSERVING", "SET BY HAND to 1P2D", "tuned since"))
+    assert "no decision yet" in shown(last=None)
