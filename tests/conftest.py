@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.engines.profile import EngineProfile
@@ -35,6 +37,21 @@ settings.register_profile("tandem", derandomize=True, database=None, deadline=No
 settings.register_profile("thorough", settings.get_profile("tandem"), max_examples=1000)
 settings.load_profile("tandem")
 set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
+
+
+class _Lanes(LoadFileScheduling):
+    """A file's tests run in one lane, and those of a folder that shares an application too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        folder = str(Path(file).parent)
+        return folder if folder.endswith("shared_app") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Lanes | None:
+    """``--dist loadfile`` is what the engine tests run with; other modes stay xdist's own."""
+    return _Lanes(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 _APP_ARGS: dict[str, Any] = {

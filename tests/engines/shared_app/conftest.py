@@ -1,0 +1,40 @@
+"""One application on real engines for this folder: prefill and decode on differently labelled Ray nodes."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from serve_app.local.cluster import NodeSpec
+
+
+@pytest.fixture(scope="package")
+def app(make_document: Any) -> Iterator[Any]:
+    """Two services: ``tiny`` on prefill and decode, ``offline`` on one replica for both. Both keep their counts."""
+    from serve_app.sdk import deploy
+
+    nodes = [
+        NodeSpec(cpus=2),
+        NodeSpec(cpus=2, labels={"tandem.io/s1": "a", "tandem.io/s0": "left"}),
+        NodeSpec(cpus=3, labels={"tandem.io/s1": "a", "tandem.io/s0": "right"}),
+    ]
+    document = make_document(prefill="left", decode="right")
+    application = document["applications"][0]
+    application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
+    args = application["args"]
+    tiny = {key: args.pop(key) for key in ("model", "engine_kwargs", "groups")}
+    for pool in (tiny["groups"][0]["prefill"], tiny["groups"][0]["decode"]):
+        pool["max_replicas"] = 1
+    offline = copy.deepcopy(tiny)
+    tiny["autoscale"] = {"policy": {"kind": "static", "prefill": 1, "decode": 1}}
+    offline["model"]["id"] = "offline"
+    offline["groups"][0] |= {"name": "offline", "prefill": None}
+    offline["autoscale"] = {"pd_ratio": "0:1", "policy": {"kind": "wva"}}
+    args["services"] = [tiny, offline]
+    with deploy(document, nodes=nodes) as running:
+        yield running
+        started = running.processes()
+    _, alive = psutil.wait_procs(started, timeout=120)
+    assert [process.cmdline() for process in alive] == []
