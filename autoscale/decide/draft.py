@@ -112,7 +112,12 @@ def unchanged(snapshot: Snapshot, reason: str) -> Plan:
     """The plan that leaves everything as it is; since no tick watched meanwhile, what is timed starts anew."""
     withdrawn = dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s)
     state = replace(
-        snapshot.state, withdrawn=withdrawn, missing_since_s={}, unplaced_since_s={}, ticked_s=snapshot.now_s
+        snapshot.state,
+        withdrawn=withdrawn,
+        missing_since_s={},
+        unplaced_since_s={},
+        idle_since_s=None,
+        ticked_s=snapshot.now_s,
     )
     return Plan(
         counts={pool.key: pool.target_replicas for pool in snapshot.pools},

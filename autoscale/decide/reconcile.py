@@ -1,29 +1,32 @@
-"""The state in line with the replicas that really run, the census, and the limits (pure)."""
+"""What a tick starts from: the last tick's state brought up to date, a count of replicas, and their limits (pure)."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import limited, overdue_pools, room_of
 from autoscale.headcount import Census, count_among
-from autoscale.types import ControllerState, PoolKey, Snapshot
+from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
-# A tick more than this many intervals after the last one does not follow from it.
+# Longest gap between two ticks over which timers go on, intervals. A smaller number would restart timers after a slow
+# tick. A larger one would count time that no tick has observed.
 _STALL_INTERVALS = 10
-# Most points of the backlog that the state keeps.
+# Most points of the backlog: they are part of the state in each line of the decision log. At the default interval of
+# 5 s the default window of 20 s has 5 points.
 _BACKLOG_POINTS = 64
-# How long a claim of a more important service holds after it was last made.
+# Time for which a claim of a more important service holds after the tick that made it, seconds
+# (docs/decisions/placement.md 163).
 _YIELD_S = 30.0
 
-# By pool: an instant, and a count of replicas.
-Timed = dict[PoolKey, tuple[float, int]]
+# By pool: an instant in seconds, and a count of replicas.
+TimedCounts = Mapping[PoolKey, tuple[float, int]]
 
 
 def reconcile(draft: Draft) -> None:
-    """A stage: count once what there is, and what it must stay inside."""
+    """A stage: bring the last tick's state up to date, count the replicas, and find the limits of their counts."""
     config, pools = draft.config, draft.snapshot.pools
     draft.state = reconciled(draft.snapshot, config)
     draft.census = Census.of(pools, draft.state)
@@ -33,113 +36,147 @@ def reconcile(draft: Draft) -> None:
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
-    """Whether the last tick was too long ago, or too far ahead, for this one to follow from it."""
+    """Whether the gap since the last tick is too long for timers to go on, or negative because the clock went back."""
     ticked_s = snapshot.state.ticked_s
-    most_s = _STALL_INTERVALS * config.interval_s
-    return ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= most_s
+    longest_gap_s = _STALL_INTERVALS * config.interval_s
+    return ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= longest_gap_s
 
 
 def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
-    """The state before this tick decides anything."""
-    state, now_s = snapshot.state, snapshot.now_s
+    """The last tick's state, brought up to date with the replicas and the time of the snapshot."""
+    now_s, state = snapshot.now_s, snapshot.state
+    if is_after_a_gap(snapshot, config):
+        state = _with_new_timers(state, now_s)
     running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}
-    withdrawn = {name: min(since_s, now_s) for name, since_s in state.withdrawn.items() if name in running}
-    if is_after_a_gap(snapshot, config):  # no tick has watched meanwhile: what is timed starts anew
-        withdrawn = dict.fromkeys(withdrawn, now_s)
-        state = replace(state, missing_since_s={}, unplaced_since_s={}, capped={}, settled_s=None)
-    # Victims that have stopped running but not gone are kept: Serve's next controller would take them for running.
     present = running.union(*(pool.draining for pool in snapshot.pools))
-    # The counts of the last tick; Serve's own for new pools, and while only observing.
-    before = {} if config.is_observing else state.desired
-    desired = {pool.key: before.get(pool.key, pool.target_replicas) for pool in snapshot.pools}
-    victims = _victims(snapshot, state, desired, withdrawn, present)
-    missing, unplaced = _waiting(snapshot, state)
+    withdrawn = {
+        replica_id: min(since_s, now_s) for replica_id, since_s in state.withdrawn.items() if replica_id in running
+    }
+    # A new pool has the count that Serve works towards. So has every pool while the service is only observed.
+    last_desired = {} if config.is_observing else state.desired
+    desired = {pool.key: last_desired.get(pool.key, pool.target_replicas) for pool in snapshot.pools}
+    victims = _victims(snapshot, desired, withdrawn, present)
+    missing = _below_target(snapshot, state.missing_since_s, lambda pool: len(pool.replicas))
     return replace(
         state,
         desired=desired,
-        admitted=tuple([name for name in state.admitted if name in running]),
+        admitted=tuple([replica_id for replica_id in state.admitted if replica_id in running]),
         withdrawn={} if config.is_observing else withdrawn,
         victims=() if config.is_observing else tuple(victims),
-        backlog=_backlog(snapshot, config),
+        backlog=_backlog(snapshot, config.window_s),
         missing_since_s=missing,
-        unplaced_since_s=unplaced,
-        capped=_capped(snapshot, state, config, missing, victims),
-        yielding={key: most for key, most in state.yielding.items() if now_s < most[0]}
-        | {key: (now_s + _YIELD_S, most) for key, most in snapshot.claims.items()},
-        idle_since_s=_not_after(state.idle_since_s, now_s) or now_s if _is_idle(snapshot) else None,
+        unplaced_since_s=_below_target(snapshot, state.unplaced_since_s, lambda pool: pool.held_replicas),
+        capped=_capped(snapshot, state.capped, config, missing, victims),
+        yielding=_yielding(snapshot),
+        idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),
     )
 
 
-def _victims(
-    snapshot: Snapshot,
-    state: ControllerState,
-    desired: Mapping[PoolKey, int],
-    withdrawn: Mapping[str, float],
-    present: Collection[str],
-) -> list[str]:
-    """Victims that are still there.
+def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:
+    """The state after such a gap: timers of what ticks must observe without a break start anew, and caps end."""
+    return replace(
+        state,
+        withdrawn=dict.fromkeys(state.withdrawn, now_s),
+        missing_since_s={},
+        unplaced_since_s={},
+        capped={},
+        settled_s=None,
+        idle_since_s=None,
+    )
 
-    Without those of a pool of which Serve has stopped as many replicas as it should, but others: without the hook
-    the choice is Serve's own.
+
+def _victims(
+    snapshot: Snapshot, desired: Mapping[PoolKey, int], withdrawn: Collection[str], present: Collection[str]
+) -> list[str]:
+    """Victims that still run or drain, without those that Serve keeps.
+
+    Without the scheduler hook Serve may stop other replicas than the victims. Once a pool is down to its wanted count,
+    its victims that still run go on running, so they are victims no longer. A draining victim stays a victim, since
+    Serve's controller takes it for a running replica after a restart.
     """
-    victims = [name for name in state.victims if name in present]
+    state = snapshot.state
+    victims = [replica_id for replica_id in state.victims if replica_id in present]
     for pool in snapshot.pools if victims else ():
-        own = {replica.replica_id for replica in pool.replicas}
-        wanted = desired[pool.key] + state.warm.get(pool.key, 0) + len(own & withdrawn.keys())
-        if len(own) <= pool.target_replicas == wanted:
-            victims = [name for name in victims if name not in own]
+        running = {replica.replica_id for replica in pool.replicas}
+        wanted = desired[pool.key] + state.warm.get(pool.key, 0) + count_among(pool, withdrawn)
+        if len(running) <= pool.target_replicas == wanted:
+            victims = [replica_id for replica_id in victims if replica_id not in running]
     return victims
 
 
-def _waiting(snapshot: Snapshot, state: ControllerState) -> tuple[Timed, Timed]:
-    """Pools with fewer replicas that run, and fewer on nodes, than Serve works towards: since the count last rose."""
-    missing: Timed = {}
-    unplaced: Timed = {}
+def _below_target(
+    snapshot: Snapshot, last_timers: TimedCounts, count_of: Callable[[PoolStats], int | None]
+) -> TimedCounts:
+    """Pools with a count below Serve's target: when it last rose or was first too low, and the count.
+
+    ``last_timers``: the result of the last tick. ``count_of``: the count of a pool; ``None``: not observed.
+    """
+    now_s = snapshot.now_s
+    timers: dict[PoolKey, tuple[float, int]] = {}
     for pool in snapshot.pools:
-        for waiting, before, count in (
-            (missing, state.missing_since_s, len(pool.replicas)),
-            (unplaced, state.unplaced_since_s, pool.held_replicas),
-        ):
-            if count is not None and count < pool.target_replicas:
-                since_s, last = before.get(pool.key, (snapshot.now_s, count))
-                waiting[pool.key] = (snapshot.now_s if count > last else min(since_s, snapshot.now_s)), count
-    return missing, unplaced
+        count = count_of(pool)
+        if count is not None and count < pool.target_replicas:
+            since_s, last_count = last_timers.get(pool.key, (now_s, count))
+            timers[pool.key] = (now_s if count > last_count else min(since_s, now_s), count)
+    return timers
 
 
 def _capped(
-    snapshot: Snapshot, state: ControllerState, config: AutoscaleConfig, missing: Timed, victims: list[str]
-) -> Timed:
-    """Pools without room, each at the most that has found room, whatever is lost or withdrawn later."""
+    snapshot: Snapshot,
+    last_capped: TimedCounts,
+    config: AutoscaleConfig,
+    missing: TimedCounts,
+    victims: Collection[str],
+) -> TimedCounts:
+    """Pools that lack room for more replicas: until when they get no more, and how many replicas have found room.
+
+    The number of replicas that have found room stays when one is lost or withdrawn: another one may take its room.
+    """
     now_s = snapshot.now_s
-    capped = {key: cap for key, cap in state.capped.items() if now_s < cap[0]}
+    capped = {key: (until_s, count) for key, (until_s, count) in last_capped.items() if now_s < until_s}
     for pool in snapshot.pools:
         key = pool.key
         if key in missing and now_s - missing[key][0] > config.no_room_s and key not in capped:
             capped[key] = (now_s + config.no_room_retry_s, 0)
         if key in capped:
-            with_room = len(pool.replicas) - count_among(pool, victims)
-            capped[key] = (capped[key][0], max(capped[key][1], with_room))
+            until_s, count = capped[key]
+            capped[key] = (until_s, max(count, len(pool.replicas) - count_among(pool, victims)))
     return capped
 
 
-def _backlog(snapshot: Snapshot, config: AutoscaleConfig) -> tuple[tuple[float, float], ...]:
-    """Prompt tokens that wait for prefill, over the window."""
-    now_s, oldest_s = snapshot.now_s, snapshot.now_s - config.window_s
+def _yielding(snapshot: Snapshot) -> TimedCounts:
+    """Pools whose room a more important service claims: until when, and the most replicas that they may have."""
+    now_s, last_yielding = snapshot.now_s, snapshot.state.yielding
+    yielding = {key: (until_s, most) for key, (until_s, most) in last_yielding.items() if now_s < until_s}
+    return yielding | {key: (now_s + _YIELD_S, most) for key, most in snapshot.claims.items()}
+
+
+def _backlog(snapshot: Snapshot, window_s: float) -> tuple[tuple[float, float], ...]:
+    """Points of the last window, the oldest first: an instant, and the prompt tokens that then waited for prefill."""
+    now_s, oldest_s = snapshot.now_s, snapshot.now_s - window_s
     prefill = [replica for pool in snapshot.pools if pool.key.role is Role.PREFILL for replica in pool.replicas]
     tokens = math.fsum([replica.queued_prefill_tokens or 0.0 for replica in prefill])
-    points = (point for point in snapshot.state.backlog[-_BACKLOG_POINTS:] if oldest_s <= point[0] < now_s)
-    return (*points, (now_s, tokens))
+    earlier = snapshot.state.backlog[-(_BACKLOG_POINTS - 1) :]
+    return (*(point for point in earlier if oldest_s <= point[0] < now_s), (now_s, tokens))
+
+
+def _idle_since_s(snapshot: Snapshot, last_idle_since_s: float | None) -> float | None:
+    """When the present idle period began; ``None``: the service is not idle."""
+    if not _is_idle(snapshot):
+        return None
+    return snapshot.now_s if last_idle_since_s is None else min(last_idle_since_s, snapshot.now_s)
 
 
 def _is_idle(snapshot: Snapshot) -> bool:
-    """Whether no request has come or waits, and every replica reports no work; a silent replica is not idle."""
+    """Whether no request has come in the last window, none waits, and every replica reports that it has none."""
     replicas = [replica for pool in snapshot.pools for replica in pool.replicas]
     is_quiet = all(r.running_requests == r.waiting_requests == (r.deferred_requests or 0.0) == 0.0 for r in replicas)
     return bool(replicas) and is_quiet and snapshot.traffic.requests_per_s == 0.0 and not snapshot.is_awaited
 
 
 def _not_after(at_s: float | None, now_s: float) -> float | None:
+    """An instant of the past, which is now if the clock went back; ``None`` stays ``None``."""
     return None if at_s is None else min(at_s, now_s)

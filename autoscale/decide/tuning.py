@@ -1,4 +1,4 @@
-"""How a configuration changes while it runs, and which one its pools cannot follow (pure)."""
+"""How a configuration changes while its service runs, and the check that the service's pools can follow it (pure)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,23 +7,23 @@ from pydantic import RootModel
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
-from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text
+from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text
 from autoscale.types import PoolKey, PoolLimits
 from kvtransfer.topology import Role
 
 
 class Pools(RootModel[dict[PoolKey, PoolLimits]]):
-    """The limits of every pool of an application."""
+    """What each pool of one service was deployed with."""
 
 
 def tuned(base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> AutoscaleConfig:
-    """The deployed configuration with later changes, which are nested as the configuration.
+    """The deployed configuration with changes put over it; ``changes`` is nested like a configuration.
 
     Raises:
-        ValueError: a field or a value is wrong, they contradict each other, or the pools cannot follow them.
+        ValueError: a field or a value is wrong, values contradict each other, or the pools cannot follow them.
     """
     config = AutoscaleConfig.model_validate(merged(base.model_dump(mode="json"), changes))
-    config.check_reports(base.report_s)
+    config.check_reports(base.report_s)  # only a redeploy changes how often replicas report
     check_fits(config, pools)
     return config
 
@@ -34,58 +34,40 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         return dict(changes)
     result = dict(base)
     for name, value in changes.items():
-        below = result.get(name)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value = merged(below, value)
+        base_value = base.get(name)
+        if isinstance(base_value, Mapping) and isinstance(value, Mapping):
+            value = merged(base_value, value)
         result[name] = value
     return result
 
 
 def differing(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of ``changes`` that is not in ``base`` anyway."""
+    """The part of ``changes`` whose values are not those of ``base``, level by level."""
     result = {}
     for name, value in changes.items():
-        below = base.get(name)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value, below = differing(value, below), {}
-        if value != below:
+        base_value = base.get(name)
+        if isinstance(base_value, Mapping) and isinstance(value, Mapping):
+            value, base_value = differing(value, base_value), {}
+        if value != base_value:
             result[name] = value
     return result
 
 
 def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
-    """Refuse, with a ValueError, a configuration that these pools cannot follow.
+    """Refuse a configuration that the pools cannot follow.
 
-    That is bounds outside what was deployed, a budget or a ratio that no counts satisfy, or counts by hand or of a
-    period that are outside either.
+    Raises:
+        ValueError: bounds reach beyond the deployed ones; bounds or a budget have no effect; no counts inside both are
+            at the ratio; or the counts of a period or of the override lie outside bounds or budget.
     """
     _check_bounds(config, pools)
-    budget_gpus = config.guard.budget_gpus
-    if budget_gpus is not None and not any(pool.gpus_per_replica for pool in pools.root.values()):
-        raise ValueError(
-            f"guard.budget_gpus ({budget_gpus}) limits nothing, since no replica here has a GPU: leave it out, and set "
-            "bounds"
-        )
-    limits = [
-        (key.role, *config.bounds_of(key.role, pool.lowest_replicas, pool.highest_replicas), pool.gpus_per_replica)
-        for key, pool in pools.root.items()
-    ]
-    room = Room.of(limits, budget_gpus)
-    guard, nothing = config.guard, dict.fromkeys(Role, 0.0)
-    if joint_counts(nothing, config.pd_ratio, room, guard.band_replicas, guard.shortfall_replicas) is None:
-        raise ValueError(
-            f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.pd_ratio}"
-            + (f" within {budget_gpus} GPUs" if budget_gpus is not None else "")
-            + ": change the bounds, the budget or the ratio"
-        )
+    _check_budget(config, pools)
+    room = _room_of(config, pools)
+    _check_ratio(config, room)
     if isinstance(config.policy, PeriodicConfig):
         for period in config.policy.periods:
             _check_period(period, config, room)
-    if config.override is not None and not room.holds(config.override.counts):
-        raise ValueError(
-            f"{pd_text(config.override.counts)} lies {_outside(room)}: set counts inside, or change the bounds or the "
-            "budget first"
-        )
+    _check_override(config, room)
 
 
 def _check_bounds(config: AutoscaleConfig, pools: Pools) -> None:
@@ -98,34 +80,79 @@ def _check_bounds(config: AutoscaleConfig, pools: Pools) -> None:
                 "max_replicas of the group and deploy again"
             )
     for role, bounds in config.bounds.items():
-        is_awake = any(key.role is role and limits.lowest_replicas for key, limits in pools.root.items())
-        if bounds.lowest_replicas and not is_awake:
+        has_awake_group = any(key.role is role and limits.lowest_replicas for key, limits in pools.root.items())
+        if bounds.lowest_replicas and not has_awake_group:
             raise ValueError(
                 f"bounds.{role}.lowest_replicas ({bounds.lowest_replicas}) does nothing, since every group may sleep: "
-                "give one more replicas and deploy again"
+                "give a group 1 or more replicas and deploy again"
             )
 
 
-def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
-    band = config.guard.band_replicas
-    if period.prefill is not None and period.decode is not None:
-        ratio = period.pd_ratio or config.pd_ratio
-        off = ratio.deviation(period.prefill, period.decode)
-        if off > band:
-            raise ValueError(
-                f"the period that begins at {period.begins!r} wants {period.prefill}P{period.decode}D, {off:.2g} "
-                f"replicas of the smaller role off the ratio {ratio}: give one of the two counts, or the period its "
-                "own pd_ratio"
-            )
-    ratio = period.ratio or config.pd_ratio
-    wanted = joint_counts(period.wanted(), ratio, BOUNDLESS, band_replicas=band)
-    if wanted is not None and wanted != joint_counts(period.wanted(), ratio, room, band_replicas=band):
+def _check_budget(config: AutoscaleConfig, pools: Pools) -> None:
+    budget_gpus = config.guard.budget_gpus
+    if budget_gpus is not None and not any(limits.gpus_per_replica for limits in pools.root.values()):
         raise ValueError(
-            f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies {_outside(room)}: change "
-            "its counts, the bounds or the budget"
+            f"guard.budget_gpus ({budget_gpus}) limits nothing, since no replica here has a GPU: leave it out, and set "
+            "bounds"
         )
 
 
-def _outside(room: Room) -> str:
+def _room_of(config: AutoscaleConfig, pools: Pools) -> Room:
+    """The bounds of each role over all groups, and the budget."""
+    bounds = [
+        (
+            key.role,
+            *config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas),
+            limits.gpus_per_replica,
+        )
+        for key, limits in pools.root.items()
+    ]
+    return Room.of(bounds, config.guard.budget_gpus)
+
+
+def _check_ratio(config: AutoscaleConfig, room: Room) -> None:
+    if _counts_at_ratio(dict.fromkeys(Role, 0.0), config.pd_ratio, config, room) is None:
+        within = "" if room.budget_gpus is None else f" within {room.budget_gpus} GPUs"
+        raise ValueError(
+            f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.pd_ratio}"
+            f"{within}: change the bounds, the budget or the ratio"
+        )
+
+
+def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
+    if period.prefill is not None and period.decode is not None:
+        ratio_to_keep = period.pd_ratio or config.pd_ratio
+        deviation = ratio_to_keep.deviation(period.prefill, period.decode)
+        if deviation > config.guard.band_replicas:
+            raise ValueError(
+                f"the period that begins at {period.begins!r} wants {period.prefill}P{period.decode}D, {deviation:.2g} "
+                f"replicas of the smaller role off the ratio {ratio_to_keep}: give one of the two counts alone, or "
+                "give the period its own pd_ratio"
+            )
+    ratio = period.ratio or config.pd_ratio
+    wanted = _counts_at_ratio(period.wanted(), ratio, config, BOUNDLESS)
+    if wanted is not None and wanted != _counts_at_ratio(period.wanted(), ratio, config, room):
+        raise ValueError(
+            f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies {_outside_text(room)}: "
+            "change its counts, the bounds or the budget"
+        )
+
+
+def _check_override(config: AutoscaleConfig, room: Room) -> None:
+    if config.override is not None and not room.holds(config.override.counts):
+        raise ValueError(
+            f"{pd_text(config.override.counts)} lies {_outside_text(room)}: set counts inside, or change the bounds or "
+            "the budget first"
+        )
+
+
+def _counts_at_ratio(
+    wanted: Mapping[Role, float], ratio: PdRatio, config: AutoscaleConfig, room: Room
+) -> dict[Role, int] | None:
+    """The whole counts at the ratio for ``wanted``, rounded as the guard does; ``None``: the room has none."""
+    return joint_counts(wanted, ratio, room, config.guard.band_replicas, config.guard.shortfall_replicas)
+
+
+def _outside_text(room: Room) -> str:
     budget = "" if room.budget_gpus is None else f" or takes more than {room.budget_gpus} GPUs"
     return f"outside {pd_text(room.lowest)} to {pd_text(room.highest)}{budget}"

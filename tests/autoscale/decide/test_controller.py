@@ -316,8 +316,10 @@ def test_a_time_without_a_controller_is_no_observation_and_no_wait_for_room(make
     cluster.now_s += 600.0  # Serve's controller was away
     stats = {P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 90.0}}
     seen = cluster.snapshot(stats, latency=WELL)
-    plan = cluster.controller.tick(replace(seen, is_recovering=True))
+    idle = replace(seen.state, idle_since_s=seen.now_s - 600.0)
+    plan = cluster.controller.tick(replace(seen, is_recovering=True, state=idle))
     assert set(plan.withdrawn) == away
+    assert plan.state.idle_since_s is None
     after = replace(seen, now_s=seen.now_s + 2.0, state=plan.state)
     assert cluster.controller.tick(after).victims == ()
     assert plan.state.missing_since_s == {}

@@ -7,7 +7,7 @@ import pytest
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.reconcile import is_after_a_gap, reconciled
-from autoscale.types import ControllerState, PoolKey, Snapshot
+from autoscale.types import ControllerState, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
 
 MakeSnapshot = Callable[..., Snapshot]
@@ -85,3 +85,33 @@ def test_after_a_gap_what_is_timed_starts_anew(make_snapshot: MakeSnapshot, make
     assert state.withdrawn == {"d1": 1000.0}
     assert state.missing_since_s == {D: (1000.0, 2)}
     assert state.settled_s is None
+
+
+QUIET = {role: {"running_requests": 0.0, "waiting_requests": 0.0} for role in Role}
+
+
+def idle_since_s(make_snapshot: MakeSnapshot, config: AutoscaleConfig, *, now_s: float, **state: float) -> float | None:
+    """``idle_since_s`` after a tick without requests, which follows a tick that left ``state``."""
+    traffic, before = Traffic(requests_per_s=0.0), ControllerState(**state)  # type: ignore[arg-type]
+    return reconciled(make_snapshot(now_s=now_s, stats=QUIET, traffic=traffic, state=before), config).idle_since_s
+
+
+def test_an_idle_period_begins_anew_after_a_gap(make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale) -> None:
+    config = make_autoscale(interval_s=5.0)  # a gap is more than 50 s
+    assert idle_since_s(make_snapshot, config, now_s=1000.0, ticked_s=950.0, idle_since_s=900.0) == 900.0
+    assert idle_since_s(make_snapshot, config, now_s=1000.0, ticked_s=949.0, idle_since_s=900.0) == 1000.0
+
+
+def test_an_idle_period_may_begin_at_0_s(make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale) -> None:
+    assert idle_since_s(make_snapshot, make_autoscale(), now_s=5.0, ticked_s=0.0, idle_since_s=0.0) == 0.0
+
+
+def test_the_backlog_keeps_64_points_with_that_of_now(
+    make_snapshot: MakeSnapshot, make_autoscale: MakeAutoscale
+) -> None:
+    earlier = tuple((900.0 + second, 1.0) for second in range(100))
+    snapshot = make_snapshot(
+        stats={Role.PREFILL: {"queued_prefill_tokens": 7.0}}, state=ControllerState(ticked_s=999.0, backlog=earlier)
+    )
+    backlog = reconciled(snapshot, make_autoscale(window_s=600.0)).backlog
+    assert backlog == (*earlier[-63:], (1000.0, 7.0))

@@ -119,3 +119,17 @@ def test_a_budget_where_no_replica_has_a_gpu_is_refused(make_autoscale: MakeConf
 
 def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:
     check_fits(make_autoscale(pd_ratio="1:3", bounds={"decode": {"lowest_replicas": 3, "highest_replicas": 6}}), POOLS)
+
+
+def test_a_period_is_checked_with_the_rounding_of_the_guard(make_autoscale: MakeConfig) -> None:
+    pools = Pools({key: replace(limits, highest_replicas=13) for key, limits in POOLS.root.items()})
+    bounds = {"prefill": {"highest_replicas": 4}}
+    policy = {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "decode": 13}]}
+
+    def config(shortfall_replicas: float) -> AutoscaleConfig:
+        guard = {"shortfall_replicas": shortfall_replicas}
+        return make_autoscale(pd_ratio="1:3", policy=policy, bounds=bounds, guard=guard)
+
+    check_fits(config(0.5), pools)  # 13 / 3 = 4.33 prefill replicas, which round to 4
+    with pytest.raises(ValueError, match="wants 5P13D, which lies outside 1P1D to 4P13D"):
+        check_fits(config(0.0), pools)
