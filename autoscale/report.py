@@ -1,4 +1,7 @@
-"""Report: a run in figures for its users; one type for load generator, laboratory and simulator (pure)."""
+"""Report: the figures of a run as its client measured them, for load generator and laboratory (pure).
+
+The simulator has its own figures, ``autoscale.sim.outcome.Outcome``. It shares ``RequestRecord`` and ``Slo``.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,10 +15,10 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """The timeline of one request, seconds from the start of the run; ``None``: it did not get that far.
+    """The timeline of one request, seconds from the start of the run; ``None``: the request did not reach that point.
 
-    ``prefilled_s``: when a prefill engine had computed the prompt; ``None``: no such engine did, or it is not known.
-    ``answered_s``: when the response's status came.
+    ``prefilled_s``: time at which a prefill engine had computed the prompt; ``None`` also if decode computed it, or if
+    the time is unknown. ``answered_s``: time at which the response's status came.
     """
 
     sent_s: float
@@ -42,13 +45,13 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Objectives of one request, seconds."""
+    """Latency objectives of one request, seconds."""
 
     ttft_s: float
     tpot_s: float
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Whether a request ended well and within both objectives."""
+        """Whether a request ended without an error and within both objectives."""
         if record.error is not None or record.ttft_s is None:
             return False
         return record.ttft_s <= self.ttft_s and (record.tpot_s is None or record.tpot_s <= self.tpot_s)
@@ -56,7 +59,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Counts, quantiles (seconds) and rates of one run; quantiles are over the requests that ended well."""
+    """Counts, latency quantiles (seconds) and rates of one run; failed requests are left out of the quantiles."""
 
     requests_ok: int
     requests_failed: int
@@ -71,10 +74,12 @@ class Report:
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord], slos: Sequence[Slo] | None = None) -> Self:
-        """Summarise a run; without ``slos``, one objective for each record, goodput is left out.
+        """The report of a run.
+
+        ``slos``: the objectives of each record; ``None``: the report has neither attainment nor goodput.
 
         Raises:
-            ValueError: no records, or not one objective per record.
+            ValueError: there are no records, or records and objectives differ in number.
         """
         if not records:
             raise ValueError("a report needs at least one request")

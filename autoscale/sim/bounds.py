@@ -1,184 +1,240 @@
-"""Two bounds beside the oracle: the smallest fixed counts, and a planner that cannot look ahead (pure).
+"""Two bounds beside the oracle: the smallest fixed counts, and a planner that knows no later requests (pure).
 
-Both have one size for each role, which the same walk searches. It goes up until enough requests meet their objectives,
-the role that is to blame for most misses first; then down again, role by role, in ever smaller steps.
+Each bound has one size for each role, which a walk searches. While too few requests meet their objectives, the walk
+increases the size of the role that causes most misses. After that it reduces one size at a time, in ever smaller steps.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscale.ratio import whole
 from autoscale.sim.outcome import Result
 from autoscale.sim.scenario import Run, Scenario, run_schedule
 from autoscale.sim.schedule import changes_of, demands, keys_of, misses
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Where the walk begins: engines for each engine that the work keeps busy.
-_FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
-# The most simulations of a walk.
-_MOST_RUNS = 24
-# The walk's first step, as a share of a size.
-_FIRST_STEP = 0.16
-# The walk ends when its steps are smaller than this share.
-_LAST_STEP = 0.015
-# The first step, where sizes for the same trace with another seed are known.
-_NEAR_STEP = 0.04
-# The most simulations of a walk, where such sizes are known.
-_NEAR_RUNS = 8
-# Changes of (prefill, decode) that are tried where the walk of fixed counts ends.
-_NEIGHBOURS = ((-1, 0), (0, -1), (-1, 1), (1, -1), (-2, 1), (1, -2))
-# How far the causal planner looks back, and how long it keeps replicas, seconds; each pair is tried.
-_LOOKS_S = ((15.0, 30.0), (30.0, 120.0), (60.0, 600.0))
-# Step of the causal planner, seconds.
-_GRID_S = 5.0
-# Fixed counts begin with the work of the busiest bin of this length, seconds.
-_PEAK_S = 60.0
-
-# Fixed counts, or engines for each engine that the work keeps busy.
+# Size of each role. Fixed counts: its replicas. Causal planner: its replicas for each busy engine. Busy engines: number
+# of engines that the work of a time keeps busy, by their profile.
 Sizes = Mapping[Role, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Times of the causal planner, seconds.
+
+    ``look_back_s``: time before now of which the mean work is used. ``keep_s``: time without need after which a replica
+    ends.
+    """
+
+    look_back_s: float
+    keep_s: float
+
+
+# The reason of the values below is not recorded. They steer the search; each bound that it finds is simulated.
+# Replicas for each busy engine, where a walk begins.
+_FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
+# Most simulations of all walks for one bound.
+_MOST_RUNS = 24
+# First step of a walk: share of a size by which it is reduced.
+_FIRST_STEP = 0.16
+# A walk ends when the steps of both roles are smaller than this.
+_LAST_STEP = 0.015
+# As _FIRST_STEP, for a walk that begins at the sizes of another seed.
+_NEAR_STEP = 0.04
+# As _MOST_RUNS, for a walk that begins at the sizes of another seed.
+_NEAR_RUNS = 8
+# Changes of the fixed counts (prefill, decode) that are simulated after the walk, if they save GPUs.
+_NEIGHBOURS = ((-1, 0), (0, -1), (-1, 1), (1, -1), (-2, 1), (1, -2))
+# Windows that are simulated; the best ones are the causal planner's.
+_WINDOWS: tuple[Windows, ...] = (
+    Windows(look_back_s=15.0, keep_s=30.0),
+    Windows(look_back_s=30.0, keep_s=120.0),
+    Windows(look_back_s=60.0, keep_s=600.0),
+)
+# Length of the causal planner's steps of time, seconds.
+_GRID_S = 5.0
+# Length of a bin of time, seconds. The first fixed counts are for the busiest bin.
+_PEAK_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The cheapest run that attains enough, and its sizes; if no run does, the one that attains most.
+    """The cheapest run found in which enough requests meet their objectives, and its sizes.
 
-    ``looks_s``: how far the causal planner looks back, and how long it keeps replicas.
+    If ``is_attained`` is false, no such run was found: this is the run in which most requests meet them. ``windows``:
+    those of the causal planner; ``None``: the sizes are fixed counts.
     """
 
     result: Result
     sizes: Sizes
     is_attained: bool
-    looks_s: tuple[float, float] | None = None
+    windows: Windows | None = None
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The fixed counts of the roles, by name."""
+    def fixed_counts(self) -> dict[str, int]:
+        """Replicas of each role by its name, if the sizes are fixed counts."""
         return {str(role): int(size) for role, size in self.sizes.items()}
 
 
 def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, near: Bound | None = None) -> Bound:
-    """The fixed counts with the fewest GPU-hours that attain a share; ``sizes`` are the counts.
+    """The fixed counts on the fewest GPUs with which enough requests meet their objectives.
 
-    ``near``: those of the same trace with another seed, to begin with, if they attain enough.
+    ``least_frac``: share of requests that is enough. ``tpot_s``: time per output token that limits a decode replica's
+    batch in the first counts, seconds. ``near``: the fixed counts of another seed; if they are enough there, the walk
+    begins at them.
     """
     keys = keys_of(scenario)
 
     def counts_of(sizes: Sizes) -> tuple[int, ...]:
-        return tuple(_within(scenario, key, sizes[key.role]) for key in keys)
+        return tuple(_allowed(scenario, key, sizes[key.role]) for key in keys)
 
     @cache
-    def run(counts: tuple[int, ...]) -> Run:
+    def simulate(counts: tuple[int, ...]) -> Run:
         return run_schedule(scenario, {key: [(0.0, count)] for key, count in zip(keys, counts, strict=True)})
 
     def attains(counts: tuple[int, ...]) -> bool:
-        return run(counts).attainment_frac >= least_frac
+        return simulate(counts).attainment_frac >= least_frac
 
-    peaks = demands(scenario, _PEAK_S, tpot_s).max(axis=1).tolist()
-    first: Sizes = {role: max(1.0, peak * _FIRST_SIZE[role]) for role, peak in zip(Role, peaks, strict=True)}
-    if is_near := near is not None and near.is_attained:
-        first = near.sizes
-    _, sizes = _walk(lambda sizes: run(counts_of(sizes)), first, least_frac, _MOST_RUNS, is_near=is_near)
+    if near is not None and near.is_attained:
+        first, first_step, most_runs = near.sizes, _NEAR_STEP, _NEAR_RUNS
+    else:
+        peaks = demands(scenario, _PEAK_S, tpot_s).max(axis=1).tolist()
+        first = {role: max(1.0, peak * _FIRST_SIZE[role]) for role, peak in zip(Role, peaks, strict=True)}
+        first_step, most_runs = _FIRST_STEP, _MOST_RUNS
+    _, sizes = _walk(lambda sizes: simulate(counts_of(sizes)), first, least_frac, first_step, most_runs)
     counts = counts_of(sizes)
-    while attains(counts) and (fewer := next(filter(attains, _fewer(scenario, counts)), None)):
-        counts = fewer
-    return _bound(run(counts), dict(zip(Role, map(float, counts), strict=True)), least_frac)
+    while attains(counts) and (cheaper := next(filter(attains, _cheaper_neighbours(scenario, counts)), None)):
+        counts = cheaper
+    return _bound(simulate(counts), dict(zip(Role, map(float, counts), strict=True)), least_frac)
 
 
-def _fewer(scenario: Scenario, counts: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Allowed counts next to these on fewer GPUs, those on the fewest GPUs first."""
+def _cheaper_neighbours(scenario: Scenario, counts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Neighbours of fixed counts on fewer GPUs and within the pools' limits, those on the fewest GPUs first."""
     pools = [scenario.pools[key] for key in keys_of(scenario)]
-    found = []
-    for ways in _NEIGHBOURS:
-        changed = tuple(count + way for count, way in zip(counts, ways, strict=True))
+    neighbours = []
+    for changes in _NEIGHBOURS:
+        changed = tuple(count + change for count, change in zip(counts, changes, strict=True))
         is_allowed = all(
             pool.lowest_replicas <= count <= pool.highest_replicas for pool, count in zip(pools, changed, strict=True)
         )
-        more_gpus = sum(pool.gpus_per_replica * way for pool, way in zip(pools, ways, strict=True))
+        more_gpus = sum(pool.gpus_per_replica * change for pool, change in zip(pools, changes, strict=True))
         if is_allowed and more_gpus < 0:
-            found.append((more_gpus, ways, changed))
-    return [changed for _, _, changed in sorted(found)]
+            neighbours.append((more_gpus, changes, changed))
+    return [changed for _, _, changed in sorted(neighbours)]
 
 
 def causal_bound(scenario: Scenario, least_frac: float, *, tpot_s: float, near: Bound | None = None) -> Bound:
-    """A planner that knows everything but what arrives during the next start.
+    """The cheapest run of the causal planner: at every time it knows all requests that have arrived, and no later ones.
 
-    At every instant it knows all requests that have arrived, their outputs included, and what each engine can do. A
-    replica that it asks for is ready one start later. Its sizes, how far it looks back and how long it keeps replicas
-    are the best in hindsight. ``near``: the bound of the same trace with another seed, to begin with.
+    It also knows the output tokens of those requests, and the speed of each engine. A replica is ready one start after
+    the planner asks for it. Sizes and windows are the best in hindsight.
+
+    ``least_frac`` and ``tpot_s``: as in ``smallest_static``. ``near``: the causal bound of another seed; if it has
+    windows, the walk begins at it.
     """
-    work = dict(zip(keys_of(scenario), demands(scenario, _GRID_S, tpot_s), strict=True))
+    busy_engines = dict(zip(keys_of(scenario), demands(scenario, _GRID_S, tpot_s), strict=True))
     sizes: Sizes = _FIRST_SIZE
-    looks: Sequence[tuple[float, float]] = _LOOKS_S
-    if is_near := near is not None and near.looks_s is not None:
-        sizes, looks = near.sizes, [near.looks_s]
-    best: tuple[Run, tuple[float, float]] | None = None
-    for look_s, stay_s in looks:
-
-        def run(sizes: Sizes, look_s: float = look_s, stay_s: float = stay_s) -> Run:
-            steps = {key: _causal(scenario, key, row * sizes[key.role], look_s, stay_s) for key, row in work.items()}
-            return run_schedule(scenario, steps)
-
-        tried, its_sizes = _walk(run, sizes, least_frac, _MOST_RUNS // len(looks), is_near=is_near)
-        if best is None or tried.rank(least_frac) < best[0].rank(least_frac):
-            best, sizes = (tried, (look_s, stay_s)), its_sizes
+    all_windows, first_step, most_runs = _WINDOWS, _FIRST_STEP, _MOST_RUNS // len(_WINDOWS)
+    if near is not None and near.windows is not None:
+        sizes, all_windows, first_step, most_runs = near.sizes, (near.windows,), _NEAR_STEP, _NEAR_RUNS
+    best: tuple[Run, Windows] | None = None
+    for windows in all_windows:
+        run, run_sizes = _walk(
+            partial(_run_causal, scenario, busy_engines, windows), sizes, least_frac, first_step, most_runs
+        )
+        if best is None or run.rank(least_frac) < best[0].rank(least_frac):
+            best, sizes = (run, windows), run_sizes
     assert best is not None
     return _bound(best[0], sizes, least_frac, best[1])
 
 
-def _bound(run: Run, sizes: Sizes, least_frac: float, looks_s: tuple[float, float] | None = None) -> Bound:
-    return Bound(result=Result.of(run), sizes=sizes, is_attained=run.attainment_frac >= least_frac, looks_s=looks_s)
+def _bound(run: Run, sizes: Sizes, least_frac: float, windows: Windows | None = None) -> Bound:
+    return Bound(result=Result.of(run), sizes=sizes, is_attained=run.attainment_frac >= least_frac, windows=windows)
 
 
 def _walk(
-    run: Callable[[Sizes], Run], first: Sizes, least_frac: float, most_runs: int, *, is_near: bool
+    simulate: Callable[[Sizes], Run], first: Sizes, least_frac: float, first_step: float, most_runs: int
 ) -> tuple[Run, Sizes]:
-    """The best run of a walk, and its sizes."""
-    first_step = _NEAR_STEP if is_near else _FIRST_STEP
-    sizes, step = dict(first), dict.fromkeys(Role, first_step)
+    """The best run of a walk that begins at the sizes ``first``, and its sizes.
+
+    If the run with a reduced size is no better, the step of that role is halved. ``simulate``: the run with sizes.
+    """
+    sizes, steps = first, dict.fromkeys(Role, first_step)
     best: tuple[Run, Sizes] | None = None
-    shrunk: Role | None = None
-    for _ in range(min(most_runs, _NEAR_RUNS) if is_near else most_runs):
-        tried = run(sizes)
-        is_better = best is None or tried.rank(least_frac) < best[0].rank(least_frac)
-        best = (tried, dict(sizes)) if best is None or is_better else best
-        blamed = Counter(role for role, _ in misses(tried))
+    reduced: Role | None = None
+    for _ in range(most_runs):
+        run = simulate(sizes)
+        is_better = best is None or run.rank(least_frac) < best[0].rank(least_frac)
+        best = (run, sizes) if best is None or is_better else best
+        misses_by_role = Counter(role for role, _ in misses(run))
         if best[0].attainment_frac < least_frac:
-            missed = (1.0 - tried.attainment_frac) / (1.0 - least_frac)
-            far = 1 + min(2.0, math.log10(max(1.0, missed)))
-            sizes[max(Role, key=blamed.__getitem__)] *= 1 + first_step / 2 * far
+            sizes = _grown(sizes, run, misses_by_role, least_frac, first_step)
             continue
-        if shrunk is not None and not is_better:
-            step[shrunk] /= 2
-        if max(step.values()) < _LAST_STEP:
+        if reduced is not None and not is_better:
+            steps[reduced] /= 2
+        if max(steps.values()) < _LAST_STEP:
             break
-        shrunk = min(Role, key=lambda role: (-step[role], blamed[role]))
-        sizes = {**best[1], shrunk: best[1][shrunk] / (1 + step[shrunk])}
+        # The role with the larger step; if steps are equal, the role with fewer misses.
+        reduced = min(Role, key=lambda role: (-steps[role], misses_by_role[role]))
+        sizes = {**best[1], reduced: best[1][reduced] / (1 + steps[reduced])}
     assert best is not None
     return best
 
 
-def _within(scenario: Scenario, key: PoolKey, wanted: float) -> int:
+def _grown(sizes: Sizes, run: Run, misses_by_role: Counter[Role], least_frac: float, step: float) -> Sizes:
+    """The sizes of a run, with a larger size of the role that causes most misses.
+
+    It grows by half a ``step`` at the allowed number of misses, by a whole one at ten times that number, and by one and
+    a half from a hundred times on.
+    """
+    times_allowed = (1.0 - run.attainment_frac) / (1.0 - least_frac)
+    half_steps = 1 + min(2.0, math.log10(max(1.0, times_allowed)))
+    role = max(Role, key=misses_by_role.__getitem__)
+    return {**sizes, role: sizes[role] * (1 + step / 2 * half_steps)}
+
+
+def _allowed(scenario: Scenario, key: PoolKey, replicas: float) -> int:
+    """``replicas`` as a whole number within the pool's limits."""
     pool = scenario.pools[key]
-    return min(max(math.ceil(wanted - 1e-9), pool.lowest_replicas), pool.highest_replicas)
+    return min(max(whole(replicas), pool.lowest_replicas), pool.highest_replicas)
+
+
+def _run_causal(
+    scenario: Scenario, busy_engines: Mapping[PoolKey, NDArray[np.float64]], windows: Windows, sizes: Sizes
+) -> Run:
+    """The run of the causal planner; ``busy_engines``: those of each step of time, by pool."""
+    replicas = {
+        key: _causal(scenario, key, busy * sizes[key.role], windows.look_back_s, windows.keep_s)
+        for key, busy in busy_engines.items()
+    }
+    return run_schedule(scenario, replicas)
 
 
 def _causal(
-    scenario: Scenario, key: PoolKey, wanted: NDArray[np.float64], look_s: float, stay_s: float
-) -> Sequence[tuple[float, int]]:
-    """Ready replicas over time, of a planner that sees ``wanted`` only after it has passed."""
-    look, stay = round(look_s / _GRID_S), round(stay_s / _GRID_S)
-    start = math.ceil(scenario.pools[key].start_s / _GRID_S)
-    held = math.ceil(scenario.warm_up_s / _GRID_S)
-    observed = np.array([wanted[max(0, at - look) : at].mean() if at else 0.0 for at in range(len(wanted))])
-    recent = [observed[max(0, at - stay) : at + 1].max() for at in range(len(wanted))]
-    counts = [_within(scenario, key, float(wanted[:held].max(initial=0.0)))] * min(held + start, len(wanted))
-    # Later, those replicas that were started one start ago and have stayed since.
-    for at in range(len(counts), len(wanted)):
-        counts.append(_within(scenario, key, float(min(recent[at - start], recent[at]))))
+    scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], look_back_s: float, keep_s: float
+) -> list[tuple[float, int]]:
+    """Ready replicas of one pool under the causal planner: (seconds, replicas) at each change.
+
+    ``needed``: replicas that each step of time needs. The planner knows this number when the step has passed.
+    """
+    look_back_steps, keep_steps = round(look_back_s / _GRID_S), round(keep_s / _GRID_S)
+    start_steps = math.ceil(scenario.pools[key].start_s / _GRID_S)
+    warm_up_steps = math.ceil(scenario.warm_up_s / _GRID_S)
+    steps = range(len(needed))
+    # Mean need in the time ``look_back_s`` before each step.
+    means = np.array([needed[max(0, at - look_back_steps) : at].mean() if at else 0.0 for at in steps])
+    # Highest of these means in the time ``keep_s``.
+    wanted = [float(means[max(0, at - keep_steps) : at + 1].max()) for at in steps]
+    # The first replicas stay for the warm-up and one start more: no other replica is ready before.
+    first = _allowed(scenario, key, float(needed[:warm_up_steps].max(initial=0.0)))
+    counts = [first] * min(warm_up_steps + start_steps, len(needed))
+    # Later, a replica is ready if it was wanted one start ago and is still wanted.
+    counts += [_allowed(scenario, key, min(wanted[at - start_steps], wanted[at])) for at in steps[len(counts) :]]
     return changes_of(counts, _GRID_S)

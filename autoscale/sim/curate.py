@@ -157,7 +157,7 @@ def curate(
     """
     jobs = {}
     for kind in kinds:
-        for changes in draw(config, kind, tries, pressure, oracle.static.counts, random.Random(f"{seed} {kind}")):
+        for changes in draw(config, kind, tries, pressure, oracle.static.fixed_counts, random.Random(f"{seed} {kind}")):
             named = config.model_copy(update={"policies": {kind: changes}})
             jobs[pool.submit(run_named, named, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
     candidates: dict[str, list[Candidate]] = {kind: [] for kind in kinds}

@@ -1,4 +1,4 @@
-"""The pressure test: which split of some GPUs serves most of a workload, and what its signals show then (pure).
+"""The pressure test: it finds the split of GPUs between the roles that serves the most requests per second (pure).
 
 Source: HeteroScale Algorithm 1, PRESSURETEST.
 """
@@ -18,25 +18,26 @@ from autoscale.sim.scenario import Run, run_schedule, scenario_of
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 
-# Least length of a run, its warm-up included, seconds.
+# The reason of most values below is not recorded.
+# Least simulated time of a run, seconds. The warm-up is part of it.
 _RUN_S = 120.0
-# Least length of the warm-up, seconds.
+# Least simulated time of the warm-up, seconds.
 _WARM_UP_S = 30.0
 # Fewest requests of a run.
 _LEAST_REQUESTS = 1500
-# Least length of a run, in times of an answer at its TPOT objective: decode takes that long to fill.
+# Least simulated time of a run, as a multiple of an answer's time at the TPOT objective: decode fills slowly.
 _RUN_ANSWERS = 4.0
-# Least length of the warm-up, in the same unit.
+# Least simulated time of the warm-up, as a multiple of the same time.
 _WARM_UP_ANSWERS = 2.0
-# With this many requests a run may end before _RUN_S.
+# Number of requests with which a run may end before _RUN_S.
 _MANY_REQUESTS = 50_000
-# The most bisections of the rate.
+# Number of bisections of the rate after which the search for it ends.
 _RATE_STEPS = 8
-# The bisection ends when the rate is known to this share.
+# The search also ends when the rate is known to this share.
 _RATE_FRAC = 0.01
-# GPUs that show a ratio well.
-_USUAL_GPUS = 24
-# Disaggregation must serve this many times the requests of aggregated engines, for what it costs in complexity.
+# GPUs that are split if the caller gives no number.
+_DEFAULT_GPUS = 24
+# Disaggregation is more complex: it must serve more than this multiple of what aggregated engines serve.
 _WORTH_FACTOR = 1.02
 
 
@@ -44,8 +45,8 @@ _WORTH_FACTOR = 1.02
 class PressurePoint:
     """The highest rate at which a split keeps the objectives; ``prefill`` is 0 for aggregated engines.
 
-    ``signals``: what each signal of HeteroScale shows at that rate: tokens per second per replica, mean utilisation,
-    median latency; ``None``: not observed.
+    ``signals``: value of each signal of HeteroScale at that rate: tokens per second per replica, mean utilisation, or
+    median latency in seconds; ``None``: not observed.
     """
 
     prefill: int
@@ -56,13 +57,13 @@ class PressurePoint:
 
     @property
     def name(self) -> str:
-        """The counts as text."""
+        """The replicas as text."""
         return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} aggregated"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PressureResult:
-    """All splits that were tried, each with ``gpus`` GPUs at most."""
+    """The splits that were simulated, and aggregated engines; each uses at most ``gpus`` GPUs."""
 
     points: Sequence[PressurePoint]
     aggregated: PressurePoint
@@ -70,7 +71,7 @@ class PressureResult:
 
     @property
     def best(self) -> PressurePoint:
-        """The split with a prefill pool that serves the most requests."""
+        """The split with the highest rate."""
         return max(self.points, key=lambda point: point.requests_per_s)
 
     @property
@@ -79,16 +80,16 @@ class PressureResult:
         return PdRatio.of({Role.PREFILL: self.best.prefill, Role.DECODE: self.best.decode})
 
     @property
-    def is_worth_disaggregating(self) -> bool:
-        """Whether the best split serves more than the same GPUs without a prefill pool."""
+    def is_disaggregation_worthwhile(self) -> bool:
+        """Whether the best split serves enough more than aggregated engines: over ``_WORTH_FACTOR`` times as much."""
         return self.best.requests_per_s > self.aggregated.requests_per_s * _WORTH_FACTOR
 
 
-def usual_gpus(config: SimConfig) -> int:
-    """GPUs that show a ratio well; fewer, where the pools' limits do not allow every split of that many."""
+def default_gpus(config: SimConfig) -> int:
+    """GPUs to split if the caller gives no number: 24, or fewer if the pools' limits do not allow every split of 24."""
     prefill, decode = config.groups[0].prefill, config.groups[0].decode
-    whole = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
-    return min(_USUAL_GPUS, whole[0] + decode.gpus, whole[1] + prefill.gpus)
+    prefill_gpus, decode_gpus = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
+    return min(_DEFAULT_GPUS, prefill_gpus + decode.gpus, decode_gpus + prefill.gpus)
 
 
 def pressure_test(
@@ -99,43 +100,60 @@ def pressure_test(
     seed: int = 0,
     on_point: Callable[[PressurePoint], None] = lambda point: None,
 ) -> PressureResult:
-    """Find the split of some GPUs that serves the most requests with the lengths of a trace.
+    """Find the split with the highest rate, for requests with the lengths of a trace and Poisson arrivals.
 
-    The search narrows towards the split that serves most; arrivals are Poisson. A split may leave some GPUs unused.
-    Without ``gpus`` they are ``usual_gpus``. ``on_point``: called with each split's result.
+    A split may leave some GPUs unused. ``gpus``: GPUs to split; ``None``: ``default_gpus``. ``on_point``: called with
+    each split's result.
 
     Raises:
         ValueError: several groups, too few GPUs for a replica of each role, or no rate keeps the objectives.
     """
     config.check_one_group("the pressure test")
-    gpus = usual_gpus(config) if gpus is None else gpus
+    gpus = default_gpus(config) if gpus is None else gpus
     splits = _splits(config, gpus)
-    test = PressureTest(config, trace, seed)
-    points: dict[int, PressurePoint] = {}
+    simulator = SplitSimulator(config, trace, seed)
 
-    def point(prefill: int) -> PressurePoint:
-        if prefill not in points:
-            likely = max((p.requests_per_s for p in points.values()), default=None)
-            points[prefill] = test.highest(prefill, splits[prefill], likely)
-            on_point(points[prefill])
-        return points[prefill]
+    def point_of(prefill: int, likely_requests_per_s: float | None) -> PressurePoint:
+        point = simulator.find_highest_rate(prefill, splits[prefill], likely_requests_per_s)
+        on_point(point)
+        return point
 
-    low, high = min(splits), max(splits)
-    while high - low > 2:  # one peak: left of it prefill limits the rate, right of it decode
-        left, right = low + (high - low) // 3, high - (high - low) // 3
-        if point(left).requests_per_s < point(right).requests_per_s:
-            low = left + 1
-        else:
-            high = right - 1 if right > left + 1 else right
-    for prefill in range(max(min(splits), low - 1), min(max(splits), high + 1) + 1):
-        point(prefill)
+    points = _search_peak(point_of, min(splits), max(splits))
     decode = config.groups[0].decode
-    aggregated = test.highest(0, min(gpus // decode.gpus, decode.highest_replicas), None)
+    aggregated = simulator.find_highest_rate(0, min(gpus // decode.gpus, decode.highest_replicas))
     on_point(aggregated)
-    result = PressureResult(points=[points[at] for at in sorted(points)], aggregated=aggregated, gpus=gpus)
+    result = PressureResult(points=points, aggregated=aggregated, gpus=gpus)
     if not max(result.best.requests_per_s, aggregated.requests_per_s):
         raise ValueError("no rate keeps the objectives: they are too tight for these engines and lengths")
     return result
+
+
+def _search_peak(
+    point_of: Callable[[int, float | None], PressurePoint], lowest: int, highest: int
+) -> list[PressurePoint]:
+    """The points that a search for the highest rate needed, those with fewest prefill replicas first.
+
+    There is one peak between ``lowest`` and ``highest`` prefill replicas: on its left prefill limits the rate, on its
+    right decode does. ``point_of``: simulates a number of prefill replicas; its second argument is the highest rate so
+    far.
+    """
+    points: dict[int, PressurePoint] = {}
+
+    def rate_of(prefill: int) -> float:
+        if prefill not in points:
+            points[prefill] = point_of(prefill, max((p.requests_per_s for p in points.values()), default=None))
+        return points[prefill].requests_per_s
+
+    low, high = lowest, highest
+    while high - low > 2:
+        left, right = low + (high - low) // 3, high - (high - low) // 3
+        if rate_of(left) < rate_of(right):
+            low = left + 1
+        else:
+            high = right - 1 if right > left + 1 else right
+    for prefill in range(max(lowest, low - 1), min(highest, high + 1) + 1):
+        rate_of(prefill)
+    return [points[prefill] for prefill in sorted(points)]
 
 
 def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
@@ -145,10 +163,10 @@ def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
         ValueError: there is no such split.
     """
     prefill, decode = config.groups[0].prefill, config.groups[0].decode
-    most = (gpus - decode.gpus) // prefill.gpus
-    if most < 1:
+    most_prefill = (gpus - decode.gpus) // prefill.gpus
+    if most_prefill < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {prefill.gpus + decode.gpus}")
-    counts = {count: (gpus - count * prefill.gpus) // decode.gpus for count in range(1, most + 1)}
+    counts = {count: (gpus - count * prefill.gpus) // decode.gpus for count in range(1, most_prefill + 1)}
     splits = {
         p: d
         for p, d in counts.items()
@@ -157,35 +175,39 @@ def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
     if not splits:
         raise ValueError(
             f"{gpus} GPUs make no split at a supported P/D ratio that the pools' highest_replicas allow "
-            f"({prefill.highest_replicas} and {decode.highest_replicas}): give {usual_gpus(config)}"
+            f"({prefill.highest_replicas} and {decode.highest_replicas}): give {default_gpus(config)}"
         )
     return splits
 
 
-class PressureTest:
-    """Runs of one configuration's splits, under Poisson arrivals with the lengths of a trace."""
+class SplitSimulator:
+    """Simulates splits of one configuration, under Poisson arrivals of requests with the lengths of a trace."""
 
     def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
         outputs = [request.output_tokens for request in trace]
-        # Time of the answer that an average output token belongs to: long answers stay longest.
+        # Mean time of an answer at its TPOT objective, weighted by tokens: decode spends most time on long answers.
         answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
         self._least_s = _RUN_ANSWERS * answer_s
         self._run_s = max(_RUN_S, self._least_s)
         self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
-        self._config = config.model_copy(update={"failures": ()})
+        self._config = config
         self._trace = trace
         self._seed = seed
 
-    def highest(self, prefill: int, decode: int, likely: float | None) -> PressurePoint:
-        """The highest rate at which a split keeps the objectives; the search begins at the likely one."""
-        low, high = 0.0, likely or 1.0
+    def find_highest_rate(self, prefill: int, decode: int, likely_requests_per_s: float | None = None) -> PressurePoint:
+        """The highest rate at which a split keeps the objectives.
+
+        The search begins at ``likely_requests_per_s``; ``None``: at 1 request per second.
+        """
+        low, high = 0.0, likely_requests_per_s or 1.0
+        factor = 1.25 if likely_requests_per_s else 2.0
         best: Run | None = None
-        while self._is_kept(run := self.run(prefill, decode, high)):
-            low, high, best = high, high * (1.25 if likely else 2.0), run
+        while self._are_objectives_kept(run := self.run(prefill, decode, high)):
+            low, high, best = high, high * factor, run
         for _ in range(_RATE_STEPS):
             rate = (low + high) / 2
             run = self.run(prefill, decode, rate)
-            if self._is_kept(run):
+            if self._are_objectives_kept(run):
                 low, best = rate, run
             else:
                 high = rate
@@ -199,52 +221,59 @@ class PressureTest:
             signals=dict.fromkeys(Signal, None) if best is None else signals_of(best),
         )
 
-    def _is_kept(self, run: Run) -> bool:
+    def _are_objectives_kept(self, run: Run) -> bool:
         return run.attainment_frac >= least_frac(self._config, run.scenario)
 
     def run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
-        """A split at one rate; without prefill replicas the engines are aggregated."""
-        rng = random.Random(self._seed)
-        trace: list[TraceRequest] = []
-        at_s, drawn = 0.0, _drawn(self._trace, rng)
-        while len(trace) < _LEAST_REQUESTS or at_s < (self._run_s if len(trace) < _MANY_REQUESTS else self._least_s):
-            at_s += rng.expovariate(requests_per_s)
-            trace.append(replace(next(drawn), at_s=at_s))
-        warm_up_s = self._warm_up_frac * min(at_s, self._run_s)
+        """Simulate a split at one rate; with 0 prefill replicas the engines are aggregated."""
+        trace = self._arrivals(requests_per_s)
+        warm_up_s = self._warm_up_frac * min(trace[-1].at_s, self._run_s)
         scenario = scenario_of(self._config.model_copy(update={"warm_up_s": warm_up_s}), trace, seed=self._seed)
         counts = {Role.PREFILL: prefill, Role.DECODE: decode}
-        used = {key: [(0.0, counts[key.role])] for key in scenario.pools if counts[key.role]}
-        return run_schedule(scenario.limited_to(used), used)
+        steps = {key: [(0.0, counts[key.role])] for key in scenario.pools if counts[key.role]}
+        return run_schedule(scenario.limited_to(steps), steps)
+
+    def _arrivals(self, requests_per_s: float) -> list[TraceRequest]:
+        """Requests of the trace at Poisson arrivals, as many as one run needs."""
+        rng = random.Random(self._seed)
+        # Prompts that share blocks stay together; others are chosen one by one.
+        has_hash_ids = any(request.hash_ids for request in self._trace)
+        random_requests = (rng.choice(self._trace) for _ in itertools.count())
+        requests = _requests_in_order(self._trace, rng) if has_hash_ids else random_requests
+        arrivals, at_s = list[TraceRequest](), 0.0
+        while len(arrivals) < _LEAST_REQUESTS or at_s < (
+            self._run_s if len(arrivals) < _MANY_REQUESTS else self._least_s
+        ):
+            at_s += rng.expovariate(requests_per_s)
+            arrivals.append(replace(next(requests), at_s=at_s))
+        return arrivals
 
 
-def _drawn(trace: Sequence[TraceRequest], rng: random.Random) -> Iterator[TraceRequest]:
-    """Endless requests of a trace: at random, or if they have ``hash_ids``, in order from a random place.
+def _requests_in_order(trace: Sequence[TraceRequest], rng: random.Random) -> Iterator[TraceRequest]:
+    """Requests in the trace's order from a random place on, without end.
 
-    A prompt shares blocks with the prompts around it. Each further round of the trace gets blocks of its own.
+    Each further round through the trace has new block ids: its prompts share no blocks with earlier rounds.
     """
-    if not any(request.hash_ids for request in trace):
-        while True:
-            yield rng.choice(trace)
-    ids = 1 + max(max(request.hash_ids, default=0) for request in trace)
+    block_ids = 1 + max(max(request.hash_ids, default=0) for request in trace)
     begin = rng.randrange(len(trace))
     for number in itertools.count(begin):
         turn, index = divmod(number, len(trace))
         request = trace[index]
-        yield replace(request, hash_ids=tuple([block + turn * ids for block in request.hash_ids]))
+        yield replace(request, hash_ids=tuple([block + turn * block_ids for block in request.hash_ids]))
 
 
 def signals_of(run: Run) -> dict[Signal, float | None]:
-    """What each signal of HeteroScale shows in a run, as in ``PressurePoint.signals``."""
+    """Value of each signal of HeteroScale in a run, as in ``PressurePoint.signals``."""
     figures = outcome(run)
     span_s = run.scenario.end_s - run.scenario.warm_up_s
     work = {role: [life.work for life in run.fleet.lives if life.key.role is role] for role in Role}
 
-    def rate(role: Role, value: Callable[[ModelCounters], float]) -> float | None:
-        return sum(map(value, work[role])) / span_s / len(work[role]) if work[role] else None
+    def tokens_per_s(role: Role, tokens: Callable[[ModelCounters], float]) -> float | None:
+        return sum(map(tokens, work[role])) / span_s / len(work[role]) if work[role] else None
 
     return {
-        Signal.DECODE_TPS: rate(Role.DECODE, lambda done: done.output_tokens),
-        Signal.PREFILL_TPS: rate(Role.PREFILL, lambda done: done.prefill_tokens),
+        Signal.DECODE_TPS: tokens_per_s(Role.DECODE, lambda done: done.output_tokens),
+        Signal.PREFILL_TPS: tokens_per_s(Role.PREFILL, lambda done: done.prefill_tokens),
         Signal.PREFILL_GPU_UTILIZATION: figures.prefill_utilization_frac,
         Signal.DECODE_GPU_UTILIZATION: figures.decode_utilization_frac,
         Signal.PREFILL_SM_ACTIVITY: utilization_frac(run, [Role.PREFILL], lambda done: done.sm_active_s),

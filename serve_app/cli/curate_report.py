@@ -44,7 +44,7 @@ def pressure_table(result: PressureResult) -> Table:
 def pressure_verdict(result: PressureResult) -> str:
     """The advice of a pressure test, in one sentence."""
     best, other = result.best, result.aggregated
-    if not result.is_worth_disaggregating:
+    if not result.is_disaggregation_worthwhile:
         return (
             f"Do not disaggregate: {other.name} engines serve {other.requests_per_s:.1f} requests/s, the best split, "
             f"{best.name}, {best.requests_per_s:.1f}."
@@ -62,7 +62,7 @@ def pressure_document(result: PressureResult) -> dict[str, Any]:
     return {
         "gpus": result.gpus,
         "pd_ratio": str(result.pd_ratio),
-        "is_worth_disaggregating": result.is_worth_disaggregating,
+        "is_worth_disaggregating": result.is_disaggregation_worthwhile,
         "best": asdict(result.best),
         "aggregated": asdict(result.aggregated),
         "splits": [asdict(point) for point in result.points],

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from autoscale.sim.config import BOUNDS, SimConfig, needs_profiles
-from autoscale.sim.study import Bounds, Seed, Study, interval_row, mean_row
+from autoscale.sim.study import Bounds, SeedResults, Study, interval_row, is_smallest_static, mean_row
 from kvtransfer.topology import Role
 from serve_app.cli.terminal import console, figure
 
@@ -183,7 +183,7 @@ def document(
 def _bound_sizes(bounds: Bounds) -> dict[str, Any]:
     return {
         "causal_bound_sizes": {str(role): size for role, size in bounds.causal.sizes.items()},
-        "smallest_static_counts": bounds.oracle.static.counts,
+        "smallest_static_counts": bounds.oracle.static.fixed_counts,
         "oracle_peak_replicas": bounds.oracle.peak_replicas,
     }
 
@@ -198,8 +198,8 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parameters(study: Study, name: str) -> dict[str, Any]:
     """The policy's parameters; profiles by name."""
-    if name == "static" and name not in study.config.policies:
-        return {"counts": study.bounds[0].oracle.static.counts}
+    if is_smallest_static(study.config, name):
+        return {"counts": study.bounds[0].oracle.static.fixed_counts}
     parameters = study.config.autoscale_config(name).model_dump(mode="json")
     for role in Role:
         if needs_profiles(parameters["policy"]["kind"]):
@@ -210,9 +210,9 @@ def _parameters(study: Study, name: str) -> dict[str, Any]:
 def save_html(study: Study, report: Mapping[str, Any]) -> str:
     """A study as one HTML page without other files; raises ImportError without matplotlib."""
     columns = _columns(study, (*_COLUMNS, *_MORE_COLUMNS))
-    lines = {name: study.rows(name) for name in study.names}
-    lines |= {_BOUNDS[name]: rows for name, rows in study.bound_rows().items()}
-    rows = [[name, *_cells(each, columns)] for name, each in lines.items()]
+    lines = [(name, study.rows(name)) for name in study.names]
+    lines += [(_BOUNDS[name], rows) for name, rows in study.bound_rows().items()]
+    rows = [[name, *_cells(each, columns)] for name, each in lines]
     flags = "".join(f"<li>{html.escape(line)}</li>" for line in study.flags)
     parameters = {name: report["policies"][name]["parameters"] for name in study.names}
     trace, config = report["trace"], report["config"]
@@ -256,7 +256,7 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
     return drawn
 
 
-def _plot_front(pyplot: Any, study: Study, seed: Seed, colors: Mapping[str, Any]) -> Any:
+def _plot_front(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping[str, Any]) -> Any:
     picture, axes = pyplot.subplots(figsize=(9, 4.5))
     bounds = {} if seed.bounds is None else {_BOUNDS[name]: result for name, result in seed.bounds.results.items()}
     marked = [(*bound, marker, "black") for bound, marker in zip(bounds.items(), _BOUND_MARKERS, strict=False)]
@@ -272,7 +272,7 @@ def _plot_front(pyplot: Any, study: Study, seed: Seed, colors: Mapping[str, Any]
     return picture
 
 
-def _plot_replicas(pyplot: Any, study: Study, seed: Seed, colors: Mapping[str, Any]) -> Any:
+def _plot_replicas(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping[str, Any]) -> Any:
     names = study.names[:_MOST_CURVES]
     picture, rows = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True)
     end_s = seed.scenario.end_s

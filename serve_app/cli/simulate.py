@@ -22,7 +22,7 @@ from autoscale.sim.checks import check_lengths, check_trace, notes
 from autoscale.sim.compare import find_oracle
 from autoscale.sim.config import BOUNDS, SimConfig
 from autoscale.sim.curate import SPACES
-from autoscale.sim.study import run_study
+from autoscale.sim.study import is_smallest_static, run_study
 from autoscale.traces.trace import TraceRequest, cut, load_trace, scale_trace
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
 from serve_app.cli import curate_report
@@ -177,7 +177,7 @@ def curate(
         found = search.curate(settings, oracle, pressed, kinds, tries=tries, seed=seed, pool=pool, on_done=on_done)
     console.print(curate_report.pressure_verdict(pressed), highlight=False)
     console.print(curate_report.candidates_table(oracle, found))
-    if not pressed.is_worth_disaggregating:
+    if not pressed.is_disaggregation_worthwhile:
         flags.append("the policies have a prefill pool, against the advice of the pressure test")
     print_notes(flags)
     best = max((each[0] for each in found.values()), key=lambda one: one.score(oracle.least_frac))
@@ -195,7 +195,7 @@ def _names(policy: str, settings: SimConfig) -> list[str]:
     if bounds := set(BOUNDS) & set(names):
         raise ValueError(f"--policy {sorted(bounds)[0]}: stands beside every comparison; leave it out")
     for name in names:
-        if name != "static" or name in settings.policies:
+        if not is_smallest_static(settings, name):
             settings.autoscale_config(name)
     return names
 

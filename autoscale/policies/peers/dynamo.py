@@ -16,9 +16,10 @@ from pydantic import Field, model_validator
 from autoscale.engines.profile import EngineProfile
 from autoscale.forecast import ForecastConfig, LastValueConfig
 from autoscale.headcount import desired_replicas
-from autoscale.policies.peers.dynamo_sla import Demand, next_demand, with_traffic
-from autoscale.policies.peers.independent import Memory, ceiled, decided, is_due, serving_replicas, standing
+from autoscale.policies.peers.dynamo_sla import TrafficDemand, next_demand, with_traffic
+from autoscale.policies.peers.independent import Memory, decided, is_due, serving_replicas, standing
 from autoscale.policies.policy import Policy, ProfiledConfig
+from autoscale.ratio import whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
@@ -219,7 +220,7 @@ class Dynamo(Policy[DynamoConfig]):
             return decided(snapshot, None, "not every replica reports its queue and its KV", memory=memory)
         return _moved(snapshot, reacted, ready, "what engines show", memory=memory)
 
-    def _predicted(self, demand: Demand, ready: Mapping[Role, int]) -> dict[Role, int] | None:
+    def _predicted(self, demand: TrafficDemand, ready: Mapping[Role, int]) -> dict[Role, int] | None:
         """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` from the serving replicas."""
         config, slo = self._config, self._slo
         inputs, outputs = demand.input_tokens, demand.output_tokens
@@ -228,7 +229,7 @@ class Dynamo(Policy[DynamoConfig]):
         if decode is None:
             return None
         capacities, step = {Role.PREFILL: prefill, Role.DECODE: decode}, config.step_replicas
-        counts = {role: ceiled(demand.requests_per_s / capacities[role]) for role in Role}
+        counts = {role: whole(demand.requests_per_s / capacities[role]) for role in Role}
         return {role: min(max(counts[role], ready[role] - step, 0), ready[role] + step) for role in Role}
 
     def _reacted(self, snapshot: Snapshot, memory: dict[str, tuple[float, ...]]) -> dict[Role, int | None] | None:

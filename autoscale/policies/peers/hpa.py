@@ -17,7 +17,6 @@ from autoscale.headcount import desired_replicas
 from autoscale.policies.peers.independent import (
     EPSILON,
     Memory,
-    ceiled,
     decided,
     decided_by,
     is_due,
@@ -25,6 +24,7 @@ from autoscale.policies.peers.independent import (
     standing,
 )
 from autoscale.policies.policy import Policy
+from autoscale.ratio import whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -91,12 +91,12 @@ def replicas_for_metric(values: Sequence[float], missing: int, current: int, tar
     """
     usage = fmean(values) / target
     count = len(values) + missing
-    whole = usage if not missing else (usage * len(values) + (missing if usage < 1.0 else 0.0)) / count
-    is_turned = (usage - 1.0) * (whole - 1.0) < 0.0
-    if abs(1.0 - whole) <= tolerance + EPSILON or is_turned:
+    mean_usage = usage if not missing else (usage * len(values) + (missing if usage < 1.0 else 0.0)) / count
+    is_turned = (usage - 1.0) * (mean_usage - 1.0) < 0.0
+    if abs(1.0 - mean_usage) <= tolerance + EPSILON or is_turned:
         return current
-    replicas = ceiled(whole * count)
-    is_turned = bool(missing) and (replicas > current if whole < 1.0 else replicas < current)
+    replicas = whole(mean_usage * count)
+    is_turned = bool(missing) and (replicas > current if mean_usage < 1.0 else replicas < current)
     return current if is_turned else replicas
 
 
@@ -125,7 +125,7 @@ def paced(
 
     if stable > current:
         begin = current - math.fsum(n for at, n in changes if now_s - at < up.period_s)
-        most = max(begin + up.step_replicas, ceiled(begin * (1.0 + up.step_frac)))
+        most = max(begin + up.step_replicas, whole(begin * (1.0 + up.step_frac)))
         stable = min(stable, max(current, int(most)))
     elif stable < current:
         begin = current - math.fsum(n for at, n in changes if now_s - at < down.period_s)

@@ -1,6 +1,5 @@
 """Shared parts of policies that size each role by itself, as other systems' autoscalers do (pure)."""
 
-import math
 from collections.abc import Mapping
 
 from autoscale.headcount import desired_replicas
@@ -17,11 +16,6 @@ _EPSILON_S = 1e-6
 EPSILON = 1e-9
 # The series of the counts that were wanted last.
 _WANTED = "wanted"
-
-
-def ceiled(replicas: float) -> int:
-    """Rounded up to whole replicas."""
-    return math.ceil(replicas - EPSILON)
 
 
 def serving_replicas(snapshot: Snapshot) -> dict[Role, list[ReplicaStats]]:

@@ -15,7 +15,6 @@ from autoscale.headcount import desired_replicas
 from autoscale.policies.peers.hpa import HpaLoopConfig, ScalingRulesConfig, paced
 from autoscale.policies.peers.independent import (
     EPSILON,
-    ceiled,
     decided,
     decided_by,
     is_due,
@@ -23,6 +22,7 @@ from autoscale.policies.peers.independent import (
     standing,
 )
 from autoscale.policies.policy import Policy, ProfiledConfig
+from autoscale.ratio import whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
@@ -52,7 +52,7 @@ def replicas_for_total(total: float, current: int, target: float, tolerance: flo
     """``ceil(total / target)``, unless the mean over the current replicas is near the target (AverageValue)."""
     if current > 0 and abs(1.0 - total / (target * current)) <= tolerance + EPSILON:
         return current
-    return ceiled(total / target)
+    return whole(total / target)
 
 
 class LlmdTokenAware(Policy[LlmdTokenAwareConfig]):

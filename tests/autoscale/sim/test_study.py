@@ -19,7 +19,7 @@ from autoscale.sim.scenario import Run, run_schedule, scenario_of
 from autoscale.sim.study import run_study
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
-from serve_app.cli.sim_report import summary_table
+from serve_app.cli.sim_report import save_html, summary_table
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
@@ -74,6 +74,22 @@ def test_fixed_counts_lose_replicas_like_every_policy() -> None:
         assert study.bound_rows()["smallest_static"][0]["failed_requests"] == 0
     assert fared[0]["failed_requests"] == 0
     assert fared[1]["failed_requests"] > 0 or fared[1]["slo_attainment_frac"] < fared[0]["slo_attainment_frac"]
+
+
+def test_a_policy_may_have_the_name_by_which_a_bound_is_shown() -> None:
+    """Names of policies never hide a bound: neither in its results nor in its row of a page."""
+    fixed = {"policy": {"kind": "static", "prefill": 1, "decode": 1}}
+    settings = config(
+        group("g0", SLOW, 1.0, 1), oracle_simulated_requests=1, policies={"causal bound": fixed, "1P1D": fixed}
+    )
+    names = ["causal bound", "1P1D"]
+    with ThreadPoolExecutor(1) as pool:
+        study = run_study(settings, arrivals(2.0, 20.0), names, rate_scale=1.0, seeds=[0], pool=pool)
+    assert study.rows("causal bound") == study.rows("1P1D")
+    assert set(study.bound_rows()) == {"oracle", "causal_bound", "smallest_static", "aggregated"}
+    file = {"file": "", "sha256": ""}
+    report = {"trace": file, "config": file, "seeds": [0], "policies": {name: {"parameters": {}} for name in names}}
+    assert save_html(study, report).count("<td>causal bound</td>") == 2
 
 
 def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> None:

@@ -17,7 +17,7 @@ from autoscale.policies import PolicyConfig
 from autoscale.policies.heteroscale import HeteroScaleConfig, Signal
 from autoscale.ratio import PdRatio
 from autoscale.sim.config import SimConfig, SimGroupConfig, SimPoolConfig, SimSloConfig
-from autoscale.sim.pressure import PressurePoint, PressureTest
+from autoscale.sim.pressure import PressurePoint, SplitSimulator
 from autoscale.sim.scenario import Scenario, scenario_of
 from autoscale.slo import SloConfig
 from autoscale.traces.arrivals import CurveRateConfig, PoissonConfig
@@ -101,18 +101,18 @@ def requests(service: Service, rate: CurveRateConfig, duration_s: float, seed: i
     return synthesize(workload, np.random.default_rng(seed))
 
 
-def pressure(service: Service, profile: EngineProfile) -> PressureTest:
+def pressure(service: Service, profile: EngineProfile) -> SplitSimulator:
     """Constant rates of a service's requests on its cluster."""
     flat = CurveRateConfig(points_requests_per_s=(1.0, 1.0))
-    return PressureTest(service.cluster(profile), requests(service, flat, 2000.0, seed=0), seed=0)
+    return SplitSimulator(service.cluster(profile), requests(service, flat, 2000.0, seed=0), seed=0)
 
 
-def throughput(test: PressureTest, prefill_nodes: Sequence[int] = PREFILL_NODES) -> list[PressurePoint]:
+def throughput(test: SplitSimulator, prefill_nodes: Sequence[int] = PREFILL_NODES) -> list[PressurePoint]:
     """The highest rate of each split of the nodes."""
     points: list[PressurePoint] = []
     for prefill in prefill_nodes:
         before = points[-1].requests_per_s if points else 0.0
-        points.append(test.highest(prefill, NODES - prefill, before or None))
+        points.append(test.find_highest_rate(prefill, NODES - prefill, before or None))
     return points
 
 

@@ -10,7 +10,7 @@ from autoscale.decide.config import AutoscaleConfig, GuardConfig
 from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
 from autoscale.policies.heteroscale import HeteroScaleConfig, LatencyStepsConfig, Signal
 from autoscale.sim.outcome import Result
-from autoscale.sim.pressure import PressureTest, signals_of
+from autoscale.sim.pressure import SplitSimulator, signals_of
 from autoscale.sim.scenario import Run, run_policy
 from autoscale.slo import SloConfig
 from autoscale.traces.trace import cut
@@ -65,7 +65,7 @@ class Tried:
 Found = Mapping[Signal, Tried]
 
 
-def track_signals(dialogue: Dialogue, test: PressureTest, say: Callable[[str], None]) -> dict[Signal, Tried]:
+def track_signals(dialogue: Dialogue, test: SplitSimulator, say: Callable[[str], None]) -> dict[Signal, Tried]:
     """Each signal alone on the same eight hours."""
     best = dialogue.best
     at_half = signals_of(test.run(best.prefill, best.decode, best.requests_per_s / 2))
@@ -85,7 +85,7 @@ def track_signals(dialogue: Dialogue, test: PressureTest, say: Callable[[str], N
     return found
 
 
-def signal_configs(dialogue: Dialogue, test: PressureTest) -> dict[Signal, AutoscaleConfig]:
+def signal_configs(dialogue: Dialogue, test: SplitSimulator) -> dict[Signal, AutoscaleConfig]:
     """The policy on each signal, without a safety net, which would otherwise be tested instead.
 
     All signals act at the same load of a replica. The target of a linear signal is a share of its value at the best

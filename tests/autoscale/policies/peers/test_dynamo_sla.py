@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscale.engines.profile import EngineProfile
-from autoscale.policies.peers.dynamo_sla import Demand, DynamoSla, DynamoSlaConfig, decode_replicas, prefill_replicas
+from autoscale.policies.peers.dynamo_sla import (
+    DynamoSla,
+    DynamoSlaConfig,
+    TrafficDemand,
+    decode_replicas,
+    prefill_replicas,
+)
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, Latency, PoolKey, Snapshot, Traffic
@@ -20,8 +26,8 @@ MakeSnapshot = Callable[..., Snapshot]
 MakeProfile = Callable[..., EngineProfile]
 
 
-def demand(requests_per_s: float, input_tokens: float, output_tokens: float) -> Demand:
-    return Demand(requests_per_s=requests_per_s, input_tokens=input_tokens, output_tokens=output_tokens)
+def demand(requests_per_s: float, input_tokens: float, output_tokens: float) -> TrafficDemand:
+    return TrafficDemand(requests_per_s=requests_per_s, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 @pytest.mark.parametrize(("requests", "decode_tokens_per_s", "expected"), [(10, 10_000, (1, 1)), (500, 1_000, (1, 2))])
