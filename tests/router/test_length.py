@@ -70,6 +70,8 @@ def decide(
         # Only 1000 - 900 = 100 tokens are left to compute.
         (1000, 900, 0, {}, 128.0, PrefillPath.LOCAL, PathReason.CACHED),
         (1000, 871, 0, {}, 128.0, PrefillPath.REMOTE, PathReason.LONG),
+        # Also while the backlog raises the bound: 300 tokens are not short, and 100 would be local without a backlog.
+        (300, 200, 400, {}, 328.0, PrefillPath.LOCAL, PathReason.CACHED),
         # 128 + 0.5 * 400 = 328.
         (328, 0, 400, {}, 328.0, PrefillPath.LOCAL, PathReason.PREFILL_BACKLOG),
         (329, 0, 400, {}, 328.0, PrefillPath.REMOTE, PathReason.LONG),
@@ -185,6 +187,10 @@ def test_reason_agrees_with_the_path(
         PrefillPath.REMOTE: {PathReason.LONG, PathReason.DECODE_BUSY},
     }
     assert decision.reason in expected[decision.path]
+    if decision.reason is PathReason.SHORT:
+        assert tokens <= config.local_max_tokens
+    if decision.reason is PathReason.CACHED:
+        assert cached > 0
     if decision.reason is PathReason.PREFILL_BACKLOG:
         assert config.local_max_tokens < decision.effective_tokens
     if decision.reason is PathReason.DECODE_BUSY:

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from serve_app.local import tiny_model
 from serve_app.local.tiny_model import build_tiny_model
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -134,9 +135,26 @@ def test_model_that_is_there_is_left_alone_and_half_a_build_is_not(tmp_path: Pat
     assert digests(half) == digests(model)
 
 
+def test_two_builds_at_a_time_end_with_one_whole_model(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two lanes of the engine tests, or two `tandem serve`, may begin in the same checkout.
+    folder, real, is_inner = tmp_path / "tiny", tiny_model.save_file, []
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        real(*args, **kwargs)
+        if not is_inner:
+            is_inner.append(True)
+            build_tiny_model(folder)  # the other process begins and ends meanwhile
+
+    monkeypatch.setattr(tiny_model, "save_file", save)
+    build_tiny_model(folder)
+    assert is_inner and digests(folder) == digests(model)
+
+
 def test_text_too_short_for_the_vocabulary_is_refused_and_leaves_no_model(tmp_path: Path) -> None:
     corpus = tmp_path / "short.txt"
     corpus.write_text("two words")
     with pytest.raises(ValueError, match=r"yields \d+ tokens, the model has 1024: use a longer text"):
         build_tiny_model(tmp_path / "tiny", corpus)
-    assert not (tmp_path / "tiny" / "model.safetensors").exists()
+    assert not list(tmp_path.glob("tiny/*"))
