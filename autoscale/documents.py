@@ -1,4 +1,4 @@
-"""Reads YAML files of settings, and names their first fault in one line (pure, but it reads files)."""
+"""Reads YAML files of settings, and shows their first fault in one line (pure, but it reads files)."""
 
 import textwrap
 from pathlib import Path
@@ -20,10 +20,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """Read a YAML file that holds names and values; ``expected``: what they are, for the message.
+    """Read a YAML file that holds a mapping; ``expected``: its content in words, for the error message.
 
     Raises:
-        ValueError: it cannot be read, is not YAML, or holds something else; names the file.
+        ValueError: the file cannot be read, is not YAML, or holds no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path}: not a text file") from None
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    # Errors of PyYAML's constructors, for values such as 2024-13-45 or !!bool x, and deep nesting.
+    # The others come from PyYAML's constructors, for values such as 2024-13-45 or !!bool x, and from deep nesting.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(document, dict):

@@ -12,13 +12,14 @@ from pydantic import Field, model_validator
 
 from kvtransfer.strict_config import StrictConfig
 
-# A series that varies by less than this share of its values is constant.
+# A series counts as constant if it varies by less than this share of its values; also the rounding error of a number of
+# steps.
 _CONSTANT_FRAC = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A forecast in the series' own unit, at least 0. ``fallback``: the reason if it is only the last value."""
+    """A forecast in the series' own unit, at least 0; ``fallback``: why it is only the last value."""
 
     value: float
     fallback: str | None = None
@@ -26,26 +27,26 @@ class Forecast:
 
 class _Forecaster(StrictConfig):
     def forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
-        """The value at ``horizon_s`` after the last one.
-
-        Args:
-            times_s: times of the values; they rise, at any distances.
-            values: the series, oldest first, at least one.
-            horizon_s: time after the last value.
+        """The value at ``horizon_s`` after the last one of a series, which has its values at rising ``times_s``.
 
         Raises:
             ValueError: there are no values, a number is not finite, or times do not rise.
         """
-        _check_series(times_s, values, horizon_s)
-        found = self._forecast(times_s, values, horizon_s)
-        return Forecast(value=max(0.0, found.value), fallback=found.fallback)
+        if len(values) == 0 or len(times_s) != len(values):
+            raise ValueError(f"{len(times_s)} times for {len(values)} values: give as many of both, and at least one")
+        if not all(math.isfinite(number) for number in (*times_s, *values)) or not 0.0 <= horizon_s < math.inf:
+            raise ValueError(f"a series of finite numbers and a horizon of 0 s or more are needed, not {horizon_s:g} s")
+        if any(later <= sooner for sooner, later in pairwise(times_s)):
+            raise ValueError("times_s must rise: leave out repeated times")
+        forecast = self._forecast(times_s, values, horizon_s)
+        return Forecast(value=max(0.0, forecast.value), fallback=forecast.fallback)
 
     def _forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
         raise NotImplementedError
 
 
 class LastValueConfig(_Forecaster):
-    """The last value."""
+    """The last value stays."""
 
     kind: Literal["last_value"] = "last_value"
 
@@ -57,36 +58,38 @@ class EwmaConfig(_Forecaster):
     """An exponentially weighted mean with a damped trend: Holt's method with weights by time."""
 
     kind: Literal["ewma"] = "ewma"
-    level_s: float = Field(120.0, gt=0.0, description="Age at which a value counts 1/e of a new one.")
-    trend_s: float | None = Field(
-        None, gt=0.0, description="Age at which a slope counts 1/e of a new one; left out: no trend."
-    )
-    damping_s: float = Field(300.0, gt=0.0, description="Time after which the trend has faded to 1/e.")
+    level_s: float = Field(120.0, gt=0.0)
+    """Age at which a value has 1/e of the weight of a new one."""
+    trend_s: float | None = Field(None, gt=0.0)
+    """Age at which a slope has 1/e of the weight of a new one. Left out: no trend."""
+    damping_s: float = Field(300.0, gt=0.0)
+    """Time after which the trend has faded to 1/e."""
 
     def _forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
         level, slope = values[0], 0.0
         for (before_s, _), (at_s, value) in pairwise(zip(times_s, values, strict=True)):
             passed_s = at_s - before_s
-            expected = level + slope * self._lasting_s(passed_s)
+            expected = level + slope * self._undamped_s(passed_s)
             risen = expected - math.expm1(-passed_s / self.level_s) * (value - expected) - level
             if self.trend_s is not None:
                 faded = slope * math.exp(-passed_s / self.damping_s)
                 slope = faded - math.expm1(-passed_s / self.trend_s) * (risen / passed_s - faded)
             level += risen
-        return Forecast(value=level + slope * self._lasting_s(horizon_s))
+        return Forecast(value=level + slope * self._undamped_s(horizon_s))
 
-    def _lasting_s(self, passed_s: float) -> float:
-        """The time in which an undamped slope rises as far as the damped one does in ``passed_s``."""
+    def _undamped_s(self, passed_s: float) -> float:
+        """Time in which an undamped slope rises as far as the damped one does in ``passed_s``."""
         return -self.damping_s * math.expm1(-passed_s / self.damping_s)
 
 
 class ArimaConfig(_Forecaster):
-    """An ARIMA model, fitted anew each time; the last value, with a reason, if it cannot be fitted."""
+    """An ARIMA model, fitted anew for each forecast; if that fails, the last value with the reason."""
 
     kind: Literal["arima"] = "arima"
     order: tuple[
         Annotated[int, Field(ge=0, le=3)], Annotated[int, Field(ge=0, le=2)], Annotated[int, Field(ge=0, le=3)]
-    ] = Field((1, 1, 1), description="Autoregressive terms p, differences d, moving-average terms q.")
+    ] = (1, 1, 1)
+    """Autoregressive terms p, differences d, moving-average terms q."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "ArimaConfig":
@@ -122,36 +125,29 @@ ForecastConfig = Annotated[LastValueConfig | EwmaConfig | ArimaConfig, Field(dis
 
 
 class CorrectionConfig(StrictConfig):
-    """Forecasts are divided by a factor: earlier forecasts over observed values.
+    """Forecasts are divided by a factor: the mean ratio of earlier forecasts to observed values.
 
-    DOPD takes the most recent ratio alone (section II-A), which is ``weight_frac`` 1. On traces that made one-step
-    errors a tenth to a half larger, since it amplifies noise; with ``weight_frac`` 0.1 they stay as they are.
+    DOPD takes the newest ratio alone (section II-A), which is ``weight_frac`` 1. On traces that made one-step errors a
+    tenth to a half larger, since it amplifies noise. With ``weight_frac`` 0.1 the errors stay as they are.
     """
 
-    weight_frac: float = Field(0.1, ge=0.0, le=1.0, description="Weight of the newest ratio; 0: no correction.")
-    most: float = Field(1.25, ge=1.0, le=10.0, description="Largest factor; the smallest one is its inverse.")
+    weight_frac: float = Field(0.1, ge=0.0, le=1.0)
+    """Weight of the newest ratio; 0: no correction."""
+    most: float = Field(1.25, ge=1.0, le=10.0)
+    """Largest factor; the smallest one is its inverse."""
 
     def updated(self, factor: float, predicted: float, observed: float) -> float:
-        """The factor, 1 at first, after one more observation: a weighted geometric mean (DOPD section V-D).
+        """The factor after one more observation: a weighted geometric mean (DOPD section V-D).
 
-        ``predicted`` is the forecast without correction.
+        ``factor``: the factor before, 1 at first; ``predicted``: the forecast without correction.
         """
         ratio = 1.0 if predicted == observed else math.inf if observed <= 0.0 else predicted / observed
         before, newest = (min(max(value, 1.0 / self.most), self.most) for value in (factor, ratio))
         return math.exp((1.0 - self.weight_frac) * math.log(before) + self.weight_frac * math.log(newest))
 
 
-def _check_series(times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> None:
-    if len(values) == 0 or len(times_s) != len(values):
-        raise ValueError(f"{len(times_s)} times for {len(values)} values: give as many of both, and at least one")
-    if not all(math.isfinite(number) for number in (*times_s, *values)) or not 0.0 <= horizon_s < math.inf:
-        raise ValueError(f"a series of finite numbers and a horizon of 0 s or more are needed, not {horizon_s:g} s")
-    if any(later <= sooner for sooner, later in pairwise(times_s)):
-        raise ValueError("times_s must rise: leave out what was measured twice")
-
-
 def _regular(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, np.ndarray]:
-    """The median step, and the series at regular steps back from the last value, by linear interpolation."""
+    """The median step, and the series interpolated at this step back from the last value."""
     step_s = float(np.median(np.diff(times_s)))
     count = min(len(values), int((times_s[-1] - times_s[0]) / step_s + _CONSTANT_FRAC) + 1)
     at = times_s[-1] - step_s * np.arange(count - 1, -1, -1)
@@ -159,10 +155,10 @@ def _regular(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, 
 
 
 def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) -> np.ndarray:
-    """The next steps by the most likely model: ``X = mu + sum phi X + sum theta eps``.
+    """The values of the next steps by the most likely model: ``X = mu + sum phi X + sum theta eps``.
 
     The default fit of statsmodels takes 25 ms, and sometimes seconds on busy cores: its stationary start and L-BFGS-B
-    solve tiny systems with BLAS threads that wait for each other. This fit takes 10 to 20 ms with equal forecasts.
+    solve tiny systems with BLAS threads that wait for each other. This fit takes 10 to 20 ms, with equal forecasts.
 
     Source: DOPD Algorithm 2, line 27.
     """
@@ -170,7 +166,7 @@ def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) ->
 
     p, d, q = order
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # about convergence: what comes out is checked
+        warnings.simplefilter("ignore")  # about convergence: the caller checks the forecast
         model = ARIMA(series, order=order, trend="n" if d else "c", concentrate_scale=True)
         model.initialize_approximate_diffuse()
         model.loglikelihood_burn = model.k_states

@@ -1,4 +1,4 @@
-"""How many replicas of each role should serve, run, are withdrawn, or end (pure)."""
+"""Counts of replicas by role: desired, running, withdrawn and ending (pure)."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from kvtransfer.topology import Role
 
 
 def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
-    """Replicas of each role over all groups."""
+    """Desired replicas of each role over all groups."""
     return {role: sum(count for key, count in desired.items() if key.role is role) for role in Role}
 
 
 def count_among(pool: PoolStats, names: Collection[str]) -> int:
-    """How many of a pool's running replicas are among these."""
+    """Number of a pool's running replicas with these names."""
     return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """Replicas of each role at one instant, over all groups.
+    """Replica counts of each role over all groups, at one instant.
 
     Attributes:
-        desired: should serve.
-        running: run, without those that were told to stop.
-        withdrawn: of those that run, out of routing and able to come back.
-        ending: were told to stop, and still hold their GPUs.
+        desired: replicas that should serve.
+        running: running replicas, without victims.
+        withdrawn: running replicas that are out of routing and may return.
+        ending: victims that still hold their GPUs.
     """
 
     desired: Mapping[Role, int]
@@ -36,7 +36,7 @@ class Census:
 
     @classmethod
     def of(cls, pools: Iterable[PoolStats], state: ControllerState) -> Self:
-        """Count the replicas of all pools once."""
+        """The counts of these pools."""
         running, withdrawn, ending = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
         victims = set(state.victims)
         for pool in pools:

@@ -1,4 +1,4 @@
-"""The P/D ratio, and the rounding that moves both roles in one step and keeps it (pure)."""
+"""The P/D ratio, and rounding that keeps it by moving both roles in one step (pure)."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from kvtransfer.topology import Role
 
-# Bounds of ratios: what production needs, HeteroScale section 4.1.
+# Bounds of ratios: the range that production needs, HeteroScale section 4.1.
 _LOWEST = Fraction(1, 5)
 _HIGHEST = Fraction(9, 1)
-# A ratio given as a decimal stands for the nearest one of small whole numbers.
+# A ratio given as a decimal becomes the nearest fraction with at most this denominator.
 _MAX_DENOMINATOR = 60
-# Rounding errors of a product of a need and a ratio, which are no replica.
+# Tolerance for rounding errors of a count times a ratio, replicas.
 _EPSILON = 1e-9
 
 
@@ -25,7 +25,7 @@ _EPSILON = 1e-9
 class PdRatio:
     """Prefill replicas to decode replicas, in lowest terms; written ``P:D``.
 
-    ``0:1`` is that of groups of one aggregated pool, whose decode replicas prefill for themselves.
+    ``0:1`` is the ratio of aggregated groups: they have decode replicas alone, which compute prompts too.
     """
 
     prefill: int
@@ -44,7 +44,7 @@ class PdRatio:
                 raise TypeError
             else:
                 ratio = Fraction(value)
-                if ratio >= _LOWEST:  # next to nothing must not become nothing
+                if ratio >= _LOWEST:  # a tiny ratio must not become 0
                     ratio = ratio.limit_denominator(_MAX_DENOMINATOR)
         except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             raise ValueError(
@@ -60,29 +60,29 @@ class PdRatio:
 
     @classmethod
     def of(cls, wanted: Mapping[Role, float]) -> Self:
-        """The ratio of two counts, each counted as at least one, in small whole numbers."""
+        """The ratio of two counts in small whole numbers; a count below 1 becomes 1."""
         ratio = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
         near = ratio.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)
         return cls(near.numerator, near.denominator)
 
     @property
     def is_supported(self) -> bool:
-        """Whether a configuration may have it."""
+        """Whether a configuration may have this ratio."""
         return self.is_aggregated or _LOWEST <= Fraction(self.prefill, self.decode) <= _HIGHEST
 
     @property
     def is_aggregated(self) -> bool:
-        """Whether there is no prefill replica."""
+        """Whether the ratio is 0:1."""
         return self.prefill == 0
 
     @property
     def leader(self) -> Role:
-        """The role with more replicas; decode where both have as many."""
+        """The role with more replicas; decode if both are equal."""
         return Role.PREFILL if self.prefill > self.decode else Role.DECODE
 
     @property
     def follower(self) -> Role:
-        """The other role."""
+        """The role that is not the leader."""
         return Role.DECODE if self.leader is Role.PREFILL else Role.PREFILL
 
     @property
@@ -91,7 +91,7 @@ class PdRatio:
         return min(self.prefill, self.decode) / max(self.prefill, self.decode)
 
     def leaders(self, wanted: Mapping[Role, float]) -> float:
-        """Replicas of the larger role with which both have what is wanted."""
+        """The least replicas of the larger role with which both roles have their wanted replicas."""
         if not self.follower_share:
             return wanted[self.leader]
         return max(wanted[self.leader], wanted[self.follower] / self.follower_share)
@@ -101,7 +101,7 @@ class PdRatio:
         return self.prefill / self.decode
 
     def deviation(self, prefill: float, decode: float) -> float:
-        """How many followers the counts are from the ratio: ``|P - r D|`` for r < 1, ``|P / r - D|`` for r >= 1."""
+        """Distance of the counts from the ratio in followers: ``|P - r D|`` for r <= 1, ``|P / r - D|`` for r > 1."""
         if self.leader is Role.DECODE:
             return abs(prefill - decode * self.follower_share)
         return abs(prefill * self.follower_share - decode)
@@ -111,7 +111,7 @@ class PdRatio:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In configurations it is text."""
+        """In configurations a ratio is text or a number."""
         return core_schema.no_info_plain_validator_function(
             cls.parse,
             serialization=core_schema.to_string_ser_schema(),
@@ -123,7 +123,7 @@ class PdRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the counts of both roles must stay inside: replicas of each, and GPUs for both together."""
+    """Limits of both roles' counts: bounds of each, and a GPU budget for both together."""
 
     lowest: Mapping[Role, int]
     highest: Mapping[Role, int]
@@ -132,7 +132,7 @@ class Room:
 
     @classmethod
     def of(cls, pools: Iterable[tuple[Role, int, int, float]], budget_gpus: int | None) -> Self:
-        """The room of several pools, each by its role, lowest and highest count, and GPUs per replica."""
+        """The room of several pools; each: role, lowest and highest count, GPUs per replica."""
         lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0.0)
         for role, low, high, each in pools:
             lowest[role] += low
@@ -150,7 +150,7 @@ class Room:
         return {role: min(max(whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
 
     def is_over_budget(self, counts: Mapping[Role, int], ending: Mapping[Role, int] | None = None) -> bool:
-        """Whether counts, beside replicas that end and still hold their GPUs, take more GPUs than the budget."""
+        """Whether the counts, and ending replicas that still hold their GPUs, take more GPUs than the budget."""
         if self.budget_gpus is None:
             return False
         holding = counts if ending is None else {role: counts[role] + ending[role] for role in Role}
@@ -165,24 +165,21 @@ BOUNDLESS = Room(
 def joint_counts(
     wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
 ) -> dict[Role, int] | None:
-    """Whole replicas of both roles, within ``band_replicas`` followers of the ratio; ``None``: the room holds no such.
+    """Whole replicas of both roles, within ``band_replicas`` followers of the ratio; ``None``: the room has no such.
 
-    The fewest leaders, and for them the fewest followers, that give each role at least what is wanted; where the room
-    is too small for that, the most that it holds. The two always come from one step: neither role can move and leave
-    the other behind. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 to the
-    nearest.
+    They are the fewest leaders, and then the fewest followers, that give each role its wanted replicas. If the room is
+    too small for that, they are the most that it holds. Both come from one step, so neither role moves without the
+    other. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 to the nearest.
     """
-    leader, follower = ratio.leader, ratio.follower
-    share = ratio.follower_share
-    need = {leader: whole(ratio.leaders(wanted))}
-    need[follower] = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
+    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
+    wanted_followers = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
-    first = min(max(need[leader], lowest), highest)
-    # Upward only where fewer are out of band, as a high minimum of the follower can force.
+    first = min(max(whole(ratio.leaders(wanted)), lowest), highest)
+    # More leaders than wanted only if fewer are out of band: the lowest count of followers can force that.
     for leaders in chain(range(first, lowest - 1, -1), range(first + 1, highest + 1)):
         fewest = max(room.lowest[follower], whole(leaders * share - band_replicas))
         most = min(room.highest[follower], math.floor(leaders * share + band_replicas + _EPSILON))
-        followers = max(fewest, min(most, need[follower], whole(leaders * share - shortfall_replicas)))
+        followers = max(fewest, min(most, wanted_followers, whole(leaders * share - shortfall_replicas)))
         while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
             followers -= 1
         if fewest <= followers <= most:
@@ -196,5 +193,5 @@ def pd_text(counts: Mapping[Role, int]) -> str:
 
 
 def whole(replicas: float) -> int:
-    """The fewest whole replicas, but for rounding errors."""
+    """The count rounded up, except for rounding errors."""
     return math.ceil(replicas - _EPSILON)

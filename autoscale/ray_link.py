@@ -1,4 +1,4 @@
-"""The policy's link to the coordinator, from a process that must not wait for it."""
+"""The policy's link to the coordinator, which it must not wait for."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-# The module, not its object: one process has one registry (see ``ray_victims``).
+# The module, not its object: see ``ray_victims``.
 from autoscale import ray_victims
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
@@ -20,16 +20,21 @@ from kvtransfer.topology import Node
 from router.ray_actors import is_another
 from router.ray_coordinator import find_coordinator
 
-# Time between two look-ups of a coordinator that has not been found yet, and of one that has, seconds.
+# Time between two look-ups of the coordinator while the link has none, seconds.
 _LOOKUP_S = 1.0
+# Time between two look-ups while it has one, seconds.
 _RELOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The result of one tick: by service, the snapshot and its plan; and lines for the decision log.
+    """The result of one tick.
 
-    ``starts``: by pool, the nodes that new replicas may start on. ``nodes``: ``None``: nodes are not looked at.
+    Attributes:
+        decided: snapshot and plan of each service.
+        lines: lines for the decision log.
+        nodes: nodes of the cluster; ``None``: placement ignores nodes.
+        starts: nodes that new replicas of each pool may start on.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -40,13 +45,14 @@ class Ticked:
 
 
 class Link:
-    """What the coordinator has said, and what is to be sent to it.
+    """The last answers of the coordinator, and the plans and lines to send.
 
     Attributes:
-        controllers: one for each service, with its configuration of now.
+        controllers: one for each service, with its present configuration.
+        pools: pools of each service, as deployed.
         awaited: services that sleep and for which requests wait.
-        resumed: states that an earlier controller left behind, until they are taken.
-        confirmed: counts of the last plans that the coordinator holds.
+        resumed: controller states from before a restart, until the policy takes them.
+        confirmed: counts of the last plans that the coordinator stores.
     """
 
     def __init__(self, app: str) -> None:
@@ -66,12 +72,12 @@ class Link:
         self._awaiting: Future[Any] | None = None
         self._update: CycleRecord | None = None
         self._lines: list[str] = []
-        self._sent: list[str] = []  # until the coordinator has answered
+        self._sent: list[str] = []  # lines that the coordinator has not confirmed
         self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
         self._sending: Mapping[PoolKey, int] | None = None
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
-        """Take answers that have come, and send what is due."""
+        """Read answers that have come, and send the last plans if none are on their way."""
         self._look_up(clock_s, thread)
         if self._handle is None:
             return
@@ -83,12 +89,12 @@ class Link:
                 self.confirmed = self._sending or self.confirmed
                 self._sent = []
         except ray.exceptions.RayError:
-            self._turn_to(None)  # it is being restarted: what it last said still holds
+            self._turn_to(None)  # it restarts; its last answers still hold
             return
         self._send()
 
     def _look_up(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
-        """Find the coordinator; a redeployed application has another one, while the old one may still answer."""
+        """Find the coordinator. A redeployed application has another one, though the old one may still answer."""
         if self._lookup is not None and self._lookup.done():
             lookup, self._lookup = self._lookup, None
             handle = lookup.result()
@@ -101,7 +107,7 @@ class Link:
             self._lookup = thread.submit(find_coordinator, self.app)
 
     def _listen(self) -> None:
-        """Learn at once of services that sleep and for which requests wait."""
+        """Wait in the background for a change of the services for which requests wait."""
         if self._awaiting is not None and self._awaiting.done():
             awaiting, self._awaiting = self._awaiting, None
             self.awaited = frozenset(awaiting.result())
@@ -117,7 +123,7 @@ class Link:
             self._reply = self._handle.sync.remote(cycle, self._sent).future()
 
     def _turn_to(self, handle: Any) -> None:
-        """Lines on their way to another coordinator may never have arrived, so they are sent again."""
+        """Use this coordinator from now on; it gets the lines again that the last one has not confirmed."""
         self._handle, self._awaiting = handle, None
         self._lines, self._sent, self._sending = [*self._sent, *self._lines], [], None
 
@@ -128,30 +134,30 @@ class Link:
         if settings.version == self._version:
             return
         self._version, self.cordoned, self.topology = settings.version, settings.cordoned, settings.topology
+        self.pools |= {name: service.pools for name, service in settings.services.items()}
         controllers = {}
         for name, service in settings.services.items():
             controller = self.controllers.get(name)
             if controller is None or controller.config != service.config:
                 controller = Controller(service.config)
-                self.pools[name] = service.pools
                 self._config_lines.append((name, service.config, service.why))
             controllers[name] = controller
         self.controllers = controllers
 
     @property
-    def configs_read(self) -> int:
-        """Configurations that the log does not have yet."""
+    def unlogged_configs(self) -> int:
+        """Number of configurations that are not in the log yet."""
         return len(self._config_lines)
 
     def take_config_lines(self, number: int, now_s: float) -> list[str]:
-        """The log's lines for the first configurations that it does not have yet."""
+        """The log lines of the first ``number`` configurations that are not in the log yet."""
         taken, self._config_lines = self._config_lines[:number], self._config_lines[number:]
         return [config_line(name, config, now_s, why) for name, config, why in taken]
 
     def publish(self, ticked: Ticked, lines: list[str], call_p99_s: float) -> None:
-        """Send plans to the coordinator.
+        """Send plans and log lines to the coordinator.
 
-        Until it has answered to the last ones, later plans replace these, but not their lines.
+        While it has not confirmed the last plans, newer plans replace waiting ones; lines are never dropped.
         """
         self._lines += lines
         self._update = CycleRecord(

@@ -1,8 +1,8 @@
 """The application-level Serve policy: contexts -> snapshots, plans -> counts; nothing is decided here.
 
-Serve calls it several times a second inside its controller, without a timeout and without protection. So it returns
-the counts of the last tick unless a tick is due; ticks run in a thread of their own; nothing waits for the
-coordinator; and whatever goes wrong, the counts stay.
+Serve calls it several times a second inside its controller, without timeout or protection. So each call returns the
+counts of the last tick at once: ticks run in a thread of their own, no call waits for the coordinator, and counts stay
+after any error.
 """
 
 import logging
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-# The module, not its object: this one is copied into the controller by value, with the values of its globals.
+# The module, not its object: see ``ray_victims``.
 from autoscale import ray_victims
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
@@ -32,24 +32,24 @@ from router.ray_coordinator import is_alive
 
 logger = logging.getLogger("ray.serve")
 
-# Most seconds to wait for replicas that an earlier controller admitted, before deciding without them.
+# Longest wait for replicas that an earlier controller admitted, seconds; then decisions are made without them.
 _RECOVERY_S = 60.0
 # Most causes of failures that are logged, each once.
 _COMPLAINTS = 100
-# Calls without a tick, of which the 99th percentile is reported.
+# Number of calls without a tick behind the reported 99th percentile of their time.
 _CALLS = 1000
 
 Contexts = Mapping[Any, Any]
-# By pool, Serve's context and its series of metrics.
+# Serve's context and series of metrics of each pool.
 Observed = Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]]
-# By pool, the nodes of each replica that is on nodes.
+# Nodes of each replica that is on nodes, by pool.
 Nodes = Mapping[PoolKey, Mapping[str, tuple[str, ...]]]
 
 
 class JointPolicy:
-    """Serve's ``policy_function`` for a Tandem application: both roles of every group of every service in one answer.
+    """Serve's ``policy_function`` for a Tandem application: decides both roles of all its groups and services together.
 
-    Its configuration comes from the application's coordinator, not from ``policy_kwargs``: a change of those restarts
+    Its configuration comes from the application's coordinator, because a change of ``policy_kwargs`` would restart
     every replica.
     """
 
@@ -68,13 +68,13 @@ class JointPolicy:
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()
-        self._configs_logged = 0
+        self._configs_to_log = 0
         self._complaints: set[str] = set()
         self._keys: dict[Any, PoolKey] = {}
         self._calls_s: deque[float] = deque(maxlen=_CALLS)
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
-        """Counts for the deployments; one that is missing keeps its target."""
+        """Counts of the deployments for Serve; a deployment that is left out keeps its target."""
         started_s, tick = time.perf_counter(), self._tick
         try:
             if contexts:
@@ -105,8 +105,8 @@ class JointPolicy:
             tick, self._tick = self._tick, None
             self._take(tick.result(), link)
         if self._last:
-            # A lower count waits until the coordinator holds the plan that it is from: were this process killed in
-            # between, the next one would not know which replicas to stop.
+            # A lower count waits until the coordinator stores its plan. If this process ended before, the next one
+            # would not know which replicas to stop.
             least = link.confirmed or self._counts
             self._counts = {
                 key: max(count, least.get(key, count))
@@ -117,7 +117,7 @@ class JointPolicy:
             self._begin_tick(contexts, link, clock_s)
 
     def _begin_tick(self, contexts: Contexts, link: Link, clock_s: float) -> None:
-        """Begin a tick if the interval is over, replicas have come or gone, or requests wait for a service."""
+        """Begin a tick if the interval is over, or if the replicas or the awaited services have changed."""
         running = {
             self._key(name): tuple(replica.unique_id for replica in context.running_replicas)
             for name, context in contexts.items()
@@ -131,8 +131,8 @@ class JointPolicy:
             signals = self._signals.get(name)
             if signals is None or signals.window_s != controller.config.window_s:
                 self._signals[name] = Signals(controller.config.window_s)
-        # A configuration that is read while the tick runs holds from the next one on.
-        self._configs_logged = link.configs_read
+        # Only configurations of before this tick are logged with it.
+        self._configs_to_log = link.unlogged_configs
         blank = Snapshot(
             now_s=time.time(),
             pools=(),
@@ -146,7 +146,7 @@ class JointPolicy:
         self._tick = self._thread.submit(self._do_tick, link, link.controllers, observed, blanks)
 
     def _is_recovering(self, clock_s: float, window_s: float) -> bool:
-        """Whether replicas that another controller admitted are not known yet to Serve, or their rates to us."""
+        """Whether Serve still lacks replicas that an earlier controller admitted, or this process their rates."""
         if not self._taken_over:
             return False
         age_s = clock_s - self._started_s
@@ -165,8 +165,8 @@ class JointPolicy:
         decided = tick_all(
             controllers,
             {
-                name: self._snapshot(name, one.config, link, observed, blanks[name], on)
-                for name, one in controllers.items()
+                name: self._snapshot(name, controller.config, link, observed, blanks[name], on)
+                for name, controller in controllers.items()
             },
             slots=slots,
             budget_gpus=None if topology is None else topology.budget_gpus,
@@ -187,7 +187,7 @@ class JointPolicy:
     def _snapshot(
         self, name: str, config: AutoscaleConfig, link: Link, observed: Observed, blank: Snapshot, on: Nodes | None
     ) -> Snapshot:
-        """The blank snapshot with what is observed of a service; ``on`` is ``None``: nodes are not looked at."""
+        """The blank snapshot filled with the observations of a service; ``on``: ``None`` if placement ignores nodes."""
         signals, limits, victims = self._signals[name], link.pools[name].root, blank.state.victims
         pools = {key: pool for key, pool in observed.items() if key in limits}
         gauges, complaint = collect(config.collector)
@@ -197,12 +197,10 @@ class JointPolicy:
         signals.add(reports, blank.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in pools}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
-        vanished = [victim for victim in victims if victim not in running]
+        stopped = [victim for victim in victims if victim not in running]
         stats = []
         for key, (context, _) in pools.items():
-            draining = tuple(victim for victim in vanished if is_alive(link.app, str(key), victim))
             nodes = {} if on is None else on.get(key, {})
-            placed = sum(name not in victims for name in nodes)
             stats.append(
                 PoolStats(
                     key=key,
@@ -214,8 +212,8 @@ class JointPolicy:
                         highest_replicas=context.capacity_adjusted_max_replicas,
                         demand=None if on is None else limits[key].demand,
                     ),
-                    draining=draining,
-                    held_replicas=None if on is None else placed,
+                    draining=tuple(victim for victim in stopped if is_alive(link.app, str(key), victim)),
+                    held_replicas=None if on is None else sum(name not in victims for name in nodes),
                     on=nodes,
                 )
             )
@@ -223,21 +221,21 @@ class JointPolicy:
         return replace(blank, pools=tuple(stats), latency=latency, traffic=signals.traffic())
 
     def _take(self, ticked: Ticked, link: Link) -> None:
-        """Pass the plans on: victims and places to the scheduler, the rest to the coordinator."""
+        """Pass victims and nodes of the plans to the scheduler hook, and the plans to the coordinator."""
         plans = {name: plan for name, (_, plan) in ticked.decided.items()}
         self._states = {name: plan.state for name, plan in plans.items()}
-        hooks = ray_victims.VICTIMS
-        hooks.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
         self._starts = ticked.starts
-        hooks.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
-        hooks.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
+        victims = ray_victims.VICTIMS
+        victims.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
+        victims.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
+        victims.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
         now_s = next(iter(ticked.decided.values()))[0].now_s
-        lines = [*link.take_config_lines(self._configs_logged, now_s), *ticked.lines]
+        lines = [*link.take_config_lines(self._configs_to_log, now_s), *ticked.lines]
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
 
     def _complain(self, error: Exception) -> None:
-        """Log each cause once: several times a second would hide everything else."""
+        """Log each cause once; several times a second would hide all other messages."""
         cause = f"{type(error).__name__}: {error}"
         if cause not in self._complaints and len(self._complaints) < _COMPLAINTS:
             self._complaints.add(cause)
@@ -245,7 +243,7 @@ class JointPolicy:
 
 
 def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
-    """By pool, the nodes of each replica that has its room."""
+    """The nodes of each replica, by pool."""
     nodes: dict[PoolKey, dict[str, tuple[str, ...]]] = {}
     for replica, (key, names) in places.items():
         nodes.setdefault(key, {})[replica] = names
@@ -259,9 +257,9 @@ def _p99(values: Sequence[float]) -> float:
 def _reports(
     context: Any, series: Mapping[str, Mapping[Any, Any]], gauges: Gauges
 ) -> dict[str, tuple[float, dict[str, float]] | None]:
-    """By running replica, the time and values of its last report; ``None``: it has not reported.
+    """Time and values of the last report of each running replica; ``None``: it has not reported.
 
-    ``series``: by metric and replica, the points that replicas reported. A collector's ``gauges`` hold instead.
+    ``series``: reported points by metric and replica. ``gauges`` of a collector replace reported values.
     """
     reports: dict[str, tuple[float, dict[str, float]] | None] = {}
     for replica in context.running_replicas:

@@ -1,16 +1,16 @@
-"""Where the policy and the scheduler hook meet: both live in Serve's controller, and neither can reach the other."""
+"""The registry through which the policy reaches the scheduler hook; both run in Serve's controller."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Victims:
-    """What the plans say of single replicas, by application.
+    """Replicas and nodes that the plans of each application choose.
 
     Attributes:
-        is_hooked: the scheduler hook reads this.
-        chosen: replicas that are to stop next.
-        allowed: by deployment, the nodes that its replicas may start on, if these are not all nodes.
+        is_hooked: whether the scheduler hook reads this.
+        chosen: replicas that stop next.
+        allowed: nodes that replicas of a deployment may start on; a deployment that is left out may use all.
         cordoned: nodes on which no replica may start.
     """
 
@@ -20,6 +20,6 @@ class Victims:
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-# Registry: what the policy tells the scheduler hook. Serve copies the policy's own module into its controller by value,
-# so no other module could reach globals there.
+# Serve copies the policy's own module into its controller by value. The hook could not reach globals there, so the
+# registry has a module of its own, and both import the module instead of its object.
 VICTIMS = Victims()

@@ -1,6 +1,6 @@
-"""Report: the figures of a run as its client measured them, for load generator and laboratory (pure).
+"""Report: the figures of a run as its client measured them, for the load generator and the laboratory (pure).
 
-The simulator has its own figures, ``autoscale.sim.outcome.Outcome``. It shares ``RequestRecord`` and ``Slo``.
+The simulator shares ``RequestRecord`` and ``Slo``, and has its own figures, ``autoscale.sim.outcome.Outcome``.
 """
 
 from collections import Counter
@@ -17,8 +17,10 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 class RequestRecord:
     """The timeline of one request, seconds from the start of the run; ``None``: the request did not reach that point.
 
-    ``prefilled_s``: time at which a prefill engine had computed the prompt; ``None`` also if decode computed it, or if
-    the time is unknown. ``answered_s``: time at which the response's status came.
+    Attributes:
+        prefilled_s: end of the computation on a prefill engine; ``None`` also if decode computed the prompt, or if the
+            time is unknown.
+        answered_s: arrival of the response's status.
     """
 
     sent_s: float
@@ -74,9 +76,7 @@ class Report:
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord], slos: Sequence[Slo] | None = None) -> Self:
-        """The report of a run.
-
-        ``slos``: the objectives of each record; ``None``: the report has neither attainment nor goodput.
+        """The report of a run; ``slos``: the objectives of each record, ``None``: no attainment and no goodput.
 
         Raises:
             ValueError: there are no records, or records and objectives differ in number.

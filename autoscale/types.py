@@ -1,4 +1,4 @@
-"""What the control plane knows and says: pools and their replicas, a snapshot, and the plan made from it (pure)."""
+"""The values of the control plane: pools and their replicas, a snapshot, and the plan made from it (pure)."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class PoolKey:
 
     @classmethod
     def parse(cls, deployment_name: str) -> Self:
-        """The pool of a deployment name; a ValueError if it is not ``prefill:GROUP`` or ``decode:GROUP``."""
+        """The pool of a deployment; a ValueError if the name is not ``prefill:GROUP`` or ``decode:GROUP``."""
         role, separator, group = deployment_name.partition(":")
         if not separator or not group or role not in set(Role):
             raise ValueError(f"deployment {deployment_name!r} is no pool: expected 'prefill:GROUP' or 'decode:GROUP'")
@@ -35,7 +35,7 @@ class PoolKey:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In logs it is the name of its deployment."""
+        """In logs a pool is written as the name of its deployment."""
         return core_schema.no_info_plain_validator_function(
             lambda value: value if isinstance(value, cls) else cls.parse(value),
             serialization=core_schema.to_string_ser_schema(),
@@ -44,18 +44,18 @@ class PoolKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one replica takes.
+    """Nodes, GPUs and CPUs that one replica needs.
 
     Attributes:
         selector: labels that a node must have.
         gpu_type: type of its GPUs; ``None``: it has no GPU.
-        workers: workers of its engine; each is one bundle of its placement group.
+        workers: number of workers of its engine; each is one bundle of its placement group.
         gpus_per_worker: may be a fraction.
         cpus_per_worker: CPUs of each bundle.
         cpus_per_replica: further CPUs, on the node of the first worker.
         strategy: how Ray spreads the bundles over nodes.
-        parts: instances that the replica consists of, such as attention and FFN instances in their ratio; all of them
-            lie under one switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
+        parts: instances of a replica that consists of several, such as attention and FFN instances. All lie under one
+            switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
     """
 
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStats:
-    """One running replica, and what its engine did in the last window; ``None``: not observed.
+    """One running replica, and the load of its engine in the last window; ``None``: not observed.
 
     Attributes:
-        observed_s: when the replica last reported, or became known.
-        prefill_tokens_per_s: prompt tokens that were computed, without those that a prefix cache had.
+        observed_s: time of its last report, or of its first appearance if it has not reported.
+        prefill_tokens_per_s: computed prompt tokens, without those from a prefix cache.
         deferred_requests: requests that wait for KV from another engine.
         unread_kv_requests: prompts whose KV prefill keeps until decode has pulled it.
         handoff_s: mean time of the last handoffs, from prefill's answer to the first token.
@@ -111,15 +111,15 @@ class ReplicaStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """What a pool was deployed with; only a redeploy changes it.
+    """Properties of a pool that only a redeploy changes.
 
     Attributes:
         link_tier: how far KV travels inside the group.
-        demand: what a replica takes; ``None``: nodes are not looked at.
-        cost: of a replica for an hour, in any currency; 0 for all pools: costs are unknown.
-        preference: place of its GPU type among those that the service takes, from 0.
-        affinity: the tier under which all nodes of the group must lie together.
-        is_preemptible: its replicas leave first where more important services lack room.
+        demand: needs of one replica; ``None``: placement ignores nodes.
+        cost: cost of a replica hour, in any currency; 0 for all pools: costs are unknown.
+        preference: position of its GPU type in the service's order of preference, from 0.
+        affinity: highest level at which all nodes of the group must share a switch.
+        is_preemptible: its replicas are the first to leave if more important services lack room.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -137,13 +137,13 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """One pool: its running replicas, the count that Serve works towards, and its limits.
+    """One pool: its running replicas, Serve's target count, and its limits.
 
     Attributes:
-        replicas: running, the oldest first.
-        draining: victims that do not run any more, but still hold their GPUs.
-        held_replicas: of those that Serve works towards, how many are on a node; ``None``: nodes are not looked at.
-        on: the nodes of each replica that is on nodes, those on their way out too.
+        replicas: running replicas, the oldest first.
+        draining: victims that have stopped serving but still hold their GPUs.
+        held_replicas: number of replicas on nodes, without victims; ``None``: placement ignores nodes.
+        on: nodes of each replica that has its room, victims included.
     """
 
     key: PoolKey
@@ -156,12 +156,12 @@ class PoolStats:
 
     @property
     def demand(self) -> Demand | None:
-        """What a replica takes; ``None``: nodes are not looked at."""
+        """Needs of one replica; ``None``: placement ignores nodes."""
         return self.limits.demand
 
     @classmethod
     def absent(cls, key: PoolKey) -> Self:
-        """The prefill pool that an aggregated group does not have."""
+        """A pool without replicas, for the role that an aggregated group lacks."""
         limits = PoolLimits(lowest_replicas=0, highest_replicas=0)
         return cls(key=key, replicas=(), target_replicas=0, limits=limits)
 
@@ -173,19 +173,18 @@ class PoolStats:
         return replace(self, limits=limits)
 
     def gpus_by_type(self) -> dict[str, float]:
-        """GPUs of one replica, by type; empty: nodes are not looked at."""
+        """GPUs of one replica, by type; empty: placement ignores nodes."""
         return {} if self.demand is None else self.demand.gpus_by_type()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """A quantile of the waiting times of the last window, seconds; ``None``: no request waited.
+    """Latency quantiles of the last window, seconds; ``None``: no request was measured.
 
     Attributes:
         ttft_s: a request that still waits for its first token counts with its time until now, so that a stalled
-            service does not look idle. A long prompt counts with the share of its own objective that it took
-            (``SloConfig.ttft_share``).
-        ttft_mean_s: mean of the requests that got their first token, in plain seconds.
+            service does not look idle. The time of a long prompt is scaled by ``SloConfig.ttft_share``.
+        ttft_mean_s: mean over requests that got their first token, not scaled.
     """
 
     ttft_s: float | None = None
@@ -195,13 +194,13 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived in the last window; ``None``: not observed.
+    """Requests that arrived in the last window; ``None``: not observed.
 
     Attributes:
-        input_tokens_weighted_mean: mean length of prompts, each weighted by its tokens: the length of the prompt that
-            an average prompt token belongs to. The more lengths vary, the further it is above the plain mean.
-        cached_frac: share of the prompt tokens that the engines which should compute them had in their prefix caches.
-        is_whole: false: more arrived than was observed.
+        input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
+            an average prompt token, and exceeds the plain mean if lengths vary.
+        cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
+        is_whole: whether all requests were observed.
     """
 
     requests_per_s: float | None = None
@@ -214,30 +213,29 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
-    """All that the controller remembers between two ticks: part of every snapshot and of every plan.
+    """The controller's whole memory between two ticks: part of every snapshot and of every plan.
 
-    So a log replays from any line, and a controller that was killed goes on where it was.
+    So a log replays from any line, and a restarted controller continues where the last one stopped.
 
     Attributes:
         desired: replicas that should serve, by pool, without withdrawn ones.
-        desired_before: what ``desired`` was before the withdrawn replicas left.
-        tried: leaders that the policy wanted at the last scale-in.
-        missed: leaders that the policy wanted at the last scale-in after which latency was missed, and how many such
-            scale-ins followed each other.
-        held: run and are not routed to: they wait for the other role, or are warm.
-        withdrawn: out of routing since a time; they can come back.
-        victims: were told to stop.
+        desired_before: value of ``desired`` before the withdrawn replicas left.
+        tried: number of leaders that the policy wanted at the last scale-in.
+        missed: of the last scale-in after which latency missed its objective, the leaders that the policy wanted; and
+            the number of such scale-ins in a row.
+        held: running replicas that get no requests: they wait for the other role, or are warm.
+        withdrawn: replicas out of routing that may return, with the time since when.
+        victims: replicas that must stop.
         backlog: (time, prompt tokens that waited for prefill).
-        missing_since_s: pools with fewer running replicas than Serve works towards: when the count last rose, and
-            the count.
-        capped: pools for which no room was found: until when they get no more replicas, and how many have found room.
-        lost_s: when a replica last vanished that was not told to stop.
-        settled_s: from when on all latencies are from after the last replica entered.
-        yielding: the most that pools may have while more important services lack their room, and until when.
-        idle_since_s: since when no request has come.
-        warm: replicas beyond ``desired`` that run and are not routed to.
+        missing_since_s: pools with fewer running replicas than Serve's target: when the count last rose, and the count.
+        capped: pools that lack room: until when they get no more replicas, and how many replicas have room.
+        lost_s: when a replica that was no victim last vanished.
+        settled_s: from this time on, all latencies are from after the last replica entered.
+        yielding: pools whose room a more important service needs: until when, and the most replicas that they may have.
+        idle_since_s: time since when no request has come.
+        warm: running replicas beyond ``desired``, which get no requests.
         unplaced_since_s: pools with replicas on no node: when the count on nodes last rose, and the count.
-        memory: series of numbers that the policy keeps for itself.
+        memory: number series of the policy.
     """
 
     ticked_s: float | None = None
@@ -275,17 +273,17 @@ class ControllerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that the controller may know at one instant.
+    """The controller's whole input at one instant.
 
     Attributes:
-        now_s: of a wall clock, so that it means the same to the next process.
+        now_s: wall-clock time, so that it means the same to the next process.
         is_recovering: Serve's controller has just started and does not know its replicas yet.
-        is_awaited: requests wait for this service, which sleeps.
-        nodes: with what the services before this one in the cycle left of them; ``None``: nodes are not looked at.
+        is_awaited: the service sleeps and requests wait for it.
+        nodes: nodes with the room that earlier services of the cycle left; ``None``: placement ignores nodes.
         gpus_left: GPUs by type that budgets of the application leave.
-        claims: the most that pools may have from now on, since a more important service lacks their room.
-        claimed: replicas that are in the way of that service.
-        warm_replicas: how many the service may have now; ``None``: as configured.
+        claims: the most replicas that pools may have from now on, since a more important service needs their room.
+        claimed: replicas whose room that service needs.
+        warm_replicas: number of warm replicas that the service may have now; ``None``: as configured.
     """
 
     now_s: float
@@ -304,7 +302,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A signal that a decision was made from, in its own unit, and what it should be."""
+    """A signal behind a decision, in its own unit, and its target."""
 
     name: str
     value: float
@@ -313,14 +311,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a policy wants.
+    """The wish of a policy.
 
     Attributes:
-        wanted: replicas of each role, not yet whole, bounded or at the ratio; ``None``: leave all as it is.
-        ratio: to be kept instead of the configured one.
-        is_step: a step of a feedback loop, or a count by itself: the guard's hysteresis does not hold it back.
+        wanted: replicas of each role, not yet whole, bounded or at the ratio; ``None``: change nothing.
+        ratio: ratio to keep instead of the configured one.
+        is_step: exempt from the guard's hysteresis: a step of a feedback loop, or a fixed count.
         is_urgent: skips cooldown and damping, never bounds or budget.
-        memory: what the policy will find in the next snapshot's state; ``None``: what is there now.
+        memory: the policy's memory in the next snapshot's state; ``None``: as in this one.
     """
 
     wanted: Mapping[Role, float] | None
@@ -332,12 +330,12 @@ class Decision:
     memory: Mapping[str, tuple[float, ...]] | None = None
 
     def leaders(self, ratio: PdRatio) -> float | None:
-        """Replicas of the ratio's larger role with which both roles have what is wanted."""
+        """The least replicas of the ratio's larger role with which both roles have their wanted replicas."""
         return None if self.wanted is None else ratio.leaders(self.wanted)
 
 
 class NoteKind(StrEnum):
-    """Why a plan differs from what its policy wants."""
+    """Why a plan differs from its policy's wish."""
 
     COOLDOWN = "cooldown"
     REPLICA_LOST = "replica_lost"
@@ -348,40 +346,38 @@ class NoteKind(StrEnum):
     OBSERVING = "observing"
     LATENCY_MISSED = "latency_missed"
     WOKEN_GROUP = "woken_group"
-    UNKNOWN = "unknown"  # a version before kinds stored the text alone
+    UNKNOWN = "unknown"  # older versions stored the text alone
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the controller did to a decision: a kind for programs, a text for people."""
+    """A change of a decision by the controller: a kind for programs, a text for people."""
 
     kind: NoteKind
     text: str
 
 
-def _with_kind(note: Any) -> Any:
-    return Note(NoteKind.UNKNOWN, note) if isinstance(note, str) else note
-
-
-# A note as logs and stored states hold it: older ones have its text alone.
-StoredNote = Annotated[Note, BeforeValidator(_with_kind)]
+# A note in logs and stored states, of which older ones have the text alone.
+StoredNote = Annotated[
+    Note, BeforeValidator(lambda note: Note(NoteKind.UNKNOWN, note) if isinstance(note, str) else note)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done, and why.
+    """The result of a tick.
 
-    A replica that runs and is in none of ``admitted``, ``withdrawn`` and ``victims`` is held until the other role has
-    caught up.
+    A running replica that is not in ``admitted``, ``withdrawn`` or ``victims`` waits until the other role has caught
+    up, or is warm.
 
     Attributes:
-        counts: for Serve, by pool; withdrawn replicas are included.
-        admitted: replicas that requests are routed to.
-        reinstated: replicas that were withdrawn and are admitted again.
-        held_back: what the guard did to the decision.
-        pending: replicas of each role that have no place.
-        passed_over: groups that were no place for them, and why.
-        nodes: for new replicas of a pool, the nodes that they may be on; a pool that is left out may be on all.
+        counts: replicas of each pool for Serve, withdrawn ones included.
+        admitted: replicas that get requests.
+        reinstated: withdrawn replicas that are admitted again.
+        held_back: changes of the decision by the guard and later stages.
+        pending: replicas of each role that no group has room for.
+        passed_over: groups without room for a new replica, each with the reason.
+        nodes: nodes that new replicas of a pool may be on; a pool that is left out may use all.
     """
 
     counts: Mapping[PoolKey, int]
@@ -397,5 +393,5 @@ class Plan:
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
 
 
-# Pool and nodes of each replica that has its room, by the replica's id.
+# Pool and nodes of each replica that is on nodes, by replica id.
 Places = Mapping[str, tuple[PoolKey, tuple[str, ...]]]

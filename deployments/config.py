@@ -1,7 +1,7 @@
 """One service as a user configures it: its model, engines, groups, routing and sizing (pure; no ray, no vllm)."""
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -29,17 +29,22 @@ class ModelConfig(StrictConfig):
     in a hub."""
 
     stage_folder: Path | None = None
-    """Folder on each node's own disk, as a whole path, for a copy of the source's files. The first replica on a node or
+    """Whole path of a folder on each node's own disk, for a copy of the source's files. The first replica on a node or
     `tandem stage` copies them once. Only for a source that is a folder: files of a hub are in its own cache. Left out,
     engines read the source itself."""
 
     @model_validator(mode="after")
-    def _check_stage(self) -> Self:
-        if self.stage_folder is None:
-            return self
-        if self.folder is None:
-            raise ValueError(f"stage_folder copies folders, and source is the hub id {self.source!r}: leave it out")
-        if not self.stage_folder.is_absolute():
+    def _check_stage_source(self) -> Self:
+        if self.stage_folder is not None and self.folder is None:
+            raise ValueError(
+                f"stage_folder is for a source that is a folder, and source is the hub id {self.source!r}: "
+                "leave stage_folder out, or set source to a folder"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_stage_path(self) -> Self:
+        if self.stage_folder is not None and not self.stage_folder.is_absolute():
             raise ValueError(
                 f"stage_folder {self.stage_folder} is relative, and replicas start in another folder: "
                 "give the whole path"
@@ -48,71 +53,105 @@ class ModelConfig(StrictConfig):
 
     @property
     def folder(self) -> Path | None:
-        """The model's folder; ``None``: ``source`` is a hub id."""
+        """The absolute path of the model's folder; ``None``: ``source`` is a hub id."""
         if not self.source.startswith(("/", "./", "../", "~")):
             return None
         try:
             return Path(self.source).expanduser().resolve()
-        except RuntimeError:  # no such user
+        except RuntimeError:  # "~name", and this machine has no user of that name
             return Path(self.source)
 
 
 class ServiceConfig(StrictConfig):
-    """One model: its engines, the groups that they are in, and how it is sized and routed."""
+    """One model: its engines, its groups, and how it is routed and sized."""
 
     model: ModelConfig
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
     """vLLM engine arguments of both roles, by name."""
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
-    """Deployment groups of the model, each with its prefill and decode pool."""
+    """Deployment groups of the model. Either all of them have a prefill pool, or none."""
     router: RouterConfig = RouterConfig()
     admission: ObjectivesConfig | None = None
-    """Objectives of this model alone; they replace all objectives of ingress.admission. {}: the model has none. Left
-    out, those of ingress.admission hold."""
+    """Objectives of this model alone; they replace all objectives of ingress.admission. With {} the model has no
+    objectives. Left out, those of ingress.admission hold."""
     autoscale: AutoscaleConfig | None = None
-    """How prefill and decode are sized together. Left out, the counts of replicas stay as they are."""
+    """How prefill and decode are sized together. Left out, the numbers of replicas stay as they are."""
 
     @model_validator(mode="after")
-    def _check_aggregated(self) -> Self:
-        without = [group.name for group in self.groups if group.prefill is None]
-        others = [group.name for group in self.groups if group.prefill is not None]
-        if without and others:
+    def _check_groups_alike(self) -> Self:
+        aggregated = [group.name for group in self.groups if group.prefill is None]
+        disaggregated = [group.name for group in self.groups if group.prefill is not None]
+        if aggregated and disaggregated:
             raise ValueError(
-                f"group {without[0]!r} has no prefill and {others[0]!r} has: one policy sizes both by one ratio, so "
-                "make them two services"
-            )
-        if self.autoscale is not None and self.autoscale.pd_ratio.is_aggregated != bool(without):
-            has = f"{without[0]!r} has no prefill" if without else f"{others[0]!r} has prefill"
-            raise ValueError(
-                f"autoscale.pd_ratio is {self.autoscale.pd_ratio}, and group {has}: 0:1 is the ratio of groups with "
-                "prefill: null, and of no others; in quotes"
+                f"group {aggregated[0]!r} has no prefill pool and group {disaggregated[0]!r} has one, but one P/D "
+                "ratio sizes all groups of a service: put them into two services"
             )
         return self
 
     @model_validator(mode="after")
-    def _check_autoscale(self) -> Self:
-        pools = self.roles()
-        if self.autoscale is None:
-            bounded = [str(key) for key, pool in pools.items() if pool.max_replicas is not None]
-            if bounded:
-                raise ValueError(
-                    f"max_replicas of {bounded[0]} does nothing without autoscale: add it, or use replicas"
-                )
-            asleep = [str(key) for key, pool in pools.items() if not pool.replicas]
-            if asleep:
-                raise ValueError(
-                    f"{asleep[0]} has 0 replicas, and without autoscale nothing wakes it: add it, or give 1"
-                )
+    def _check_pd_ratio(self) -> Self:
+        group, ratio = self.groups[0], None if self.autoscale is None else self.autoscale.pd_ratio
+        if ratio is None or ratio.is_aggregated == (group.prefill is None):
             return self
-        unbounded = [str(key) for key, pool in pools.items() if pool.max_replicas is None]
-        if unbounded:
-            raise ValueError(f"autoscale needs max_replicas of every role: {unbounded[0]} has none")
-        for key, pool in pools.items():
-            types, has = self.autoscale.gpu_types.get(key.role), pool.placement.accelerator_type
-            if types is not None and has not in types:
+        if group.prefill is None:
+            raise ValueError(
+                f"autoscale.pd_ratio is {ratio}, and group {group.name!r} has no prefill pool: set pd_ratio to "
+                '"0:1", in quotes'
+            )
+        raise ValueError(
+            f"autoscale.pd_ratio is {ratio}, and group {group.name!r} has a prefill pool: set pd_ratio to a ratio "
+            'such as "1:3", in quotes, or set prefill of every group to null'
+        )
+
+    @model_validator(mode="after")
+    def _check_context(self) -> Self:
+        for key, pool in self.role_configs().items():
+            length = self._max_model_len_of(pool)
+            if isinstance(length, bool):  # vLLM would read true as one token
                 raise ValueError(
-                    f"autoscale.gpu_types takes {', '.join(types)} for {key.role}, and {key} has {has}: add it to the "
-                    "types, or leave the group out"
+                    f"engine_kwargs of {key}: max_model_len is {length}: set a number of tokens, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_unused_max_replicas(self) -> Self:
+        bounded = [key for key, pool in self.role_configs().items() if pool.max_replicas is not None]
+        if self.autoscale is None and bounded:
+            raise ValueError(
+                f"max_replicas of {bounded[0]} does nothing without autoscale: add autoscale, or set replicas instead"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> Self:
+        asleep = [key for key, pool in self.role_configs().items() if not pool.replicas]
+        if self.autoscale is None and asleep:
+            raise ValueError(
+                f"{asleep[0]} has 0 replicas, and without autoscale it never wakes: add autoscale, or set replicas "
+                "to 1 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_missing_max_replicas(self) -> Self:
+        unbounded = [key for key, pool in self.role_configs().items() if pool.max_replicas is None]
+        if self.autoscale is not None and unbounded:
+            raise ValueError(
+                f"autoscale needs max_replicas of every pool, and {unbounded[0]} has none: set its max_replicas, or "
+                "leave autoscale out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_gpu_types(self) -> Self:
+        for key, pool in self.role_configs().items():
+            types = None if self.autoscale is None else self.autoscale.gpu_types.get(key.role)
+            gpu_type = pool.placement.accelerator_type
+            if types is not None and gpu_type not in types:
+                remedy = f"add {gpu_type} to them" if gpu_type else f"leave {key.role} out of gpu_types"
+                raise ValueError(
+                    f"autoscale.gpu_types allows {', '.join(types)} for {key.role}, and {key} has "
+                    f"{gpu_type or 'no GPU'}: {remedy}, or set another accelerator_type"
                 )
         return self
 
@@ -123,48 +162,62 @@ class ServiceConfig(StrictConfig):
 
     @property
     def max_model_len(self) -> int | None:
-        """The context that every group has, tokens; ``None``: the model's own."""
-        lengths = [{**self.engine_kwargs, **group.decode.engine_kwargs}.get("max_model_len") for group in self.groups]
-        limits = [length for length in lengths if isinstance(length, int)]
-        return min(limits) if len(limits) == len(lengths) else None
+        """Lowest context that is set for the decode engines of a group, tokens; ``None``: none is set.
+
+        Groups without a set context have the model's own. It is at least as long, since vLLM refuses to exceed it.
+        """
+        return min((tokens for tokens in self._contexts() if tokens is not None), default=None)
 
     @property
-    def prefill_replicas(self) -> int:
-        """Replicas that compute prompts, as deployed, in all groups."""
-        return sum(group.computes_prompts.replicas for group in self.groups)
+    def longest_context_tokens(self) -> int | None:
+        """Longest context of a group's decode engines, tokens; ``None``: unknown, since a group has the model's own."""
+        contexts = [tokens for tokens in self._contexts() if tokens is not None]
+        return max(contexts) if len(contexts) == len(self.groups) else None
 
-    def roles(self) -> dict[PoolKey, RoleConfig]:
-        """Every pool by its key."""
+    def _contexts(self) -> list[int | None]:
+        """Context that is set for the decode engines of each group, tokens; ``None``: vLLM takes the model's own."""
+        lengths = [self._max_model_len_of(group.decode) for group in self.groups]
+        # -1 is no length: vLLM then takes the model's own, and lowers it if its KV does not fit into the memory.
+        return [length if isinstance(length, int) and length > 0 else None for length in lengths]
+
+    def _max_model_len_of(self, pool: RoleConfig) -> Any:
+        return {**self.engine_kwargs, **pool.engine_kwargs}.get("max_model_len")
+
+    @property
+    def replicas_that_prefill(self) -> int:
+        """Configured number of replicas that compute prompts, in all groups; without prefill pools, decode replicas."""
+        return sum(group.prompt_pool.replicas for group in self.groups)
+
+    def role_configs(self) -> dict[PoolKey, RoleConfig]:
+        """Configuration of every pool of the service, by its key."""
         return {key: pool for group in self.groups for key, pool in group.pools().items()}
 
-    def pools(self, topology: TopologyConfig | None = None) -> Pools:
+    def pool_limits(self, topology: TopologyConfig | None = None) -> Pools:
         """Limits of each pool, for the autoscaler."""
         return Pools(
             {
-                key: self._limits(group, key, pool, topology)
+                key: self._limits_of(group, key, pool, topology)
                 for group in self.groups
                 for key, pool in group.pools().items()
             }
         )
 
-    def _limits(
+    def _limits_of(
         self, group: GroupConfig, key: PoolKey, pool: RoleConfig, topology: TopologyConfig | None
     ) -> PoolLimits:
         labels = DEFAULT_LABELS if topology is None else topology.labels
         costs = {} if topology is None else topology.cost_per_gpu_hour
-        kind = pool.placement.accelerator_type
+        gpu_type = pool.placement.accelerator_type
         types = () if self.autoscale is None else self.autoscale.gpu_types.get(key.role, ())
         return PoolLimits(
             lowest_replicas=pool.replicas,
             highest_replicas=pool.max_replicas or pool.replicas,
-            link_tier=labels.link_tier(
-                group.computes_prompts.placement.node_labels, group.decode.placement.node_labels
-            ),
-            # An emulated engine takes none, and counts in a budget like those that it stands for.
+            link_tier=labels.link_tier(group.prompt_pool.placement.node_labels, group.decode.placement.node_labels),
+            # In a budget, an emulated engine without GPUs counts with one for each worker, as a real engine would.
             gpus_per_replica=pool.gpus_per_replica or (pool.workers if pool.emulator is not None else 0),
             demand=pool.demand,
-            cost=pool.gpus_per_replica * costs.get(kind or "", 0.0),
-            preference=types.index(kind) if kind in types else 0,
+            cost=pool.gpus_per_replica * costs.get(gpu_type or "", 0.0),
+            preference=types.index(gpu_type) if gpu_type in types else 0,
             affinity=group.affinity,
             is_preemptible=group.is_preemptible,
         )

@@ -1,45 +1,44 @@
-"""Text of a configuration's errors, in one line: each field, its value and the fix (pure)."""
-
-from typing import Any
+"""The errors of a configuration as one line of text: each field, its value and the fix (pure)."""
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from autoscale.policies import POLICIES
 
-# Parts of pydantic's locations that name a member of the union of policies; no configuration contains them.
+# Pydantic adds the name of the policy to the location of its fields, after ``policy``; it is no field of the document.
 _TAGS = {("policy", kind) for kind in POLICIES}
 
 
 def explain(error: ValidationError, root: tuple[str | int, ...] = ()) -> str:
-    """Every problem of a configuration, separated by semicolons; ``root`` is left out of each location."""
+    """All errors of a configuration, separated by semicolons; ``root``: beginning of a location that is not shown."""
     items = error.errors(include_url=False)
     problems = []
     for item in items:
         loc = item["loc"]
-        # pydantic also counts a list's valid items only: one wrong group would make the list "too short".
+        # Pydantic counts only the valid items of a list: a wrong group also makes the list "too short".
         if item["type"] == "too_short" and any(other["loc"][: len(loc)] == loc for other in items if other is not item):
             continue
         if loc[: len(root)] == root:
             loc = loc[len(root) :]
         loc = tuple(part for before, part in zip(("", *loc), loc, strict=False) if (before, part) not in _TAGS)
         where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
-        message = str(item["msg"]).removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "no such field; remove it or check its spelling"
-        elif item["type"] == "union_tag_not_found":
-            message = f"kind is missing: give one of {', '.join(POLICIES)}"
-        elif item["type"] == "union_tag_invalid":
-            message = f"kind {item['ctx']['tag']!r} is unknown: give one of {item['ctx']['expected_tags']}"
-        elif item["type"] == "missing":
-            message = "is required; add it"
-        elif not isinstance(item["input"], dict) or item["type"].endswith("_type"):
-            message = f"{message}, got {_shown(item['input'])}"
-        problems.append(f"{where}: {message}")
+        problems.append(f"{where}: {_message(item)}")
     return "; ".join(problems)
 
 
-def _shown(value: Any) -> str:
+def _message(item: ErrorDetails) -> str:
+    kind, message, value = item["type"], item["msg"].removeprefix("Value error, "), item["input"]
+    if kind == "extra_forbidden":
+        return "no such field; remove it or check its spelling"
+    if kind == "union_tag_not_found":
+        return f"kind is missing: give one of {', '.join(POLICIES)}"
+    if kind == "union_tag_invalid":
+        return f"kind {item['ctx']['tag']!r} is unknown: give one of {item['ctx']['expected_tags']}"
+    if kind == "missing":
+        return "is required; add it"
+    if isinstance(value, dict) and not kind.endswith("_type"):
+        return message
     try:
-        return f"{value!r:.80}"
+        return f"{message}, got {value!r:.80}"
     except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4300 digits
-        return f"an unprintable {type(value).__name__}"
+        return f"{message}, got an unprintable {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""The deployment graph: ingress -> decode -> prefill, for every group that has prefill."""
+"""The deployment graph: the endpoint calls every group's decode pool, and this its prefill pool, if it has one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +23,8 @@ from deployments.replicas.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 
-_LAST_WORDS_S = 30.0  # time beyond the longest request that a stopping replica of the endpoint has, seconds
-# Share of the endpoint's replicas that start before old ones stop, so that some replica always answers.
-_SURGE_PERCENT = 25
+_SHUTDOWN_S = 30.0  # time beyond the longest request that a stopping replica of the endpoint has, seconds
+_SURGE_PERCENT = 25  # share of the endpoint's replicas that start before old ones stop, so that one always answers
 
 
 def build_graph(
@@ -46,7 +45,7 @@ def build_graph(
             name="ingress",
             num_replicas=ingress.replicas,
             max_ongoing_requests=10_000,
-            graceful_shutdown_timeout_s=ingress.request_timeout_s + _LAST_WORDS_S,
+            graceful_shutdown_timeout_s=ingress.request_timeout_s + _SHUTDOWN_S,
             max_surge_percent=_SURGE_PERCENT,
             ray_actor_options={
                 "num_cpus": ingress.cpus_per_replica,
@@ -54,7 +53,7 @@ def build_graph(
             },
             deployment_actors=actors,
         )
-        .bind(services=[_bound(service, kv_transfer, ingress, topology) for service in services], config=ingress)
+        .bind(services=[_service(config, kv_transfer, ingress, topology) for config in services], config=ingress)
     )
 
 
@@ -64,41 +63,35 @@ def _actor(name: str, kind: type, **arguments: Any) -> DeploymentActorConfig:
     return DeploymentActorConfig(name=name, actor_class=ray.remote(kind), init_kwargs=arguments, actor_options=options)
 
 
-def _bound(
-    service: ServiceConfig, kv_transfer: ConnectorConfig, ingress: IngressConfig, topology: TopologyConfig | None
+def _service(
+    config: ServiceConfig, kv_transfer: ConnectorConfig, ingress: IngressConfig, topology: TopologyConfig | None
 ) -> Service:
+    """Bind the pools of one model."""
     prefills: dict[str, Application] = {}
     decodes: dict[str, Application] = {}
     gpu_resources = {} if topology is None else topology.gpu_resources
-    for group in service.groups:
-        for key, pool in group.pools().items():
-            role = key.role
+    for group in config.groups:
+        for key, pool in group.pools().items():  # prefill first, since decode calls it
             bind: dict[str, Any] = {
                 "cores_per_worker": pool.cores_per_worker,
                 "engine_silence_s": pool.engine_silence_s,
             }
-            if role is Role.PREFILL:
-                servers, routers = prefills, max(group.decode.replicas, group.decode.max_replicas or 0)
+            if key.role is Role.PREFILL:
+                servers, routers = prefills, group.decode.max_replicas or group.decode.replicas
             else:
                 servers, routers = decodes, ingress.replicas
                 bind |= {
                     "prefill_server": prefills.get(group.name),
-                    "router": service.router,
-                    "slo": SloConfig() if service.autoscale is None else service.autoscale.slo,
+                    "router": config.router,
+                    "slo": SloConfig() if config.autoscale is None else config.autoscale.slo,
                     "pull_timeout_s": kv_transfer.safe_pull_timeout_s,
                     "max_prompt_tokens": ingress.max_prompt_tokens,
                 }
+            gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
             servers[group.name] = build_llm_deployment(
-                llm_config(
-                    service,
-                    role,
-                    pool,
-                    kv_transfer=kv_transfer,
-                    routers=routers,
-                    gpu_resource=gpu_resources.get(pool.placement.accelerator_type or ""),
-                ),
-                deployment_cls=PrefillServer if role is Role.PREFILL else DecodeServer,
+                llm_config(config, key.role, pool, kv_transfer=kv_transfer, routers=routers, gpu_resource=gpu_resource),
+                deployment_cls=PrefillServer if key.role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,
                 override_serve_options={"name": str(key), **serve_options(pool)},
             )
-    return Service(config=service, decodes=decodes, prefills=prefills)
+    return Service(config=config, decodes=decodes, prefills=prefills)

@@ -1,5 +1,6 @@
 """Tandem's Prometheus metrics, and the merge of every process's metrics into one page."""
 
+import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,13 @@ _TPOT_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0
 _TOKENS_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 PREFILL_PATH = Counter("tandem_prefill_path", "Prompts by where they were prefilled and why", ["path", "reason"])
-PREFILL_FAILURES = Counter(
-    "tandem_prefill_failures", "Prompts that a prefill replica did not answer, once for each replica"
-)
+PREFILL_FAILURES = Counter("tandem_prefill_failures", "Calls of prefill replicas that ended without an answer")
 REMOTE_PREFILL_S = Histogram(
-    "tandem_remote_prefill_seconds", "Decode's call to prefill, sent to answered", buckets=_LATENCY_BUCKETS_S
+    "tandem_remote_prefill_seconds", "Time of decode's call of a prefill replica", buckets=_LATENCY_BUCKETS_S
 )
 HANDOFF_S = Histogram(
     "tandem_handoff_seconds",
-    "Prefill's answer to the first token on decode: KV pull, queueing and one step",
+    "Time from prefill's answer to the first token on decode: KV pull, queueing and one step",
     buckets=_LATENCY_BUCKETS_S,
 )
 CACHED_TOKENS_ERROR = Histogram(
@@ -31,18 +30,16 @@ CACHED_TOKENS_ERROR = Histogram(
 PREFILL_BACKLOG = Gauge(
     "tandem_prefill_backlog_tokens", "Prompt tokens that wait on prefill, by this decode replica's estimate"
 )
-LINK_FAILURES = Counter(
-    "tandem_link_failures", "Broken links from this decode replica to a prefill replica, once for each break", ["why"]
-)
+LINK_FAILURES = Counter("tandem_link_failures", "Breaks of links from this decode replica to prefill replicas", ["why"])
 LINK_REPAIRS = Counter("tandem_link_repairs", "Broken links over which KV came again")
 RETRIED = Counter("tandem_retried", "Requests that lost their decode replica before any output, answered by another")
-RESUMED = Counter("tandem_resumed", "Streams that lost their decode replica and went on from another")
+RESUMED = Counter("tandem_resumed", "Streams that lost their decode replica, continued by another")
 REFUSED = Counter("tandem_refused", "Requests that were refused before they reached an engine", ["reason", "priority"])
 WAITING = Gauge("tandem_waiting_requests", "Requests that wait at this replica of the endpoint")
 REQUESTS = Counter("tandem_requests", "HTTP requests answered", ["endpoint", "code"])
 TTFT_S = Histogram(
     "tandem_ttft_seconds",
-    "Arrival at the ingress to the first output token, of streams with n = 1",
+    "Time from arrival at the endpoint to the first output token, of streams with n = 1",
     buckets=_LATENCY_BUCKETS_S,
 )
 TPOT_S = Histogram(
@@ -63,10 +60,8 @@ def process_metrics(**labels: str) -> list[Metric]:
 def render(pages: Iterable[list[Metric]]) -> bytes:
     """One Prometheus text page from the metrics of many processes; families of one name are joined."""
     merged: dict[str, Metric] = {}
-    for page in pages:
-        for family in page:
-            if family.name not in merged:
-                merged[family.name] = Metric(family.name, family.documentation, family.type, family.unit)
-            merged[family.name].samples.extend(family.samples)
-    merged_pages: Any = SimpleNamespace(collect=merged.values)  # all that Prometheus needs of a registry here
-    return generate_latest(merged_pages)
+    for family in itertools.chain.from_iterable(pages):
+        empty = Metric(family.name, family.documentation, family.type, family.unit)
+        merged.setdefault(family.name, empty).samples.extend(family.samples)
+    registry: Any = SimpleNamespace(collect=merged.values)  # Prometheus calls no other method here
+    return generate_latest(registry)

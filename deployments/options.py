@@ -1,4 +1,4 @@
-"""Config -> Ray Serve LLM's LLMConfig and Serve's deployment options."""
+"""Ray Serve LLM's LLMConfig and Serve's deployment options of a pool, from its configuration."""
 
 import math
 from typing import Any
@@ -14,8 +14,7 @@ from kvtransfer.topology import Role
 from router.config import RouterConfig
 
 _NEVER_S = 1e9  # period that never ends, seconds
-# Delay with which Serve notices that a replica has ended and starts another (its default is 10), seconds.
-_HEALTH_CHECK_S = 2.0
+_HEALTH_CHECK_S = 2.0  # longest time until Serve replaces a replica that has ended, seconds; Serve's default is 10
 
 
 def llm_config(
@@ -29,20 +28,27 @@ def llm_config(
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool.
 
-    ``routers``: number of routers that send to the pool. ``gpu_resource``: Ray's resource for the pool's GPUs if it is
-    not GPU. Raises ValueError: an engine argument that vLLM does not know, with the nearest one that it does.
+    ``routers``: number of routers that send to the pool. ``gpu_resource``: Ray's resource of the pool's GPUs; ``None``:
+    GPU. Raises ValueError: vLLM does not know an engine argument; the error has the nearest name that it knows.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
-    # Ray Serve LLM's own door for another engine class.
-    emulator = {} if pool.emulator is None else {"RAYLLM_VLLM_ENGINE_CLS": "deployments.emulated.engine.EmulatedEngine"}
-    env = {**pool.env, **emulator}
+    env = dict(pool.env)
+    experimental: dict[str, Any] = {"stream_batching_interval_ms": 0}
+    if model.stage_folder is not None:
+        experimental[STAGE_KEY] = str(model.stage_folder)
+    if pool.emulator is not None:
+        # Ray Serve LLM's own variable for another engine class.
+        env["RAYLLM_VLLM_ENGINE_CLS"] = "deployments.emulated.engine.EmulatedEngine"
+        # Replicas run in another folder.
+        emulator = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
+        experimental[EMULATOR_KEY] = emulator.model_dump(mode="json")
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
-            # With one KV group per kind of attention, NIXL's failed pulls go unnoticed and the answer is garbage
-            # (vllm issue 52234). A model that cannot do without is refused by vLLM at start.
+            # With one KV group per kind of attention, NIXL's failed pulls are not noticed and the answer is garbage
+            # (vllm issue 52234). vLLM refuses at start a model that needs these groups.
             "disable_hybrid_kv_cache_manager": True,
             **kwargs,
             "tensor_parallel_size": pool.tensor_parallel_size,
@@ -53,16 +59,12 @@ def llm_config(
         accelerator_type=None if gpu_resource else pool.placement.accelerator_type,
         placement_group_config={"bundles": _bundles(pool, gpu_resource), "strategy": pool.placement.strategy},
         runtime_env={"env_vars": env} if env else None,
-        # vLLM's own Prometheus logger then writes into the process's registry, which /metrics collects; Ray's
-        # wrapper would send the same numbers to metrics that no code can read back.
+        # vLLM then writes into the process's Prometheus registry, which /metrics collects. Ray's wrapper would send the
+        # numbers to metrics that no code can read back.
         log_engine_metrics=False,
-        experimental_configs={
-            "stream_batching_interval_ms": 0,
-            **_emulator_config(pool),
-            **({} if model.stage_folder is None else {STAGE_KEY: str(model.stage_folder)}),
-        },
+        experimental_configs=experimental,
         deployment_config={
-            **replica_options(pool, report_s=report_s),
+            **_replica_options(pool, report_s),
             "ray_actor_options": {"num_cpus": pool.placement.cpus_per_replica},
             "max_ongoing_requests": pool.max_ongoing_requests,
             "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
@@ -74,18 +76,11 @@ def llm_config(
     )
 
 
-def _emulator_config(pool: RoleConfig) -> dict[str, Any]:
-    if pool.emulator is None:
-        return {}
-    # Replicas run in another folder.
-    absolute = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
-    return {EMULATOR_KEY: absolute.model_dump(mode="json")}
+def _replica_options(pool: RoleConfig, report_s: float | None) -> dict[str, Any]:
+    """Serve's number of replicas: a fixed one, or bounds for the autoscaling policy, without Serve's own damping.
 
-
-def replica_options(pool: RoleConfig, *, report_s: float | None) -> dict[str, Any]:
-    """A fixed count, or bounds for the joint policy with Serve's own damping out of its way.
-
-    Never ``initial_replicas``: any change of the deployment would reset the count to it.
+    ``report_s``: period of the replicas' reports; ``None``: the pool is not autoscaled. ``initial_replicas`` is not
+    set, since any change of the deployment would reset the number to it.
     """
     if report_s is None:
         return {"num_replicas": pool.replicas}
@@ -102,15 +97,15 @@ def replica_options(pool: RoleConfig, *, report_s: float | None) -> dict[str, An
 
 
 def serve_options(pool: RoleConfig) -> dict[str, Any]:
-    """Serve options that LLMConfig has no field for."""
+    """Serve's options of a pool for which LLMConfig has no field."""
     options: dict[str, Any] = {"max_surge_percent": math.ceil(100 * pool.max_surge_frac)}
-    if pool.placement.node_labels:
-        options["placement_group_bundle_label_selector"] = [dict(pool.placement.node_labels) for _ in _bundles(pool)]
+    if labels := pool.placement.node_labels:
+        options["placement_group_bundle_label_selector"] = [dict(labels) for _ in range(pool.workers)]
     return options
 
 
 def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers: int) -> dict[str, Any]:
-    """Serve's request-router options; attached from the start, since changing them restarts the application."""
+    """Serve's request-router options; set from the start, since a change of them would restart the application."""
     return {
         "request_router_class": "router.ray_router:TandemRouter",
         "request_router_kwargs": {
@@ -120,12 +115,12 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
             "asks_tokens": role is Role.PREFILL,
             "most_ejected_frac": router.outlier.most_frac,
         },
-        # Routers ask for them; what Serve's controller gathers it would send to every handle whenever it has changed.
+        # Routers ask replicas themselves. Serve's controller would send every change of its numbers to every handle.
         "request_routing_stats_period_s": _NEVER_S,
     }
 
 
-def _bundles(pool: RoleConfig, gpu_resource: str | None = None) -> list[dict[str, float]]:
+def _bundles(pool: RoleConfig, gpu_resource: str | None) -> list[dict[str, float]]:
     bundle: dict[str, float] = {"CPU": pool.placement.cpus_per_worker}
     if pool.placement.accelerator_type:
         bundle[gpu_resource or "GPU"] = pool.placement.gpus_per_worker

@@ -10,7 +10,7 @@ from kvtransfer.selectors import values
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Affinity, LinkTier, Role
 
-# Engine arguments that another field sets (named here), or that the design fixes (``None``).
+# Engine arguments that a user may not set: the field that sets each; ``None``: Tandem alone chooses the value.
 _OWNED_ENGINE_KWARGS = {
     "model": "model.source",
     "served_model_name": "model.id",
@@ -28,37 +28,37 @@ _OWNED_ENGINE_KWARGS = {
 EMULATOR_KEY = "tandem_emulator"
 
 
-def _checked(selector: str) -> str:
+def _check_selector(selector: str) -> str:
     values(selector)
     return selector
 
 
-def _without_owned(value: dict[str, Any]) -> dict[str, Any]:
-    for key in value:
+def _check_engine_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for key in kwargs:
         if key in _OWNED_ENGINE_KWARGS:
             field = _OWNED_ENGINE_KWARGS[key]
-            use = f"set {field} instead" if field else "Tandem relies on its default; leave it out"
-            raise ValueError(f"engine argument {key!r} is not yours to set here: {use}")
-    return value
+            remedy = f"set {field} instead" if field else "Tandem alone chooses its value; leave it out"
+            raise ValueError(f"engine argument {key!r} may not be set here: {remedy}")
+    return kwargs
 
 
 # Arguments of vLLM's engine by name, without those that other fields set.
-EngineKwargs = Annotated[dict[str, Any], AfterValidator(_without_owned)]
+EngineKwargs = Annotated[dict[str, Any], AfterValidator(_check_engine_kwargs)]
 # Ray label selector: for each label key the value that a node must have, or an expression.
-Selector = dict[str, Annotated[str, AfterValidator(_checked)]]
+Selector = dict[str, Annotated[str, AfterValidator(_check_selector)]]
 
 
 class PlacementConfig(StrictConfig):
-    """Where one replica's engine workers run; becomes Serve placement-group bundles and their label selectors."""
+    """Resources and nodes of one replica's engine workers: Serve's placement-group bundles and label selectors."""
 
     accelerator_type: str | None = None
     """GPU type as Ray names it, such as H100 or A100-80G. Left out, the engine runs on CPU cores."""
     gpus_per_worker: float = Field(1.0, gt=0.0, le=1.0)
-    """GPUs of each engine worker; a fraction shares a GPU with others."""
+    """GPUs of each engine worker; workers with a fraction share a GPU."""
     cpus_per_worker: float = Field(1.0, ge=0.0)
     """Ray CPUs in the bundle of each engine worker."""
     cpus_per_replica: float = Field(1.0, ge=0.0)
-    """Ray CPUs of the Serve replica itself, for front end and tokeniser; they are added to the first bundle."""
+    """Ray CPUs of the Serve replica itself, for front end and tokeniser, beside those of the first worker."""
     strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "STRICT_PACK"
     """How Ray spreads the bundles of one replica over nodes; STRICT_PACK puts all on one node."""
     node_labels: Selector = Field(default_factory=dict)
@@ -67,26 +67,26 @@ class PlacementConfig(StrictConfig):
 
 
 class EmulatorConfig(StrictConfig):
-    """An emulated engine: it waits for the time that a real engine would compute."""
+    """An emulated engine, which waits for as long as a real engine would compute."""
 
     profile: Path
     """Path of an EngineProfile, such as configs/profiles/h100_llama70b_fp8_tp1.json."""
     start_s: float | None = Field(None, ge=0.0)
-    """Time from a replica's start until it is ready, seconds, beyond the time of imports. Left out, the profile's."""
+    """Time from a replica's start until it is ready, seconds, without the time of imports. Left out, the profile's."""
     time_factor: float = Field(1.0, gt=0.0, le=1000.0)
     """Seconds of the emulated engine that pass in one real second."""
     max_running: int | None = Field(None, ge=1)
-    """Requests in the batch at one time. Left out, the profile's."""
+    """Most requests in a batch. Left out, the profile's."""
     chunk_s: float = Field(0.1, ge=0.0)
-    """The tokens of this time, seconds, are sent as one chunk."""
+    """Time, seconds, whose tokens are sent as one chunk."""
 
 
 class RoleConfig(StrictConfig):
     """One pool: the replicas of one role in one group."""
 
     replicas: int = Field(1, ge=0, le=1024)
-    """Number of replicas; each is one engine. With autoscale: the number at the start, and the lowest. 0 for both
-    roles: the group sleeps until it is needed."""
+    """Number of replicas; each is one engine. With autoscale it is the number at the start, and the lowest. With 0 for
+    both roles the group sleeps until a request comes."""
     max_replicas: int | None = Field(None, ge=1, le=1024)
     """Highest number of replicas; required with autoscale, and refused without it."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
@@ -99,26 +99,29 @@ class RoleConfig(StrictConfig):
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
     """vLLM engine arguments of this role, by name; they override those of the service."""
     cores_per_worker: int = Field(1, ge=1)
-    """CPU cores that each worker of an engine on CPU is bound to; the least claimed cores of the node are chosen."""
+    """Number of CPU cores to which each worker of an engine on CPU is bound: the least claimed cores of its node."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the replicas and their engines."""
     graceful_shutdown_timeout_s: float = Field(600.0, gt=0.0)
     """Time, seconds, that a stopping replica has to finish its requests. Serve's own default of 20 s would cut long
     answers off."""
     max_surge_frac: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the pool's replicas that start before old ones stop when the configuration changes; at least one if more
-    than 0, and they need free room. 0: old replicas stop first, a fifth of them and at least one at a time, so a pool
-    of one answers nothing until its new replica is ready."""
+    """Share of the pool's replicas that start before old ones stop when the configuration changes. With more than 0 at
+    least one starts, and needs free room. With 0 old replicas stop first, a fifth of them and at least one at a time: a
+    pool of one answers nothing until its new replica is ready."""
     engine_silence_s: float = Field(15.0, gt=0.0, le=3600.0)
     """Time, seconds, without any answer after which an engine counts as hanging and its replica ends. An engine answers
-    between two steps: choose more than the longest step takes."""
+    between two steps, so the time must be longer than the longest step."""
     max_ongoing_requests: int = Field(1000, ge=1)
-    """Requests that Serve sends to one replica at a time; the engine itself queues and batches them."""
+    """Most requests that Serve sends to one replica at a time; the engine itself queues and batches them."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(f"max_replicas ({self.max_replicas}) is less than replicas ({self.replicas})")
+            raise ValueError(
+                f"max_replicas ({self.max_replicas}) is less than replicas ({self.replicas}): raise the first or lower "
+                "the second"
+            )
         return self
 
     @property
@@ -133,7 +136,7 @@ class RoleConfig(StrictConfig):
 
     @property
     def demand(self) -> Demand:
-        """Room that one replica takes on a node."""
+        """Resources of one replica."""
         placement = self.placement
         return Demand(
             selector=placement.node_labels,
@@ -147,9 +150,9 @@ class RoleConfig(StrictConfig):
 
 
 class GroupConfig(StrictConfig):
-    """A deployment group (HeteroScale section 3.4): prefill and decode between which KV moves, of one variant.
+    """A deployment group (HeteroScale section 3.4): a prefill and a decode pool between which KV moves.
 
-    Without prefill it is one aggregated pool, whose decode replicas prefill for themselves.
+    Without prefill it is one aggregated pool, whose decode replicas compute prompts too.
     """
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")
@@ -160,52 +163,60 @@ class GroupConfig(StrictConfig):
     affinity: Affinity = Field(LinkTier.NONE, validate_default=True)
     """Lowest network level that all nodes of the group must share: s0, s1, s2, cluster, data_centre or none."""
     is_preemptible: bool = False
-    """Whether replicas of this group leave first when a more important service lacks room. If true, replicas must be
+    """Whether replicas of this group stop first when a more important service lacks room. If true, replicas must be
     0."""
     prefill: RoleConfig | None = RoleConfig()
-    """Prefill pool. null: decode replicas compute prompts too; then no group of the service may have a prefill pool."""
+    """Prefill pool. With null, decode replicas compute prompts too, and no group of the service may have a prefill
+    pool."""
     decode: RoleConfig = RoleConfig()
 
     @model_validator(mode="before")
     @classmethod
-    def _hand_labels_down(cls, value: Any) -> Any:
-        """Give both roles the group's labels; their own win."""
+    def _add_labels_to_roles(cls, value: Any) -> Any:
+        """Give both roles the group's labels; a role's own labels override them."""
         if not isinstance(value, dict) or not isinstance(value.get("node_labels"), dict):
             return value
         completed = dict(value)
         for role in Role:
-            if role in value and value[role] is None:
-                continue
-            pool = dict(value.get(role) or {})
-            placement = dict(pool.get("placement") or {})
-            placement["node_labels"] = {**value["node_labels"], **(placement.get("node_labels") or {})}
-            completed[role] = {**pool, "placement": placement}
+            pool = value.get(role, {})
+            placement = pool.get("placement", {}) if isinstance(pool, dict) else None
+            if isinstance(placement, dict) and isinstance(labels := placement.get("node_labels", {}), dict):
+                labels = {**value["node_labels"], **labels}
+                completed[role] = {**pool, "placement": {**placement, "node_labels": labels}}
         return completed
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_both_sleep(self) -> Self:
         prefill = self.prefill
         if prefill is not None and bool(prefill.replicas) != bool(self.decode.replicas):
             raise ValueError(
                 f"group {self.name!r}: prefill has {prefill.replicas} replicas and decode {self.decode.replicas}: "
-                "a group sleeps with 0 of both, or has at least one of each"
+                "set both to 0, and the group sleeps, or both to 1 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_preemptible(self) -> Self:
         if self.is_preemptible and self.decode.replicas:
-            and_prefill = "" if prefill is None else f"{prefill.replicas} prefill and "
+            and_prefill = "" if self.prefill is None else f"{self.prefill.replicas} prefill and "
             raise ValueError(
                 f"group {self.name!r} is_preemptible and must keep {and_prefill}{self.decode.replicas} decode "
-                "replicas: give it 0, or another group what must stay"
+                "replicas: set replicas to 0, or is_preemptible to false"
             )
-        if prefill is not None and prefill.pipeline_parallel_size > 1:
+        return self
+
+    @model_validator(mode="after")
+    def _check_prefill_stages(self) -> Self:
+        if self.prefill is not None and self.prefill.pipeline_parallel_size > 1:
             raise ValueError(
-                f"group {self.name!r}: prefill.pipeline_parallel_size is {prefill.pipeline_parallel_size}, and "
+                f"group {self.name!r}: prefill.pipeline_parallel_size is {self.prefill.pipeline_parallel_size}, and "
                 "the NIXL connector in pull mode takes no pipeline-parallel prefill: use tensor_parallel_size instead"
             )
         return self
 
     @property
-    def computes_prompts(self) -> RoleConfig:
-        """The pool that prefills."""
+    def prompt_pool(self) -> RoleConfig:
+        """The pool that computes prompts: prefill, or decode if the group has no prefill."""
         return self.prefill or self.decode
 
     def pools(self) -> dict[PoolKey, RoleConfig]:

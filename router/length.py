@@ -16,14 +16,17 @@ class PrefillPath(StrEnum):
 class PathReason(StrEnum):
     """Why a prompt took its path; a label of ``tandem_prefill_path_total``."""
 
-    SHORT = "short"
-    CACHED = "cached"
-    PREFILL_BACKLOG = "prefill_backlog"
-    LONG = "long"
-    DECODE_BUSY = "decode_busy"
-    NOT_TRANSFERABLE = "not_transferable"
+    # LOCAL by the length-aware rule.
+    SHORT = "short"  # the whole prompt is within the bound
+    CACHED = "cached"  # the prompt is longer, but its uncached part is within the bound
+    PREFILL_BACKLOG = "prefill_backlog"  # the uncached part is within the bound only because prefill has a backlog
+    # REMOTE by the length-aware rule.
+    LONG = "long"  # the uncached part is above the bound
+    DECODE_BUSY = "decode_busy"  # the uncached part is above the bound only because decode is busy
+    # LOCAL without the rule, or after it chose REMOTE.
+    NOT_TRANSFERABLE = "not_transferable"  # the KV of such a request cannot be handed over
     AGGREGATED = "aggregated"  # the group has no prefill pool
-    PREFILL_FAILED = "prefill_failed"
+    PREFILL_FAILED = "prefill_failed"  # no prefill replica computed the prompt
     KV_LATE = "kv_late"  # the lease on prefill may have ended before decode could extend it
 
 
@@ -32,9 +35,9 @@ class DecodeLoad:
     """Load of a decode replica's own engine; ``None``: not observed yet."""
 
     running_requests: int | None = None
-    max_running_requests: int | None = None
-    kv_usage_frac: float | None = None
-    local_prefill_tokens: int = 0
+    max_running_requests: int | None = None  # batch slots
+    kv_usage_frac: float | None = None  # share of the KV blocks in use
+    local_prefill_tokens: int = 0  # prompt tokens that this decode replica has still to compute itself
     output_tokens_mean: float | None = None  # mean length of the answers that ended lately
 
     def headroom_frac(self) -> float | None:
@@ -49,12 +52,12 @@ class DecodeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathDecision:
-    """The path of one prompt, why, and the bound that was in force (tokens)."""
+    """The path of one prompt, and why."""
 
     path: PrefillPath
     reason: PathReason
-    effective_tokens: int
-    bound_tokens: float
+    effective_tokens: int  # prompt tokens that are not in the decode replica's prefix cache
+    bound_tokens: float  # the most effective tokens for which the path is LOCAL, under the present load
 
 
 def prefill_path(
@@ -65,41 +68,60 @@ def prefill_path(
     decode: DecodeLoad,
     config: LengthConfig,
 ) -> PathDecision:
-    """Choose LOCAL or REMOTE prefill for one prompt.
+    """Choose LOCAL or REMOTE prefill for one prompt: LOCAL if its effective length is within the bound.
 
-    A prefill shorter than its transfer gains nothing from another engine (DOPD section 4.3: 36 ms of prefill at 100
-    tokens against 15-80 ms of transfer). The effective length counts: input minus the prefix cached on this decode
-    replica. The bound rises with the tokens that wait on prefill while decode has room, and falls to 0 as decode runs
-    out of slots or KV. Longer answers let it rise higher, since a local prefill stalls the streams beside it and a long
-    stream makes up for that.
+    A short prefill gains nothing from another engine, because the transfer of its KV takes as long (DOPD section 4.3:
+    36 ms of prefill at 100 tokens against 15-80 ms of transfer).
 
-    ``cached_tokens``: prompt tokens in this decode replica's prefix cache, 0 when unknown; ``prefill_backlog_tokens``:
-    prompt tokens that wait or run on the prefill pool, ``None`` when not observed.
+    Args:
+        input_tokens: length of the prompt.
+        cached_tokens: prompt tokens in this decode replica's prefix cache; 0 when unknown.
+        prefill_backlog_tokens: prompt tokens that wait or run on the prefill pool; ``None``: not observed.
+        decode: load of this decode replica.
+        config: the bounds.
     """
     effective = max(0, input_tokens - cached_tokens)
-    base = float(config.local_max_tokens)
     bound = _bound_tokens(prefill_backlog_tokens, decode, config)
-    if effective > bound:
-        reason = PathReason.DECODE_BUSY if effective <= base else PathReason.LONG
-    elif effective > base:
-        reason = PathReason.PREFILL_BACKLOG
-    else:
-        reason = PathReason.CACHED if input_tokens > bound else PathReason.SHORT
-    path = PrefillPath.LOCAL if effective <= bound else PrefillPath.REMOTE
-    return PathDecision(path=path, reason=reason, effective_tokens=effective, bound_tokens=bound)
+    return PathDecision(
+        path=PrefillPath.LOCAL if effective <= bound else PrefillPath.REMOTE,
+        reason=_reason(input_tokens, effective, bound, config.local_max_tokens),
+        effective_tokens=effective,
+        bound_tokens=bound,
+    )
+
+
+def _reason(input_tokens: int, effective_tokens: int, bound_tokens: float, usual_bound_tokens: int) -> PathReason:
+    """Why the path was taken; ``usual_bound_tokens``: the bound without backlog on prefill and with room on decode."""
+    if effective_tokens > bound_tokens:
+        return PathReason.DECODE_BUSY if effective_tokens <= usual_bound_tokens else PathReason.LONG
+    if effective_tokens > usual_bound_tokens:
+        return PathReason.PREFILL_BACKLOG
+    return PathReason.CACHED if input_tokens > min(bound_tokens, usual_bound_tokens) else PathReason.SHORT
 
 
 def _bound_tokens(backlog_tokens: int | None, decode: DecodeLoad, config: LengthConfig) -> float:
-    bound = float(config.local_max_tokens)
+    """The most uncached tokens that decode prefills itself.
+
+    It is ``local_max_tokens``. It falls towards 0 as a busy decode replica runs out of slots or KV, and it rises with
+    the backlog on prefill while decode has room.
+    """
+    usual_bound = float(config.local_max_tokens)
     headroom = decode.headroom_frac()
     if headroom is None:
-        return bound
+        return usual_bound
     if headroom < config.decode_busy_frac:
-        return bound * headroom / config.decode_busy_frac
-    if backlog_tokens is not None and headroom >= config.decode_room_frac:
-        # Prompts already queued on decode count against it, or a burst would pile up there at once.
-        excess = max(0, backlog_tokens - decode.local_prefill_tokens)
-        shared = config.local_tokens_per_output_token * (decode.output_tokens_mean or 0.0)
-        cap = max(bound, min(float(config.local_cap_tokens), shared))
-        bound = min(cap, bound + config.backlog_share_frac * excess)
-    return bound
+        return usual_bound * headroom / config.decode_busy_frac
+    if backlog_tokens is None or headroom < config.decode_room_frac:
+        return usual_bound
+    # Prompts already queued on decode count against the backlog, or a burst would pile up there at once.
+    excess = max(0, backlog_tokens - decode.local_prefill_tokens)
+    return min(_cap_tokens(decode, config), usual_bound + config.backlog_share_frac * excess)
+
+
+def _cap_tokens(decode: DecodeLoad, config: LengthConfig) -> float:
+    """The highest bound that a backlog can bring.
+
+    A local prefill stalls the streams beside it. The longer the answers are, the less a stall counts per token.
+    """
+    by_answers = config.local_tokens_per_output_token * (decode.output_tokens_mean or 0.0)
+    return max(float(config.local_max_tokens), min(float(config.local_cap_tokens), by_answers))

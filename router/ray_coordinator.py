@@ -12,14 +12,15 @@ from router import ray_kv
 from router.membership import Membership, obeyed
 from router.ray_actors import NAMESPACE, find_actor, follow
 
-# Age at which a membership no longer holds; the coordinator answers every 5 s even when nothing has changed.
+# Age, seconds, above which a membership no longer holds: three answers are missing, since the coordinator answers every
+# 5 s even when nothing has changed.
 _SILENCE_S = 15.0
-# Time, seconds, that a replica has to answer; one large prompt can hold up its event loop for seconds.
+# Time, seconds, that a replica has for its answer; one large prompt can hold up its event loop for seconds.
 _ANSWER_S = 5.0
 
 
 def coordinator_key(app: str) -> bytes:
-    """Key of the coordinator's name in Ray's key-value store."""
+    """Key in Ray's key-value store under which the name of the coordinator's actor is announced."""
     return f"tandem:coordinator:{app}".encode()
 
 
@@ -31,7 +32,7 @@ def find_coordinator(app: str) -> Any:
 def load_state(app: str, name: str | None = None) -> bytes | None:
     """The state that a coordinator stored last; ``None``: nothing is stored. Blocks for two milliseconds.
 
-    ``name``: name of the coordinator's actor; ``None``: the coordinator that is announced now.
+    ``name``: name of the coordinator's actor; ``None`` means the coordinator that is announced now.
     """
     if name is None and (announced := ray_kv.get(coordinator_key(app))) is not None:
         name = announced.decode()
@@ -39,7 +40,7 @@ def load_state(app: str, name: str | None = None) -> bytes | None:
 
 
 def save_state(app: str, name: str, state: bytes) -> None:
-    """Store the state that must outlive the coordinator of this name."""
+    """Store a coordinator's state, so that it outlives the actor; ``name``: name of the actor."""
     ray_kv.put(_state_key(app, name), state)
 
 
@@ -56,11 +57,12 @@ def is_alive(app: str, deployment: str, replica_id: str) -> bool:
     return True
 
 
-def answers(app: str, deployment: str, replica_id: str) -> bool:
-    """Whether a replica's actor exists and answers. Blocks for a few milliseconds, or for seconds.
+def is_answering(app: str, deployment: str, replica_id: str) -> bool:
+    """Whether a replica's actor answers; ``False``: it no longer exists. Blocks for milliseconds, at most for 5 s.
 
     Raises:
-        TimeoutError: no answer within 5 s; its process stands still.
+        TimeoutError: the actor exists, but did not answer within 5 s.
+        RayError: whether the actor exists is unknown, for instance because its node cannot be reached.
     """
     try:
         actor = _actor(app, deployment, replica_id)
@@ -85,10 +87,10 @@ def _actor(app: str, deployment: str, replica_id: str) -> Any:
 
 
 class MembershipFeed:
-    """Keeps ``membership`` as the coordinator last sent it, until the process ends."""
+    """The coordinator's latest membership, kept up to date by ``run`` in this process."""
 
     def __init__(self, app: str) -> None:
-        self.membership: Membership | None = None
+        self.membership: Membership | None = None  # from the last answer, however old
         self._app = app
 
     def now(self) -> Membership | None:
@@ -96,17 +98,19 @@ class MembershipFeed:
         return obeyed(self.membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
 
     async def run(self) -> None:
-        """Follow the coordinator: it answers at a change, or after a few seconds."""
-        # While the coordinator does not answer, the last membership holds until it is too old.
-        await follow(coordinator_key(self._app), self._ask, lambda: None)
+        """Follow the coordinator until this process leaves Ray."""
+        # A lost coordinator changes nothing here: the last membership holds until it is too old.
+        await follow(coordinator_key(self._app), self._watch, lambda: None)
 
-    async def _ask(self, coordinator: Any, version: int) -> int:
-        answer: tuple[int, dict[str, list[str]] | None] = await coordinator.watch.remote(version)
-        self._take(answer[1])
-        return answer[0]
+    async def _watch(self, coordinator: Any, version: int) -> int:
+        """Wait for the coordinator's next answer and store it. Returns the version of the answer."""
+        new_version, admitted_by_pool = await coordinator.watch.remote(version)
+        self._store(admitted_by_pool)
+        return int(new_version)
 
-    def _take(self, admitted_by_pool: dict[str, list[str]] | None) -> None:
-        if admitted_by_pool is None:  # the coordinator has no policy that reports to it
+    def _store(self, admitted_by_pool: dict[str, list[str]] | None) -> None:
+        """Store the admitted replicas by pool; ``None``: the autoscaling policy is silent, so no plan holds."""
+        if admitted_by_pool is None:
             self.membership = None
             return
         admitted = frozenset(name for names in admitted_by_pool.values() for name in names)

@@ -1,4 +1,8 @@
-"""A caller's side of the health board: what it reports of one pool's replicas, and which of them it avoids."""
+"""A caller's side of the health board: which replicas of a pool its calls avoid or test, and what it reports.
+
+The board (``deployments.actors.health_board``) counts the observations of all callers. It ejects replicas that fail,
+and grants one request at a time a probe: that request tests whether an ejected replica still fails.
+"""
 
 import asyncio
 import logging
@@ -12,37 +16,40 @@ from router.routing import Routing
 
 logger = logging.getLogger(__name__)
 
-# Observations that wait for the board at most.
+# Most observations that wait for the board; further ones are dropped. A caller with a board has far fewer.
 _MOST_OBSERVATIONS = 1000
-# Seconds that a request waits at most to learn whether it is a probe.
+# Longest wait of a request, seconds, for the board's answer whether it may test an ejected replica.
 _GRANT_S = 0.2
 
 
 def board_key(app: str) -> bytes:
-    """Where in Ray's key-value store the name of an application's health board is: Serve chooses its actors' names."""
+    """Key in Ray's key-value store under which the name of an application's health board is announced."""
     return f"tandem:health:{app}".encode()
 
 
 class HealthFeed:
-    """Exchanges news of one pool with the board until the process ends."""
+    """One pool's health as the board knows it, and this process's observations of the pool for the board."""
 
     def __init__(self, app: str, pool: str, config: OutlierConfig) -> None:
         self._key = board_key(app)
         self.pool = pool
-        self.usual = UsualPace(config)
+        self.usual_pace = UsualPace(config)
         self._board: Any = None
+        # From the board's last answer: ejected replicas of the application, replicas of it that have failed lately, and
+        # ejected replicas of the pool that some request may test now.
         self._ejected: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
         self._due: set[str] = set()
-        self._granted: set[str] = set()  # probes that no request has made yet
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._probes: set[str] = set()  # replicas that this caller's requests may test: the board has granted it
+        self._probe_requests: dict[str, asyncio.Task[None]] = {}  # by replica: the board has not answered yet
         self._unsent: list[Observation] = []
-        self._failed_here: set[str] = set()  # replicas whose failure the board may not have published yet
-        self._has_news = asyncio.Event()
+        # Replicas whose failure waits for the board. The board publishes them as suspects soon after it has the report.
+        self._new_failures: set[str] = set()
+        self._has_unsent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to listen and to report, on the running event loop."""
+        """Begin to follow the board and to report, on the running event loop, until the process leaves Ray."""
         self._tasks = [
             asyncio.create_task(follow(self._key, self._watch, self._lose)),
             asyncio.create_task(self._report()),
@@ -50,113 +57,127 @@ class HealthFeed:
 
     async def guide(self) -> tuple[frozenset[str], str | None]:
         """Replicas that the next call avoids, and the ejected replica that it tests, if the board grants a probe."""
-        self._granted &= self._ejected
-        if self._granted:
-            probe = self._granted.pop()
-            return self._ejected - {probe}, probe
-        self._due -= self._asking.keys()
-        if not self._due:
-            return self._ejected, None
-        probe = self._due.pop()
-        # The board may grant it late, and then to this caller alone: its next request makes the probe.
-        self._asking[probe] = asking = asyncio.create_task(self._ask(probe))
-        await asyncio.wait([asking], timeout=_GRANT_S)
-        if probe not in self._granted:
-            return self._ejected, None
-        self._granted.discard(probe)
+        probe = self._take_probe() or await self._request_probe()
         return self._ejected - {probe}, probe
 
-    async def _ask(self, probe: str) -> None:
-        try:
-            if await self._board.probe.remote(probe):
-                self._granted.add(probe)
-        except Exception as error:
-            logger.debug("the health board grants no probe: %s", error)
-        finally:
-            del self._asking[probe]
+    def _take_probe(self) -> str | None:
+        """A replica that the board has let this caller test, and no request of it has tested yet."""
+        self._probes &= self._ejected
+        return self._probes.pop() if self._probes else None
 
-    def is_news(self, replica_id: str) -> bool:
-        """Whether the board needs a replica's answers too: it has failed lately."""
-        return replica_id in self._suspects or replica_id in self._failed_here
+    async def _request_probe(self) -> str | None:
+        """Ask the board for the probe of a replica that is due; ``None``: none is due, or the board did not grant it.
+
+        The board may answer late. The probe is then this caller's alone, so its next request makes the probe.
+        """
+        self._due -= self._probe_requests.keys()
+        if not self._due:
+            return None
+        replica_id = self._due.pop()
+        self._probe_requests[replica_id] = request = asyncio.create_task(self._ask(replica_id))
+        await asyncio.wait([request], timeout=_GRANT_S)
+        if replica_id not in self._probes:
+            return None
+        self._probes.discard(replica_id)
+        return replica_id
+
+    async def _ask(self, replica_id: str) -> None:
+        try:
+            if await self._board.probe.remote(replica_id):
+                self._probes.add(replica_id)
+        except Exception as error:  # without a board the replica stays ejected until a new board begins anew
+            logger.debug("the health board did not grant a probe of %s: %s", replica_id, error)
+        finally:
+            del self._probe_requests[replica_id]
+
+    def needs_answers(self, replica_id: str) -> bool:
+        """Whether the board needs a replica's good answers too: it has failed lately. Of others failures are enough."""
+        return replica_id in self._suspects or replica_id in self._new_failures
 
     def report(self, observation: Observation) -> None:
-        """Report an observation to the board."""
+        """Report an observation to the board, in the background."""
         if observation.has_failed:
-            self._failed_here.add(observation.replica_id)
+            self._new_failures.add(observation.replica_id)
         if len(self._unsent) < _MOST_OBSERVATIONS:
             self._unsent.append(observation)
-            self._has_news.set()
+            self._has_unsent.set()
 
     def return_probe(self, replica_id: str) -> None:
-        """Let the next request make a probe that showed nothing."""
+        """Let this caller's next request make a probe that was not made, or that showed nothing."""
         if replica_id in self._ejected:
-            self._granted.add(replica_id)
+            self._probes.add(replica_id)
 
     async def _watch(self, board: Any, version: int) -> int:
+        """Wait for the board's next answer and store it. Returns the version of the answer."""
         self._board = board
         version, self._ejected, self._suspects, due = await board.watch.remote(self.pool, version)
         self._due = set(due)
         return version
 
     def _lose(self) -> None:
+        """The board does not answer: no replica is avoided until it does."""
         self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
 
     async def _report(self) -> None:
         while ray.is_initialized():
-            await self._has_news.wait()
-            self._has_news.clear()
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
             observations, self._unsent = self._unsent, []
             try:
                 board = await asyncio.to_thread(find_actor, self._key)
                 if board is not None:
-                    await board.tell.remote(self.pool, observations)
-            except Exception as error:
-                logger.debug("the health board does not listen: %s", error)
-            self._failed_here &= {one.replica_id for one in self._unsent}
+                    await board.observe.remote(self.pool, observations)
+            except Exception as error:  # the observations are lost; a replica that still fails shows it again
+                logger.debug("the health board did not take %d observations: %s", len(observations), error)
+            self._new_failures &= {one.replica_id for one in self._unsent}
 
 
 class CallHealth:
-    """What one call shows of the replicas that it met."""
+    """Reports what one call showed about the health of the replicas that it was sent to."""
 
     def __init__(self, feed: HealthFeed, routing: Routing) -> None:
         self._feed = feed
         self._choice = routing.choice
-        self._probe = routing.probe  # until the call has shown something of it
+        self._probe = routing.probe  # the ejected replica that the call tests; ``None`` once its result is reported
         self._reported: set[str] = set()  # replicas that could not be reached
 
-    def unreached(self) -> None:
+    def report_unreached(self) -> None:
         """Report the replicas that could not be reached, each once, as failed."""
         for name in self._choice.unreached - self._reported:
             self._reported.add(name)
-            self._feed.report(Observation(name, True, is_probe=name == self._probe))
+            self._feed.report(Observation(name, has_failed=True, is_probe=name == self._probe))
             if name == self._probe:
                 self._probe = None
 
-    def failed(self) -> None:
-        """Report that the call failed at its replica, and at those that could not be reached before."""
-        self.unreached()
-        self._note(Measure.ERROR, True)
+    def report_failure(self) -> None:
+        """Report that the call failed at its replica, and the replicas that could not be reached before."""
+        self.report_unreached()
+        self._report(Measure.ERROR, has_failed=True)
 
-    def answered(self) -> None:
+    def report_answer(self) -> None:
         """Report that the replica answered, at whatever pace."""
-        self._note(Measure.ERROR, False)
+        self._report(Measure.ERROR, has_failed=False)
 
-    def paced(self, pace_s: float, least_s: float) -> None:
-        """Report the answer's pace, seconds per token or 1,000 tokens; one below ``least_s`` never counts as slow."""
-        self._note(Measure.PACE, self._feed.usual.is_slow(pace_s, least_s))
+    def report_pace(self, pace_s: float, least_s: float) -> None:
+        """Report the pace of the answer; one below ``least_s`` never counts as slow.
 
-    def ended(self) -> None:
+        Both are seconds per output token on decode, and seconds per 1,000 prompt tokens on prefill.
+        """
+        self._report(Measure.PACE, has_failed=self._feed.usual_pace.is_slow(pace_s, least_s))
+
+    def end(self) -> None:
         """The call has ended. A probe that it did not make, or that showed nothing, is for another request."""
-        self.unreached()
+        self.report_unreached()
         if self._probe is not None:
             self._feed.return_probe(self._probe)
 
-    def _note(self, measure: Measure, has_failed: bool) -> None:
+    def _report(self, measure: Measure, *, has_failed: bool) -> None:
+        """Report one result of the replica that has the call, if the board needs it."""
         replica_id = self._choice.replica_id
         if replica_id is None:
             return
         is_probe = replica_id == self._probe
-        if has_failed or is_probe or self._feed.is_news(replica_id):
+        if has_failed or is_probe or self._feed.needs_answers(replica_id):
             self._feed.report(Observation(replica_id, has_failed, measure, is_probe=is_probe))
             if is_probe:
                 self._probe = None

@@ -113,7 +113,7 @@ class AppConfig(StrictConfig):
 
     def _check_affinity(self, group: GroupConfig) -> None:
         labels = self.labels
-        tier = labels.named_tier(group.computes_prompts.placement.node_labels, group.decode.placement.node_labels)
+        tier = labels.named_tier(group.prompt_pool.placement.node_labels, group.decode.placement.node_labels)
         if tier > group.affinity:
             raise ValueError(
                 f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both roles "
@@ -132,14 +132,14 @@ class AppConfig(StrictConfig):
             raise ValueError("topology does nothing without autoscale: add it, or leave topology out")
         for service in sized:
             assert service.autoscale is not None
-            check_fits(service.autoscale, service.pools(self.topology))
+            check_fits(service.autoscale, service.pool_limits(self.topology))
         topology = self.topology or TopologyConfig()
-        roles = [pool for service in self.services for pool in service.roles().values()]
+        roles = [pool for service in self.services for pool in service.role_configs().values()]
         limits = {"topology.budget_gpus": (topology.budget_gpus, roles)}
         for service in sized:
             assert service.autoscale is not None
             name = f"autoscale.quota_gpus of {service.model.id}"
-            limits[name] = (service.autoscale.quota_gpus, list(service.roles().values()))
+            limits[name] = (service.autoscale.quota_gpus, list(service.role_configs().values()))
         types = {kind for pool in roles for kind in pool.demand.gpus_by_type()}
         # A misspelt type would have no limit, or no cost and so grow first.
         for name, (limit, _) in limits.items():
@@ -179,7 +179,7 @@ class AppConfig(StrictConfig):
 
     def pools(self) -> dict[str, Pools]:
         """Limits of each pool, by service."""
-        return {service.model.id: service.pools(self.topology) for service in self.services}
+        return {service.model.id: service.pool_limits(self.topology) for service in self.services}
 
 
 def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:
@@ -204,7 +204,7 @@ def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConf
 
 
 def _check_idle(service: ServiceConfig) -> None:
-    stays = [str(key) for key, pool in service.roles().items() if pool.replicas]
+    stays = [str(key) for key, pool in service.role_configs().items() if pool.replicas]
     if stays and service.autoscale is not None and service.autoscale.idle_to_zero_s is not None:
         raise ValueError(
             f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {stays[0]} keeps replicas: give every "

@@ -1,10 +1,11 @@
-"""The Python SDK: deploy an application from the same configuration as the YAML, watch it, call it, end it."""
+"""The Python SDK: deploy an application from a Serve YAML or the same as a mapping, watch it, call it, end it."""
 
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "ConfigError", "DeployError", "NodeSpec", "Status", "connect", "deploy"]
 
-# How often a start is looked at.
+# Seconds between two checks whether an application is ready.
 _POLL_S = 0.5
+# Longest wait for the endpoint's health, seconds; it asks every decode pool for up to 5 s.
+_HEALTH_TIMEOUT_S = 10.0
 
+# Called with every new status while an application starts.
 OnStatus = Callable[[Status], None]
 
 
@@ -44,56 +48,58 @@ def deploy(
     """Deploy one application and wait until it answers.
 
     Args:
-        source: a Serve YAML with exactly one application, or the same as a mapping.
-        address: a running Ray cluster; ``auto`` finds this machine's. ``None``: a cluster here that ends with this
-            process.
-        nodes: the nodes of that cluster; by default one node with room for every replica.
-        environment: more variables for the processes of that cluster.
-        start_timeout_s: longest wait.
-        on_status: called with every new status while waiting.
+        source: path of a Serve YAML with exactly one application, or the same as a mapping.
+        address: address of a running Ray cluster; ``auto`` finds the cluster of this machine. ``None``: start a local
+            cluster, which ends with this process.
+        nodes: nodes of a local cluster; by default one node with room for every replica.
+        environment: more environment variables for the processes of a local cluster.
+        start_timeout_s: longest wait, seconds, until the application answers.
+        on_status: called with every new status during the wait.
 
     Raises:
-        ConfigError: the configuration or this machine does not fit; nothing was submitted, and no cluster stays.
-        DeployError: the application did not start. A cluster that was started here has ended; on a running cluster the
-            application stays, for ``tandem status`` to show.
+        ConfigError: the configuration or this machine does not fit. Nothing was submitted, and a local cluster has
+            ended.
+        DeployError: the application did not start. A local cluster has ended. On a running cluster the application
+            stays, so that ``tandem status`` can show it.
     """
     if address is None:
         driver_environment()
     import ray  # only after the environment is set
 
-    # The default port of metrics is the same for every cluster of this machine.
+    # Local clusters would share the default port of metrics with other clusters of this machine.
     document, config = _read(source, free_ports(1)[0] if address is None else None)
     if ray.is_initialized():
         raise DeployError(
-            "this process is connected to a Ray cluster already: call ray.shutdown() first, or deploy from another"
+            "this process is connected to a Ray cluster already: call ray.shutdown() first, or use another process"
         )
     if address is None:
         check_machine(config, host=str(document["http_options"]["host"]), port=int(document["http_options"]["port"]))
-    # vLLM takes seconds to check the arguments of its engines, in a process of its own; the cluster starts meanwhile.
+    # vLLM checks the arguments of its engines in a process of its own for some seconds; the cluster starts meanwhile.
     with ThreadPoolExecutor(1) as thread:
-        checked = thread.submit(check_engines, config)
+        engines_check = thread.submit(check_engines, config)
         cluster: LocalCluster | None = None
         if address is None:
             variables = {**hard_stop(config.ingress.request_timeout_s), **(environment or {})}
             cluster = LocalCluster(nodes or [NodeSpec(cpus=replica_cpus(config))], environment=variables)
             address = cluster.address
         app = App(document, config, address, cluster)
-        app.start(start_timeout_s, on_status, before_submit=checked.result)
+        app.start(start_timeout_s, on_status, before_submit=engines_check.result)
     return app
 
 
 class App:
-    """A deployed application; a context manager that leaves it, which ends a cluster that ``deploy`` started."""
+    """A deployed application, made by ``deploy``. As a context manager it calls ``close`` at the end."""
 
-    # Answers with 200 once the endpoint serves.
+    # Path at which the endpoint answers 200 while it is healthy.
     health_path = "/health"
 
     def __init__(
         self, document: dict[str, Any], config: AppConfig, address: str, cluster: LocalCluster | None = None
     ) -> None:
+        """``cluster``: the local cluster that ``deploy`` started; ``None``: the application is on a running cluster."""
         self.config = config
         self.name = _name(document)
-        self.url = ""  # Serve says it
+        self.url = ""  # of the endpoint; known once the application is submitted
         self._document = document
         self._address = address
         self._cluster = cluster
@@ -104,20 +110,33 @@ class App:
         on_status: OnStatus | None = None,
         before_submit: Callable[[], None] = lambda: None,
     ) -> None:
-        """Connect, submit, and wait until the application answers; leave again and raise DeployError if that fails.
+        """Connect, submit, and wait until the application answers; called once, by ``deploy``.
 
-        ``before_submit``: a last check; what it raises passes on.
+        ``before_submit``: a last check. After any error the process is disconnected, and a local cluster has ended.
+
+        Raises:
+            ConfigError: the configuration does not fit the cluster.
+            DeployError: the application did not start within ``timeout_s``.
         """
         try:
-            connect(self._address)
-            if self._cluster is not None:
-                check_placeable(self.config)
-            before_submit()
-            self.url = submit(self._document, self.name)
-            self.wait_ready(timeout_s, on_status)
-        except BaseException as error:
+            with self._ray_errors():
+                connect(self._address)
+                if self._cluster is not None:
+                    check_placeable(self.config)
+                before_submit()
+                self.url = submit(self._document, self.name)
+                self.wait_ready(timeout_s, on_status)
+        except BaseException:
             self.close()
-            if type(error).__module__.startswith("ray."):
+            raise
+
+    @contextmanager
+    def _ray_errors(self) -> Iterator[None]:
+        """Turn Ray's own errors, such as that of a lost cluster, into a DeployError in one line."""
+        try:
+            yield
+        except Exception as error:
+            if type(error).__module__.startswith("ray."):  # by name: Ray may not be imported yet
                 raise DeployError(f"application {self.name}: {first_cause([str(error)])}") from error
             raise
 
@@ -126,24 +145,35 @@ class App:
     ) -> None:
         """Change to another configuration while the application serves: replicas are replaced, a few at a time.
 
-        Every replica is replaced, whatever changed in ``args``, since Serve gives them one version; ``control.tune``
-        replaces none. An old replica finishes its requests, and prefill stays until its KV has been read.
-        Arguments are as in ``deploy``.
+        Serve replaces every replica, whichever field of ``args`` has changed; ``control.tune`` replaces none. An old
+        replica finishes its requests, and an old prefill replica stays until its KV has been read.
+
+        Args:
+            source: as in ``deploy``.
+            timeout_s: longest wait, seconds, until the application runs with the new configuration.
+            on_status: as in ``deploy``.
 
         Raises:
-            ConfigError: the configuration does not fit, or is of another application; nothing was changed.
-            DeployError: the new configuration does not run after ``timeout_s``.
+            ConfigError: the configuration does not fit, or is of another application. Nothing was changed.
+            DeployError: the application does not run with the new configuration after ``timeout_s``, or the cluster is
+                lost.
         """
         document, config = _read(source, None if self._cluster is None else self.config.ingress.metrics_port)
         if (name := _name(document)) != self.name:
-            raise ConfigError(f"applications.0.name: {name!r} is not {self.name!r}, which runs: deploy it by itself")
+            raise ConfigError(
+                f"applications.0.name: {name!r} is not {self.name!r}, the application to update: deploy it by itself"
+            )
         check_engines(config)
-        self.url = submit(document, self.name)
-        self._document, self.config = document, config
-        self.wait_ready(timeout_s, on_status)
+        with self._ray_errors():
+            self.url = submit(document, self.name)
+            self._document, self.config = document, config
+            self.wait_ready(timeout_s, on_status)
 
     def wait_ready(self, timeout_s: float, on_status: OnStatus | None = None) -> None:
-        """Wait until the application runs and its endpoint answers; raises DeployError if it fails or is late."""
+        """Wait until the application runs and its endpoint answers.
+
+        Raises DeployError: the application has failed, is not ready after ``timeout_s``, or its cluster has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         last = None
         while time.monotonic() < deadline_s:
@@ -159,25 +189,26 @@ class App:
                 raise DeployError("the local Ray cluster has ended")
             time.sleep(_POLL_S)
         raise DeployError(
-            f"application {self.name} was not ready after {timeout_s:g} s: {last}. If max_surge_frac is more than 0, "
-            "replicas of a new configuration wait for room beside the old ones"
+            f"application {self.name} was not ready after {timeout_s:g} s: {last}. Give it more time or more room: if "
+            "max_surge_frac is more than 0, replicas of a new configuration wait for room beside the old ones"
         )
 
     def is_answering(self) -> bool:
         """Whether the endpoint reports that it is healthy."""
         try:
-            with urllib.request.urlopen(f"{self.url}{self.health_path}", timeout=10) as response:  # noqa: S310
+            url = f"{self.url}{self.health_path}"
+            with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT_S) as response:  # noqa: S310
                 return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
+        except (OSError, HTTPException):  # no connection, another status, or no HTTP
             return False
 
     def status(self) -> Status:
-        """What Serve reports now."""
+        """The application's state and replicas, as Serve reports them now."""
         return status_of(self.name)
 
     @property
     def metrics_url(self) -> str:
-        """The page of metrics: on the API's port if it is served there, else on a node that has an ingress replica."""
+        """URL of the metrics page: on the API's port if it is there, else on any node with an ingress replica."""
         ingress = self.config.ingress
         if ingress.metrics_on_public_port:
             return f"{self.url}/metrics"
@@ -195,36 +226,39 @@ class App:
 
     @property
     def control(self) -> Control:
-        """Sizing of the one service, as the commands do it; raises as ``control_of``."""
+        """``control_of`` the application's only service."""
         return self.control_of(None)
 
     def control_of(self, model: str | None) -> Control:
-        """Sizing of one service, by its model's name; ``None``: of the only one.
+        """The commands that size a service by hand, such as ``tune``; ``model``: name of its model.
+
+        ``None`` means the application's only service.
 
         Raises:
-            ConfigError: the application has no such service, or several and none is named.
+            ConfigError: the application has no such service, or has several and ``model`` is ``None``.
             DeployError: the application is not autoscaled.
         """
         return Control(self.name, model)
 
     def client(self, api_key: str = "none") -> "OpenAI":
-        """OpenAI's own client for this application; ``api_key`` if the endpoint requires one."""
+        """OpenAI's own client for this application; ``api_key``: needed only if the endpoint has keys."""
         from openai import OpenAI
 
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key)
 
     def drain(self, timeout_s: float | None = None) -> int | None:
-        """Refuse new requests (503), and wait for the running ones; end the application within a minute after that.
+        """Refuse new requests (503), and wait for the running ones.
 
-        ``timeout_s``: longest wait; ``None``: as long as a request may take. Returns the number of requests without an
-        answer; ``None`` if a replica of the endpoint did not report.
+        End the application within a minute after that, or its endpoint accepts requests again. ``timeout_s``: longest
+        wait; ``None``: as long as a request may take. Returns the number of unanswered requests; ``None``: a replica of
+        the endpoint did not report.
         """
         return ray_drain.drain(self.name, self.config.ingress.request_timeout_s if timeout_s is None else timeout_s)
 
     def delete(self) -> None:
-        """Drain the application and delete it; a cluster that ``deploy`` started ends with it.
+        """Drain the application and delete it; a cluster that ``deploy`` started ends too.
 
-        Raises DeployError if the application still exists after a quarter of an hour.
+        Raises DeployError: the application still exists after a quarter of an hour.
         """
         try:
             ray_drain.delete(self.name, self.config.ingress.request_timeout_s)
@@ -249,7 +283,7 @@ def _name(document: Mapping[str, Any]) -> str:
 
 
 def _read(source: Path | str | Mapping[str, Any], metrics_port: int | None) -> tuple[dict[str, Any], AppConfig]:
-    """A configuration; with this port for metrics, where one is given and the configuration names none."""
+    """A checked Serve YAML or mapping; ``metrics_port``: used if the configuration has none; ``None``: the default."""
     document, config = read_application(source)
     if metrics_port is None or "metrics_port" in config.ingress.model_fields_set:
         return document, config

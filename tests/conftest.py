@@ -1,4 +1,4 @@
-"""Factories of test inputs, and what every test runs under."""
+"""Factories of test inputs, and settings that hold for every test."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.engines.profile import EngineProfile
-from autoscale.sim import pressure
+from autoscale.sim import split
 from deployments.pool_config import GroupConfig
 from router.config import LengthConfig
 from router.length import DecodeLoad
@@ -28,11 +28,11 @@ from tests.serve_app.fake_endpoint import Answer, FakeEndpoint, tokens
 
 ROOT = Path(__file__).parent.parent
 
-# Some tests start a cluster in this process, and some before them import ray, which reads these once.
+# Ray reads these variables once, when it is imported; a later test may start a cluster in this process.
 driver_environment()
 
-# The same examples on every machine and in every run; a slow, shared machine is no failure.
-# `make test` tries few of a property, `make test-thorough` (--hypothesis-profile thorough) many.
+# The same examples on every machine and in every run; no deadline, since the machine may be slow and shared.
+# `make test` tries few examples of a property, `make test-thorough` (--hypothesis-profile thorough) many.
 settings.register_profile("tandem", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.register_profile("thorough", settings.get_profile("tandem"), max_examples=1000)
 settings.load_profile("tandem")
@@ -40,7 +40,7 @@ set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
 
 
 class _Lanes(LoadFileScheduling):
-    """A file's tests run in one lane, and those of a folder that shares an application too."""
+    """One worker process runs all tests of a file, or of a folder whose files share one application."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
@@ -50,7 +50,7 @@ class _Lanes(LoadFileScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Lanes | None:
-    """``--dist loadfile`` is what the engine tests run with; other modes stay xdist's own."""
+    """The scheduler of the engine tests, which run with ``--dist loadfile``; ``None``: xdist's own for other modes."""
     return _Lanes(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -116,7 +116,7 @@ def make_length_config() -> Callable[..., LengthConfig]:
 
 @pytest.fixture(scope="session")
 def make_decode_load() -> Callable[..., DecodeLoad]:
-    """An idle decode engine with 32 slots, after long answers."""
+    """An idle decode engine with 32 slots, whose answers were long."""
 
     def make(**changes: Any) -> DecodeLoad:
         idle = {"running_requests": 0, "max_running_requests": 32, "kv_usage_frac": 0.0, "output_tokens_mean": 1000.0}
@@ -137,7 +137,7 @@ def make_replicas() -> Callable[..., list[ReplicaView]]:
 
 @pytest.fixture(scope="session")
 def make_autoscale() -> Callable[..., AutoscaleConfig]:
-    """HeteroScale at 100 decode tokens/s a replica, without cooldown, damping or observation unless asked for."""
+    """HeteroScale at 100 decode tokens/s a replica, without cooldown and damping, unless ``changes`` sets them."""
 
     def make(**changes: Any) -> AutoscaleConfig:
         calm = {
@@ -160,7 +160,7 @@ def make_autoscale() -> Callable[..., AutoscaleConfig]:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., Any]:
-    """Run a script in a process of its own, in the repository; its standard output, read as JSON."""
+    """Run a Python script in its own process, in the repository. The result is its standard output, read as JSON."""
 
     def run(script: str, *arguments: str, env: dict[str, str] | None = None) -> Any:
         done = subprocess.run(
@@ -177,7 +177,7 @@ def short_pressure_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run of a pressure test in this process takes seconds of simulated time, not minutes."""
     short = {"_RUN_S": 20.0, "_WARM_UP_S": 5.0, "_LEAST_REQUESTS": 200, "_MANY_REQUESTS": 400, "_RATE_STEPS": 5}
     for name, value in short.items():
-        monkeypatch.setattr(pressure, name, value)
+        monkeypatch.setattr(split, name, value)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def make_endpoint() -> Iterator[Callable[..., FakeEndpoint]]:
 
 @pytest.fixture
 def dead_url() -> Iterator[str]:
-    """Where nobody listens: the port is bound, so that nobody else gets it."""
+    """A URL on which no server listens: the port is bound, so that no other process can take it."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"

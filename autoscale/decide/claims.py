@@ -1,13 +1,11 @@
-"""What less important services give up for what has no place, and only what would help (pure).
+"""Claims: room that less important services give up for replicas of a more important one that lack it (pure).
 
-WVA's constrained mode and HeteroScale's priorities. A claim is tried out before it is made: the claimant must find
-room on the very nodes that are left then, inside its own quota, affinity and budgets. Replicas that are on their way
-out already are not claimed.
+WVA's constrained mode and HeteroScale's priorities. Each claim is tried out first: with it, the claimant must find room
+inside its own quota, affinity and budgets. Replicas that leave already are not claimed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 
 from autoscale.decide.config import AutoscaleConfig
@@ -17,29 +15,28 @@ from autoscale.decide.slots import Slots
 from autoscale.headcount import desired_replicas
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
-from kvtransfer.topology import NodeSet
 
-# Units that are tried out for one claim.
+# Most units that are tried out for one claim.
 _MOST_UNITS = 32
 
 
 @dataclass(slots=True)
 class Claimed:
-    """The most that pools of a service may have, and its replicas that are in the way."""
+    """The most replicas that pools of a service may have, and the names of replicas whose room is claimed."""
 
     most: dict[PoolKey, int] = field(default_factory=dict)
     replicas: list[str] = field(default_factory=list)
 
 
 Claims = MutableMapping[str, Claimed]
-# By name, services that may be asked to give: configuration and snapshot.
+# Configuration and snapshot of services that may have to give room, by name.
 Givers = Mapping[str, tuple[AutoscaleConfig, Snapshot]]
 # A replica that would leave: its pool, and the nodes that it is on.
 Departure = tuple[PoolStats, tuple[str, ...]]
 
 
 class Shortage:
-    """What one service lacks by its plan, and whether it would find it in what this cycle has left."""
+    """The replicas that lack room in the plan of one service, and trials of whether they would find it."""
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class Shortage:
         ratio, override = plan.decision.ratio or config.pd_ratio, config.override
         self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts)
         self._current = plan.state.desired
-        # What was granted has its room already.
+        # Replicas that the plan placed have their room already.
         self._pools = [
             replace(pool, held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)))
             for pool in limited(config, snapshot.pools, plan.state)
@@ -61,32 +58,22 @@ class Shortage:
         self._wanted = {role: count + desired[role] for role, count in plan.pending.items()}
         self._slots, self._budget = slots, budget_gpus
         self._quota = quota_left(config, snapshot.pools, plan.state)
-
-    @property
-    def types(self) -> set[str]:
-        """GPU types that its pools take."""
-        return {kind for pool in self._pools for kind in pool.gpus_by_type()}
+        self.types = {kind for pool in self._pools for kind in pool.gpus_by_type()}
+        self._candidates = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in self._pools)
 
     def may_use(self, nodes: Iterable[str]) -> bool:
-        """Whether its pools may be on one of these nodes."""
+        """Whether its replicas may be on one of these nodes."""
         if self._slots is None:
             return True
         index = self._slots.topology.index
-        return any(name in index and self._wanted_nodes >> index[name] & 1 for name in nodes)
+        return any(name in index and self._candidates >> index[name] & 1 for name in nodes)
 
     def is_limited(self, kinds: set[str]) -> bool:
-        """Whether a budget limits it in GPUs of these types."""
+        """Whether a budget limits its GPUs of one of these types."""
         return any(kind in self._budget for kind in kinds & self.types)
 
-    @cached_property
-    def _wanted_nodes(self) -> NodeSet:
-        nodes = 0
-        for pool in self._pools:
-            nodes |= 0 if pool.demand is None or self._slots is None else self._slots.candidates(pool.demand)
-        return nodes
-
     def pending(self, departures: Iterable[Departure]) -> int:
-        """How many replicas would have no place if these, each of a pool and on nodes, were gone."""
+        """Number of replicas that would lack room once these replicas have left."""
         slots = None if self._slots is None else self._slots.copy()
         budget, quota = dict(self._budget), dict(self._quota)
         for pool, nodes in departures:
@@ -102,58 +89,67 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """What a group would give: replicas by their names, and the counts that are left."""
+    """Replicas that a group would give, by name, and the remaining counts of its pools."""
 
     service: str
     group: str
-    left: Mapping[PoolKey, int]
+    counts: Mapping[PoolKey, int]
     departures: Mapping[str, Departure]
 
 
 def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims: Claims) -> bool:
-    """Lower what less important services may have, in whole units, by what lets the claimant find room.
+    """Claim units of less important services if the claimant finds room with them; returns whether any was tried.
 
-    Variants that are marked preemptible go first, then the dearest, none below its lowest counts. What any of the
-    ``others`` has on its way out counts as free; ``givers`` are asked, the least important first. What is claimed is
-    added to ``claims``. Returns whether there was anything to try out.
+    Groups of preemptible variants give first, then the dearest, none below its lowest counts. Room of replicas that
+    leave any of the ``others`` counts as free. ``givers``: the least important first. New claims go into ``claims``.
     """
-    gone = [leaving for snapshot in others for leaving in _leaving(snapshot)]
-    if not gone and not any(_offered(shortage, givers, claims)):
+    leaving = [departure for snapshot in others for departure in _leaving(snapshot)]
+    if not leaving and not any(_offered(shortage, givers, claims)):
         return False
-    before, best = shortage.pending(()), shortage.pending(gone)
-    if best < before:
+    pending = shortage.pending(leaving)
+    if pending < shortage.pending(()):
         _keep_yielding(givers, claims)
-    units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if best else []
-    fewest = shortage.pending([*gone, *_replicas(units)]) if units else best
-    if fewest == best:
+    units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if pending else []
+    fewest = shortage.pending([*leaving, *_departures(units)]) if units else pending
+    if fewest == pending:
         return True
 
     def is_enough(some: list[_Unit]) -> bool:
-        return shortage.pending([*gone, *_replicas(some)]) == fewest
+        return shortage.pending([*leaving, *_departures(some)]) == fewest
 
     needed = next(n for n in range(1, len(units) + 1) if is_enough(units[:n]))
     for unit in _useful(units[:needed], is_enough):
         claimed = claims.setdefault(unit.service, Claimed())
-        claimed.most.update(unit.left)
+        claimed.most.update(unit.counts)
         claimed.replicas += unit.departures
     return True
 
 
 def _keep_yielding(givers: Givers, claims: Claims) -> None:
-    """Services that have made room do not take it back while the claimant waits for it."""
+    """Repeat earlier claims, so that services which made room do not take it back while the claimant waits for it."""
     for name, (_, snapshot) in givers.items():
         most = claims.setdefault(name, Claimed()).most
         most.update({key: min(count, most.get(key, count)) for key, (_, count) in snapshot.state.yielding.items()})
 
 
 def _offered(shortage: Shortage, givers: Givers, claims: Mapping[str, Claimed]) -> Iterator[_Unit]:
-    """The units that may be claimed, in turn."""
-    for name, (config, snapshot) in givers.items():
-        yield from _units(name, config, snapshot, claims.get(name, Claimed()).most, shortage)
+    """The units that may be claimed, in the order in which services and their groups give them."""
+    for service, (config, snapshot) in givers.items():
+        desired, claimed = snapshot.state.desired_and_warm, claims.get(service, Claimed()).most
+        leaving = {*snapshot.state.victims, *snapshot.state.withdrawn}
+        for pair in _pairs(config, snapshot) if any(desired.values()) else ():
+            kinds = {kind for pool in pair for kind in pool.gpus_by_type()}
+            if not kinds & shortage.types:
+                continue
+            counts = {pool.key: claimed.get(pool.key, desired.get(pool.key, 0)) for pool in pair}
+            names = {pool.key: _in_leaving_order(pool, counts[pool.key], leaving, shortage) for pool in pair}
+            nodes = {node for pool in pair for name in names[pool.key] if name for node in pool.on.get(name, ())}
+            if shortage.may_use(nodes) or shortage.is_limited(kinds):
+                yield from _units_of_group(service, pair, counts, names, config.pd_ratio)
 
 
 def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
-    """Without units that change nothing; a group gives its units in turn, so only its last ones can stay."""
+    """The units that are needed. A group gives its units in order, so only its last units can be left out."""
     for group in dict.fromkeys(unit.group for unit in units):
         while own := [unit for unit in units if unit.group == group]:
             others = [unit for unit in units if unit is not own[-1]]
@@ -163,12 +159,12 @@ def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> lis
     return units
 
 
-def _replicas(units: Iterable[_Unit]) -> list[Departure]:
+def _departures(units: Iterable[_Unit]) -> list[Departure]:
     return [departure for unit in units for departure in unit.departures.values()]
 
 
 def _leaving(snapshot: Snapshot) -> list[Departure]:
-    """Replicas on their way out, with their nodes where these are known."""
+    """Replicas that leave already, with their nodes if these are known."""
     names = {*snapshot.state.victims, *snapshot.state.withdrawn}
     leaving: list[Departure] = []
     for pool in (pool for pool in snapshot.pools if pool.demand is not None and (names or pool.draining)):
@@ -178,25 +174,8 @@ def _leaving(snapshot: Snapshot) -> list[Departure]:
     return leaving
 
 
-def _units(
-    name: str, config: AutoscaleConfig, snapshot: Snapshot, claimed: Mapping[PoolKey, int], shortage: Shortage
-) -> Iterator[_Unit]:
-    """The units of a service's groups, in the order in which they would go."""
-    ratio, desired = config.pd_ratio, snapshot.state.desired_and_warm
-    leaving = {*snapshot.state.victims, *snapshot.state.withdrawn}
-    for pair in _pairs(config, snapshot) if any(desired.values()) else ():
-        kinds = {kind for pool in pair for kind in pool.gpus_by_type()}
-        if not kinds & shortage.types:
-            continue
-        counts = {pool.key: claimed.get(pool.key, desired.get(pool.key, 0)) for pool in pair}
-        names = {pool.key: _in_turn(pool, counts[pool.key], leaving, shortage) for pool in pair}
-        nodes = {node for pool in pair for name in names[pool.key] if name for node in pool.on.get(name, ())}
-        if shortage.may_use(nodes) or shortage.is_limited(kinds):
-            yield from _units_of_group(name, pair, counts, names, ratio)
-
-
 def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats, PoolStats]]:
-    """Leader and follower pool of each group, in the order in which groups would give."""
+    """Leader and follower pool of each group, in the order in which groups give."""
     ratio, pools = config.pd_ratio, {pool.key: pool for pool in bounded(config, snapshot.pools)}
     leaders = [pool for pool in pools.values() if pool.key.role is ratio.leader]
     leaders.sort(key=lambda pool: (not pool.limits.is_preemptible, -pool.limits.cost, pool.key.group))
@@ -211,12 +190,12 @@ def _units_of_group(
     names: Mapping[PoolKey, list[str | None]],
     ratio: PdRatio,
 ) -> Iterator[_Unit]:
-    """One leader after the other, with the followers that are due with it."""
+    """One unit after the other: a leader, with the followers that only it needs."""
     leader, follower = pair
     while counts[leader.key] > leader.limits.lowest_replicas:
         fewer = counts[leader.key] - 1
-        rest = max(follower.limits.lowest_replicas, whole(fewer * ratio.follower_share))
-        after = {leader.key: fewer, follower.key: min(counts[follower.key], rest)}
+        needed = max(follower.limits.lowest_replicas, whole(fewer * ratio.follower_share))
+        after = {leader.key: fewer, follower.key: min(counts[follower.key], needed)}
         departures: dict[str, Departure] = {}
         for pool in pair:
             for _ in range(counts[pool.key] - after[pool.key]):
@@ -224,16 +203,17 @@ def _units_of_group(
                 if name is not None and pool.demand is not None:
                     departures[name] = pool, pool.on.get(name, ())
         counts = after
-        yield _Unit(service=service, group=leader.key.group, left=counts, departures=departures)
+        yield _Unit(service=service, group=leader.key.group, counts=counts, departures=departures)
 
 
-def _in_turn(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
-    """A pool's replicas in the order in which they would go; ``None``: one that has no room yet.
+def _in_leaving_order(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
+    """A pool's replicas in the order in which they leave; ``None``: a replica that has no room yet.
 
-    Serve ends replicas that do not run yet first. Of the others those on useful nodes go first, then the youngest.
+    Replicas that do not run yet leave first, as in Serve. Of the others those on useful nodes leave first, then the
+    youngest.
     """
     running = [replica.replica_id for replica in reversed(pool.replicas) if replica.replica_id not in leaving]
     running.sort(key=lambda name: not shortage.may_use(pool.on.get(name, ())))
-    out = {*leaving, *running, *pool.draining}
-    present = [*(name for name in pool.on if name not in out), *running]
+    counted = {*leaving, *running, *pool.draining}
+    present = [*(name for name in pool.on if name not in counted), *running]
     return [*[None] * (count - len(present)), *present[max(0, len(present) - count) :]]

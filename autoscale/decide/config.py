@@ -13,9 +13,9 @@ from autoscale.slo import SloConfig
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# Replicas report no more often than this: a report costs a replica and Serve's controller 1 ms of a core each.
+# Shortest time between two reports of a replica, seconds: each costs it and Serve's controller 1 ms of a core.
 _LEAST_REPORT_S = 1.0
-# Replicas report at least this often, seconds.
+# Longest time between two reports of a replica, seconds.
 _MOST_REPORT_S = 10.0
 
 
@@ -49,130 +49,92 @@ class OverrideConfig(StrictConfig):
 class GuardConfig(StrictConfig):
     """Limits on how the counts may move (HeteroScale section 3.6)."""
 
-    cooldown_out_s: float = Field(15.0, ge=0.0, description="Least time from any change to the next scale-out.")
-    cooldown_in_s: float = Field(
-        120.0,
-        ge=0.0,
-        description="Least time from any change to the next scale-in; it doubles, up to 16 times this, after each "
-        "scale-in in a row after which a latency missed its objective.",
-    )
-    hysteresis_out_frac: float = Field(
-        0.05, ge=0.0, le=10.0, description="Scale out only beyond this share above the present count (theta_out)."
-    )
-    hysteresis_in_frac: float = Field(
-        0.1, ge=0.0, lt=1.0, description="Scale in only beyond this share below the present count (theta_in)."
-    )
-    damping_out_frac: float = Field(1.0, gt=0.0, le=1.0, description="Share of a wanted growth that one plan takes.")
-    damping_in_frac: float = Field(0.5, gt=0.0, le=1.0, description="Share of a wanted shrinkage that one plan takes.")
-    step_out_replicas: int = Field(
-        8, ge=1, description="Most replicas that one plan adds to the larger role; off the ratio, to each role."
-    )
-    step_in_replicas: int = Field(
-        2, ge=1, description="Most replicas that one plan takes from the larger role; off the ratio, from each role."
-    )
-    budget_gpus: int | None = Field(None, ge=1, description="GPUs that both roles together may hold.")
-    band_replicas: float = Field(
-        1.0, ge=0.5, le=16.0, description="How far from the ratio counts may be, replicas of the smaller role."
-    )
-    shortfall_replicas: float = Field(
-        0.0,
-        ge=0.0,
-        le=0.5,
-        description="How far below the ratio rounding may leave the smaller role: 0 rounds it up, 0.5 to the nearest.",
-    )
+    cooldown_out_s: float = Field(15.0, ge=0.0)
+    """Least time from any change of the counts to the next scale-out."""
+    cooldown_in_s: float = Field(120.0, ge=0.0)
+    """Least time from any change of the counts to the next scale-in. It doubles, to at most 16 times this, with each
+    scale-in in a row after which a latency missed its objective."""
+    hysteresis_out_frac: float = Field(0.05, ge=0.0, le=10.0)
+    """Share of the present count by which the wanted count must exceed it for a scale-out (theta_out)."""
+    hysteresis_in_frac: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the present count by which the wanted count must be below it for a scale-in (theta_in)."""
+    damping_out_frac: float = Field(1.0, gt=0.0, le=1.0)
+    """Share of a wanted growth that one plan takes."""
+    damping_in_frac: float = Field(0.5, gt=0.0, le=1.0)
+    """Share of a wanted shrinkage that one plan takes."""
+    step_out_replicas: int = Field(8, ge=1)
+    """Most replicas that one plan adds to the larger role; off the ratio, to each role."""
+    step_in_replicas: int = Field(2, ge=1)
+    """Most replicas that one plan takes from the larger role; off the ratio, from each role."""
+    budget_gpus: int | None = Field(None, ge=1)
+    """Most GPUs that both roles together may hold."""
+    band_replicas: float = Field(1.0, ge=0.5, le=16.0)
+    """Largest distance of the counts from the ratio, in replicas of the smaller role."""
+    shortfall_replicas: float = Field(0.0, ge=0.0, le=0.5)
+    """Largest distance below the ratio at which rounding may leave the smaller role, in replicas: 0 rounds up, 0.5
+    rounds to the nearest."""
 
 
 class GateConfig(StrictConfig):
     """How new replicas enter and old ones leave (HeteroScale sections 3.4 and 3.6)."""
 
-    is_enabled: bool = Field(True, description="Hold a role's new replicas while the other has too few for the ratio.")
-    band_replicas: float = Field(
-        1.0, ge=0.5, le=16.0, description="How far ready replicas may be from the ratio, replicas of the smaller role."
-    )
-    observation_s: float = Field(
-        30.0,
-        ge=0.0,
-        description="How long a replica stays out of routing, ready to come back, before it is terminated.",
-    )
+    is_enabled: bool = True
+    """Hold a role's new replicas while the other role has too few for the ratio."""
+    band_replicas: float = Field(1.0, ge=0.5, le=16.0)
+    """Largest distance of the serving replicas from the ratio, in replicas of the smaller role."""
+    observation_s: float = Field(30.0, ge=0.0)
+    """Time that a replica stays out of routing, ready to come back, before it stops."""
 
 
 class AutoscaleConfig(StrictConfig):
     """How prefill and decode are sized together."""
 
-    # The policies that ``policy`` may name, those of them for groups without prefill, and those that are refused.
+    # Policies that ``policy`` may name; those of them for groups without prefill; policies that are refused.
     policies: ClassVar[Mapping[str, Callable[..., Policy[Any]]]] = POLICIES
     aggregated_policies: ClassVar[tuple[str, ...]] = AGGREGATED
     refused_policies: ClassVar[tuple[str, ...]] = SIMULATED_ONLY
 
-    pd_ratio: PdRatio = Field(
-        PdRatio(1, 1),
-        validate_default=True,
-        description="Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill.",
-    )
+    pd_ratio: PdRatio = Field(PdRatio(1, 1), validate_default=True)
+    """Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill."""
     policy: PolicyConfig = Field(discriminator="kind")
     slo: SloConfig = SloConfig()
-    bounds: dict[Role, BoundsConfig] = Field(
-        default_factory=dict,
-        description="Bounds of each role, inside replicas and max_replicas that the groups were deployed with.",
-    )
+    bounds: dict[Role, BoundsConfig] = Field(default_factory=dict)
+    """Bounds of each role, inside the replicas and max_replicas of the deployed groups."""
     guard: GuardConfig = GuardConfig()
     gate: GateConfig = GateConfig()
-    interval_s: float = Field(
-        5.0,
-        ge=0.2,
-        le=60.0,
-        description="Time between two decisions. Replicas report twice in the deployed value, every 1 to 10 s.",
-    )
-    window_s: float = Field(20.0, gt=0.0, le=600.0, description="Time over which rates and quantiles are taken.")
-    stale_s: float = Field(15.0, gt=0.0, description="Statistics older than this are not acted on.")
-    no_room_s: float = Field(
-        900.0,
-        gt=0.0,
-        description="A replica that is not ready after this time is given up for no_room_retry_s, and replicas of the "
-        "other role with it. Choose more than a start takes with a new node and the model's download.",
-    )
-    no_room_retry_s: float = Field(
-        300.0, gt=0.0, description="Time after which a replica that was given up for lack of room is tried again."
-    )
-    no_node_s: float = Field(
-        30.0,
-        gt=0.0,
-        description="A replica for which no node of its group has room for this time goes to another group.",
-    )
-    idle_to_zero_s: float | None = Field(
-        None,
-        gt=0.0,
-        description="After this time without a request all replicas stop, if all groups have replicas: 0; the next "
-        "request waits until a replica has started. Left out: the last replica of each role stays.",
-    )
-    priority: int = Field(
-        0,
-        ge=-1000,
-        le=1000,
-        description="The services of an application with a higher priority are placed first.",
-    )
-    gpu_types: dict[Role, tuple[str, ...]] = Field(
-        default_factory=dict, description="GPU types that a role takes, the preferred one first; left out: all alike."
-    )
-    quota_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
-        default_factory=dict, description="Most GPUs of each type that the service may hold."
-    )
-    warm_replicas: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Replicas of the ratio's larger role that run without requests until the service grows, and then "
-        "serve at once; those of the other role that belong to them by the ratio run too.",
-    )
-    collector: CollectorConfig = Field(
-        RayCollectorConfig(),
-        description="Where gauges come from: ray (from the replicas themselves), prometheus or file.",
-    )
-    is_paused: bool = Field(
-        False, description="Keep all counts; new replicas still enter, and withdrawn ones still come back."
-    )
-    is_observing: bool = Field(False, description="Decide and log, but change nothing.")
-    override: OverrideConfig | None = Field(None, description="Counts set by hand, which need not be at the ratio.")
+    interval_s: float = Field(5.0, ge=0.2, le=60.0)
+    """Time between two decisions. Replicas report twice in the deployed value, but every 1 to 10 s."""
+    window_s: float = Field(20.0, gt=0.0, le=600.0)
+    """Time over which rates and quantiles are taken."""
+    stale_s: float = Field(15.0, gt=0.0)
+    """Age of a replica's last report above which all counts stay."""
+    no_room_s: float = Field(900.0, gt=0.0)
+    """Time after which a replica that is not ready is given up for no_room_retry_s, and replicas of the other role with
+    it. Choose more than the longest start takes, with a new node and the model's download."""
+    no_room_retry_s: float = Field(300.0, gt=0.0)
+    """Time after which a replica that was given up for lack of room is tried again."""
+    no_node_s: float = Field(30.0, gt=0.0)
+    """Time after which a replica goes to another group because no node of its own group has room."""
+    idle_to_zero_s: float | None = Field(None, gt=0.0)
+    """Time without a request after which all replicas stop, if every group has replicas: 0. The next request then waits
+    until a replica has started. Left out: the last replica of each role stays."""
+    priority: int = Field(0, ge=-1000, le=1000)
+    """Services of an application with a higher priority are placed first."""
+    gpu_types: dict[Role, tuple[str, ...]] = Field(default_factory=dict)
+    """GPU types that a role takes, the preferred one first; left out: all alike."""
+    quota_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """Most GPUs of each type that the service may hold."""
+    warm_replicas: int = Field(0, ge=0, le=64)
+    """Replicas of the ratio's larger role that run without requests until the service grows, and then serve at once.
+    The replicas of the other role that the ratio requires with them run too."""
+    collector: CollectorConfig = RayCollectorConfig()
+    """Where gauges come from: ray (from the replicas themselves), prometheus or file."""
+    is_paused: bool = False
+    """Keep all counts. New replicas still enter, and withdrawn ones still come back."""
+    is_observing: bool = False
+    """Decide and log, but change nothing."""
+    override: OverrideConfig | None = None
+    """Counts set by hand, which need not be at the ratio."""
 
     @field_validator("policy", mode="before")
     @classmethod
@@ -203,7 +165,7 @@ class AutoscaleConfig(StrictConfig):
         return self
 
     def _check_aggregated(self) -> None:
-        """Whether prefill counts are 0 with a ratio of 0:1, and with no other."""
+        """Refuse prefill counts other than 0 at the ratio 0:1, and of 0 at any other."""
         if self.pd_ratio.is_aggregated and self.policy.kind not in self.aggregated_policies:
             raise ValueError(
                 f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
@@ -213,27 +175,27 @@ class AutoscaleConfig(StrictConfig):
             prefill = getattr(counts, "prefill", None)
             if isinstance(prefill, int) and bool(prefill) == self.pd_ratio.is_aggregated:
                 raise ValueError(
-                    f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: 0 of them go with 0:1, "
-                    "and with it alone"
+                    f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: give 0 with 0:1, and 1 "
+                    "or more with any other ratio"
                 )
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
-        """The fewest and the most replicas of a role in a group that was deployed with these; 0 stays 0."""
+        """Lowest and highest count of a role in a group that was deployed with these; a lowest count of 0 stays 0."""
         bounds = self.bounds.get(role, BoundsConfig())
         return (bounds.lowest_replicas or lowest) if lowest else 0, bounds.highest_replicas or highest
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no count changes, whatever is wanted."""
+        """Whether all counts stay, whatever the policy wants."""
         return self.is_paused or self.is_observing
 
     @property
     def report_s(self) -> float:
-        """Time between two reports of replicas that are deployed with this: half the time between decisions."""
+        """Time between two reports of a replica that is deployed with this configuration: half of ``interval_s``."""
         return min(max(_LEAST_REPORT_S, self.interval_s / 2), _MOST_REPORT_S)
 
     def check_reports(self, report_s: float) -> None:
-        """Refuse times, with a ValueError, that replicas which report every ``report_s`` can never satisfy."""
+        """Refuse, with a ValueError, times that are too short for replicas that report every ``report_s``."""
         slower_s = max(self.interval_s, report_s)
         for name, value, harm in (
             ("stale_s", self.stale_s, "every tick would hold"),

@@ -1,4 +1,4 @@
-"""Controller.tick: a snapshot becomes a plan in ten stages; the only place where their order is written (pure)."""
+"""Controller.tick: turns a snapshot into a plan by ten stages, in the order that only this file defines (pure)."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ STAGES: tuple[Stage, ...] = (reconcile, hold, decide, sleep, bring_back, guard, 
 
 
 class Controller:
-    """The control plane of one service: the same for a live cluster, a replayed log and a simulation.
+    """The control plane of one service, for a live cluster, a replayed log and a simulation alike.
 
-    It keeps nothing between two ticks: it reads its state from the snapshot, and the plan carries the next state.
+    It has no memory: its state comes with the snapshot, and the plan carries the next state.
     """
 
     def __init__(self, config: AutoscaleConfig) -> None:
@@ -30,7 +30,7 @@ class Controller:
     def tick(self, snapshot: Snapshot, slots: Slots | None = None) -> Plan:
         """The plan for one snapshot.
 
-        ``slots``: free room on the snapshot's nodes, from which placement takes what it uses; ``None``: computed here.
+        ``slots``: free room on the snapshot's nodes, from which placed replicas are taken; ``None``: computed here.
         """
         if snapshot.is_recovering:
             return unchanged(snapshot, "Serve's controller is recovering its replicas")

@@ -1,4 +1,4 @@
-"""One cycle over all services of an application: by priority, each with the room that the ones before it left (pure).
+"""One cycle over all services of an application: by priority, each with the room that earlier ones left (pure).
 
 Source: HeteroScale Algorithm 4 over services, and WVA's constrained mode (Greedy-by-Saturation): among services of
 equal priority, the one with the least spare capacity comes first, and then the cheaper one.
@@ -17,7 +17,7 @@ from autoscale.decide.slots import Slots
 from autoscale.types import ControllerState, Plan, Snapshot
 from kvtransfer.topology import Role
 
-# The most services that claim room in one cycle, since each claim is tried unit by unit; the others claim later.
+# Most services that claim room in one cycle, since each claim is tried unit by unit; the others claim later.
 _MOST_CLAIMANTS = 16
 
 
@@ -33,20 +33,20 @@ def tick_all(
     """Plan every service at one instant; returns each plan with the snapshot that it follows from.
 
     Args:
-        controllers: by service.
-        snapshots: of the same services, without nodes, budgets and claims.
-        slots: free room of the cluster, with nodes that store their scarcity (``Topology.with_scarcity``); placed
-            replicas are taken from it. ``None``: nodes are not looked at.
-        budget_gpus: the most GPUs of each type that all services together may hold.
-        warm_replicas: warm replicas that the services share: they run and get no requests yet. Services that are awake
-            get one each in turn: the most important first, and among equals the one that has some already.
+        controllers: the controller of each service.
+        snapshots: snapshots of the same services, without nodes, budgets and claims.
+        slots: free room of the cluster, from which placed replicas are taken; its nodes store their scarcity
+            (``Topology.with_scarcity``). ``None``: placement ignores nodes.
+        budget_gpus: most GPUs of each type that all services together may hold.
+        warm_replicas: warm replicas that the services share. Services that are awake get one each in turn: the most
+            important first, and among equals the one that has some already.
         lacking_types: GPU types that were lacking in the last cycle; services on these types get no warm replicas.
     """
     budget_left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
         _spend(budget_left, held_gpus(snapshot.pools, snapshot.state.desired_and_warm))
     order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
-    warm = _warm(controllers, snapshots, order, warm_replicas, lacking_types)
+    warm = _warm_replicas(controllers, snapshots, order, warm_replicas, lacking_types)
     claims: dict[str, Claimed] = {}
     claimants = 0
     decided: dict[str, tuple[Snapshot, Plan]] = {}
@@ -78,14 +78,15 @@ def tick_all(
 
 
 def _tick(controller: Controller, snapshot: Snapshot, slots: Slots | None) -> tuple[Snapshot, Plan]:
-    """A service's plan, and its snapshot with the nodes that the plan was made from."""
+    """The plan of a service, and its snapshot with the nodes that the plan may depend on."""
     if slots is None:
         return snapshot, controller.tick(snapshot)
-    before = slots.left()
+    free = slots.free()
     plan = controller.tick(snapshot, slots)
-    # Only nodes that a plan may depend on: thousands of nodes would be most of the cycle's time.
-    looked_at = slots.nodes((pool.demand for pool in snapshot.pools), before) if _has_looked(snapshot, plan) else ()
-    return replace(snapshot, nodes=looked_at), plan
+    # Only these nodes, since thousands of them would take most of the cycle's time.
+    is_dependent = _depends_on_nodes(snapshot, plan)
+    nodes = slots.nodes((pool.demand for pool in snapshot.pools), free) if is_dependent else ()
+    return replace(snapshot, nodes=nodes), plan
 
 
 def _spend(budget_left: dict[str, float], gpus: Mapping[str, float]) -> None:
@@ -99,8 +100,8 @@ def _added_gpus(snapshot: Snapshot, state: ControllerState) -> dict[str, float]:
     return {kind: max(0.0, gpus - before.get(kind, 0.0)) for kind, gpus in after.items()}
 
 
-def _has_looked(snapshot: Snapshot, plan: Plan) -> bool:
-    """Whether a plan may depend on nodes: on their free room, or on which replicas are on the scarcest nodes."""
+def _depends_on_nodes(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether a plan may depend on the free room of nodes, or on the replicas on the scarcest nodes."""
     before, after = snapshot.state, plan.state
     is_placed = after.desired_and_warm != before.desired_and_warm or plan.pending or plan.passed_over or plan.nodes
     has_chosen = after.warm or plan.victims != before.victims or plan.withdrawn != tuple(before.withdrawn)
@@ -118,14 +119,14 @@ def lacking_types(decided: Mapping[str, tuple[Snapshot, Plan]]) -> frozenset[str
     )
 
 
-def _warm(
+def _warm_replicas(
     controllers: Mapping[str, Controller],
     snapshots: Mapping[str, Snapshot],
     order: Sequence[str],
-    together: int,
+    shared_replicas: int,
     lacking: frozenset[str],
 ) -> dict[str, int]:
-    """Number of warm replicas that each service may have."""
+    """Number of warm replicas that each service may have: its own, and its share of the application's."""
     able = [
         name
         for name in order
@@ -133,12 +134,12 @@ def _warm(
         and not any(kind in lacking for pool in snapshots[name].pools for kind in pool.gpus_by_type())
     ]
     able.sort(key=lambda name: (-controllers[name].config.priority, not snapshots[name].state.warm))
-    share = shared(together, able)
+    share = shared(shared_replicas, able)
     return {name: controllers[name].config.warm_replicas + share[name] if name in share else 0 for name in order}
 
 
 def shared(warm_replicas: int, order: Sequence[str]) -> dict[str, int]:
-    """How many of an application's warm replicas each service has: one each in turn, in the order of services."""
+    """Each service's share of an application's warm replicas: one each in turn, in the order of services."""
     share = dict.fromkeys(order, 0)
     for name in islice(cycle(order), warm_replicas):
         share[name] += 1
@@ -157,7 +158,7 @@ def in_order(configs: Mapping[str, AutoscaleConfig], snapshots: Mapping[str, Sna
 
 
 def _spare_frac(snapshot: Snapshot) -> float:
-    """The free share of KV cache in the role that has less of it; 1 if no replica reports it."""
+    """The free share of KV cache, in the role that has the smaller share; 1 if no replica reports it."""
     used: dict[Role, list[float]] = {role: [] for role in Role}
     for pool in snapshot.pools:
         used[pool.key.role] += [r.kv_usage_frac for r in pool.replicas if r.kv_usage_frac is not None]

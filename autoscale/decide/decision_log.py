@@ -1,4 +1,4 @@
-"""The decision log: JSON lines of (snapshot, plan) from which every plan can be worked out again (pure)."""
+"""The decision log: JSON lines of (snapshot, plan), from which every plan can be computed again (pure)."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,41 +6,33 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
-from autoscale.types import ControllerState, Note, NoteKind, Plan, PoolLimits, Snapshot, StoredNote
-from kvtransfer.topology import Node
+from autoscale.types import Note, NoteKind, Plan, PoolLimits, Snapshot, StoredNote
 
 _SNAPSHOT = TypeAdapter(Snapshot)
 PLAN = TypeAdapter(Plan)
 _NOTES = TypeAdapter(tuple[StoredNote, ...])
-STATE = TypeAdapter(ControllerState)
-NODES = TypeAdapter(tuple[Node, ...])
 _LIMITS = tuple(field.name for field in fields(PoolLimits))
 
 
 def config_line(service: str, config: AutoscaleConfig, now_s: float, why: str) -> str:
-    """The line that says which configuration of a service holds from here on."""
+    """The line with the configuration of a service for the lines after it; ``why``: the cause of its change."""
     return json.dumps({"service": service, "at_s": now_s, "why": why, "config": config.model_dump(mode="json")})
 
 
 def decision_line(service: str, snapshot: Snapshot, plan: Plan) -> str:
-    """The line of one changed decision about a service."""
-    flat = _flat(_SNAPSHOT.dump_python(snapshot, mode="json"))
-    return json.dumps({"service": service, "snapshot": flat, "plan": PLAN.dump_python(plan, mode="json")})
-
-
-def _flat(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """In a log, the limits of a pool lie beside its counts; ``_nested`` undoes this."""
-    pools = [{**pool, **pool["limits"]} for pool in snapshot["pools"]]
-    for pool in pools:
-        del pool["limits"]
-    return {**snapshot, "pools": pools}
+    """The line of one changed decision about a service; a pool's limits are beside its counts, not nested."""
+    document = _SNAPSHOT.dump_python(snapshot, mode="json")
+    for pool in document["pools"]:
+        pool |= pool.pop("limits")
+    return json.dumps({"service": service, "snapshot": document, "plan": PLAN.dump_python(plan, mode="json")})
 
 
 def _nested(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot of a log, with the limits of each pool nested again."""
     pools = []
     for pool in snapshot["pools"]:
         limits = {name: pool[name] for name in _LIMITS if name in pool}
@@ -49,12 +41,12 @@ def _nested(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_news(plan: Plan, last: Plan | None) -> bool:
-    """Whether a plan differs from the one before in anything but its clock and its figures."""
-    return last is None or _news(plan) != _news(last)
+    """Whether a plan differs from the last one in more than its time and its figures."""
+    return last is None or _decided(plan) != _decided(last)
 
 
-def _news(plan: Plan) -> tuple[object, ...]:
-    # A cooldown's text counts down, a hold's names ages: neither is another decision.
+def _decided(plan: Plan) -> tuple[object, ...]:
+    # Without texts that change in each tick: a cooldown counts down, and a hold states ages.
     notes = tuple(note for note in plan.held_back if note.kind is not NoteKind.COOLDOWN)
     is_held = plan.decision.wanted is None
     return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, is_held, plan.pending, plan.passed_over
@@ -62,7 +54,10 @@ def _news(plan: Plan) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A logged plan and what the controller makes of the same snapshot now, field by field."""
+    """A plan of the log that differs from the controller's present plan for the same snapshot.
+
+    ``fields``: for each field that differs, the logged value and the present one.
+    """
 
     line: int
     service: str
@@ -71,9 +66,9 @@ class Difference:
 
 
 def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Iterator[Difference | None]:
-    """Work out every plan of a log again; ``None`` for each that comes out the same.
+    """Compute every plan of a log again; yields ``None`` for each plan that is the same.
 
-    ``config`` is used instead of the logged ones.
+    ``config`` replaces the logged ones.
 
     Raises:
         ValueError: a line is no line of a decision log, or a decision comes before any configuration.
@@ -91,7 +86,7 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
             snapshot = _SNAPSHOT.validate_python(_nested(record["snapshot"]))
             logged = record["plan"]
             notes = _NOTES.validate_python(logged.get("held_back", ()))
-        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"line {number} is no line of a decision log: {error}") from None
         controller = controllers.get(service) if config is None else Controller(config)
         if controller is None:
@@ -105,14 +100,14 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
 
 
 def _are_alike(notes: Sequence[Note], logged: Sequence[Note]) -> bool:
-    """Whether notes are of the same kinds: another wording is no other plan, and older logs have no kinds."""
+    """Whether notes have the same kinds, whatever their texts; older logs have no kinds."""
     return len(notes) == len(logged) and all(
         old.kind in (NoteKind.UNKNOWN, new.kind) for new, old in zip(notes, logged, strict=True)
     )
 
 
 def load_lines(path: Path) -> list[str]:
-    """The lines of a log file; a ValueError if it cannot be read."""
+    """The lines of a log file; a ValueError if the file cannot be read."""
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Draft: a plan in the making, which the stages of a tick fill in one after the other; and its plan (pure)."""
+"""Draft: the values of a tick, which its stages fill in one after the other, and the plan made from them (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,25 +16,25 @@ from kvtransfer.topology import Role
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What is given and what has been worked out.
+    """Input and results of the stages of one tick.
 
-    A field below a stage's name has no value until that stage. To read it earlier is an AttributeError, so a wrong
-    order of stages fails at once.
+    A field below a stage's name gets its value in that stage. Earlier access is an AttributeError, so a wrong order of
+    stages fails at once.
 
     Attributes:
-        snapshot: as observed; its state is that of the last tick.
-        slots: free room of nodes; what is placed is taken from it.
-        state: that of the last tick as far as it still holds; later stages make it that of the plan.
-        pools: those of the snapshot inside all limits.
+        snapshot: input; its state is that of the last tick.
+        slots: free room of nodes, from which placed replicas are taken.
+        state: state of the last tick, brought up to date; later stages turn it into the plan's.
+        pools: pools of the snapshot, with all limits applied.
         overdue: pools with replicas that have waited for a node for too long.
-        hold: why the policy's wish is left aside; ``None``: it is not.
-        may_leave: the objective is met, or people or claims want fewer replicas.
-        is_missed: withdrawn replicas are missed, and come back.
-        stuck: replicas of each role that lowest counts ask for and that find no node.
+        hold: why the policy's wish is ignored; ``None``: it is followed.
+        may_leave: whether replicas may leave: latency meets its objective, or people or claims want fewer.
+        is_missed: whether latency misses its objective while replicas are withdrawn, so that they come back.
+        stuck: replicas of each role that lowest counts require and that find no node.
         current: replicas of each role that should serve now, without stuck ones.
         wanted: replicas of each role that should serve from now on.
-        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs.
-        is_exchange: one role gives GPUs to the other although latency is missed.
+        final_counts: wanted replicas once leaving replicas have freed their GPUs.
+        is_exchange: whether one role gives GPUs to the other although latency misses its objective.
     """
 
     config: AutoscaleConfig
@@ -77,7 +77,7 @@ class Draft:
 
     @property
     def ratio(self) -> PdRatio:
-        """The ratio to keep: the decision's, or the configured one."""
+        """The decision's ratio, or else the configured one."""
         return self.decision.ratio or self.config.pd_ratio
 
 
@@ -109,11 +109,10 @@ def emit(draft: Draft) -> Plan:
 
 
 def unchanged(snapshot: Snapshot, reason: str) -> Plan:
-    """The plan that leaves everything as it is; since no tick watched meanwhile, what is timed starts anew."""
-    withdrawn = dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s)
+    """The plan that changes nothing. Timers start anew, since no tick observed the time before."""
     state = replace(
         snapshot.state,
-        withdrawn=withdrawn,
+        withdrawn=dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s),
         missing_since_s={},
         unplaced_since_s={},
         idle_since_s=None,

@@ -1,19 +1,15 @@
-"""Prefill that consists of attention and feed-forward instances: two ratios, one inside the other (pure).
+"""Prefill replicas of attention and feed-forward (FFN) instances: a ratio inside the P/D ratio (pure).
 
 Source: HeteroScale section 3.4, "Extending to Disaggregated MoE". A prefill replica has attention and FFN instances in
 a strict ratio under one S1 switch (a minipod's). Prefill and decode replicas keep the P/D ratio under one S2 switch (a
-bigpod's). The inner ratio holds for each replica, so counting replicas keeps it.
+bigpod's). The inner ratio holds for each replica, so whole replicas keep it.
 """
 
-import math
 from dataclasses import dataclass
 
-from autoscale.ratio import PdRatio
+from autoscale.ratio import PdRatio, whole
 from autoscale.types import Demand
 from kvtransfer.topology import LinkTier, Role
-
-# Rounding error of a division: a quotient this little above a whole number counts as that number.
-_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +28,7 @@ class DualRatio:
 
     def demand(self, attention: Demand, ffn: Demand) -> Demand:
         """Demand of one prefill replica, all under one S1; arguments: demand of one instance of each kind."""
-        parts = (*[attention] * self.attention, *[ffn] * self.ffn)
-        return Demand(parts=parts, within=LinkTier.S1)
+        return Demand(parts=(*[attention] * self.attention, *[ffn] * self.ffn), within=LinkTier.S1)
 
     def instances(self, prefill_replicas: int) -> tuple[int, int]:
         """Attention and FFN instances of these prefill replicas."""
@@ -41,6 +36,6 @@ class DualRatio:
 
     def wanted_replicas(self, attention: float, ffn: float, decode: float) -> dict[Role, float]:
         """Replicas of both roles, at the outer ratio, that hold at least these instances and decode replicas."""
-        prefill = max(math.ceil(attention / self.attention - _EPSILON), math.ceil(ffn / self.ffn - _EPSILON))
+        prefill = max(whole(attention / self.attention), whole(ffn / self.ffn))
         leaders = self.pd_ratio.leaders({Role.PREFILL: prefill, Role.DECODE: decode})
         return {self.pd_ratio.leader: leaders, self.pd_ratio.follower: leaders * self.pd_ratio.follower_share}

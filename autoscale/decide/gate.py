@@ -1,4 +1,4 @@
-"""Which ready replicas may serve, and which ones leave first, are withdrawn or come back (pure)."""
+"""Decides which ready replicas serve, which leave first, and which withdrawn ones come back (pure)."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +13,12 @@ from autoscale.ratio import PdRatio
 from autoscale.types import PoolStats, ReplicaStats
 from kvtransfer.topology import Role
 
-# Rounding errors of a product of a count and a ratio, which are no replica.
+# Tolerance for rounding errors of a count times a ratio, replicas.
 _EPSILON = 1e-9
 
 
 def leave(draft: Draft) -> None:
-    """A stage: withdraw the surplus replicas of each pool for a time of observation, and then let them stop."""
+    """A stage: withdraw surplus replicas of each pool, and stop them after the time of observation."""
     state = draft.state
     withdrawn, victims = dict(state.withdrawn), set(state.victims)
     may_leave = (draft.may_leave or draft.is_exchange) and not draft.config.is_observing
@@ -40,7 +40,7 @@ def leave(draft: Draft) -> None:
 
 
 def _come_back(pool: PoolStats, count: int, withdrawn: dict[str, float]) -> None:
-    """Return withdrawn replicas to service; those that were withdrawn last come first."""
+    """Return ``count`` withdrawn replicas to service; those that were withdrawn last come first."""
     away = [replica.replica_id for replica in pool.replicas if replica.replica_id in withdrawn]
     away.sort(key=withdrawn.__getitem__)
     for name in away[max(0, len(away) - count) :]:
@@ -48,9 +48,9 @@ def _come_back(pool: PoolStats, count: int, withdrawn: dict[str, float]) -> None
 
 
 def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, float], victims: set[str]) -> None:
-    """Take ``count`` replicas out of service: withdraw the admitted ones, and let the others stop.
+    """Take ``count`` replicas out of service: withdraw those that serve, and stop the others at once.
 
-    Others stop at once because they do not serve. In an exchange, and when the service falls asleep, all stop at once.
+    In an exchange, and when the service falls asleep, all stop at once.
     """
     admitted, leave_at_once = frozenset(draft.state.admitted), draft.is_exchange or draft.falls_asleep
     serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
@@ -62,7 +62,7 @@ def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, f
 
 
 def _end_observation(draft: Draft, withdrawn: dict[str, float], victims: set[str]) -> bool:
-    """Let withdrawn replicas stop after the time of observation, if scale-in is allowed. Returns whether any stops."""
+    """Stop withdrawn replicas after the time of observation, if scale-in is allowed. Returns whether any stops."""
     if draft.hold is not None or not draft.may_leave:
         return False
     latest_s = draft.now_s - draft.config.gate.observation_s
@@ -74,10 +74,7 @@ def _end_observation(draft: Draft, withdrawn: dict[str, float], victims: set[str
 
 
 def admit(draft: Draft) -> None:
-    """A stage: admit the replicas that may serve, and set the replica counts for Serve.
-
-    Each group by itself, since KV moves only inside a group. The other replicas are held, and so are warm ones.
-    """
+    """A stage: admit replicas in each group, hold the others and the warm ones, and set the counts for Serve."""
     config, state = draft.config, draft.state
     before, away = frozenset(state.admitted), {*state.withdrawn, *state.victims}
     ready: dict[str, dict[Role, list[str]]] = {}
@@ -88,11 +85,11 @@ def admit(draft: Draft) -> None:
         desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
         running = max(desired + warm, len(staying)) + count_among(pool, state.withdrawn)
         draft.counts[pool.key] = desired if config.is_observing else running
-        # Warm replicas are those that would leave first.
+        # The replicas that would leave first are the warm ones.
         number = len(staying) - desired if warm else 0
-        unlisted = choose_victims(staying, before, number, scarcity(pool, draft.slots) if warm else {})
-        draft.held += unlisted
-        group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in unlisted]
+        idle = choose_victims(staying, before, number, scarcity(pool, draft.slots) if warm else {})
+        draft.held += idle
+        group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in idle]
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
     for group in ready.values():
         names = [*group[Role.PREFILL], *group[Role.DECODE]]
@@ -108,9 +105,9 @@ def admissible(
 ) -> list[str]:
     """The replicas of one group that may serve; ``ready``: its ready replicas by role, the oldest first.
 
-    Replicas admitted before (``before``) stay. Others enter, the oldest first, while the counts of both roles keep the
-    ratio up to ``band_replicas`` of the smaller role, and at least one replica of each role enters. Source:
-    HeteroScale section 3.4: service discovery of the larger role is suspended until the other has caught up.
+    Replicas that were admitted ``before`` stay. Others enter, the oldest first, while the counts are within
+    ``band_replicas`` of the ratio, but at least one of each role. Source: HeteroScale section 3.4: service discovery of
+    the larger role is suspended until the other has caught up.
     """
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
     if not any(new.values()):
@@ -128,7 +125,7 @@ def admissible(
 def _largest_counts(
     least: Mapping[Role, int], most: Mapping[Role, int], ratio: PdRatio, band_replicas: float
 ) -> dict[Role, int]:
-    """The largest counts between ``least`` and ``most`` inside the band, or else the counts nearest to it."""
+    """The largest counts from ``least`` to ``most`` inside the band, or else the counts nearest to it."""
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     for leaders in range(most[leader], least[leader] - 1, -1):
         followers = min(most[follower], int(leaders * share + band_replicas + _EPSILON))
@@ -148,7 +145,7 @@ def choose_victims(
 ) -> list[str]:
     """The ``number`` replicas that leave first: claimed, held, on the scarcest node, with the least work, the youngest.
 
-    ``replicas``: those of one pool, the oldest first; ``claimed``: those whose place a more important service needs.
+    ``replicas``: replicas of one pool, the oldest first; ``claimed``: names whose room a more important service needs.
     """
     if number <= 0:
         return []
@@ -168,7 +165,7 @@ def choose_victims(
 
 
 def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
-    """By replica: the scarcity of the scarcest of its nodes; empty without ``slots``."""
+    """Scarcity of the scarcest node of each replica; empty without ``slots``."""
     if slots is None:
         return {}
     topology = slots.topology

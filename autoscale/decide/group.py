@@ -1,4 +1,4 @@
-"""One group while it is placed: its counts, what they need of each other, and its rank among groups (pure)."""
+"""One group during placement: its counts, the followers that its leaders need, and its rank (pure)."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -7,9 +7,9 @@ from autoscale.decide.limits import stuck_replicas
 from autoscale.decide.slots import Slots
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import PoolKey, PoolStats
-from kvtransfer.topology import NodeSet, Role, SubgroupPriority
+from kvtransfer.topology import Role, SubgroupPriority
 
-# How far a group may be from the ratio, replicas of the smaller role: what the gate admits by default.
+# Largest distance of a group from the ratio, replicas of the smaller role: the gate's default.
 _BAND_REPLICAS = 1.0
 _EPSILON = 1e-9
 
@@ -19,10 +19,10 @@ class Group:
 
     Attributes:
         counts: replicas of each role, without stuck ones.
-        stuck: replicas of each role that the lowest count asks for and that have been on no node for too long.
+        stuck: replicas of each role that the lowest count requires and that have waited for a node for too long.
         closed: roles that take no more replicas in this cycle.
-        passed_over: why the group was to grow and could not; empty: it was not.
-        cannot_grow: why it takes no replica at all; ``None``: it may.
+        passed_over: why the group did not grow although it should; empty if it grew or should not.
+        cannot_grow: why the group takes no replica at all; ``None``: it may take some.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class Group:
         self._scarcity, self.cannot_grow = _scarcity_and_fault(pools.values(), slots)
 
     def close(self, role: Role) -> None:
-        """Give up replicas that have waited for a node for too long; those of the lowest count stay asked for."""
+        """Give up replicas of a role that have waited for a node for too long, except those of the lowest count."""
         pool = self.pools[role]
         self.closed.add(role)
         self.stuck[role] = stuck_replicas(pool, self.counts[role])
         self.counts[role] = pool.held_replicas or 0
         self.passed_over = self.full(pool)
 
-    def rank(self) -> tuple[float, ...]:
-        """The lower, the sooner leaders are added to it."""
+    def rank_to_grow(self) -> tuple[float, ...]:
+        """Rank by scarcity of the free room: the group with the lowest rank gets the next leader."""
         return self._rank(max(self._scarcity_of_room(pool) for pool in self.pools.values()))
 
-    def standing(self) -> tuple[float, ...]:
-        """The higher, the sooner leaders are taken from it."""
+    def rank_to_shrink(self) -> tuple[float, ...]:
+        """Rank by scarcity of all its nodes: the group with the highest rank loses the next leader."""
         return self._rank(self._scarcity)
 
     def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
@@ -69,7 +69,7 @@ class Group:
         return scarcity, preference, cost, leader.link_tier, not self.leaders, self.leaders
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
-        """Scarcity of the least scarce nodes that have room for one replica."""
+        """Scarcity of the least scarce nodes with room for one replica."""
         if self._slots is None or pool.demand is None:
             return SubgroupPriority.S2_HOMOGENEOUS
         taken = self._slots.take(pool.demand)
@@ -89,32 +89,32 @@ class Group:
         return self.counts[self.follower.key.role]
 
     def placed(self, role: Role) -> int:
-        """Replicas of a role, stuck ones too."""
+        """Replicas of a role, stuck ones included."""
         return self.counts[role] + self.stuck[role]
 
     @property
-    def _tied_up(self) -> int:
-        """Followers that the lowest count keeps, without stuck ones."""
+    def _lowest_followers(self) -> int:
+        """The lowest count of followers, without stuck ones."""
         return max(0, self.follower.limits.lowest_replicas - self.stuck[self.follower.key.role])
 
     def needed(self, more_leaders: int = 0) -> int:
-        """The fewest followers with which all leaders may serve; a group that sleeps needs none."""
+        """The fewest followers with which all leaders may serve; a group without leaders needs its lowest count."""
         leaders = self.leaders + more_leaders
         if leaders <= 0 or not self._share:
-            return self._tied_up
-        return max(self._tied_up, 1, whole(leaders * self._share - _BAND_REPLICAS))
+            return self._lowest_followers
+        return max(self._lowest_followers, 1, whole(leaders * self._share - _BAND_REPLICAS))
 
     def least(self) -> int:
-        """The fewest followers that stay: one where the group serves, and those that it must keep."""
-        return max(self.leaders > 0 and self._share > 0.0, self._tied_up)
+        """The fewest followers that stay: the lowest count, and one if the group serves."""
+        return max(self.leaders > 0 and self._share > 0.0, self._lowest_followers)
 
     def due(self, more_leaders: int = 0) -> int:
-        """The followers that belong to the leaders at the ratio."""
+        """The followers that the leaders have at the ratio."""
         leaders = self.leaders + more_leaders
         return max(self.needed(more_leaders), whole(leaders * self._share))
 
     def most(self) -> int:
-        """The most followers that may serve beside the leaders."""
+        """The most followers that may serve with the leaders."""
         if not self.leaders:
             return 0
         return max(self.needed(), math.floor(self.leaders * self._share + _BAND_REPLICAS + _EPSILON))
@@ -124,36 +124,35 @@ class Group:
         return self.followers - self.leaders * self._share
 
     def until_relieved(self) -> int:
-        """How many leaders must leave before the group needs a follower less."""
+        """Number of leaders that must leave before the group needs one follower less."""
         return self.leaders - math.floor((self.needed() - 1 + _BAND_REPLICAS) / self._share + _EPSILON)
 
     def can(self, pool: PoolStats, step: int) -> bool:
-        """Whether a pool's bounds allow this many more, or fewer."""
+        """Whether a pool's bounds allow to add ``step`` replicas, or to remove them if it is negative."""
         return pool.limits.lowest_replicas <= self.placed(pool.key.role) + step <= self.highest(pool)
 
     def highest(self, pool: PoolStats) -> int:
-        """The most that a pool may have now."""
+        """The most replicas that a pool may have in this cycle."""
         return self.placed(pool.key.role) if pool.key.role in self.closed else pool.limits.highest_replicas
 
     def full(self, pool: PoolStats) -> str:
-        """Why a pool takes no more."""
+        """Message that a pool takes no more replicas."""
         if pool.key.role in self.closed:
             return f"what {pool.key} was to have has found no node"
         return f"{pool.key} is at its {pool.limits.highest_replicas} replicas"
 
 
 def _scarcity_and_fault(pools: Collection[PoolStats], slots: Slots | None) -> tuple[SubgroupPriority, str | None]:
-    """How scarce a group's nodes are, and why it may not grow: its nodes lie further apart than they may."""
-    nodes: NodeSet = 0
-    if slots is not None:
-        for pool in pools:
-            nodes |= 0 if pool.demand is None else slots.candidates(pool.demand)
+    """Scarcity of a group's nodes, and why the group may not grow: its nodes are further apart than its affinity."""
+    nodes = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in pools)
     if slots is None or not nodes:
         return SubgroupPriority.S2_HOMOGENEOUS, None
-    affinity = min(pool.limits.affinity for pool in pools)
-    scarcity = slots.topology.priority(nodes)
-    if slots.topology.tier(nodes) <= affinity:
+    topology, affinity = slots.topology, min(pool.limits.affinity for pool in pools)
+    scarcity = topology.priority(nodes)
+    if topology.tier(nodes) <= affinity:
         return scarcity, None
-    ends = [node.name for node in slots.topology.listed(nodes & -nodes | 1 << nodes.bit_length() - 1)]
-    where = f"under no one {affinity.name.lower()}, as its affinity demands"
-    return scarcity, f"its nodes lie {where}: {' and '.join(ends)} do not"
+    first = nodes & -nodes
+    near = next((below for below in topology.domains[affinity].values() if below & first), first)
+    names = [next(topology.listed(part)).name for part in (first, nodes & ~near) if part]
+    fault = f"{' and '.join(names)} do not share one" if len(names) > 1 else f"no label names that of {names[0]}"
+    return scarcity, f"its affinity requires one {affinity.name.lower()} above all its nodes: {fault}"

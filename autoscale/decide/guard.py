@@ -13,12 +13,11 @@ from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text, whole
 from autoscale.types import Decision, Note, NoteKind
 from kvtransfer.topology import Role
 
-# Tolerance for rounding errors of a distance from the ratio, replicas. Such errors are about 1e-16 of a count. A
-# smaller value would take them for a distance; a much larger one would pass counts outside band_replicas.
+# Tolerance for rounding errors of a distance from the ratio, replicas. Such errors are about 1e-16 of a count; a much
+# larger value would pass counts outside band_replicas.
 _EPSILON = 1e-9
-# Most times that cooldown_in_s doubles, after scale-ins after which a latency missed its objective. 2**4 = 16 cooldowns
-# (docs/decisions/scaling.md 54) are about half an hour at the default 120 s. A larger number puts off a scale-in that
-# would now be right; a smaller one repeats a harmful scale-in more often.
+# Most doublings of cooldown_in_s. 2**4 = 16 cooldowns (docs/decisions/scaling.md 54) are about half an hour at the
+# default 120 s. More would delay a scale-in that would now be right; fewer would repeat a harmful one more often.
 _MOST_DOUBLINGS = 4
 
 
@@ -30,7 +29,12 @@ def guard(draft: Draft) -> None:
         role: max(count - draft.stuck[role], min(count, draft.room.lowest[role]))
         for role, count in draft.census.desired.items()
     }
-    verdict = Verdict(counts=dict.fromkeys(Role, 0)) if draft.falls_asleep else _verdict(draft)
+    if draft.falls_asleep:
+        verdict = Verdict(counts=dict.fromkeys(Role, 0))
+    elif draft.config.override is not None and draft.decision.wanted is not None:
+        verdict = Guard(draft).judge_override(draft.decision.wanted)
+    else:
+        verdict = Guard(draft).judge(draft.decision)
     draft.notes += verdict.notes
     if draft.config.is_observing and verdict.counts != draft.current:
         draft.notes.append(Note(NoteKind.OBSERVING, f"only observing: would be {pd_text(verdict.counts)}"))
@@ -38,17 +42,10 @@ def guard(draft: Draft) -> None:
     draft.wanted, draft.final_counts = verdict.counts, verdict.final_counts or verdict.counts
 
 
-def _verdict(draft: Draft) -> "Verdict":
-    limits = Guard(draft)
-    if draft.config.override is not None and draft.decision.wanted is not None:
-        return limits.judge_override(draft.decision.wanted)
-    return limits.judge(draft.decision)
-
-
 def exchange(draft: Draft) -> None:
-    """A stage: while latency is missed no replica leaves, unless one role must give its GPUs to the other.
+    """A stage: while latency misses its objective no replica leaves, unless one role must give GPUs to the other.
 
-    Added replicas stay added, as far as the budget allows.
+    Replicas are still added, as far as the budget allows.
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
     if draft.may_leave or draft.is_exchange:
@@ -63,9 +60,9 @@ def exchange(draft: Draft) -> None:
 
 
 def _is_exchange(draft: Draft) -> bool:
-    """Whether one role shrinks so that the other can grow, because the budget has no room for growth alone.
+    """Whether one role must shrink because the budget has no room for the growth of the other.
 
-    The policy says which role requests wait for. If no replica left, they would wait for ever.
+    The policy wants more of the role that requests wait for. If no replica left, they would wait for ever.
     """
     wanted, current, ending = draft.decision.wanted, draft.current, draft.census.ending
     if wanted is None:
@@ -79,7 +76,7 @@ def _is_exchange(draft: Draft) -> bool:
 
 
 def _inside_budget(draft: Draft, counts: dict[Role, int]) -> dict[Role, int]:
-    """The counts with as many of the added replicas as the budget allows."""
+    """The counts without the added replicas that exceed the budget."""
     while draft.room.is_over_budget(counts, draft.census.ending):
         most_grown = max(Role, key=lambda role: counts[role] - draft.current[role])
         if counts[most_grown] <= draft.current[most_grown]:
@@ -94,9 +91,8 @@ class Verdict:
 
     Attributes:
         counts: replicas of each role that should serve from this tick on.
-        notes: each limit that changed the decision.
-        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs; ``None``: the
-            same as ``counts``.
+        notes: limits that changed the decision.
+        final_counts: counts once leaving replicas have freed their GPUs; ``None``: the same as ``counts``.
     """
 
     counts: Mapping[Role, int]
@@ -112,7 +108,7 @@ class Guard:
         self.config, self.ratio, self.room = config.guard, draft.ratio, draft.room
         self.current, self.census, self.missed = draft.current, draft.census, state.missed
         changes = [at_s for at_s in (state.scaled_out_s, state.scaled_in_s) if at_s is not None]
-        # ``None``: the counts have never changed.
+        # None: the counts have never changed.
         self.since_change_s = now_s - max(changes) if changes else None
         # A replica was lost less than window_s ago, so rates still lack its share of the load.
         self.is_loss_fresh = state.lost_s is not None and 0 <= now_s - state.lost_s < config.window_s
@@ -125,18 +121,18 @@ class Guard:
         is_at_ratio, leader_count = self._is_at_ratio(), self.current[self.ratio.leader]
         least = leader_count * (1 - self.config.hysteresis_in_frac)
         most = leader_count * (1 + self.config.hysteresis_out_frac)
-        is_quiet = not decision.is_step and least <= wanted <= most
-        objection = self._objection(decision, wanted) if wanted < leader_count and not is_quiet else None
-        if (is_quiet or objection) and is_at_ratio and not self._is_follower_short(decision):
+        is_small = not decision.is_step and least <= wanted <= most
+        objection = self._objection(decision, wanted) if wanted < leader_count and not is_small else None
+        if (is_small or objection) and is_at_ratio and not self._is_follower_short(decision):
             return self._unchanged(objection)
-        # If no leader may leave, the counts return to the ratio with the current number of leaders.
-        leaders = leader_count if is_quiet or objection else wanted
+        # If the number of leaders stays, the counts can still return to the ratio.
+        leaders = leader_count if is_small or objection else wanted
         if is_at_ratio and self._counts_at_ratio(leaders, BOUNDLESS) == self.current:
             return self._unchanged()
         return self._move(decision, leaders, is_at_ratio, [] if objection is None else [objection])
 
     def judge_override(self, wanted: Mapping[Role, float]) -> Verdict:
-        """Counts that a person has set: only bounds and budget hold for them."""
+        """The counts that follow from counts set by hand, for which only bounds and budget hold."""
         counts = self.room.clamp(wanted)
         if self.room.is_over_budget(counts):
             return self._unchanged(Note(NoteKind.BUDGET, "the counts set by hand are over the GPU budget"))
@@ -153,43 +149,42 @@ class Guard:
     def _move(self, decision: Decision, leaders: float, is_at_ratio: bool, notes: list[Note]) -> Verdict:
         """The counts for a number of leaders, after all limits except hysteresis.
 
-        The limits, in this order: damping; bounds and budget; largest change per tick; cooldown; GPUs of leaving
-        replicas.
+        The order of limits: damping; bounds and budget; largest change; cooldown; GPUs of leaving replicas.
         """
         is_scale_in = leaders < self.current[self.ratio.leader] and is_at_ratio
         if not decision.is_urgent:
             leaders = self._damped(leaders)
-        free, counts = self._counts_at_ratio(leaders, BOUNDLESS), self._counts_at_ratio(leaders, self.room)
+        unbounded, counts = self._counts_at_ratio(leaders, BOUNDLESS), self._counts_at_ratio(leaders, self.room)
         if counts is None:
             text = f"no counts at the ratio {self.ratio} fit bounds, budget and room: the counts of both roles stay"
             return self._unchanged(Note(NoteKind.NO_COUNTS, text))
-        if counts != free:
-            text = f"bounds, budget or room: {pd_text(free) if free else 'nothing'} became {pd_text(counts)}"
-            notes = [*notes, Note(NoteKind.BOUNDS, text)]
+        if counts != unbounded:
+            before = pd_text(unbounded) if unbounded else "nothing"
+            notes.append(Note(NoteKind.BOUNDS, f"bounds, budget or room: {before} became {pd_text(counts)}"))
         final_counts = self._within_largest_change(counts)
         if final_counts != counts:
             if is_at_ratio:
                 limited_leaders = final_counts[self.ratio.leader]
                 final_counts = self._counts_at_ratio(limited_leaders, self.room) or dict(self.current)
-            notes = [*notes, Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}")]
+            notes.append(Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}"))
         if not is_scale_in and (cooldown := self._cooldown_out(decision, final_counts)):
             return self._unchanged(cooldown)
         verdict = self._after_leaving(final_counts)
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
     def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
-        """The nearest counts to these that one tick may reach: each role has a largest change per tick."""
+        """The counts that one tick may reach and that are nearest to these."""
         current, config, limited = self.current, self.config, dict[Role, int]()
         for role, count in counts.items():
             lowest, highest = current[role] - config.step_in_replicas, current[role] + config.step_out_replicas
-            # A count outside the bounds returns inside at once: replicas outside them have no place.
+            # A count outside the bounds returns at once, since replicas outside them have no room.
             limited[role] = min(max(min(max(count, lowest), highest), self.room.lowest[role]), self.room.highest[role])
         return limited
 
     def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
-        """The counts of this tick, while leaving replicas still hold their GPUs.
+        """The counts of this tick, in which leaving replicas still hold their GPUs.
 
-        If the budget cannot hold the leaving replicas and the added ones together, no replica is added in this tick.
+        If the budget cannot hold leaving and added replicas together, no replica is added in this tick.
         """
         current, census = self.current, self.census
         counts_with_leaving = {role: max(counts[role], current[role] + census.withdrawn[role]) for role in Role}
@@ -213,28 +208,30 @@ class Guard:
         return self._counts_at_ratio(current[self.ratio.leader], self.room) == current
 
     def _objection(self, decision: Decision, leaders: float) -> Note | None:
-        """The reason against a scale-in to this number of leaders; ``None``: there is none."""
+        """The reason against a scale-in to this number of leaders, if any."""
         if self.is_loss_fresh and not decision.is_step:
             text = "a replica was lost: the signals of the other replicas do not show all of the load"
             return Note(NoteKind.REPLICA_LOST, text)
         cooldowns = self._cooldowns(leaders)
-        left_s = self._cooldown_left_s(decision, self.config.cooldown_in_s * cooldowns)
         why = " after scale-ins after which a latency missed its objective" if cooldowns > 1.0 else ""
-        return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left{why}") if left_s > 0.0 else None
+        return self._cooldown(decision, self.config.cooldown_in_s * cooldowns, why)
 
     def _cooldown_out(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
-        """The cooldown that objects to a scale-out, or to a return to the ratio; ``None``: it has passed."""
+        """The cooldown against a scale-out or a return to the ratio, if it still runs."""
         # A return to the ratio may remove replicas too. Replicas outside bounds and budget are removed in any case.
         is_removal = any(counts[role] < self.current[role] for role in Role) and self.room.holds(self.current)
         cooldowns = self._cooldowns(decision.leaders(self.ratio)) if is_removal else 1.0
-        left_s = self._cooldown_left_s(decision, self.config.cooldown_out_s * cooldowns)
-        return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left") if left_s > 0.0 else None
+        return self._cooldown(decision, self.config.cooldown_out_s * cooldowns)
+
+    def _cooldown(self, decision: Decision, cooldown_s: float, why: str = "") -> Note | None:
+        left_s = 0.0 if decision.is_urgent or self.since_change_s is None else cooldown_s - self.since_change_s
+        return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left{why}") if left_s > 0.0 else None
 
     def _cooldowns(self, leaders: float | None) -> float:
-        """The number of cooldowns to wait before a removal; ``leaders``: the number that the policy wants.
+        """Number of cooldowns to wait before a removal; ``leaders``: the number that the policy wants.
 
-        It doubles with each scale-in in a row after which a latency missed its objective, while the policy wants about
-        the same number of leaders. Without such scale-ins it is 1.
+        1 doubles with each scale-in in a row after which a latency missed its objective, while the policy wants about
+        the same number of leaders.
         """
         if leaders is None or self.missed is None:
             return 1.0
@@ -243,24 +240,20 @@ class Guard:
             return 1.0
         return 2.0 ** min(scale_ins, _MOST_DOUBLINGS)
 
-    def _cooldown_left_s(self, decision: Decision, cooldown_s: float) -> float:
-        return 0.0 if decision.is_urgent or self.since_change_s is None else cooldown_s - self.since_change_s
-
     def _is_follower_short(self, decision: Decision) -> bool:
-        """Whether a policy that sizes each role by itself wants more followers than hysteresis lets pass.
+        """Whether a policy that sizes each role by itself wants more followers than hysteresis ignores.
 
-        At a configured ratio it is false: there, less than a whole follower is missing, by rounding.
+        At a configured ratio only rounding makes followers short, by less than one.
         """
         follower = self.ratio.follower
         if decision.ratio is None or decision.wanted is None:
             return False
-        most = self.current[follower] * (1 + self.config.hysteresis_out_frac)
-        return whole(decision.wanted[follower]) > most
+        return whole(decision.wanted[follower]) > self.current[follower] * (1 + self.config.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:
         leader_count, config = self.current[self.ratio.leader], self.config
         if leaders >= leader_count:
             return leader_count + config.damping_out_frac * (leaders - leader_count)
-        # A scale-in by a whole leader or more removes at least one: else rounding up would keep a surplus for ever.
+        # A scale-in by a whole leader or more removes at least one; rounding up would keep the surplus for ever.
         most = leader_count - 1 if math.ceil(leaders) < leader_count else leader_count
         return min(most, leader_count + config.damping_in_frac * (leaders - leader_count))

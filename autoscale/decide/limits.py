@@ -1,4 +1,4 @@
-"""What counts must stay inside: bounds, what found room, claims, GPUs; and replicas that wait for a node (pure)."""
+"""Limits of counts: bounds, room, claims, GPUs; and replicas that wait for a node (pure)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +10,9 @@ from kvtransfer.topology import Role
 
 
 def bounded(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> list[PoolStats]:
-    """Pools inside the configured bounds."""
+    """The pools with the configured bounds applied."""
     result = []
     for pool in pools:
-        if pool.key.role not in config.bounds:
-            result.append(pool)
-            continue
         limits = pool.limits
         lowest, highest = config.bounds_of(pool.key.role, limits.lowest_replicas, limits.highest_replicas)
         result.append(pool.bounded(max(limits.lowest_replicas, lowest), min(limits.highest_replicas, highest)))
@@ -23,19 +20,17 @@ def bounded(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> list[PoolSta
 
 
 def limited(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> list[PoolStats]:
-    """Pools inside the configured bounds, and for a while inside what has found room and is not claimed."""
+    """The pools with the configured bounds applied, and with the caps of pools that lack room or yield theirs."""
     result = []
     for pool in bounded(config, pools):
-        for cap in (state.capped.get(pool.key), state.yielding.get(pool.key)):
-            if cap is not None:
-                lowest = pool.limits.lowest_replicas
-                pool = pool.bounded(lowest, min(pool.limits.highest_replicas, max(cap[1], lowest)))
-        result.append(pool)
+        lowest, highest = pool.limits.lowest_replicas, pool.limits.highest_replicas
+        caps = [timed[pool.key][1] for timed in (state.capped, state.yielding) if pool.key in timed]
+        result.append(pool.bounded(lowest, min([highest, *(max(cap, lowest) for cap in caps)])))
     return result
 
 
 def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> Room:
-    """The room that pools leave for both roles; no policy takes the last replica of a role, only sleep does."""
+    """The room of both roles in these pools. At least one replica of a role stays: only sleep takes the last one."""
     limits = [(pool.key.role, pool.limits) for pool in pools]
     room = Room.of(
         ((role, one.lowest_replicas, one.highest_replicas, one.gpus_per_replica) for role, one in limits),
@@ -45,18 +40,18 @@ def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> Room:
 
 
 def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:
-    """Whether a person has set counts that the gate would never admit as they are."""
+    """Whether counts set by hand are too far from the ratio for the gate to admit them."""
     override = config.override
     return override is not None and ratio.deviation(override.prefill, override.decode) > config.gate.band_replicas
 
 
 def kept_ratio(config: AutoscaleConfig, ratio: PdRatio, counts: Mapping[Role, float]) -> PdRatio:
-    """The ratio that groups keep: that of ``counts`` where those set by hand are off the ratio."""
+    """The ratio that groups keep: the one of ``counts`` if counts set by hand are off the given ratio."""
     return PdRatio.of(counts) if is_off_ratio_by_hand(config, ratio) else ratio
 
 
 def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dict[str, float]:
-    """GPUs by type that a service has or has asked for, those of replicas that are on their way out too."""
+    """GPUs by type that a service has or has requested, including those of leaving replicas."""
     total: dict[str, float] = {}
     for pool in pools:
         on_nodes = len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
@@ -76,12 +71,12 @@ def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: Contr
 
 
 def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> frozenset[PoolKey]:
-    """Pools with replicas on no node for more than ``no_node_s``."""
+    """Pools with replicas that have waited for a node for more than ``no_node_s``."""
     return frozenset(key for key, (since_s, _) in state.unplaced_since_s.items() if now_s - since_s > no_node_s)
 
 
 def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:
-    """Replicas of an overdue pool that are on no node and that its lowest count still requires."""
+    """Number of replicas of an overdue pool that are on no node and that its lowest count requires."""
     if pool.held_replicas is None:
         return 0
     return max(0, min(pool.limits.lowest_replicas, wanted_replicas) - pool.held_replicas)

@@ -1,4 +1,4 @@
-"""Turns the replicas of a service into replicas of each pool: which groups grow and which shrink (pure).
+"""Turns the replica counts of a service into counts of each pool: which groups grow and which shrink (pure).
 
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
 A group grows by whole units: one leader and the followers that the ratio requires with it. A unit that no group can
@@ -19,15 +19,15 @@ from kvtransfer.topology import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a service's replicas go.
+    """The placement of a service's replicas.
 
     Attributes:
-        counts: replicas of each pool that serve.
-        warm: replicas of each pool that run beyond those that serve, and get no requests yet.
+        counts: serving replicas of each pool.
+        warm: running replicas of each pool beyond the serving ones, which get no requests yet.
         pending: replicas of each role that no group has room for.
-        passed_over: groups that had no room for a replica that was to be added, by name, each with the reason.
-        nodes: nodes that new replicas may be on, by pool that gains replicas. They are no scarcer than the nodes that
-            had room. An empty tuple excludes only cordoned nodes.
+        passed_over: groups without room for a new replica, by name, each with the reason.
+        nodes: nodes that new replicas of a growing pool may be on: no scarcer ones than those that had room. An empty
+            tuple excludes cordoned nodes alone.
     """
 
     counts: Mapping[PoolKey, int]
@@ -48,27 +48,26 @@ def place(
     overdue: Collection[PoolKey] = (),
     spare_followers: int = 0,
 ) -> Placed:
-    """Spread a service's replicas over its groups, each near the ratio, and move as few replicas as possible.
+    """Spread a service's replicas over its groups, each near the ratio, with as few moves as possible.
 
     1. A leader goes to the first group in this order: least scarce switches (HeteroScale section 3.4); preferred GPU
        types; lowest cost of a leader with its followers; shortest way of KV; groups with leaders before empty ones;
        fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C).
     2. Leaders are removed in the opposite order.
-    3. A group keeps only the leaders for which there are followers. The lowest follower counts of the other groups are
-       not available to it.
+    3. A group keeps only leaders for which there are followers, beside those of other groups' lowest counts.
     4. A follower goes to the group that is furthest below the ratio, since KV moves only inside a group.
     5. All replicas of a role count alike, whatever their variant.
 
     Args:
         counts: replicas of each role.
-        current: replicas of each pool now.
+        current: present replicas of each pool.
         pools: all pools of the service: two of each group, or one at the ratio 0:1.
         ratio: P/D ratio that each group keeps.
-        slots: free room of nodes, from which placed replicas are taken; ``None``: room is not limited.
-        limits: GPUs by type that each budget leaves; the GPUs of placed replicas are taken from them.
+        slots: free room of nodes, from which placed replicas are taken; ``None``: room is unlimited.
+        limits: GPUs by type that each budget leaves, from which placed replicas are taken.
         overdue: pools with replicas that have waited for a node for too long; other groups get these replicas.
-        spare_followers: followers that may be added beyond ``counts``, so that empty groups can serve if no other group
-            has room for a leader: a group that serves has one replica of each role, at any ratio.
+        spare_followers: followers that may be added beyond ``counts``. A group that serves has one replica of each role
+            at any ratio, so an empty group may need one more if no other group has room for a leader.
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:

@@ -1,9 +1,8 @@
-"""Which groups the replicas go to, warm ones among them, and what the state remembers of the change (pure).
+"""Places the wanted and the warm replicas of a service, and writes the change into the state (pure).
 
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
-Warm replicas run and get no requests until a service needs one at once. They are placed together with the replicas that
-serve, and the serving ones are then chosen among all. So a service has its warm replicas in the groups where it grows.
-They serve from the tick that decides so, without a start.
+Warm replicas run and get no requests. Serving and warm replicas are placed together, and the serving ones are then
+chosen among all, so warm replicas are in the groups where the service grows. A warm replica needs no start to serve.
 """
 
 from collections.abc import Mapping
@@ -37,9 +36,9 @@ def place(draft: Draft) -> None:
 def with_warm(
     counts: Mapping[Role, int], warm: int, ratio: PdRatio, room: Room, ending: Mapping[Role, int]
 ) -> dict[Role, int]:
-    """Counts of both roles with warm leaders and the followers that the ratio requires with them, as far as they fit.
+    """Counts with ``warm`` more leaders and the followers that the ratio requires with them, as far as they fit.
 
-    A service without any replica that should serve gets no warm one.
+    A service that sleeps gets no warm replica.
     """
     for more in range(warm if any(counts.values()) else 0, 0, -1):
         leaders = counts[ratio.leader] + more
@@ -52,7 +51,7 @@ def with_warm(
 
 
 def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRatio) -> Placed:
-    """Place all replicas that run, ``counts_with_warm``, and choose those that serve."""
+    """Place serving and warm replicas, and choose the pools of the serving ones."""
     counts, state = draft.wanted, draft.state
     spare_followers = _spare_followers(draft, counts_with_warm, ratio)
     placed = placement.place(
@@ -80,18 +79,16 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRati
 
 
 def _is_change(draft: Draft, counts_with_warm: Mapping[Role, int]) -> bool:
-    """Whether other counts are wanted, or the same replicas must go to other groups."""
+    """Whether other counts are wanted, or the same counts in other groups."""
     if draft.wanted != draft.current:
         return True
-    if draft.config.is_frozen:
-        return False
-    desired = draft.state.desired
-    is_beyond = any(desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
-    return bool(draft.overdue) or is_beyond or counts_with_warm != desired_replicas(draft.state.desired_and_warm)
+    is_beyond = any(draft.state.desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
+    is_moved = draft.overdue or is_beyond or counts_with_warm != desired_replicas(draft.state.desired_and_warm)
+    return bool(is_moved) and not draft.config.is_frozen
 
 
 def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -> int:
-    """Number of followers that bounds and budget allow to add, at most one for each group but the first."""
+    """Number of followers that may be added within bounds and budget, at most one for each group but the first."""
     follower, groups = ratio.follower, {pool.key.group for pool in draft.snapshot.pools}
     for more in range(len(groups) - 1, 0, -1):
         with_more = {**counts, follower: counts[follower] + more}
@@ -102,14 +99,13 @@ def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -
 
 
 def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
-    """Add a note if groups that woke need more followers than were wanted."""
+    """Add a note if groups that begin to serve need more followers than were wanted."""
     leader, follower, wanted = ratio.leader, ratio.follower, draft.wanted
-    there = {role: count - draft.stuck[role] for role, count in desired_replicas(draft.placed.counts).items()}
-    if there[follower] <= wanted[follower] or there[leader] < wanted[leader]:
-        return
-    became = pd_text({**wanted, follower: there[follower]})
-    text = f"each group that serves has one {follower} replica: {pd_text(wanted)} became {became}"
-    draft.notes.append(Note(NoteKind.WOKEN_GROUP, text))
+    placed = {role: count - draft.stuck[role] for role, count in desired_replicas(draft.placed.counts).items()}
+    if placed[follower] > wanted[follower] and placed[leader] >= wanted[leader]:
+        became = pd_text({**wanted, follower: placed[follower]})
+        text = f"each group that serves has one {follower} replica: {pd_text(wanted)} became {became}"
+        draft.notes.append(Note(NoteKind.WOKEN_GROUP, text))
 
 
 def _remember_change(draft: Draft) -> None:

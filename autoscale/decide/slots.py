@@ -1,7 +1,7 @@
-"""Free GPUs and CPUs of nodes, and which of them a replica takes (pure).
+"""Free GPUs and CPUs of nodes, and the choice of nodes for a replica (pure).
 
-HeteroScale section 3.4, virtual allocation: what is taken is gone for the rest of the cycle; what is given up is there
-in the next cycle, for which all of this is made anew.
+HeteroScale section 3.4, virtual allocation: room that is taken is gone for the rest of the cycle. Room of leaving
+replicas is free in the next cycle, which builds its slots anew.
 """
 
 import math
@@ -12,8 +12,9 @@ from dataclasses import replace
 from autoscale.types import Demand, PoolStats
 from kvtransfer.topology import Node, NodeSet, Topology, indices
 
+# Tolerance for rounding errors of GPUs and CPUs.
 _EPSILON = 1e-6
-# What was taken: of each node its index, GPUs and CPUs.
+# Room that was taken: for each node its index, GPUs and CPUs.
 Taken = list[tuple[int, float, float]]
 
 
@@ -29,52 +30,57 @@ class Slots:
             self._by_gpus[_rounded(free)] |= 1 << index
 
     def copy(self) -> "Slots":
-        """The same room, to try something out in."""
-        made = object.__new__(type(self))
-        made.topology = self.topology
-        made._gpus, made._cpus, made._by_gpus = self._gpus[:], self._cpus[:], self._by_gpus.copy()
-        return made
+        """An independent copy of the free room, for a trial."""
+        copied = object.__new__(type(self))
+        copied.topology = self.topology
+        copied._gpus, copied._cpus, copied._by_gpus = self._gpus[:], self._cpus[:], self._by_gpus.copy()
+        return copied
 
     def vacate(self, demand: Demand, names: Iterable[str]) -> None:
-        """Give back what a replica on these nodes takes."""
-        indices = [index for name in names if (index := self.topology.index.get(name)) is not None]
+        """Free the room of a replica on these nodes."""
+        on = [index for name in names if (index := self.topology.index.get(name)) is not None]
         parts = demand.parts or (demand,)
         cpus = math.fsum(part.workers * part.cpus_per_worker + part.cpus_per_replica for part in parts)
-        self.give_back([(index, demand.gpus / len(indices), cpus / len(indices)) for index in indices])
+        self.give_back([(index, demand.gpus / len(on), cpus / len(on)) for index in on])
 
     def candidates(self, demand: Demand) -> NodeSet:
         """The nodes that a replica may be on, whether they have room or not."""
         if demand.parts:
-            return self._union(demand.parts)
+            return self.candidates_of_any(demand.parts)
         nodes = self.topology.selected(demand.selector)
         return nodes if demand.gpu_type is None else nodes & self.topology.of_type.get(demand.gpu_type, 0)
 
+    def candidates_of_any(self, demands: Iterable[Demand | None]) -> NodeSet:
+        """The nodes that any of these replicas may be on; a demand that is ``None`` has no nodes."""
+        nodes: NodeSet = 0
+        for demand in demands:
+            nodes |= 0 if demand is None else self.candidates(demand)
+        return nodes
+
     def take(self, demand: Demand) -> Taken | None:
-        """Take room for one replica: on the least scarce nodes, and of these on the one with the least left over.
+        """Take room for one replica: on the least scarce nodes, and of these on the one with the least room to spare.
 
-        ``None``: there is no room. What was taken can be given back, if the rest of its unit has no room.
+        ``None``: there is no room.
         """
-        if demand.parts:
-            return self._take_parts(demand, self.topology.usable)
-        return self._take(demand, self.candidates(demand) & self.topology.usable)
+        return self._take_parts(demand) if demand.parts else self._take(demand, self.candidates(demand))
 
-    def left(self) -> tuple[list[float], list[float]]:
-        """GPUs and CPUs that each node has left now."""
+    def free(self) -> tuple[list[float], list[float]]:
+        """Free GPUs and CPUs of each node."""
         return self._gpus[:], self._cpus[:]
 
-    def nodes(self, demands: Iterable[Demand | None], left: tuple[list[float], list[float]]) -> tuple[Node, ...]:
-        """The nodes that any of these replicas may be on, with ``left`` as what is free there."""
-        chosen = self._union(demand for demand in demands if demand is not None)
+    def nodes(self, demands: Iterable[Demand | None], free: tuple[list[float], list[float]]) -> tuple[Node, ...]:
+        """The nodes that any of these replicas may be on, with this ``free`` room."""
+        chosen = self.candidates_of_any(demands)
         return tuple(
             node
-            if (node.free_gpus, node.free_cpus) == (gpus, cpus)  # most are as they were
+            if (node.free_gpus, node.free_cpus) == (gpus, cpus)  # unchanged, as most are
             else replace(node, free_gpus=gpus, free_cpus=cpus)
-            for index, (node, gpus, cpus) in enumerate(zip(self.topology.nodes, *left, strict=True))
+            for index, (node, gpus, cpus) in enumerate(zip(self.topology.nodes, *free, strict=True))
             if chosen >> index & 1
         )
 
     def give_back(self, taken: Taken) -> None:
-        """Make room free again that was taken."""
+        """Free room that was taken."""
         for index, gpus, cpus in taken:
             self._set(index, self._gpus[index] + gpus, self._cpus[index] + cpus)
 
@@ -83,32 +89,23 @@ class Slots:
         return math.fsum(free * (self._by_gpus[free] & nodes).bit_count() for free in self._by_gpus)
 
     def fragmented_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
-        """Share of the free GPUs that lie in domains where no ``unit`` of any group fits; ``None``: no GPU is free."""
+        """Share of the free GPUs on nodes where no ``unit`` of any group fits; ``None``: no GPU is free."""
         useful = 0
         for unit in units:
-            if self._fits(unit):
-                useful |= self._union(unit)
+            trial = self.copy()
+            if all(trial.take(demand) is not None for demand in unit):
+                useful |= self.candidates_of_any(unit)
         free = self.free_gpus(self.topology.everywhere)
         return 1.0 - self.free_gpus(useful) / free if free else None
 
-    def _union(self, demands: Iterable[Demand]) -> NodeSet:
-        nodes: NodeSet = 0
-        for demand in demands:
-            nodes |= self.candidates(demand)
-        return nodes
-
-    def _fits(self, unit: Sequence[Demand]) -> bool:
-        trial = self.copy()
-        return all(trial.take(demand) is not None for demand in unit)
-
-    def _take_parts(self, demand: Demand, among: NodeSet) -> Taken | None:
-        # The least scarce switch, and of those the fullest, so that empty ones stay whole.
+    def _take_parts(self, demand: Demand) -> Taken | None:
+        # The least scarce switch, and of those the fullest, so that empty ones stay empty.
         below = self.topology.domains[demand.within].values()
         ranked = sorted(below, key=lambda nodes: (self.topology.priority(nodes), self.free_gpus(nodes)))
         for nodes in ranked:
             taken: Taken = []
             for part in demand.parts:
-                room = self._take(part, self.candidates(part) & nodes & among)
+                room = self._take(part, self.candidates(part) & nodes)
                 if room is None:
                     self.give_back(taken)
                     break
@@ -120,22 +117,22 @@ class Slots:
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
         wider = 0
         for nodes in self.topology.subgroups.values():
-            narrow = among & nodes
+            narrow = among & nodes & self.topology.usable
             wider |= narrow
             if not narrow:
                 continue
             if demand.strategy in ("PACK", "STRICT_PACK") or demand.workers == 1:
                 index = self._best_fit(demand, narrow)
                 if index is not None:
-                    return self._taken([(index, demand.workers)], demand)
+                    return self._occupy([(index, demand.workers)], demand)
             if demand.strategy != "STRICT_PACK" and demand.workers > 1:
                 spread = self._scattered(demand, wider)
                 if spread is not None:
-                    return self._taken(spread, demand)
+                    return self._occupy(spread, demand)
         return None
 
     def _best_fit(self, demand: Demand, among: NodeSet) -> int | None:
-        """The node with the least left over once the whole replica is on it."""
+        """The node that has room for the whole replica and the fewest free GPUs."""
         gpus = demand.gpus
         cpus = demand.workers * demand.cpus_per_worker + demand.cpus_per_replica
         for free in sorted(self._by_gpus):
@@ -147,7 +144,7 @@ class Slots:
         return None
 
     def _scattered(self, demand: Demand, among: NodeSet) -> list[tuple[int, int]] | None:
-        """Nodes and the workers that each takes; the first node takes the replica's own CPUs too."""
+        """Nodes and the number of workers on each; the first node also gives the CPUs of the replica itself."""
         rooms = [
             (self._workers(index, demand, 0.0), index)
             for free, nodes in self._by_gpus.items()
@@ -155,7 +152,7 @@ class Slots:
             for index in indices(nodes & among)
         ]
         rooms.sort(key=lambda room: (-room[0], room[1]))
-        most = {"STRICT_SPREAD": 1, "SPREAD": 1}.get(demand.strategy, demand.workers)
+        most = 1 if demand.strategy in ("SPREAD", "STRICT_SPREAD") else demand.workers
         while True:
             chosen, missing = list[tuple[int, int]](), demand.workers
             for room, index in rooms:
@@ -168,10 +165,10 @@ class Slots:
                     return chosen
             if demand.strategy != "SPREAD" or most >= demand.workers:
                 return None
-            most += 1  # as evenly as there is room
+            most += 1  # SPREAD puts more workers on a node only if it must
 
     def _workers(self, index: int, demand: Demand, own_cpus: float) -> int:
-        """How many workers a node has room for."""
+        """Number of workers that a node has room for, beside ``own_cpus`` of the replica itself."""
         rooms = [demand.workers]
         if demand.gpus_per_worker:
             rooms.append(int((self._gpus[index] + _EPSILON) / demand.gpus_per_worker))
@@ -179,7 +176,7 @@ class Slots:
             rooms.append(int((self._cpus[index] - own_cpus + _EPSILON) / demand.cpus_per_worker))
         return max(0, min(rooms)) if self._cpus[index] >= own_cpus - _EPSILON else 0
 
-    def _taken(self, chosen: Sequence[tuple[int, int]], demand: Demand) -> Taken:
+    def _occupy(self, chosen: Sequence[tuple[int, int]], demand: Demand) -> Taken:
         taken = []
         for number, (index, workers) in enumerate(chosen):
             gpus = workers * demand.gpus_per_worker
@@ -196,12 +193,12 @@ class Slots:
 
 
 def _rounded(gpus: float) -> float:
-    """Free GPUs as a key, so that rounding errors of fractions make no difference."""
+    """Free GPUs as a key without the rounding errors of fractions."""
     return round(gpus, 4)
 
 
 def least_units(pools: Iterable[PoolStats]) -> list[list[Demand]]:
-    """What each group begins with: one replica of each role that it has."""
+    """The smallest unit of each group: one replica of each role that it has."""
     groups: dict[str, list[Demand]] = {}
     for pool in pools:
         if pool.demand is not None:

@@ -1,4 +1,4 @@
-"""How leaders and followers spread over the groups of a service (pure)."""
+"""Spreads leaders and followers over the groups of a service (pure)."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,17 +10,17 @@ from kvtransfer.topology import Role
 
 
 class Spread:
-    """All groups of a service, and the room that they can take."""
+    """All groups of a service, and the supply of room for their replicas."""
 
     def __init__(self, groups: Sequence[Group], ratio: PdRatio, supply: Supply) -> None:
         self._groups, self._supply = groups, supply
         self._leader, self._follower = ratio.leader, ratio.follower
 
     def reserve(self, overdue: Collection[PoolKey]) -> None:
-        """Take room for replicas that Serve starts already; give up those that have waited for a node for too long.
+        """Take room for replicas that Serve is starting; give up those that have waited for a node for too long.
 
-        Replicas that are given up are started in other groups. If there is no other group, they are started in the same
-        one in the next cycle: it may have other nodes by then.
+        Other groups start the replicas that are given up. Without another group, the same one starts them in the next
+        cycle: it may have other nodes by then.
         """
         for group in self._groups:
             for role, pool in group.pools.items():
@@ -32,35 +32,35 @@ class Spread:
                     self._supply.take_room([(pool, 1)])  # budgets count it already
 
     def fit_leaders(self, counts: Mapping[Role, int], spare_followers: int) -> int:
-        """Add or remove leaders, and add the followers that new leaders need; returns the followers to place."""
+        """Add or remove leaders, and add the followers that new leaders need; returns the wanted followers."""
         most = counts[self._follower] + spare_followers
         followers = self._least_followers(counts, most)
         missing = counts[self._leader] - sum(group.leaders for group in self._groups)
         for _ in range(missing):
-            # The fewest followers with which some group takes a leader.
-            more = next((more for more in range(followers, most + 1) if self._grow(more)), None)
-            if more is None:
+            # As few more followers as possible, so that some group takes a leader.
+            needed = next((needed for needed in range(followers, most + 1) if self._grow(needed)), None)
+            if needed is None:
                 break
-            followers = more
+            followers = needed
         for _ in range(-missing):
             giving = [group for group in self._groups if group.can(group.leader, -1)]
             if not giving:
                 break
-            max(giving, key=Group.standing).counts[self._leader] -= 1
+            max(giving, key=Group.rank_to_shrink).counts[self._leader] -= 1
         for _ in range(counts[self._leader]):
             if sum(group.needed() for group in self._groups) <= followers or not self._relieve():
                 break
         return self._least_followers(counts, most)
 
     def _least_followers(self, counts: Mapping[Role, int], most: int) -> int:
-        """The wanted followers, or more if groups that serve need one each, or must keep some."""
+        """The wanted followers, or more (up to ``most``) if groups that serve or lowest counts require them."""
         return max(counts[self._follower], min(most, sum(group.least() for group in self._groups)))
 
     def _grow(self, followers: int) -> bool:
-        """Add one leader, with its due followers as far as they are available; returns whether a group took it."""
+        """Add one leader and its due followers, as far as there are ``followers``; returns whether a group took it."""
         unassigned = followers - sum(group.followers for group in self._groups)
         needed = sum(group.needed() for group in self._groups)
-        for group in sorted(self._groups, key=Group.rank):
+        for group in sorted(self._groups, key=Group.rank_to_grow):
             lacking = self._grow_group(group, followers - needed + group.needed(), unassigned)
             group.passed_over = lacking or ""
             if lacking is None:
@@ -68,9 +68,9 @@ class Spread:
         return False
 
     def _grow_group(self, group: Group, most_needed: int, unassigned: int) -> str | None:
-        """Add a leader to a group; returns why it takes none, or ``None``.
+        """Add a leader to a group; returns why the group takes none, or ``None``.
 
-        The group may need ``most_needed`` followers, since other groups need the others; no group has ``unassigned``.
+        ``most_needed``: followers that other groups do not need; ``unassigned``: followers that no group has yet.
         """
         if not group.can(group.leader, 1):
             return group.full(group.leader)
@@ -91,14 +91,14 @@ class Spread:
         return lacking
 
     def _relieve(self) -> bool:
-        """Move a leader from a group that lacks followers to a group that needs no more followers for it."""
+        """Move a leader from a group that lacks followers to one that needs no more followers for it."""
         crowded = [
             group
             for group in self._groups
             if group.can(group.leader, -1) and group.needed() > group.follower.limits.lowest_replicas
         ]
         donor = min(crowded, key=Group.until_relieved, default=None)
-        for taker in sorted(self._groups, key=Group.rank):
+        for taker in sorted(self._groups, key=Group.rank_to_grow):
             if donor is None or taker is donor or not taker.can(taker.leader, 1) or taker.cannot_grow:
                 continue
             if taker.needed(1) == taker.needed() and self._supply.take((taker.leader, 1)) is None:
@@ -108,7 +108,7 @@ class Spread:
         return False
 
     def fit_followers(self, counts: Mapping[Role, int]) -> None:
-        """Add followers where they are furthest below the ratio; remove them where they are furthest above.
+        """Add followers to groups furthest below the ratio, or remove them from groups furthest above.
 
         If leaders are pending, the same share of followers is pending.
         """
@@ -127,16 +127,13 @@ class Spread:
             max(giving, key=Group.surplus).counts[self._follower] -= 1
 
     def _with_spare_followers(self, *, is_strict: bool) -> list[Group]:
-        """Groups that can give a follower and stay in the band; if none can and not strict, those that leave it."""
+        """Groups that can give a follower and stay in the band; if none can and not strict, all that can give one."""
         able = [group for group in self._groups if group.can(group.follower, -1)]
         spare = [group for group in able if group.followers > group.needed()]
-        if spare or is_strict:
-            return spare
-        # A group that serves keeps one of each role.
-        return [group for group in able if group.followers > group.least()]
+        return spare if spare or is_strict else [group for group in able if group.followers > group.least()]
 
     def _add_follower(self, full: set[str]) -> bool:
-        """Add one follower; returns whether a group took it. Groups without room are added to ``full``."""
+        """Add one follower; returns whether a group took it. Adds the names of groups without room to ``full``."""
         takers = [
             group
             for group in self._groups
@@ -152,16 +149,16 @@ class Spread:
         return False
 
     def rescue(self, counts: Mapping[Role, int]) -> None:
-        """Move one leader from a group that has lost its followers for good to another group.
+        """Move one leader from a group that lacks followers for good to another group.
 
         The other group has followers to spare, or room for the leader and for missing followers. The next leader moves
-        only when the last one runs.
+        only once the last one runs.
         """
         missing = max(0, counts[self._follower] - sum(group.followers for group in self._groups))
         for starved in self._groups:
             if starved.followers >= starved.needed() or not starved.can(starved.leader, -1):
                 continue
-            for taker in sorted(self._groups, key=Group.rank):
+            for taker in sorted(self._groups, key=Group.rank_to_grow):
                 if taker is not starved and self._take_in(taker, missing):
                     starved.counts[self._leader] -= 1
                     return
@@ -182,7 +179,7 @@ class Spread:
         return True
 
     def give_up(self) -> None:
-        """Remove prefill from groups without decode, where it is useless; decode alone computes prompts itself."""
+        """Remove prefill from groups without decode, where it is useless; decode without prefill serves alone."""
         for group in self._groups:
             if group.counts[Role.DECODE] == 0:
                 least = group.pools[Role.PREFILL].limits.lowest_replicas - group.stuck[Role.PREFILL]

@@ -1,7 +1,7 @@
-"""What the policy, the coordinator and those that watch them tell each other (pure).
+"""Messages between policy, coordinator, commands and metrics (pure).
 
-Each message is a frozen dataclass. It travels and is stored as plain values, which ``CYCLE``, ``SETTINGS`` and
-``STATUS`` write and read: so processes with different versions of this code understand each other.
+Each message is a frozen dataclass. ``CYCLE``, ``SETTINGS`` and ``STATUS`` turn it into plain values to send or store,
+so processes with different versions of this code understand each other.
 """
 
 import json
@@ -23,7 +23,7 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """The plan of one service, and what it was made from: replica ids by pool, latency and traffic."""
+    """The plan of one service, with the replica ids of each pool, the latency and the traffic behind it."""
 
     plan: Plan
     running: Mapping[PoolKey, tuple[str, ...]]
@@ -34,12 +34,12 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleRecord:
-    """The plans of one cycle, by service: what the policy hands to the coordinator.
+    """The plans of one cycle by service, from the policy to the coordinator.
 
     Attributes:
-        nodes: of the cluster; ``None``: the application has no topology.
-        places: pool and nodes of each replica that has its room; ``None``: the application has no topology.
-        policy_call_p99_s: time of a call of the policy that begins no tick.
+        nodes: nodes of the cluster; ``None``: the application has no topology.
+        places: pool and nodes of each replica that is on nodes; ``None``: the application has no topology.
+        policy_call_p99_s: 99th percentile of the time of policy calls without a tick.
         is_hooked: whether Serve's scheduler follows the plans' choice of replicas and nodes.
     """
 
@@ -52,7 +52,7 @@ class CycleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """How one service is sized from now on; ``why``: what changed it, for the decision log."""
+    """The configuration of one service from now on; ``why``: the cause of its change, for the decision log."""
 
     config: AutoscaleConfig
     pools: Pools
@@ -61,12 +61,12 @@ class ServiceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the coordinator tells the policy.
+    """The settings that the coordinator sends to the policy.
 
     Attributes:
         version: grows with each change.
-        cordoned: nodes and switches that take no new replica.
-        states: of the controllers before a restart, by service; empty except in the answer to ``join``.
+        cordoned: nodes and switches that get no new replica.
+        states: controller states from before a restart, by service; empty except in the answer to ``join``.
     """
 
     version: int
@@ -80,7 +80,7 @@ class Settings:
 class ServiceStatus:
     """One service of a running application.
 
-    ``tuned``: fields that differ from what was deployed; ``last``: its last plan, ``None`` before the first.
+    ``tuned``: fields that differ from the deployed ones; ``last``: its last plan, ``None`` before the first.
     """
 
     config: AutoscaleConfig
@@ -91,9 +91,9 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A running application, as the coordinator shows it to commands and metrics.
+    """A running application, from the coordinator to commands and metrics.
 
-    The fields that are the same as those of ``CycleRecord`` are from the last cycle.
+    Fields with a name of ``CycleRecord`` are from the last cycle.
     """
 
     log_path: str
@@ -114,7 +114,7 @@ class CoordinatorState:
         changes: values that were tuned since the deployment, by service, nested as in the configuration.
         version: version of the settings.
         cordoned: nodes and switches that get no new replica.
-        cycle: the last plans; ``None``: no plan has been made.
+        cycle: the last plans; ``None`` before the first.
     """
 
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ _STATE = TypeAdapter(CoordinatorState)
 
 
 def stored_state(stored: bytes | None) -> CoordinatorState:
-    """Read a stored state; returns an empty one if nothing is stored, or another version of this code stored it."""
+    """Read a stored state; returns an empty one if nothing is stored, or if this version cannot read it."""
     try:
         return CoordinatorState() if stored is None else _STATE.validate_python(json.loads(stored))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What new replicas of a service can have: GPUs that budgets leave, room on nodes, nodes to start on (pure)."""
+"""Supply for new replicas of a service: GPUs that budgets leave, room on nodes, nodes to start on (pure)."""
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -12,17 +12,17 @@ from kvtransfer.topology import NodeSet
 _EPSILON = 1e-9
 # GPUs of each type that a budget leaves.
 Limit = MutableMapping[str, float]
-# Pools, and how many replicas each is to gain.
+# A pool, and the number of replicas that it gains.
 Wanted = tuple[PoolStats, int]
 
 
 class Supply:
-    """Room on nodes and in budgets; what is taken is gone. ``groups``: before any replica has moved."""
+    """Room on nodes and in budgets, which shrinks as it is taken; ``groups``: the groups before any replica moves."""
 
     def __init__(self, groups: Sequence[Group], slots: Slots | None, limits: Sequence[Limit]) -> None:
         self._slots, self._limits = slots, limits
         self._chosen: dict[PoolKey, tuple[PoolStats, NodeSet]] = {}
-        # Withdrawn replicas still hold their room, and come back without another.
+        # Withdrawn replicas still hold their room, so they need none to come back.
         self._withdrawn = {
             pool.key: max(0, (pool.held_replicas or 0) - group.counts[role])
             for group in groups
@@ -49,7 +49,7 @@ class Supply:
         return None
 
     def take_room(self, new: Sequence[Wanted]) -> str | None:
-        """As ``take``, on nodes alone."""
+        """As ``take``, but on nodes alone."""
         if self._slots is None:
             return None
         taken: list[tuple[PoolStats, Taken]] = []
@@ -57,8 +57,8 @@ class Supply:
             for _ in range(count):
                 room = [] if pool.demand is None else self._slots.take(pool.demand)
                 if room is None:
-                    for _, back in taken:
-                        self._slots.give_back(back)
+                    for _, unused in taken:
+                        self._slots.give_back(unused)
                     return self._why_no_room(pool, sum(count for _, count in new) - 1)
                 taken.append((pool, room))
         for pool, room in taken:
@@ -86,9 +86,9 @@ class Supply:
 
 
 def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
-    """The nodes that a replica may be on and that are no scarcer than these, but for cordoned ones.
+    """The nodes that a replica may be on and that are no scarcer than ``nodes``, without cordoned ones.
 
-    Empty: no node is scarcer; cordoned nodes are reported for all pools together.
+    Empty: no node is scarcer, so the scheduler hook excludes cordoned nodes alone.
     """
     topology, wanted = slots.topology, slots.candidates(demand)
     scarcest = topology.priority(nodes)
@@ -103,10 +103,10 @@ def start_nodes(
     pools: Sequence[PoolStats],
     slots: Slots,
 ) -> dict[PoolKey, tuple[str, ...]]:
-    """The nodes that replicas of each pool may start on from now on, where that is not every node they ask for.
+    """The nodes that replicas of each pool may start on; a pool that is left out may use all that its demand allows.
 
-    They are those of the plan (``Placed.nodes``) until the ``counts`` are there, as in the cycle ``before``. After that
-    a replica that replaces a lost one comes to no scarcer node than the others of its pool are on.
+    Until a pool has its ``counts``, they are the ``planned`` nodes (``Placed.nodes``), or those of the cycle
+    ``before``. After that a replica that replaces a lost one goes to no scarcer node than the pool's others are on.
     """
     allowed: dict[PoolKey, tuple[str, ...]] = {}
     for pool in pools:

@@ -1,4 +1,4 @@
-"""What the policy wants, and what stands against it: holds, replicas that are missed, counts by hand, sleep (pure)."""
+"""The policy's wish and its limits from outside the guard: holds, counts by hand, sleep, missed latency (pure)."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,11 @@ _ASLEEP = Decision(wanted=None, reason="it sleeps until a request waits for it")
 
 
 def hold(draft: Draft) -> None:
-    """A stage: no replica leaves while latency is outside its objective, unless people have set counts or limits."""
-    draft.hold = _reason(draft.snapshot, draft.config)
+    """A stage: decide whether the policy's wish is ignored in this tick, and whether replicas may leave.
+
+    No replica leaves while latency misses its objective, unless people have set counts or limits.
+    """
+    draft.hold = _hold_reason(draft.snapshot, draft.config)
     draft.may_leave = (
         draft.config.override is not None
         or bool(draft.state.yielding)
@@ -30,7 +33,7 @@ def hold(draft: Draft) -> None:
         draft.hold = "a latency is outside its objective: withdrawn replicas come back"
 
 
-def _reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+def _hold_reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
     if config.is_paused:
         return "paused by hand"
     if is_after_a_gap(snapshot, config):
@@ -42,7 +45,7 @@ def _reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
-    """A role of which no replica runs, although some should and have not just found no node."""
+    """A message if no replica of a role runs although some should; pools that lack a node do not count."""
     overdue = overdue_pools(snapshot.state, snapshot.now_s, config.no_node_s)
     awake = [pool for pool in snapshot.pools if pool.target_replicas and pool.key not in overdue]
     for role in Role:
@@ -53,17 +56,16 @@ def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
-    oldest_s = snapshot.now_s - config.stale_s
     for pool in snapshot.pools:
         for replica in pool.replicas:
-            if replica.observed_s < oldest_s:
+            if replica.observed_s < snapshot.now_s - config.stale_s:
                 age_s = snapshot.now_s - replica.observed_s
                 return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
     return None
 
 
 def _latency_now(draft: Draft) -> Latency:
-    """Without a TTFT of requests from before the last replica entered: it says nothing of the replicas that serve now.
+    """Latency, without a TTFT of requests that arrived before the last replica entered.
 
     After an overload such requests may wait for minutes in the queues of older replicas.
     """
@@ -81,16 +83,16 @@ def _is_beyond_limits(draft: Draft) -> bool:
 
 
 def decide(draft: Draft) -> None:
-    """A stage: ask the policy, then apply the hold or, without one, the counts set by hand."""
+    """A stage: get the policy's decision, then apply the hold or else the counts set by hand."""
     decision = draft.policy.decide(replace(draft.snapshot, state=draft.state))
-    if draft.config.pd_ratio.is_aggregated:  # without prefill the ratio stays 0:1
+    if draft.config.pd_ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
         decision = replace(decision, wanted=wanted, ratio=None)
     draft.decision = _after_hold_and_override(decision, draft)
 
 
 def _after_hold_and_override(decision: Decision, draft: Draft) -> Decision:
-    if draft.hold is not None:  # ratio and signal still come from the policy
+    if draft.hold is not None:  # ratio and signals still come from the policy
         return replace(decision, wanted=None, reason=draft.hold)
     if (override := draft.config.override) is not None:
         return replace(decision, wanted=override.counts, reason="set by hand", is_step=True, is_urgent=True)
@@ -101,7 +103,7 @@ def _after_hold_and_override(decision: Decision, draft: Draft) -> Decision:
 
 
 def sleep(draft: Draft) -> None:
-    """A stage: a service without requests goes to zero replicas, and wakes with the first request that waits."""
+    """A stage: a service without requests gets zero replicas, and wakes with the first request that waits."""
     config, decision = draft.config, draft.decision
     draft.falls_asleep = False
     if (
@@ -124,36 +126,34 @@ def _is_idle_for_long(draft: Draft) -> bool:
 
 
 def _woken(ratio: PdRatio) -> Decision:
-    """One replica of the larger role, and those that are due with it, at once."""
-    return Decision(
-        wanted={ratio.leader: 1.0, ratio.follower: 0.0}, reason="requests wait for it", is_step=True, is_urgent=True
-    )
+    """One replica of the larger role at once; the guard adds its followers."""
+    wanted = {ratio.leader: 1.0, ratio.follower: 0.0}
+    return Decision(wanted=wanted, reason="requests wait for it", is_step=True, is_urgent=True)
 
 
 def bring_back(draft: Draft) -> None:
-    """A stage: the state as if no replica had been withdrawn, and with a note of how far the scale-in was missed."""
+    """A stage: if withdrawn replicas are missed, admit them again and remember the harmful scale-in."""
     if not draft.is_missed:
         return
-    state, until_s = draft.state, draft.now_s + draft.config.window_s
-    missed = state.missed
+    state, missed = draft.state, draft.state.missed
     if state.tried is not None:
         missed = (state.tried, 1 if missed is None else missed[1] + 1)
     draft.state = replace(
         state,
         desired=_desired_before(draft),
         desired_before={},
-        # They have served, so the gate has nothing to say; it would hold replicas that were to leave for another ratio.
+        # They skip the gate, which would hold replicas that were to leave for another ratio.
         admitted=(*state.admitted, *state.withdrawn),
         withdrawn={},
         scaled_out_s=draft.now_s,
-        settled_s=until_s,
+        settled_s=draft.now_s + draft.config.window_s,
         missed=missed,
     )
     draft.census = Census.of(draft.snapshot.pools, draft.state)
 
 
 def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
-    """Counts before the scale-in; if they have no room or are off the ratio, the withdrawn replicas alone."""
+    """Counts before the scale-in; if these lack room or are off the ratio, the present counts with the withdrawn."""
     state = draft.state
     desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
     before = desired_replicas(desired)
@@ -161,5 +161,5 @@ def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
     off_ratio = draft.ratio.deviation(before[Role.PREFILL], before[Role.DECODE])
     if is_inside and off_ratio <= draft.config.gate.band_replicas:
         return desired
-    away = {pool.key: count_among(pool, state.withdrawn) for pool in draft.snapshot.pools}
-    return {key: count + away[key] for key, count in state.desired.items()}
+    withdrawn = {pool.key: count_among(pool, state.withdrawn) for pool in draft.snapshot.pools}
+    return {key: count + withdrawn[key] for key, count in state.desired.items()}

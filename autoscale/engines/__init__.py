@@ -1,5 +1,5 @@
-"""How fast one engine is and how much it holds: profiles, the engine model, and formulas on both (pure).
+"""The speed and the size of one engine: its profile, the engine model, and formulas on both (pure).
 
 Enters: an EngineProfile, lengths and rates. Leaves: seconds, batches, replicas that a load keeps busy, optimal ratios.
-It knows no pool, no snapshot and no policy.
+This room knows no pool, no snapshot and no policy.
 """

@@ -1,8 +1,8 @@
 """One engine as a model: queue, continuous batching, chunked prefill, KV with preemption, prefix cache (pure).
 
-The owner of the clock plans the engine's next steps, lets their time pass, and applies them. The emulator does so step
-by step by the wall clock. The simulator takes many decode-only steps at once: every request in the batch gains a token
-in each, so their time and KV are known without a look at any single request.
+The owner of the clock plans the engine's next steps, lets their time pass, and applies them. The emulator plans single
+steps by the wall clock. The simulator plans many decode-only steps at once: every request in the batch gains a token in
+each of them, so the sums over the batch give their time and KV.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from autoscale.engines.engine_step import EPSILON, ModelCounters, ModelRequest, 
 from autoscale.engines.prefix_cache import PrefixCache
 from autoscale.engines.profile import EngineProfile
 
-# Entries of aborted and preempted requests that the heap of ends may hold before it is swept.
+# Entries of aborted and preempted requests that the heap of ends may contain before they are removed.
 _STALE_ENDS = 64
 
 
@@ -21,36 +21,37 @@ class EngineModel:
     """An engine with the speed and the KV of one profile."""
 
     def __init__(self, profile: EngineProfile, prefix_block_tokens: int | None = None) -> None:
-        """``prefix_block_tokens``: tokens of each of ``block_hashes``; ``None``: the engine's own block."""
+        """``prefix_block_tokens``: tokens of each of ``block_hashes``; ``None``: those of the engine's own block."""
         self.profile = profile
         self.counters = ModelCounters()
         self.waiting: deque[ModelRequest] = deque()
         self.deferred: list[ModelRequest] = []
-        # Running requests in the order of their admission; those that still prefill are also in the second one.
+        # Running requests in the order of admission. Those that still prefill are in the second one too.
         self.running: dict[ModelRequest, None] = {}
         self._prefilling: dict[ModelRequest, None] = {}
         self.queued_prefill_tokens = 0
         self._used_tokens = 0
         self.prefixes = PrefixCache(prefix_block_tokens or profile.block_tokens)
-        # All requests that decode: their number, the tokens of their KV, and how many there are by KV length modulo the
-        # block's length, as of step 0.
         self._step = 0
+        # Requests that decode: their number, the tokens of their KV, and their number by KV length at step 0, modulo
+        # the block's length.
         self._decoding = 0
         self._context_tokens = 0
         self._by_phase = [0] * profile.block_tokens
+        # Heap of (last step, number that breaks ties, request).
         self._ends: list[tuple[int, int, ModelRequest]] = []
-        self._begun = 0
-        self._fresh: list[ModelRequest] = []  # requests that decode and have no token yet
+        self._last_number = 0
+        self._without_token: list[ModelRequest] = []  # requests that decode and have no token yet
 
     @property
     def kv_usage_frac(self) -> float:
-        """Share of KV that requests hold, without prefixes that are only cached."""
+        """Share of the KV that requests occupy, without prefixes that are only cached."""
         return self._used_tokens / self.profile.kv_tokens
 
     def add(self, request: ModelRequest) -> None:
         """Take in a request; a ValueError if it can never fit the engine's KV."""
         total = request.input_tokens + request.output_tokens
-        if self._blocks(total) > self.profile.kv_tokens:
+        if self._in_blocks(total) > self.profile.kv_tokens:
             raise ValueError(f"{total} tokens do not fit the engine's KV of {self.profile.kv_tokens}")
         if request.kv_ready_s is not None:
             self.deferred.append(request)
@@ -61,7 +62,7 @@ class EngineModel:
     def abort(self, request: ModelRequest) -> None:
         """Forget a request, wherever it is."""
         if request in self.running:
-            self._leave(request)
+            self._remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
             self.queued_prefill_tokens -= request.prompt_left
@@ -69,12 +70,12 @@ class EngineModel:
             self.deferred.remove(request)
 
     def release(self, request: ModelRequest) -> None:
-        """Give back the KV of a request that has ended in its first step."""
+        """Free the KV that a request occupies before it decodes, or keeps after its end."""
         self._used_tokens -= request.reserved_tokens
         request.reserved_tokens = 0
 
     def next_ready_s(self) -> float | None:
-        """When the next KV from another engine is here; ``None``: no KV is awaited."""
+        """When the next KV arrives from another engine; ``None``: no request waits for KV."""
         return min((r.kv_ready_s for r in self.deferred if r.kv_ready_s is not None), default=None)
 
     def produced(self, request: ModelRequest) -> int:
@@ -86,7 +87,7 @@ class EngineModel:
         if self._decoding:
             self._make_room()
         if self.deferred:
-            self._take_remote(now_s)
+            self._admit_deferred(now_s)
         chunks = self._chunks() if self._prefilling or self.waiting else ()
         if not chunks:
             return self._decode_steps(most_steps) if self._decoding else None
@@ -94,7 +95,7 @@ class EngineModel:
         duration_s = self._decode_line()[0] if self._decoding else prefill.step_s
         for request, tokens in chunks:
             duration_s += prefill.chunk_s(request.computed_tokens, request.computed_tokens + tokens)
-        return Step(first_s=duration_s, decoding=self._decoding, chunks=tuple(chunks))
+        return Step(first_s=duration_s, chunks=tuple(chunks))
 
     def apply(self, step: Step, steps: int | None = None) -> tuple[list[ModelRequest], list[ModelRequest]]:
         """Let a plan's steps pass: all of them, or the first ``steps`` of decode-only steps.
@@ -103,16 +104,14 @@ class EngineModel:
         the end of the last step, which have left the engine.
         """
         done = step.steps if steps is None else steps
-        if not done:
-            return [], []
         counters = self.counters
         counters.busy_s += step.time_s(done)
         counters.steps += done
         decoding, context_tokens, prompt_tokens = self._decoding, self._context_tokens, 0
         counters.output_tokens += decoding * done
-        first, self._fresh = self._fresh, []
+        first, self._without_token = self._without_token, []
         for request in first:
-            self._remember(request)
+            self._cache(request)
         self._grow(done)
         ended = self._pop_ended()
         if step.chunks:
@@ -125,7 +124,7 @@ class EngineModel:
     def _apply_chunks(
         self, chunks: Sequence[tuple[ModelRequest, int]], first: list[ModelRequest], ended: list[ModelRequest]
     ) -> int:
-        """Prompt chunks are computed; adds to the requests with a first or last token, and returns the tokens."""
+        """The prompt tokens of the chunks; adds to the lists of requests with their first or last token."""
         counters, total = self.counters, 0
         for request, tokens in chunks:
             if request not in self._prefilling:
@@ -137,13 +136,13 @@ class EngineModel:
             if request.prompt_left:
                 continue
             del self._prefilling[request]
-            self._remember(request)
+            self._cache(request)
             request.produced_tokens += 1
             counters.output_tokens += 1
             if request.produced_tokens == 1:
                 first.append(request)
             if request.produced_tokens < request.output_tokens:
-                self._join(request)
+                self._start_decoding(request)
                 continue
             del self.running[request]
             if not request.keeps_kv:
@@ -155,7 +154,7 @@ class EngineModel:
         return self.profile.decode.line(self._decoding, self._context_tokens / self._decoding)
 
     def _decode_steps(self, most_steps: int) -> Step:
-        """Steps until a request ends, KV runs out, or the next point of the profile."""
+        """Steps until a request ends, KV runs out, or the profile's next point."""
         first_s, more_s, knot_tokens = self._decode_line()
         if most_steps > 1:
             ends = self._ends
@@ -166,22 +165,20 @@ class EngineModel:
             if to_knot < most_steps:
                 most_steps = int(to_knot) + 1
             most_steps = self._steps_with_room(most_steps)
-        return Step(first_s=first_s, more_s=more_s, steps=most_steps, decoding=self._decoding)
+        return Step(first_s=first_s, more_s=more_s, steps=most_steps)
 
     def _chunks(self) -> list[tuple[ModelRequest, int]]:
-        """Prompt tokens of the next step, also of requests that are admitted now."""
-        profile = self.profile
-        budget = profile.max_batch_tokens - self._decoding
+        """Prompt tokens of the next step, by request; admits waiting requests."""
+        budget = self.profile.max_batch_tokens - self._decoding
         chunks: list[tuple[ModelRequest, int]] = []
         for request in self._prefilling:
             if budget <= 0:
                 break
-            tokens = min(request.prompt_left, budget)
-            chunks.append((request, tokens))
-            budget -= tokens
-        while self.waiting and budget > 0 and len(self.running) < profile.max_running:
+            chunks.append((request, min(request.prompt_left, budget)))
+            budget -= chunks[-1][1]
+        while self.waiting and budget > 0 and len(self.running) < self.profile.max_running:
             request = self.waiting[0]
-            needed = self._blocks(request.input_tokens + request.produced_tokens + 1)
+            needed = self._in_blocks(request.input_tokens + request.produced_tokens + 1)
             # The last prompt token is always computed.
             cached = min(self.prefixes.use(request.block_hashes), request.input_tokens - 1)
             if not self._has_room(needed):
@@ -194,17 +191,16 @@ class EngineModel:
             self._used_tokens += needed
             self._evict()
             self.running[request] = self._prefilling[request] = None
-            tokens = min(request.prompt_left, budget)
-            chunks.append((request, tokens))
-            budget -= tokens
+            chunks.append((request, min(request.prompt_left, budget)))
+            budget -= chunks[-1][1]
         return chunks
 
-    def _take_remote(self, now_s: float) -> None:
-        """Admit requests with KV that has arrived, in the order of its arrival."""
+    def _admit_deferred(self, now_s: float) -> None:
+        """Admit requests whose KV has arrived, in the order of its arrival."""
         ready = [r for r in self.deferred if r.kv_ready_s is not None and r.kv_ready_s <= now_s + EPSILON]
         ready.sort(key=lambda r: r.kv_ready_s or 0.0)
         for request in ready:
-            needed = self._blocks(request.input_tokens + 1)
+            needed = self._in_blocks(request.input_tokens + 1)
             if len(self.running) >= self.profile.max_running or not self._has_room(needed):
                 return
             self.deferred.remove(request)
@@ -212,14 +208,14 @@ class EngineModel:
             # The last prompt token is computed again, as in a decode step: its logits give the first output token.
             request.cached_tokens = request.computed_tokens = request.input_tokens - 1
             self.counters.prefill_tokens += 1
-            self._fresh.append(request)
-            self._join(request)
+            self._without_token.append(request)
+            self._start_decoding(request)
 
-    def _join(self, request: ModelRequest) -> None:
+    def _start_decoding(self, request: ModelRequest) -> None:
         """Let a request decode from the next step on."""
         computed = request.computed_tokens
-        self._used_tokens += self._blocks(computed) - request.reserved_tokens
-        request.reserved_tokens = 0
+        self.release(request)
+        self._used_tokens += self._in_blocks(computed)
         self._evict()
         request.computed_tokens -= self._step
         request.produced_tokens -= self._step
@@ -227,34 +223,34 @@ class EngineModel:
         self._decoding += 1
         self._context_tokens += computed
         self._by_phase[request.computed_tokens % self.profile.block_tokens] += 1
-        self._begun += 1
-        heappush(self._ends, (request.ends_at_step, self._begun, request))
+        self._last_number += 1
+        heappush(self._ends, (request.ends_at_step, self._last_number, request))
         if len(self._ends) > 2 * self._decoding + _STALE_ENDS:
             self._ends = [entry for entry in self._ends if entry[2].ends_at_step == entry[0]]
             heapify(self._ends)
 
-    def _unjoin(self, request: ModelRequest) -> None:
-        """Take a request out of those that decode, with its KV."""
+    def _stop_decoding(self, request: ModelRequest) -> None:
+        """Take a request, with its KV, out of those that decode."""
         self._by_phase[request.computed_tokens % self.profile.block_tokens] -= 1
         request.computed_tokens += self._step
         request.produced_tokens += self._step
         request.ends_at_step = None
         self._decoding -= 1
         self._context_tokens -= request.computed_tokens
-        self._used_tokens -= self._blocks(request.computed_tokens)
+        self._used_tokens -= self._in_blocks(request.computed_tokens)
 
     def _pop_ended(self) -> list[ModelRequest]:
         ended, ends = [], self._ends
         while ends and ends[0][0] <= self._step:
-            end, _, request = heappop(ends)
-            if request.ends_at_step == end:
-                self._unjoin(request)
+            last_step, _, request = heappop(ends)
+            if request.ends_at_step == last_step:
+                self._stop_decoding(request)
                 del self.running[request]
                 ended.append(request)
         return ended
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether ``tokens`` of KV are free beside what decoding requests may take in any next step."""
+        """Whether ``tokens`` of KV are free beside the most that decoding requests take in a later step."""
         return tokens + max(self._by_phase) * self.profile.block_tokens <= self.profile.kv_tokens - self._used_tokens
 
     def _due_tokens(self, after_steps: int = 0) -> int:
@@ -268,14 +264,14 @@ class EngineModel:
             self._preempt(next(reversed(self.running)))
 
     def _steps_with_room(self, most_steps: int) -> int:
-        """How many steps the free KV lasts for, at most ``most_steps``."""
+        """Number of steps for which the free KV suffices, at most ``most_steps``."""
         block = self.profile.block_tokens
         free = self.profile.kv_tokens - self._used_tokens
-        each_cycle = self._decoding * block
-        if (most_steps // block + 1) * each_cycle <= free:
+        cycle_tokens = self._decoding * block
+        if (most_steps // block + 1) * cycle_tokens <= free:
             return most_steps
-        cycles = min(most_steps // block, free // each_cycle)
-        free -= cycles * each_cycle
+        cycles = min(most_steps // block, free // cycle_tokens)
+        free -= cycles * cycle_tokens
         steps = cycles * block
         while steps < most_steps and (due := self._due_tokens(steps)) <= free:
             free -= due
@@ -300,34 +296,34 @@ class EngineModel:
         if taken:
             self._evict()
 
-    def _remember(self, request: ModelRequest) -> None:
+    def _cache(self, request: ModelRequest) -> None:
         self.prefixes.remember(request.block_hashes)
         self._evict()
 
     def _evict(self) -> None:
         self.prefixes.shrink_to(self.profile.kv_tokens - self._used_tokens)
 
-    def _blocks(self, tokens: int) -> int:
+    def _in_blocks(self, tokens: int) -> int:
         """Tokens rounded up to whole blocks."""
         size = self.profile.block_tokens
         return -(-tokens // size) * size
 
     def _preempt(self, request: ModelRequest) -> None:
         self.counters.preemptions += 1
-        self._leave(request)
+        self._remove(request)
         request.computed_tokens = 0
         request.kv_ready_s = None  # it is computed again here
         self.waiting.appendleft(request)
         self.queued_prefill_tokens += request.prompt_left
 
-    def _leave(self, request: ModelRequest) -> None:
+    def _remove(self, request: ModelRequest) -> None:
+        """Take a running request out of the engine, with its KV."""
         del self.running[request]
         if request.ends_at_step is not None:
-            self._unjoin(request)
-            if request in self._fresh:
-                self._fresh.remove(request)
+            self._stop_decoding(request)
+            if request in self._without_token:
+                self._without_token.remove(request)
             return
         del self._prefilling[request]
         self.queued_prefill_tokens -= request.prompt_left
-        self._used_tokens -= request.reserved_tokens
-        request.reserved_tokens = 0
+        self.release(request)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-# Rounding of floating point in numbers of steps.
+# Tolerance for rounding errors: of a number of steps, and of a time in seconds.
 EPSILON = 1e-9
 
 
@@ -14,18 +14,17 @@ class ModelRequest:
     """A request in an engine.
 
     Attributes:
-        request_id: its name.
         input_tokens: length of its prompt.
-        output_tokens: tokens that it generates until it ends, at least 1.
+        output_tokens: length of its answer, at least 1.
         block_hashes: one for each full block of the prompt, over the block and all before it, for the prefix cache.
-        kv_ready_s: when KV from another engine is here; ``None``: this engine computes it.
-        keeps_kv: it keeps its KV after its end, until ``EngineModel.release``: another engine is to pull it.
+        kv_ready_s: time at which its KV arrives from another engine; ``None``: this engine computes it.
+        keeps_kv: it keeps its KV after its end, until ``EngineModel.release``: another engine pulls it.
         cached_tokens: tokens of the prompt that the prefix cache had.
         computed_tokens: tokens with KV here. While the request decodes, this and ``produced_tokens`` grow by one a
             step, and both hold the value at step 0 of the engine.
         produced_tokens: output tokens so far.
-        reserved_tokens: KV that it holds before it decodes.
-        ends_at_step: step of the engine at which it has its last token; ``None``: it does not decode.
+        reserved_tokens: tokens of KV that it occupies before it decodes.
+        ends_at_step: step of the engine that gives it its last token; ``None``: it does not decode.
     """
 
     request_id: str
@@ -42,21 +41,20 @@ class ModelRequest:
 
     @property
     def prompt_left(self) -> int:
-        """Tokens that are still to be computed: of the prompt and, after a preemption, of the output so far."""
+        """Tokens that prefill has yet to compute: of the prompt and, after a preemption, of the output so far."""
         return self.input_tokens + self.produced_tokens - self.computed_tokens
 
 
 class Step(NamedTuple):
     """The engine's next work: one step with prompt chunks, or several steps in which all running requests decode.
 
-    ``first_s``: time of the first step; each step takes ``more_s`` longer than the one before. ``decoding``: requests
-    that decode. ``chunks``: (request, prompt tokens) of the step.
+    ``first_s``: time of the first step; each later step takes ``more_s`` longer than the one before it. ``chunks``:
+    (request, prompt tokens) of the step.
     """
 
     first_s: float
     more_s: float = 0.0
     steps: int = 1
-    decoding: int = 0
     chunks: tuple[tuple[ModelRequest, int], ...] = ()
 
     @property
@@ -69,7 +67,7 @@ class Step(NamedTuple):
         return steps * (self.first_s + self.more_s * (steps - 1) / 2)
 
     def ended_by(self, elapsed_s: float) -> int:
-        """How many steps have ended after a time."""
+        """Number of steps that have ended after a time."""
         if elapsed_s <= 0.0:
             return 0
         # more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s
@@ -78,16 +76,16 @@ class Step(NamedTuple):
         return min(self.steps, int(2 * elapsed_s / (linear + root) + EPSILON))
 
     def begun_by(self, elapsed_s: float) -> int:
-        """How many steps have begun after a time, at least one; a step that has begun cannot be stopped."""
+        """Number of steps that have begun after a time, at least 1; a step that has begun cannot be stopped."""
         ended = self.ended_by(elapsed_s)
         return min(self.steps, max(1, ended + (self.time_s(ended) < elapsed_s - EPSILON)))
 
     def until(self, steps: int) -> "Step":
-        """Its first steps alone."""
+        """The first ``steps`` steps."""
         return self._replace(steps=steps)
 
     def after(self, steps: int) -> "Step":
-        """Its remaining steps."""
+        """The steps after the first ``steps`` ones."""
         return self._replace(first_s=self.first_s + self.more_s * steps, steps=self.steps - steps)
 
 

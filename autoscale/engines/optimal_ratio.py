@@ -13,19 +13,13 @@ class DecodeMemoryConfig(StrictConfig):
     """Limits of the KV of one decode replica: GPU memory, and the speed at which GPUs read it."""
 
     gpu_bytes: float = Field(gt=0.0, description="Memory of one GPU (M_gpu).")
-    other_bytes: float = Field(
-        ge=0.0,
-        description="Memory of one GPU for anything but weights and KV, such as activations (M'); a tenth by default "
-        "in vLLM.",
-    )
+    other_bytes: float = Field(ge=0.0)
+    """Memory of one GPU for activations and all else but weights and KV (M'); a tenth by default in vLLM."""
     model_bytes: float = Field(gt=0.0, description="Weights of the model (M_model).")
     gpus: int = Field(1, ge=1, description="GPUs that share the weights (TP).")
     bytes_per_s: float = Field(gt=0.0, description="Memory bandwidth of one GPU by its data sheet (BW).")
-    read_frac: float = Field(
-        gt=0.0,
-        le=1.0,
-        description="Share of the bandwidth that decode steps reach (alpha): 0.25 to 0.5 in DOPD's Table I.",
-    )
+    read_frac: float = Field(gt=0.0, le=1.0)
+    """Share of the bandwidth that decode steps reach (alpha): 0.25 to 0.5 in DOPD's Table I."""
 
     @model_validator(mode="after")
     def _check_room(self) -> "DecodeMemoryConfig":
@@ -38,14 +32,13 @@ class DecodeMemoryConfig(StrictConfig):
 
     @property
     def room_bytes(self) -> float:
-        """KV that fits: ``V_mem = (M_gpu - M') TP - M_model`` (Eq. 11)."""
+        """KV that fits, bytes: ``V_mem = (M_gpu - M') TP - M_model`` (Eq. 11)."""
         return (self.gpu_bytes - self.other_bytes) * self.gpus - self.model_bytes
 
     def readable_bytes(self, tpot_s: float) -> float:
-        """KV that a step reads within the objective: ``V_BW = t_d_SLO alpha TP BW - M_model`` (Eq. 12).
+        """KV that a step can read within the objective, bytes: ``V_BW = t_d_SLO alpha TP BW - M_model`` (Eq. 12).
 
-        The printed equation lacks the last term, although the text says that weights and KV are read. Without it a step
-        that has only time for its weights would be allowed a batch.
+        The printed equation lacks the last term, although the text says that a step reads weights and KV.
 
         Raises:
             ValueError: the objective is too short to read the weights.
@@ -64,8 +57,8 @@ class OptimalRatio:
 
     Attributes:
         decode_concurrency: requests in the batch of one decode replica (cc_d).
-        decode_step_s: time of one step at that concurrency (t_d).
-        prefill_per_decode: n_p / n_d, not rounded.
+        decode_step_s: time of one step at that concurrency, seconds (t_d).
+        prefill_per_decode: prefill replicas per decode replica (n_p / n_d), not rounded.
         is_extrapolated: whether a value lies outside a profile's points.
     """
 
@@ -84,17 +77,18 @@ def optimal_ratio(
     tpot_s: float,
     memory: DecodeMemoryConfig | None = None,
 ) -> OptimalRatio:
-    """``n_p / n_d = cc_d t_p / (t_d OSL)`` (Eq. 14), without headroom, for mean prompts (ISL) and answers (OSL).
+    """``n_p / n_d = cc_d t_p / (t_d OSL)`` (Eq. 14), without headroom.
 
-    With ``memory`` decode's batch is the paper's estimate; without, it follows from the profile.
+    ``input_tokens``: mean prompt (ISL). ``output_tokens``: mean answer (OSL). ``tpot_s``: the objective. ``memory``:
+    limits from which the paper estimates decode's batch; ``None``: the batch follows from the profile.
 
     Raises:
-        ValueError: a length is not above 0, the profile's prefill takes no time, or the weights cannot be read in time.
+        ValueError: a length is not above 0, prefill takes no time, or a step cannot read the weights in time.
     """
     if not (input_tokens > 0.0 and output_tokens > 0.0):
         raise ValueError(f"{input_tokens:g} input and {output_tokens:g} output tokens: both must be above 0")
-    # Algorithm 2 differs from Eq. 13 and 14, which are used here. Its line 30 reads a step at (ISL + OSL)/2, but the
-    # mean KV is ISL + OSL/2. Its lines 30 and 31 take all requests, Eq. 14 those of one decode replica, r / n_d.
+    # Algorithm 2 differs from Eq. 13 and 14, which are used here. Its line 30 takes a step's time at (ISL + OSL)/2, but
+    # the mean KV is ISL + OSL/2. Its lines 30 and 31 count all requests, Eq. 14 those of one decode replica (r / n_d).
     context_tokens = input_tokens + output_tokens / 2
     if memory is None:
         concurrency = decode_batch(decode_profile, context_tokens, tpot_s)

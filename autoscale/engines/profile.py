@@ -1,4 +1,4 @@
-"""EngineProfile: the speed and size of an engine, with sources, and interpolation between its points (pure)."""
+"""EngineProfile: the measured speed and size of an engine, and interpolation between its points (pure)."""
 
 import math
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from kvtransfer.strict_config import StrictConfig
 
 
 class Source(StrictConfig):
-    """The source of a part of a profile."""
+    """Where the numbers of a part of a profile come from."""
 
     part: str = Field(description="The field of the profile, such as 'prefill' or 'decode'.")
     kind: Literal["measured", "derived", "assumed"]
@@ -26,9 +26,8 @@ class PrefillCurve(StrictConfig):
 
     tokens: tuple[int, ...] = Field(min_length=2)
     seconds: tuple[float, ...] = Field(min_length=2)
-    derived_above_tokens: int | None = Field(
-        None, ge=0, description="Points above this length are derived, not measured; None: all are measured."
-    )
+    derived_above_tokens: int | None = Field(None, ge=0)
+    """Points above this length are derived; None: all points are measured."""
 
     @model_validator(mode="after")
     def _check_points(self) -> Self:
@@ -45,7 +44,7 @@ class PrefillCurve(StrictConfig):
         return max(0.0, _at(self.tokens, self.seconds, 0.0))
 
     def seconds_for(self, tokens: float) -> float:
-        """Seconds for a prompt; beyond the points by the line of the nearest segment."""
+        """Seconds for a prompt; beyond the points, the nearest segment is extended."""
         return max(self.step_s, _at(self.tokens, self.seconds, tokens))
 
     def chunk_s(self, start: float, end: float) -> float:
@@ -57,7 +56,7 @@ class PrefillCurve(StrictConfig):
         return self.tokens[0] <= tokens <= self.tokens[-1]
 
     def is_derived(self, tokens: float) -> bool:
-        """Whether the time of a length follows from a derived point."""
+        """Whether the time of a prompt of this length follows from a derived point."""
         above = self.derived_above_tokens
         return above is not None and tokens > above and self.covers(tokens)
 
@@ -82,13 +81,17 @@ class DecodeSurface(StrictConfig):
         return self
 
     def seconds_for(self, batch: int, context_tokens: float) -> float:
-        """Seconds of a step, bilinear; beyond the points by the nearest line, at least half of the fastest step."""
+        """Seconds of a step, bilinear; beyond the points the nearest line is extended.
+
+        The result is at least half of the step with the smallest batch and the shortest context.
+        """
         return self.line(batch, context_tokens)[0]
 
     def line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
-        """Of a step: its seconds, how many more each next step takes, and up to which mean context this holds.
+        """Time of the next decode steps, in each of which every request gains a token.
 
-        In each next step every request has one token more.
+        Returns the seconds of the first step, the seconds by which each later one is longer, and the mean context in
+        tokens up to which this growth holds.
         """
         axis, row = self.context_tokens, self._rows.get(batch) or self._row(batch)
         least_s = self.step_s[0][0] * 0.5
@@ -106,7 +109,7 @@ class DecodeSurface(StrictConfig):
         return (seconds, slope, knot) if is_on_line else (least_s, 0.0, knot)
 
     def _row(self, batch: int) -> list[float]:
-        """Seconds at each context for one batch, remembered: few batches are used often."""
+        """Seconds at each context for one batch; stored, since few batches are used often."""
         row = self._rows[batch] = [_at(self.batch, column, batch) for column in zip(*self.step_s, strict=True)]
         return row
 
@@ -115,7 +118,7 @@ class DecodeSurface(StrictConfig):
         return {}
 
     def covers(self, batch: float, context_tokens: float) -> bool:
-        """Whether a point lies inside the profile's points."""
+        """Whether a batch and a mean context lie inside the profile's points."""
         return (
             self.batch[0] <= batch <= self.batch[-1]
             and self.context_tokens[0] <= context_tokens <= self.context_tokens[-1]
@@ -123,7 +126,7 @@ class DecodeSurface(StrictConfig):
 
 
 class Handoff(StrictConfig):
-    """The transfer of KV to a decode engine."""
+    """The time that KV takes from a prefill engine to a decode engine."""
 
     base_s: float = Field(ge=0.0, description="Time of an empty transfer.")
     kv_bytes_per_token: float = Field(gt=0.0)
@@ -135,7 +138,7 @@ class Handoff(StrictConfig):
 
 
 class Memory(StrictConfig):
-    """Memory side of the roofline, all GPUs of an engine together."""
+    """The roofline's memory side, of all GPUs of an engine together."""
 
     weight_bytes: float = Field(gt=0.0, description="Weights that every step reads.")
     peak_bytes_per_s: float = Field(gt=0.0)
@@ -158,14 +161,14 @@ class EngineProfile(StrictConfig):
     start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
     flops_per_token: float = Field(gt=0.0)
     peak_flops: float = Field(gt=0.0)
-    memory: Memory | None = Field(None, description="Left out: a step's roofline is its arithmetic alone.")
+    memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline is arithmetic alone.")
     sources: tuple[Source, ...] = Field(min_length=1)
 
     def roofline_s(self, tokens: int, context_tokens: int = 0, *, more_tokens: int = 0, steps: int = 1) -> float:
-        """The least time of steps on the hardware, seconds: in each step the longer of arithmetic and memory traffic.
+        """Least time of steps on the hardware, seconds: the longer of each step's arithmetic and memory traffic.
 
-        Attention counts by the KV that it reads, not by its arithmetic: ``context_tokens`` in the first step, and
-        ``more_tokens`` more in each later one.
+        ``tokens``: tokens that each step computes. Attention counts by the KV that it reads, not by its arithmetic:
+        ``context_tokens`` in the first step, and ``more_tokens`` more in each later one.
         """
         compute_s = tokens * self.flops_per_token / self.peak_flops
         if self.memory is None:
@@ -173,12 +176,13 @@ class EngineProfile(StrictConfig):
         kv_s = self.handoff.kv_bytes_per_token / self.memory.peak_bytes_per_s
         first_s = self.memory.weight_bytes / self.memory.peak_bytes_per_s + context_tokens * kv_s
         more_s = more_tokens * kv_s
-        # Memory traffic grows and arithmetic does not, so from one step on memory takes longer.
+        # Memory traffic grows from step to step, arithmetic does not: only in the first steps can arithmetic be longer.
         if first_s >= compute_s:
-            computing = 0
+            compute_bound = 0
         else:
-            computing = min(steps, math.ceil((compute_s - first_s) / more_s)) if more_s else steps
-        return computing * compute_s + (steps - computing) * (first_s + more_s * (computing + steps - 1) / 2)
+            compute_bound = min(steps, math.ceil((compute_s - first_s) / more_s)) if more_s else steps
+        memory_bound = steps - compute_bound
+        return compute_bound * compute_s + memory_bound * (first_s + more_s * (compute_bound + steps - 1) / 2)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -204,10 +208,8 @@ def _check_axis(name: str, values: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must rise: {list(values)}")
 
 
-def _at(axis: tuple[int, ...], values: tuple[float, ...] | list[float], point: float) -> float:
-    """The value at ``point``, by the line through the two nearest points."""
-    if len(axis) == 1:
-        return values[0]
+def _at(axis: tuple[int, ...], values: tuple[float, ...], point: float) -> float:
+    """The value at ``point``, by the line through the two nearest points of the axis, which has at least two."""
     index = min(max(bisect_right(axis, point), 1), len(axis) - 1)
     share = (point - axis[index - 1]) / (axis[index] - axis[index - 1])
     return values[index - 1] + share * (values[index] - values[index - 1])

@@ -1,4 +1,4 @@
-"""Sources of replicas' gauges besides their own reports: configuration, and how answers are read (pure)."""
+"""Sources of replicas' gauges besides the replicas' own reports: their configuration and their format (pure)."""
 
 import json
 import math
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from autoscale.documents import first_fault
 from kvtransfer.strict_config import StrictConfig
 
-# Gauges that another source may know better than the replica, such as an exporter of GPU figures.
+# Gauges that another source, such as an exporter of GPU figures, may measure better than the replica itself.
 Gauge = Literal[
     "running_requests",
     "waiting_requests",
@@ -20,43 +20,51 @@ Gauge = Literal[
     "gpu_utilization_frac",
     "sm_activity_frac",
 ]
-# Gauges by replica id.
+# For each replica id: the values of its gauges by name. Every value is finite.
 Gauges = Mapping[str, Mapping[str, float]]
 
 
 class RayCollectorConfig(StrictConfig):
-    """Only the replicas' own reports."""
+    """No other source: only the replicas' own reports."""
 
     kind: Literal["ray"] = "ray"
 
 
 class PrometheusCollectorConfig(StrictConfig):
-    """Answers of a Prometheus server replace the replicas' own gauges of the same name."""
+    """A Prometheus server, whose answers replace the replicas' own gauges of the same name."""
 
     kind: Literal["prometheus"]
     url: str = Field(pattern=r"^https?://", description="URL of the server, such as http://prometheus:9090.")
-    queries: dict[Gauge, str] = Field(min_length=1, description="PromQL by gauge, a series for each replica.")
+    queries: dict[Gauge, str] = Field(
+        min_length=1, description="PromQL by gauge; each query yields one series for each replica."
+    )
     replica_label: str = Field("replica", min_length=1, description="The label that holds a replica's id.")
     timeout_s: float = Field(2.0, gt=0.0, le=10.0, description="Timeout of all queries together.")
 
 
 class FileCollectorConfig(StrictConfig):
-    """A JSON file with gauges: {replica id: {gauge: value}}."""
+    """A JSON file, whose gauges replace the replicas' own of the same name: {replica id: {gauge: value}}."""
 
     kind: Literal["file"]
     path: Path = Field(description="Path of the file on the head node; it is read before every decision.")
-    most_age_s: float = Field(30.0, gt=0.0, description="A file that was written longer ago is ignored.")
+    most_age_s: float = Field(
+        30.0, gt=0.0, description="Seconds since the file was last written; an older file is ignored."
+    )
 
 
 CollectorConfig = Annotated[
     RayCollectorConfig | PrometheusCollectorConfig | FileCollectorConfig, Field(discriminator="kind")
 ]
 
-_FILE = TypeAdapter(dict[str, dict[Gauge, float]])
+# Format of the file of a FileCollectorConfig.
+_FILE = TypeAdapter(dict[str, dict[Gauge, FiniteFloat]])
 
 
 def read_vector(body: bytes, label: str) -> dict[str, float]:
-    """The values of an instant query's JSON by replica id; series without this label or a finite value are left out.
+    """Values by replica id from the JSON answer to an instant query; ``label``: the label that holds the replica id.
+
+    A series without this label, or without a finite value, is left out. PromQL yields NaN or an infinity instead of an
+    error, for instance after a division by zero, so that value counts as not observed.
 
     Raises:
         ValueError: the body is not such an answer.
@@ -64,7 +72,7 @@ def read_vector(body: bytes, label: str) -> dict[str, float]:
     try:
         answer = json.loads(body)
         if answer["status"] != "success":
-            raise ValueError(f"Prometheus says {answer.get('error', answer['status'])!r}")
+            raise ValueError(f"Prometheus reports {answer.get('error', answer['status'])!r}: check the query")
         if answer["data"]["resultType"] != "vector":
             raise ValueError(f"the query yields a {answer['data']['resultType']}: it must be an instant vector")
         values = {
@@ -73,14 +81,14 @@ def read_vector(body: bytes, label: str) -> dict[str, float]:
             if label in series["metric"]
         }
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"that is no answer of Prometheus: {error!r} is missing or wrong") from None
+        raise ValueError(f"the answer is not in Prometheus' format ({error!r}): check the collector's url") from None
     return {replica: value for replica, value in values.items() if math.isfinite(value)}
 
 
 def read_gauges(text: str) -> Gauges:
-    """The gauges of a file; a ValueError names the first fault."""
+    """The gauges in the text of a JSON file. Raises ValueError: the first fault, such as a value that is not finite."""
     try:
-        read = _FILE.validate_json(text)
+        document = _FILE.validate_json(text)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
-    return {replica: {str(name): value for name, value in gauges.items()} for replica, gauges in read.items()}
+    return {replica: {str(name): value for name, value in gauges.items()} for replica, gauges in document.items()}

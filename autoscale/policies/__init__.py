@@ -1,8 +1,8 @@
-"""What a live application may be sized by: one policy per file, with its configuration class (pure).
+"""The policies that can size a live application: one per file, with its configuration class (pure).
 
-Enters: a Snapshot, the ratio and the SLO. Leaves: a Decision, the replicas that the policy wants per role. A policy
-never limits its wish and knows no cooldown; ``autoscale.decide`` does both. A new policy is one file here, one line in
-POLICIES and one in PolicyConfig. The policies of other systems are in ``peers``, for the simulator only.
+Enters: a Snapshot, the ratio and the SLO. Leaves: a Decision, with the replicas that the policy wants of each role.
+Bounds and cooldowns are applied in ``autoscale.decide``, not here. A new policy is one file here, one line in POLICIES
+and one in PolicyConfig. The policies of other systems are in ``peers``, for the simulator only.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ POLICIES: Mapping[str, Callable[..., Policy[Any]]] = {
     "wva": Wva,
 }
 
-# Policies that size decode from its own load alone, so they also fit groups without prefill (pd_ratio 0:1).
+# Policies that size decode from its own load alone. So they fit groups without prefill too (pd_ratio 0:1).
 AGGREGATED = ("static", "wva", "queue_depth")
-# Policies in ``peers``, by name; a live application that names one is refused with a reason.
+# Names of the policies in ``peers``; a live application that names one is refused with a reason.
 SIMULATED_ONLY = ("dynamo", "dynamo_sla", "hpa", "llmd_token_aware", "ray_baseline")

@@ -37,7 +37,7 @@ class PeriodConfig(StrictConfig):
     def _check_counts(self) -> "PeriodConfig":
         if self.prefill is None and self.decode is None:
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
-        _ = self.ratio  # refuses an impossible one
+        _ = self.ratio  # a ValueError if two counts have an impossible ratio
         if self.pd_ratio is not None and self.pd_ratio.is_aggregated:
             raise ValueError(
                 f"the period that begins at {self.begins!r} has no prefill: give it a pd_ratio from 1:5 on"
@@ -46,14 +46,10 @@ class PeriodConfig(StrictConfig):
 
     @property
     def ratio(self) -> PdRatio | None:
-        """The period's own ratio: of its two counts, or ``pd_ratio``; ``None``: the configured ratio holds."""
+        """The ratio of the two counts, else ``pd_ratio``; ``None``: the service's configured ratio holds."""
         if self.prefill is not None and self.decode is not None:
             return PdRatio.parse(f"{self.prefill}:{self.decode}")
         return self.pd_ratio
-
-    def wanted(self) -> dict[Role, float]:
-        """Replicas of each role; 0: by the other role's count and the ratio."""
-        return {Role.PREFILL: float(self.prefill or 0), Role.DECODE: float(self.decode or 0)}
 
 
 class PeriodicConfig(StrictConfig):
@@ -74,14 +70,16 @@ class PeriodicConfig(StrictConfig):
 
 
 class Periodic(Policy[PeriodicConfig]):
-    """Replicas of both roles from a schedule by the time of day and week."""
+    """Replicas of both roles by the time of the day and the week."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The counts of the period that holds now."""
         config = self._config
-        # CronSim searches strictly before the given time, and a period holds from the first second of its minute on.
+        # CronSim returns times before the given one, and a period holds from the first second of its minute on.
         now = datetime.fromtimestamp(snapshot.now_s // 60 * 60 + 1.0, ZoneInfo(config.time_zone))
         began = [(next(CronSim(each.begins, now, reverse=True)), index) for index, each in enumerate(config.periods)]
         period = config.periods[max(began)[1]]
+        # 0 where a count is left out: the ratio and the other role's count then give it.
+        wanted = {Role.PREFILL: float(period.prefill or 0), Role.DECODE: float(period.decode or 0)}
         reason = f"the period that begins at {period.begins!r}"
-        return Decision(wanted=period.wanted(), reason=reason, ratio=period.ratio or self._ratio, is_step=True)
+        return Decision(wanted=wanted, reason=reason, ratio=period.ratio or self._ratio, is_step=True)

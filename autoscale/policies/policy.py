@@ -1,11 +1,13 @@
-"""What policies have in common: how they are built, and the configuration of those that size by profiles (pure)."""
+"""What policies have in common: their base class, questions on a snapshot, and a configuration by profiles (pure)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from pydantic import Field
 
 from autoscale.engines.profile import ProfileRef
+from autoscale.headcount import desired_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, ReplicaStats, Snapshot
@@ -33,40 +35,52 @@ def replicas_of(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
     return [replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas]
 
 
-def has_shown_what_it_did(snapshot: Snapshot) -> bool:
-    """Whether latencies show the effect of all wanted replicas, or withdrawn replicas can be brought back at once."""
+def admitted_replicas(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
+    """The running replicas of a role that get requests; before the first admission, all running ones."""
+    admitted = frozenset(snapshot.state.admitted)
+    return [each for each in replicas_of(snapshot, role) if not admitted or each.replica_id in admitted]
+
+
+def without_blind_removal(wanted: Mapping[Role, float], snapshot: Snapshot) -> dict[Role, float]:
+    """The wanted replicas; at least the present ones if only a part of the traffic was observed."""
+    present = dict.fromkeys(Role, 0) if snapshot.traffic.is_whole else desired_replicas(snapshot.state.desired)
+    return {role: max(wanted[role], float(present[role])) for role in Role}
+
+
+def is_latency_current(snapshot: Snapshot) -> bool:
+    """Whether latencies show the effect of all wanted replicas, or withdrawn replicas can return at once."""
     state = snapshot.state
     is_lost_since = state.lost_s is not None and state.lost_s > (state.scaled_out_s or 0.0)
     # A replica in place of a lost one was not added because of a latency.
     if not is_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
         return False
-    # Requests with their first token now arrived a TTFT ago, perhaps before the last replicas served.
-    sent_s = snapshot.now_s - (snapshot.latency.ttft_s or 0.0)
-    is_settled = state.settled_s is None or sent_s >= state.settled_s
-    return bool(state.withdrawn) or (is_settled and not _are_entering(snapshot))
+    # A request with its first token now arrived a TTFT ago, perhaps before the last replica served.
+    arrived_s = snapshot.now_s - (snapshot.latency.ttft_s or 0.0)
+    is_settled = state.settled_s is None or arrived_s >= state.settled_s
+    return bool(state.withdrawn) or (is_settled and not _has_new_replica(snapshot))
 
 
-def _are_entering(snapshot: Snapshot) -> bool:
+def _has_new_replica(snapshot: Snapshot) -> bool:
     """Whether a replica runs that did not run a tick ago."""
     state = snapshot.state
-    known = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
+    earlier_ids = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
     return bool(state.admitted) and any(
-        replica.replica_id not in known for pool in snapshot.pools for replica in pool.replicas
+        replica.replica_id not in earlier_ids for pool in snapshot.pools for replica in pool.replicas
     )
 
 
 class ProfiledConfig(StrictConfig):
-    """The engines of both roles, and how long they take to start."""
+    """The engines of both roles, and the time that they take to start."""
 
     prefill: ProfileRef = Field(description="The profile of one prefill replica, or the path of its file.")
     decode: ProfileRef = Field(description="The profile of one decode replica, or the path of its file.")
     prefill_start_s: float | None = Field(None, ge=0.0)
-    """Seconds from the request for a replica until it is ready; left out: as in the profile."""
+    """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile."""
     decode_start_s: float | None = Field(None, ge=0.0)
-    """Seconds from the request for a replica until it is ready; left out: as in the profile."""
+    """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile."""
 
     def start_s(self, role: Role) -> float:
         """Seconds from the request for a replica of a role until it is ready."""
-        is_prefill = role is Role.PREFILL
-        own, profile = (self.prefill_start_s, self.prefill) if is_prefill else (self.decode_start_s, self.decode)
-        return profile.start_s if own is None else own
+        if role is Role.PREFILL:
+            return self.prefill.start_s if self.prefill_start_s is None else self.prefill_start_s
+        return self.decode.start_s if self.decode_start_s is None else self.decode_start_s

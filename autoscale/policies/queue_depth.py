@@ -1,4 +1,4 @@
-"""Queue depth: replicas for the arrivals, and to work off the queue in time (the queue-depth chapter, section 23.4)."""
+"""Queue depth: replicas for arrivals, and to serve the queue in time (the queue-depth chapter, section 23.4)."""
 
 import math
 from collections.abc import Mapping
@@ -7,22 +7,21 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, replicas_of
+from autoscale.policies.policy import Policy, replicas_of, without_blind_removal
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# The most points of a trend that are remembered.
+# Largest number of points of a trend that are remembered.
 _MOST_POINTS = 64
 
 
 class QueueDepthConfig(StrictConfig):
-    """Service rates of one replica, how fast a queue must go, and how far ahead arrivals are extrapolated.
+    """Service rates of one replica, the time to serve a queue, and the time for which arrivals are extrapolated.
 
     The chapter's printed law has ``target_queue`` 0 and ``burn_down_s`` at the promised wait; its code has 40 and 3 s.
     Its controllers (Exercise 23.4.2): reactive as the defaults, headroom with ``headroom_frac`` 0.4, predictive with
-    ``lead_s`` at the time of a start, and both together.
+    ``lead_s`` at the time of a start, and the last two together.
     """
 
     kind: Literal["queue_depth"] = "queue_depth"
@@ -32,12 +31,12 @@ class QueueDepthConfig(StrictConfig):
     """Requests per second of one decode replica (mu)."""
     target_queue: float = Field(0.0, ge=0.0, description="Requests that may wait without more replicas (Q*).")
     burn_down_s: float = Field(1.0, gt=0.0)
-    """Time in which the queue beyond target_queue must be worked off."""
+    """Time in which the queue beyond target_queue must be served, seconds."""
     headroom_frac: float = Field(0.0, ge=0.0, le=10.0, description="Standing spare: 0.4 adds 40 % to the replicas.")
     lead_s: float = Field(0.0, ge=0.0)
-    """Arrivals are extrapolated this far, the time of a start; 0: not at all."""
+    """Time for which arrivals are extrapolated, seconds: that of a start; 0: no extrapolation."""
     trend_s: float = Field(60.0, gt=0.0)
-    """The trend of arrivals is taken over this time: several times window_s."""
+    """Time over which the trend of arrivals is measured, seconds: several times window_s."""
 
     @model_validator(mode="after")
     def _check_rates(self) -> "QueueDepthConfig":
@@ -51,7 +50,7 @@ class QueueDepthConfig(StrictConfig):
 def replicas_for_queue(arrivals_per_s: float, queue: float, served_per_s: float, config: QueueDepthConfig) -> int:
     """``ceil((lambda + max(0, Q - Q*) / burn_down_s) / mu)``, times one plus the headroom, rounded up again.
 
-    lambda: ``arrivals_per_s``; Q: ``queue``; Q*: ``target_queue``; mu: ``served_per_s`` of one replica.
+    lambda: ``arrivals_per_s``. Q: ``queue``, requests. Q*: ``target_queue``. mu: ``served_per_s`` of one replica.
 
     Source: the queue-depth chapter, section 23.4.
     """
@@ -60,14 +59,14 @@ def replicas_for_queue(arrivals_per_s: float, queue: float, served_per_s: float,
 
 
 class QueueDepth(Policy[QueueDepthConfig]):
-    """Replicas of each role with a configured service rate, from arrivals per second and its waiting requests."""
+    """Replicas of each role that has a configured service rate, from arrivals per second and its waiting requests."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role with a known service rate by its own queue; the ratio then lifts the other role."""
+        """Size each role that has a service rate by its own queue; the guard's ratio then sizes the other role."""
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
-        coming, memory = self._ahead(snapshot, arrivals)
+        expected, memory = self._expected_arrivals(snapshot, arrivals)
         wanted = dict.fromkeys(Role, 0.0)
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
@@ -77,21 +76,21 @@ class QueueDepth(Policy[QueueDepthConfig]):
             queues = [replica.waiting_requests for replica in replicas_of(snapshot, role)]
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
-            queue = math.fsum(waiting for waiting in queues if waiting is not None)
-            wanted[role] = replicas_for_queue(coming, queue, rate, self._config)
+            queue = math.fsum(waiting or 0.0 for waiting in queues)
+            wanted[role] = replicas_for_queue(expected, queue, rate, self._config)
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
-        if not snapshot.traffic.is_whole:  # there may be more traffic, so no replica leaves
-            present = desired_replicas(snapshot.state.desired)
-            wanted = {role: max(wanted[role], float(present[role])) for role in Role}
+        wanted = without_blind_removal(wanted, snapshot)
         waiting = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
-        ahead = f", {coming:.4g} in {self._config.lead_s:g} s" if memory is not None else ""
+        ahead = f", {expected:.4g} in {self._config.lead_s:g} s" if memory is not None else ""
         reason = f"{arrivals:.4g} requests/s{ahead}; {waiting}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
-    def _ahead(self, snapshot: Snapshot, arrivals: float) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
-        """Arrivals per second after ``lead_s`` by the trend's line, at least those of now; and the trend's memory.
+    def _expected_arrivals(
+        self, snapshot: Snapshot, arrivals: float
+    ) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
+        """Arrivals per second after ``lead_s`` by the trend, at least the present ones; and the trend's memory.
 
-        Before half of ``trend_s`` has been observed the line is mostly noise, so nothing is extrapolated.
+        A line through less than half of ``trend_s`` is mostly noise, so nothing is extrapolated before.
         """
         config, memory, now_s = self._config, snapshot.state.memory, snapshot.now_s
         if not config.lead_s or not snapshot.traffic.is_whole:  # partial traffic would look like a fall

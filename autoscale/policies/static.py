@@ -1,4 +1,4 @@
-"""Fixed counts, with which other policies are compared."""
+"""Fixed counts, to which other policies are compared."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class StaticConfig(StrictConfig):
 
 
 class Static(Policy[StaticConfig]):
-    """The configured replicas of both roles, whatever the load."""
+    """The configured replicas of both roles, at any load."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """The configured counts."""

@@ -20,8 +20,8 @@ from autoscale.sim.schedule import changes_of, demands, keys_of, misses
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Size of each role. Fixed counts: its replicas. Causal planner: its replicas for each busy engine. Busy engines: number
-# of engines that the work of a time keeps busy, by their profile.
+# Size of each role. Fixed counts: its replicas. Causal planner: its replicas for each busy engine, which is an engine
+# that the work of a time keeps busy, by its profile.
 Sizes = Mapping[Role, float]
 
 
@@ -29,8 +29,7 @@ Sizes = Mapping[Role, float]
 class Windows:
     """Times of the causal planner, seconds.
 
-    ``look_back_s``: time before now of which the mean work is used. ``keep_s``: time without need after which a replica
-    ends.
+    ``look_back_s``: time before now whose mean work is used. ``keep_s``: time without need after which a replica ends.
     """
 
     look_back_s: float
@@ -210,27 +209,22 @@ def _run_causal(
     scenario: Scenario, busy_engines: Mapping[PoolKey, NDArray[np.float64]], windows: Windows, sizes: Sizes
 ) -> Run:
     """The run of the causal planner; ``busy_engines``: those of each step of time, by pool."""
-    replicas = {
-        key: _causal(scenario, key, busy * sizes[key.role], windows.look_back_s, windows.keep_s)
-        for key, busy in busy_engines.items()
-    }
+    replicas = {key: _causal(scenario, key, busy * sizes[key.role], windows) for key, busy in busy_engines.items()}
     return run_schedule(scenario, replicas)
 
 
-def _causal(
-    scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], look_back_s: float, keep_s: float
-) -> list[tuple[float, int]]:
+def _causal(scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], windows: Windows) -> list[tuple[float, int]]:
     """Ready replicas of one pool under the causal planner: (seconds, replicas) at each change.
 
     ``needed``: replicas that each step of time needs. The planner knows this number when the step has passed.
     """
-    look_back_steps, keep_steps = round(look_back_s / _GRID_S), round(keep_s / _GRID_S)
+    look_back_steps, keep_steps = round(windows.look_back_s / _GRID_S), round(windows.keep_s / _GRID_S)
     start_steps = math.ceil(scenario.pools[key].start_s / _GRID_S)
     warm_up_steps = math.ceil(scenario.warm_up_s / _GRID_S)
     steps = range(len(needed))
-    # Mean need in the time ``look_back_s`` before each step.
+    # Mean need in the look-back time before each step.
     means = np.array([needed[max(0, at - look_back_steps) : at].mean() if at else 0.0 for at in steps])
-    # Highest of these means in the time ``keep_s``.
+    # Highest of these means in the keep time.
     wanted = [float(means[max(0, at - keep_steps) : at + 1].max()) for at in steps]
     # The first replicas stay for the warm-up and one start more: no other replica is ready before.
     first = _allowed(scenario, key, float(needed[:warm_up_steps].max(initial=0.0)))

@@ -1,27 +1,28 @@
-"""Which requests of a trace a virtual cluster can serve, and what a reader must know about them (pure)."""
+"""Checks of a trace on a virtual cluster: requests that it refuses, and notes for the reader of figures (pure)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from autoscale.engines.profile import EngineProfile
+from autoscale.engines.profile import EngineProfile, PrefillCurve
 from autoscale.sim.config import SimConfig
 from autoscale.sim.scenario import Scenario
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# The most bins of the oracle's counts that fit into memory: four months of 15 s.
+# Most bins of the oracle's counts that fit into memory: four months of 15 s.
 _MOST_BINS = 700_000
-# A trace with a longer gap (s) before its first request most likely has a clock that does not begin at 0.
+# Longest gap before the first request without a note, seconds. A longer one mostly means a clock that begins above 0.
 _IDLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRange:
-    """Lengths that every profile covers: of prompts, and the longest context, tokens."""
+    """Lengths that all profiles cover: ``prompts`` and the longest context, tokens; ``curves``: those of prefill."""
 
+    curves: Sequence[PrefillCurve]
     prompts: range
     longest_tokens: int
 
@@ -29,10 +30,11 @@ class ProfiledRange:
     def of(cls, profiles: Mapping[PoolKey, EngineProfile]) -> Self:
         """The range of some pools; without a prefill pool, decode computes prompts."""
         decodes = [each for key, each in profiles.items() if key.role is Role.DECODE]
-        curves = [each.prefill.tokens for key, each in profiles.items() if key.role is Role.PREFILL]
-        curves = curves or [each.prefill.tokens for each in decodes]
+        prefills = [each for key, each in profiles.items() if key.role is Role.PREFILL]
+        curves = [each.prefill for each in prefills or decodes]
         return cls(
-            prompts=range(max(tokens[0] for tokens in curves), min(tokens[-1] for tokens in curves) + 1),
+            curves=curves,
+            prompts=range(max(each.tokens[0] for each in curves), min(each.tokens[-1] for each in curves) + 1),
             longest_tokens=min(each.decode.context_tokens[-1] for each in decodes),
         )
 
@@ -42,12 +44,16 @@ class ProfiledRange:
             request.input_tokens + request.output_tokens <= self.longest_tokens
         )
 
+    def has_derived_time(self, request: TraceRequest) -> bool:
+        """Whether the time of a request's prompt is derived in any profile, not measured."""
+        return any(each.is_derived(request.input_tokens) for each in self.curves)
+
 
 def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """Refuse requests that do not fit an engine's KV; if strict, also those with lengths that were not profiled.
+    """Refuse requests that do not fit an engine's KV; ``is_strict``: also those with lengths beyond the profiles.
 
     Raises:
-        ValueError: names the file, and the line of the first such request.
+        ValueError: there is such a request; names the file, and the line of the first one.
     """
     profiles = config.profiles()
     kv_tokens = min(profile.kv_tokens for profile in profiles.values())
@@ -73,11 +79,7 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
 
 
 def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """As ``check_lengths``; also refuse a trace that ends during the warm-up, or that lasts too long.
-
-    Raises:
-        ValueError: names the file.
-    """
+    """As ``check_lengths``; also refuse a trace that ends during the warm-up, or that lasts too long."""
     check_lengths(config, trace, path, is_strict=is_strict)
     if trace[-1].at_s > _MOST_BINS * config.bin_s:
         raise ValueError(
@@ -92,7 +94,7 @@ def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *,
 
 
 def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
-    """How many requests miss their TPOT objective even alone on the fastest engine of all groups."""
+    """Number of requests that miss their TPOT objective even alone on the fastest engine of all groups."""
     surfaces = [group.pool(Role.DECODE).profile.decode for group in config.groups]
     return sum(
         request.output_tokens > 1
@@ -105,10 +107,10 @@ def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int
 
 
 def least_frac(config: SimConfig, scenario: Scenario) -> float:
-    """The share of measured requests that must meet their objectives: the configured share of those that can.
+    """Share of the measured requests that must meet their objectives: the configured share of those that can.
 
     Raises:
-        ValueError: no measured request can, or none is measured.
+        ValueError: no request is measured, or no measured one can meet its objectives.
     """
     measured = scenario.measured_trace
     if not measured:
@@ -126,7 +128,7 @@ def least_frac(config: SimConfig, scenario: Scenario) -> float:
 
 
 def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
-    """What a reader must know before believing figures about these requests, a sentence each."""
+    """Notes that a reader of figures about these requests must know, a sentence each."""
     profiles = config.profiles()
     profiled, total = ProfiledRange.of(profiles), len(trace)
     lines = []
@@ -140,8 +142,7 @@ def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
             f"{beyond:,} of {total:,} requests are longer or shorter than what was profiled; their times are "
             "extrapolated, and --strict refuses them"
         )
-    prefills = [profile.prefill for key, profile in profiles.items() if key.role is Role.PREFILL]
-    if derived := sum(any(each.is_derived(request.input_tokens) for each in prefills) for request in trace):
+    if derived := sum(map(profiled.has_derived_time, trace)):
         lines.append(f"{derived:,} of {total:,} requests have prompts whose times were derived, not measured")
     for profile in {each.name: each for each in profiles.values()}.values():
         if profile.max_running > profile.decode.batch[-1]:

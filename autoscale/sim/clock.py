@@ -1,4 +1,4 @@
-"""A virtual clock: events and arrivals happen in the order of their times (pure)."""
+"""A virtual clock: it runs events and arrivals in the order of their times (pure)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 from autoscale.traces.trace import TraceRequest
 
-# The number of the arrival that comes next: before all events, which are counted from 1.
+# Number of the next arrival. Events have the numbers from 1 on, so it precedes events of the same time.
 _ARRIVAL = 0
 
 
@@ -17,7 +17,7 @@ class Clock:
     def __init__(self, on_arrival: Callable[[TraceRequest], None]) -> None:
         """``on_arrival``: called with each submitted request at its time."""
         self.now_s = 0.0
-        # Whether submitted requests have yet to arrive.
+        # Whether a submitted request has yet to arrive.
         self.has_arrivals = False
         self._on_arrival = on_arrival
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -29,8 +29,8 @@ class Clock:
         heappush(self._events, (time_s, self._event_count, event, arguments))
 
     def submit(self, requests: Iterable[TraceRequest]) -> None:
-        """Requests that will arrive, in order of time; those that were submitted before must have arrived."""
-        self._await(iter(requests))
+        """Let requests arrive at their times, which must be in order; all requests before must have arrived."""
+        self._schedule_arrival(iter(requests))
 
     def run(self, until_s: float = math.inf) -> None:
         """Run events and arrivals up to ``until_s``."""
@@ -38,12 +38,12 @@ class Clock:
             self.now_s, _, event, arguments = heappop(self._events)
             event(*arguments)
 
-    def _await(self, requests: Iterator[TraceRequest]) -> None:
+    def _schedule_arrival(self, requests: Iterator[TraceRequest]) -> None:
         request = next(requests, None)
         self.has_arrivals = request is not None
         if request is not None:
             heappush(self._events, (request.at_s, _ARRIVAL, self._arrive_next, (request, requests)))
 
     def _arrive_next(self, request: TraceRequest, later: Iterator[TraceRequest]) -> None:
-        self._await(later)
+        self._schedule_arrival(later)
         self._on_arrival(request)

@@ -1,9 +1,8 @@
 """A virtual cluster: the way of a request through prefill and decode engine models by a virtual clock (pure).
 
-``router``'s own code decides which replica gets a request, and where its prompt is prefilled: one router at the
-endpoint for each group, and one in each decode replica for its group's prefill pool, as in a live application.
-``autoscale.engines.engine_model`` says what an engine does and how long it takes. A group without prefill replicas
-prefills on its decode replicas. ``clock`` has the loop, ``replica`` the engines, ``journey`` the requests.
+``router``'s own code decides which replica gets a request, and where its prompt is prefilled. As in a live application,
+the endpoint has one router for each group, and each decode replica has one for its group's prefill pool. A group
+without prefill replicas prefills on its decode replicas.
 """
 
 import random
@@ -31,9 +30,9 @@ from router.pool_router import PoolRouter
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One deployment group: its replicas, and the names of those that are routed to.
+    """One deployment group: ``replicas`` by name, and the names of the ``prefill`` and ``decode`` ones in routing.
 
-    ``waiting``: requests that came while no decode replica was routed to. ``uplink``: all its transfers share it.
+    ``waiting``: requests that arrived while no decode replica was in routing. ``uplink``: all transfers share it.
     """
 
     to_decode: PoolRouter
@@ -63,8 +62,8 @@ class VirtualCluster(Clock):
 
         ``link_frac``: share of the profiles' bandwidth that is available between prefill and decode.
         ``uplink_bytes_per_s``: bandwidth that all transfers of a group share; ``None``: only their cards limit them.
-        ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``. ``slo``: the objectives by which replicas
-        count what users waited.
+        ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``; ``None``: no block is cached.
+        ``slo``: objectives by which replicas count the TTFT of long prompts.
         """
         super().__init__(self._arrive)
         self._profiles = profiles
@@ -80,13 +79,13 @@ class VirtualCluster(Clock):
             )
             for key in profiles
         }
-        # By number of the arrival; None while the request is on its way.
+        # By number of the arrival; None until the request has ended.
         self._records: list[RequestRecord | None] = []
-        # By the request inside an engine.
+        # By the request in an engine.
         self._journeys: dict[ModelRequest, Journey] = {}
 
     def add(self, key: PoolKey, replica_id: str) -> VirtualReplica:
-        """A new replica, ready but not routed to."""
+        """A new replica, ready but not in routing."""
         profile = self._profiles[key]
         replica = VirtualReplica(
             replica_id,
@@ -115,7 +114,7 @@ class VirtualCluster(Clock):
                 self._enter(group, journey)
 
     def replay(self, trace: Sequence[TraceRequest], counts: Mapping[PoolKey, int]) -> list[RequestRecord]:
-        """The timeline of every request of a trace, in its order, on fixed counts of new replicas."""
+        """The timeline of every request of a trace, in the trace's order, on ``counts`` new replicas of each pool."""
         for key, count in counts.items():
             names = [f"{key.role}-{index}" for index in range(count)]
             for name in names:
@@ -126,22 +125,23 @@ class VirtualCluster(Clock):
         return self.records()
 
     def drain(self, replica: VirtualReplica, on_empty: Callable[[], None]) -> None:
-        """Let a replica that is not routed to any more finish its requests; then call ``on_empty``."""
+        """Let a replica that has left routing finish its requests; then call ``on_empty``."""
         replica.on_empty = on_empty
         self._leave_if_empty(replica)
 
     def kill(self, replica: VirtualReplica) -> None:
         """Let a replica die.
 
-        Requests on a decode replica are lost. Prompts on a prefill replica, and those with KV that was not pulled from
-        it yet, are computed on their decode replicas.
+        Requests on a decode replica are lost. Prompts on a prefill replica, and prompts whose KV it still keeps, are
+        computed on their decode replicas.
         """
         replica.die()
         del self._groups[replica.key.group].replicas[replica.replica_id]
         engine = replica.engine
         if replica.key.role is Role.DECODE:
-            for journey in {id(j): j for j in self._journeys.values() if j.decode is replica}.values():
-                self._lose(journey)
+            for journey in self._journeys.values():
+                if journey.decode is replica:
+                    self._lose(journey)
             for request in (*engine.running, *engine.waiting, *engine.deferred):
                 del self._journeys[request]
             return
@@ -152,8 +152,8 @@ class VirtualCluster(Clock):
             self._prefill_locally(journey)
         for journey in [j for j in self._journeys.values() if j.kv_source is replica]:
             journey.kv_source = journey.prefilled_s = None
-            journey.decode.engine.abort(journey.inside[Role.DECODE])
-            del self._journeys[journey.inside[Role.DECODE]]
+            journey.decode.engine.abort(journey.engine_requests[Role.DECODE])
+            del self._journeys[journey.engine_requests[Role.DECODE]]
             self._prefill_locally(journey)
 
     @property
@@ -163,7 +163,7 @@ class VirtualCluster(Clock):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether requests wait for a group without decode replicas."""
+        """Whether requests wait in a group without decode replicas."""
         return any(group.waiting for group in self._groups.values())
 
     def give_up(self) -> None:
@@ -174,11 +174,11 @@ class VirtualCluster(Clock):
                 self._records[journey.number] = journey.record(error="not ended")
 
     def records(self) -> list[RequestRecord]:
-        """The requests that have ended or were given up, in the order in which they arrived."""
+        """The requests that have ended or were given up, in the order of their arrivals."""
         return [record for record in self._records if record is not None]
 
     def report(self, replica: VirtualReplica) -> dict[str, float]:
-        """What a replica reports to the autoscaler, as a live one does."""
+        """The report of a replica to the autoscaler, as in ``VirtualReplica.report``."""
         replica.settle()
         if replica.key.role is Role.DECODE:
             for request in replica.engine.running:
@@ -263,7 +263,7 @@ class VirtualCluster(Clock):
         prefill.wake()
 
     def _decode(self, journey: Journey, kv_ready_s: float | None) -> None:
-        """Put a request into its decode engine; ``kv_ready_s``: when its KV arrives, ``None``: it prefills there."""
+        """Put a request into its decode engine; ``kv_ready_s``: arrival of its KV, or ``None``: it prefills there."""
         request = journey.model_request(Role.DECODE, kv_ready_s)
         self._journeys[request] = journey
         journey.decode.engine.add(request)
@@ -273,7 +273,7 @@ class VirtualCluster(Clock):
     def _take_tokens(
         self, replica: VirtualReplica, first: Sequence[ModelRequest], first_s: float, ended: Sequence[ModelRequest]
     ) -> None:
-        """Requests of a replica got their first token at ``first_s``, or their last one just now."""
+        """Take note of first tokens, at ``first_s``, and of last tokens, now."""
         if replica.key.role is Role.PREFILL:
             for request in ended:
                 self._hand_over(self._journeys.pop(request), replica)
@@ -284,7 +284,7 @@ class VirtualCluster(Clock):
             self._finish(self._journeys.pop(request), replica.step_began_s)
 
     def _hand_over(self, journey: Journey, prefill: VirtualReplica) -> None:
-        """A prefill replica has computed a prompt: its KV goes to the decode replica."""
+        """Begin to move the KV of a prompt, which is computed, to its decode replica."""
         decode, tokens = journey.decode, journey.request.input_tokens
         prefill.ongoing_requests -= 1
         if journey.is_lost:
@@ -296,20 +296,20 @@ class VirtualCluster(Clock):
         decode.backlog.answered(tokens, prefill.replica_id, prefill.engine.queued_prefill_tokens, self.now_s)
         journey.prefilled_s = self.now_s
         journey.kv_source = prefill
-        # Blocks in decode's prefix cache are not pulled again.
+        # Blocks that decode's prefix cache has are not pulled.
         pulled_tokens = max(1, tokens - decode.engine.prefixes.leading_tokens(journey.block_hashes))
         ready_s = self._kv_arrival_s(pulled_tokens, prefill, decode)
         self._decode(journey, ready_s)
         self.at(ready_s, self._end_pull, journey, prefill)
 
     def _kv_arrival_s(self, tokens: int, prefill: VirtualReplica, decode: VirtualReplica) -> float:
-        """When the KV of ``tokens`` prompt tokens, requested now, is at the decode replica, seconds."""
+        """Time at which the KV of ``tokens`` prompt tokens, requested now, is at the decode replica, seconds."""
         handoff, uplink = prefill.engine.profile.handoff, self._groups[prefill.key.group].uplink
         wires = [prefill.card, decode.card, *([] if uplink is None else [uplink])]
         return transfer_end_s(self.now_s, tokens * handoff.kv_bytes_per_token, handoff.base_s, wires)
 
     def _end_pull(self, journey: Journey, prefill: VirtualReplica) -> None:
-        """Decode has pulled a prompt's KV."""
+        """Free the KV of a prompt, which decode has pulled."""
         if journey.kv_source is not prefill:
             return  # the prefill replica has died in the meantime
         journey.kv_source = None
@@ -341,7 +341,7 @@ class VirtualCluster(Clock):
         self._records[journey.number] = journey.record(last_s=last_s)
 
     def _lose(self, journey: Journey) -> None:
-        """The decode replica of a request has died."""
+        """Record that the decode replica of a request has died."""
         if journey.is_lost:
             return
         journey.is_lost = True
@@ -351,7 +351,7 @@ class VirtualCluster(Clock):
         self._records[journey.number] = journey.record(error="its decode replica died")
 
     def _end(self, journey: Journey) -> Group:
-        """A request does not count as load of its decode replica and group any more."""
+        """Remove a request from the load of its decode replica and of its group, which is returned."""
         group = self._groups[journey.decode.key.group]
         group.to_decode.end(journey.decode.replica_id, journey.name)
         group.load.requests -= 1

@@ -15,7 +15,7 @@ from autoscale.sim.schedule import Counts, changes_of, keys_of
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 
-# Without a given rate scale, requests are multiplied until the oracle's peak is this many replicas.
+# Replicas at the oracle's peak. If the caller gives no rate scale, requests are multiplied until this is reached.
 PEAK_REPLICAS = 40
 # The most rate scales that are tried for that.
 _MOST_SCALINGS = 8
@@ -23,9 +23,9 @@ _MOST_SCALINGS = 8
 _NEAR_FRAC = 0.7
 # The next rate scale aims at this multiple of PEAK_REPLICAS, since whole plans have fewer replicas than rough ones.
 _ABOVE_FRAC = 1.1
-# The fewest plans that are simulated, however long the trace.
+# The fewest simulations of the oracle's search for a trace of any length.
 _LEAST_RUNS = 30
-# Beside a plan for another seed, the search gets one third of its simulations.
+# A search that begins at the plan of another seed gets its simulations divided by this number.
 _NEAR_SHARE = 3
 # A difference below this share of the oracle's GPU-hours is rounding.
 _ROUNDING = 1e-6
@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 class OracleResult:
     """The oracle's plan of a scenario, its run, and the smallest fixed counts.
 
-    ``rate_scale``: by how much the trace's requests were multiplied. ``least_frac``: as in ``checks.least_frac``.
+    ``rate_scale``: factor of the number of the trace's requests. ``least_frac``: as in ``checks.least_frac``.
     """
 
     scenario: Scenario
@@ -56,7 +56,7 @@ class OracleResult:
         return self.result.outcome.slo_attainment_frac >= self.least_frac
 
     def is_beaten_by(self, result: Result) -> bool:
-        """Whether another run attains enough with fewer GPU-hours; then the oracle's search has failed."""
+        """Whether enough requests meet their objectives in another run with fewer GPU-hours: the search has failed."""
         spent, own = result.outcome.gpu_hours, self.result.outcome.gpu_hours
         return result.outcome.slo_attainment_frac >= self.least_frac and spent < own * (1 - _ROUNDING)
 
@@ -81,7 +81,7 @@ def find_oracle(
     """The oracle's plan, and the scenario that it is for.
 
     ``rate_scale``: multiplies the requests; ``None``: until the oracle's peak is ``PEAK_REPLICAS``. ``near``: the
-    result for the same trace and rate with another seed, to begin with; it saves two thirds of the work.
+    result for the same trace and rate with another seed, where the search begins; it saves two thirds of the work.
 
     Raises:
         ValueError: several groups, no request can meet its objective, or no rate leads to that peak.
@@ -106,7 +106,6 @@ def find_oracle(
 def _oracle_at(
     config: SimConfig, trace: Sequence[TraceRequest], rate_scale: float, seed: int, near: OracleResult | None = None
 ) -> OracleResult:
-    """The cheapest plan found, and the smallest fixed counts."""
     scenario = scenario_of(config, trace, rate_scale=rate_scale, seed=seed)
     least = least_frac(config, scenario)
     near_static = None if near is None else near.static
@@ -130,9 +129,9 @@ def _planner(config: SimConfig, scenario: Scenario, least: float, share: int = 1
 
 
 def find_causal(config: SimConfig, oracle: OracleResult, near: Bound | None = None) -> Bound:
-    """The causal bound of a scenario, or the smallest fixed counts where these are cheaper: they look ahead neither.
+    """The causal bound of a scenario, or the smallest fixed counts if these are cheaper: both use no later requests.
 
-    ``near``: the bound of the same trace with another seed, to begin with.
+    ``near``: the causal bound of the same trace with another seed, where the search begins.
     """
     causal = causal_bound(oracle.scenario, oracle.least_frac, tpot_s=config.slo.tpot_s, near=near)
     static = oracle.static
@@ -140,17 +139,17 @@ def find_causal(config: SimConfig, oracle: OracleResult, near: Bound | None = No
     return static if static.is_attained and is_static_better else causal
 
 
-def no_dearer(oracle: OracleResult, causal: Bound) -> OracleResult:
-    """The oracle, with the causal bound's run where that is cheaper.
+def with_cheaper_run(oracle: OracleResult, causal: Bound) -> OracleResult:
+    """The oracle with the causal bound's run, if that is cheaper.
 
-    The oracle knows more, so it needs no more; but its counts stay for a bin, and its search ends with its runs.
+    The oracle knows more, so a perfect one is never dearer. But its counts stay for a bin, and its search is limited.
     """
     is_cheaper = causal.result.outcome.gpu_hours < oracle.result.outcome.gpu_hours or not oracle.is_attained
     return replace(oracle, result=causal.result) if causal.is_attained and is_cheaper else oracle
 
 
 def run_aggregated(config: SimConfig, oracle: OracleResult) -> Result:
-    """The oracle's GPUs as engines without a prefill pool: every prompt is computed on its decode replica."""
+    """The run of decode replicas alone on the oracle's GPUs: every prompt is computed on its decode replica."""
     scenario = oracle.scenario
     prefill, decode = keys_of(scenario)
     gpus = [scenario.pools[key].gpus_per_replica for key in (prefill, decode)]
@@ -159,5 +158,5 @@ def run_aggregated(config: SimConfig, oracle: OracleResult) -> Result:
 
 
 def run_named(config: SimConfig, name: str, scenario: Scenario, first: Mapping[PoolKey, int]) -> Result:
-    """One policy of a configuration, from these counts on."""
+    """The run of one policy of a configuration, which begins with the counts ``first``."""
     return Result.of(run_policy(scenario, config.autoscale_config(name), first))

@@ -1,6 +1,5 @@
-"""SimConfig: a virtual cluster, the objectives, and the compared policies (pure, but for loading)."""
+"""SimConfig: a virtual cluster, the objectives, and the policies to compare (pure, but for loading)."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -21,12 +20,12 @@ from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import LinkTier, Role
 from router.config import RouterConfig
 
-# The bounds: rows of a report that are not policies.
+# Names of the bounds: rows of a report that are not policies.
 BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
 
 
 class SimAutoscaleConfig(AutoscaleConfig):
-    """An application's autoscale section, which may also name the policy of another system."""
+    """An application's autoscale section, but its policy may also be that of another system."""
 
     policies = SIM_POLICIES
     aggregated_policies = (*AGGREGATED, "hpa", "ray_baseline")
@@ -47,7 +46,7 @@ class SimPoolConfig(StrictConfig):
         description="Seconds from the request for a replica until it is ready; left out: as in the profile.",
     )
     cost_per_gpu_hour: float = Field(
-        1.0, ge=0.0, description="Price of a GPU-hour in any currency; replicas are added where they are cheapest."
+        1.0, ge=0.0, description="Price of a GPU-hour in any currency; replicas are added to the cheapest pools."
     )
 
     @model_validator(mode="after")
@@ -93,7 +92,7 @@ class SimGroupConfig(StrictConfig):
 
 
 class SimFailureConfig(StrictConfig):
-    """Replicas that die at a time."""
+    """Replicas that die at the same time."""
 
     at_s: float = Field(ge=0.0)
     role: Role
@@ -104,11 +103,11 @@ class SimFailureConfig(StrictConfig):
 class SimSloConfig(StrictConfig):
     """The objectives of each request, the same for every policy."""
 
-    ttft_least_s: float = Field(1.0, gt=0.0, description="TTFT that every request is allowed.")
+    ttft_least_s: float = Field(1.0, gt=0.0, description="Least TTFT objective of a request, seconds.")
     ttft_unloaded_factor: float = Field(
-        3.0, ge=1.0, description="A request is also allowed this many times its TTFT on idle engines."
+        3.0, ge=1.0, description="TTFT objective as a multiple of the request's TTFT on idle engines."
     )
-    tpot_s: float = Field(0.05, gt=0.0, description="Time per output token after the first.")
+    tpot_s: float = Field(0.05, gt=0.0, description="Objective of the time per output token after the first, seconds.")
     attainment_frac: float = Field(
         0.994, gt=0.0, lt=1.0, description="Share of requests that must keep both objectives."
     )
@@ -125,19 +124,21 @@ class SimConfig(StrictConfig):
     slo: SimSloConfig = SimSloConfig()
     router: RouterConfig = RouterConfig()
     autoscale: dict[str, Any] = Field(
-        default_factory=dict, description="The autoscale section of an application without policy, for every policy."
+        default_factory=dict, description="An application's autoscale section without its policy, for every policy."
     )
     policies: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         description="Changes of autoscale by name of a policy; without policy.kind the name is the kind.",
     )
-    prefix_block_tokens: int = Field(512, ge=1, description="Tokens of one of a trace's hash_ids.")
+    prefix_block_tokens: int = Field(512, ge=1, description="Prompt tokens of one entry of a trace's hash_ids.")
     failures: tuple[SimFailureConfig, ...] = Field((), description="Failures under every policy; the bounds have none.")
-    warm_up_s: float = Field(60.0, ge=0.0, description="Time in which the first counts stay and nothing is measured.")
-    oracle_simulated_requests: int = Field(
-        1_000_000, ge=1, description="Most requests of all plans that the oracle tries, together."
+    warm_up_s: float = Field(
+        60.0, ge=0.0, description="Time at the start in which counts stay and nothing is measured, seconds."
     )
-    bin_s: float = Field(15.0, gt=0.0, description="Time for which the oracle's counts stay.")
+    oracle_simulated_requests: int = Field(
+        1_000_000, ge=1, description="Most requests that the oracle simulates, in all its plans together."
+    )
+    bin_s: float = Field(15.0, gt=0.0, description="Time for which the oracle's counts stay, seconds.")
 
     @field_validator("autoscale")
     @classmethod
@@ -195,7 +196,7 @@ class SimConfig(StrictConfig):
             raise ValueError(f"{path}: {first_fault(error)}") from None
 
     def autoscale_config(self, name: str) -> SimAutoscaleConfig:
-        """The controller's configuration for a policy; policies that size by profiles get those of the first group.
+        """The controller's configuration for a policy, with the first group's profiles if it sizes by profiles.
 
         Raises:
             ValueError: the name is neither in ``policies`` nor a kind, or a field is wrong.
@@ -207,9 +208,9 @@ class SimConfig(StrictConfig):
         policy = {"kind": name, **changes.get("policy", {})}
         if policy["kind"] not in SIM_POLICIES:
             raise ValueError(f"policies.{name}: give policy.kind, one of {', '.join(sorted(SIM_POLICIES))}")
-        for role in Role:
-            pool = self.groups[0].pool(role)
-            if needs_profiles(policy["kind"]):
+        if needs_profiles(policy["kind"]):
+            for role in Role:
+                pool = self.groups[0].pool(role)
                 policy.setdefault(str(role), pool.profile)
                 policy.setdefault(f"{role}_start_s", pool.ready_after_s)
         try:
@@ -218,17 +219,13 @@ class SimConfig(StrictConfig):
             raise ValueError(f"policies.{name}: {first_fault(error)}") from None
 
     def check_one_group(self, what: str) -> None:
-        """Refuse several groups for ``what``, which needs one.
-
-        Raises:
-            ValueError: there are several groups; names ``what``.
-        """
+        """Raises ValueError: there are several groups, but ``what`` needs one."""
         if len(self.groups) > 1:
             raise ValueError(f"{what}: needs a configuration with one group, got {len(self.groups)}: leave one of them")
 
     def profiles(self) -> dict[PoolKey, EngineProfile]:
         """The engine of each pool."""
-        return {PoolKey(g.name, role): g.pool(role).profile for g in self.groups for role in Role}
+        return {PoolKey(group.name, role): group.pool(role).profile for group in self.groups for role in Role}
 
     def pools(self) -> dict[PoolKey, VirtualPool]:
         """Limits and start time of each pool."""
@@ -252,16 +249,13 @@ def needs_profiles(kind: str) -> bool:
     return issubclass(config, ProfiledConfig)
 
 
-def _with_paths(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The document with paths of profiles relative to the configuration's folder."""
-
-    def resolved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                name: str(folder / each) if name == "profile" and isinstance(each, str) else resolved(each)
-                for name, each in value.items()
-            }
-        return [resolved(each) for each in value] if isinstance(value, list) else value
-
-    result: dict[str, Any] = resolved(dict(document))
-    return result
+def _with_paths(value: Any, folder: Path) -> Any:
+    """A document, or a value in it, with the folder before every path of a profile."""
+    if isinstance(value, list):
+        return [_with_paths(each, folder) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(folder / each) if name == "profile" and isinstance(each, str) else _with_paths(each, folder)
+        for name, each in value.items()
+    }

@@ -1,4 +1,4 @@
-"""Policies and their parameters on a workload, and the best of them, in a pool of processes that the caller gives.
+"""A search for the best policy and parameters on a workload, in a pool of processes.
 
 Source: HeteroScale Algorithm 1. Every policy gets the same number of tries, drawn from its own space of parameters.
 """
@@ -19,7 +19,7 @@ from kvtransfer.topology import Role
 
 Space = Mapping[str, Sequence[Any]]
 
-# Choices of guard, gate and window for every policy but fixed counts.
+# Values of guard, gate and window for every policy except fixed counts.
 _COMMON: Space = {
     "guard.cooldown_in_s": (0.0, 30.0, 60.0, 120.0),
     "guard.damping_in_frac": (0.5, 1.0),
@@ -27,7 +27,8 @@ _COMMON: Space = {
     "gate.observation_s": (0.0, 10.0, 30.0),
     "window_s": (20.0, 30.0, 60.0),
 }
-# Choices of each policy's own fields. A name with a star has multiples of the pressure test's figures.
+# Values of each policy's own fields. A name with a star has multiples of the pressure test's figures, or of the
+# smallest fixed counts.
 SPACES: Mapping[str, Space] = {
     "default": {
         "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
@@ -108,7 +109,7 @@ class Candidate:
     result: Result
 
     def score(self, attainment_frac: float) -> tuple[bool, float]:
-        """Larger is better: attaining enough, then fewer GPU-hours; without enough, the attainment."""
+        """A sort key, the best last: attainments below ``attainment_frac``, rising; the others by falling GPU-hours."""
         outcome = self.result.outcome
         is_attained = outcome.slo_attainment_frac >= attainment_frac
         return is_attained, -outcome.gpu_hours if is_attained else outcome.slo_attainment_frac
@@ -122,7 +123,7 @@ def draw(
     first: Mapping[str, int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    """Different parameters of a policy, each as changes of ``autoscale``; fewer if its space has fewer points.
+    """``tries`` different parameters of a policy, each as changes of ``autoscale``; fewer if its space has fewer.
 
     ``first``: fixed counts that serve the workload, by role; ``static`` takes multiples of them.
     """
@@ -151,9 +152,9 @@ def curate(
     pool: Executor,
     on_done: Callable[[Candidate], None] = lambda candidate: None,
 ) -> dict[str, list[Candidate]]:
-    """Every policy with ``tries`` parameters on the oracle's scenario, simulated in a pool of processes.
+    """Simulate every policy with ``tries`` parameters on the oracle's scenario: candidates by policy, the best first.
 
-    The best candidate of each policy comes first. ``on_done``: called with each candidate.
+    ``on_done``: called with each candidate.
     """
     jobs = {}
     for kind in kinds:
@@ -173,7 +174,7 @@ def curate(
 def _change(
     config: SimConfig, name: str, value: Any, pressure: PressureResult, first: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The change of ``autoscale`` that one choice of a space means."""
+    """The change of ``autoscale`` for one field of a space and its value."""
     best = pressure.best
     if name == "pd_ratio*":
         return {"pd_ratio": str(pressure.pd_ratio)}

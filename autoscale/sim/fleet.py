@@ -1,4 +1,4 @@
-"""All replicas of a virtual cluster, from the request for them until they have gone, and their GPU-hours (pure)."""
+"""All replicas of a virtual cluster, each from the request for it until it has gone, and their GPU-hours (pure)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from autoscale.types import PoolKey, PoolLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualPool(PoolLimits):
-    """A pool's limits, and how long a replica takes to start, seconds."""
+    """A pool's limits, and the time that a replica takes to start, seconds."""
 
     start_s: float
     gpus_per_replica: int = 1
@@ -24,31 +24,31 @@ class VirtualPool(PoolLimits):
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """A replica, from the request for it until it has gone; times in seconds.
+    """A replica, from the request for it until it has gone.
 
-    ``before`` and ``until``: what its engine had done when measuring began, and when it ended.
+    ``work_before``, ``work_until``: work of its engine from its start until measuring began, and until it ended.
     """
 
     key: PoolKey
     replica_id: str
-    asked_s: float
+    requested_s: float
     replica: VirtualReplica | None = None
     ready_s: float | None = None
     stopped_s: float | None = None
     gone_s: float | None = None
-    before: ModelCounters | None = None
-    until: ModelCounters | None = None
+    work_before: ModelCounters | None = None
+    work_until: ModelCounters | None = None
 
     @property
     def work(self) -> ModelCounters:
-        """What its engine did while measuring."""
-        done = self.until or (self.replica.engine.counters if self.replica else ModelCounters())
-        return done.since(self.before or ModelCounters())
+        """Work of its engine while measuring."""
+        done = self.work_until or (self.replica.engine.counters if self.replica else ModelCounters())
+        return done.since(self.work_before or ModelCounters())
 
     def present_s(self, from_s: float, until_s: float) -> float:
-        """How long it was there between two times, from the request for it until it had gone, seconds."""
+        """Time between the request for it and its end, as far as it lies between two times, seconds."""
         gone_s = until_s if self.gone_s is None else min(until_s, self.gone_s)
-        return max(0.0, gone_s - max(from_s, self.asked_s))
+        return max(0.0, gone_s - max(from_s, self.requested_s))
 
     @property
     def is_stopping(self) -> bool:
@@ -62,35 +62,32 @@ class Fleet:
     def __init__(
         self, cluster: VirtualCluster, pools: Mapping[PoolKey, VirtualPool], on_ready: Callable[[], None]
     ) -> None:
-        """No replicas yet; ``on_ready``: called when a replica that was started has become ready."""
+        """A fleet without replicas; ``on_ready``: called when a replica that ``scale`` has started becomes ready."""
         self.pools = pools
         self.lives: list[Life] = []
-        # Replicas that have not gone, oldest request first.
+        # Replicas that have not gone, by pool, in the order of the requests for them.
         self.here: dict[PoolKey, list[Life]] = {key: [] for key in pools}
         self._cluster = cluster
         self._on_ready = on_ready
 
     def running(self, key: PoolKey) -> list[Life]:
-        """Replicas that are ready and do not drain, oldest first."""
+        """Replicas of a pool that are ready and do not drain, the oldest first."""
         return [life for life in self.here[key] if life.replica is not None and not life.is_stopping]
 
-    def begin(self, key: PoolKey, count: int, asked_s: float | None = None) -> None:
-        """Add replicas that are ready at once, as if requested at ``asked_s``; ``None``: now."""
+    def begin(self, key: PoolKey, count: int, requested_s: float | None = None) -> None:
+        """Add replicas that are ready at once, as if requested at ``requested_s``; ``None``: now."""
         for _ in range(count):
-            life = self._ask_for(key)
-            if asked_s is not None:
-                life.asked_s = asked_s
-            self._make_ready(life)
+            self._make_ready(self._request(key, requested_s))
 
     def scale(self, key: PoolKey, target: int, victims: Iterable[str] = ()) -> None:
         """Start missing replicas, or stop surplus ones in Serve's order: victims, starting ones, the youngest."""
         working = [life for life in self.here[key] if not life.is_stopping]
         for _ in range(target - len(working)):
-            self._start(self._ask_for(key))
+            self._start(self._request(key))
         surplus = len(working) - target
         if surplus > 0:
             chosen = set(victims)
-            working.sort(key=lambda life: (life.replica_id not in chosen, life.replica is not None, -life.asked_s))
+            working.sort(key=lambda life: (life.replica_id not in chosen, life.replica is not None, -life.requested_s))
             for life in working[:surplus]:
                 self._stop(life)
 
@@ -105,23 +102,24 @@ class Fleet:
         """Count engines' work from now on."""
         for life in self.lives:
             if life.replica is not None:
-                life.before = life.replica.work()
+                life.work_before = life.replica.work()
 
     def end_measuring(self) -> None:
         """Stop counting engines' work."""
         for life in self.lives:
             if life.replica is not None:
-                life.until = life.replica.work()
+                life.work_until = life.replica.work()
 
     def gpu_hours(self, from_s: float, until_s: float) -> dict[PoolKey, float]:
-        """GPU-hours of each pool between two times; a replica counts from the request for it until it has gone."""
+        """GPU-hours of each pool between two times (s); a replica counts from the request for it until it has gone."""
         hours = dict.fromkeys(self.pools, 0.0)
         for life in self.lives:
             hours[life.key] += life.present_s(from_s, until_s) * self.pools[life.key].gpus_per_replica / 3600.0
         return hours
 
-    def _ask_for(self, key: PoolKey) -> Life:
-        life = Life(key, f"{key.role}-{key.group}-{len(self.lives)}", self._cluster.now_s)
+    def _request(self, key: PoolKey, requested_s: float | None = None) -> Life:
+        requested_s = self._cluster.now_s if requested_s is None else requested_s
+        life = Life(key, f"{key.role}-{key.group}-{len(self.lives)}", requested_s)
         self.lives.append(life)
         self.here[key].append(life)
         return life

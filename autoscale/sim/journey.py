@@ -16,14 +16,14 @@ class Journey:
     """One request, from its arrival to its last token.
 
     Attributes:
-        number: its place among all arrivals.
-        block_hashes: of the prompt's full blocks.
-        decode: its decode replica, once it has one; ``timer``: what it waits there.
+        number: its place among all arrivals, from 0.
+        block_hashes: hashes of the prompt's full blocks.
+        decode: its decode replica, once it has one; ``timer``: its waiting times there.
         local_tokens: prompt tokens that the decode replica computes by itself.
-        prefilled_s: when a prefill replica had computed the prompt.
-        first_s: when the first token came.
+        prefilled_s: end of the computation on a prefill replica.
+        first_s: time of the first token.
         kv_source: the prefill replica that keeps the prompt's KV until decode has pulled it.
-        inside: the request in the engines of both roles; in prefill's until its KV is released.
+        engine_requests: the request in the engine of each role; in prefill's until its KV is released.
         is_lost: whether the decode replica has died.
     """
 
@@ -36,18 +36,18 @@ class Journey:
     prefilled_s: float | None = None
     first_s: float | None = None
     kv_source: VirtualReplica | None = None
-    inside: dict[Role, ModelRequest] = field(default_factory=dict)
+    engine_requests: dict[Role, ModelRequest] = field(default_factory=dict)
     is_lost: bool = False
 
     @property
     def name(self) -> str:
-        """Its id in routers and engines."""
+        """Its id in routers and engines, as text."""
         return str(self.number)
 
     def model_request(self, role: Role, kv_ready_s: float | None = None) -> ModelRequest:
-        """The request as an engine of one role sees it; ``kv_ready_s``: when its KV is there from another engine."""
+        """The request for an engine of one role; ``kv_ready_s``: arrival of its KV from another engine, seconds."""
         is_prefill = role is Role.PREFILL
-        self.inside[role] = ModelRequest(
+        self.engine_requests[role] = ModelRequest(
             request_id=self.name,
             input_tokens=self.request.input_tokens,
             output_tokens=1 if is_prefill else self.request.output_tokens,
@@ -55,14 +55,14 @@ class Journey:
             kv_ready_s=kv_ready_s,
             keeps_kv=is_prefill,
         )
-        return self.inside[role]
+        return self.engine_requests[role]
 
     def release_kv(self, prefill: VirtualReplica) -> None:
         """Free the prompt's KV on the replica that computed it."""
-        prefill.engine.release(self.inside.pop(Role.PREFILL))
+        prefill.engine.release(self.engine_requests.pop(Role.PREFILL))
 
     def record(self, *, last_s: float | None = None, error: str | None = None) -> RequestRecord:
-        """Its timeline: ended at ``last_s``, or failed with ``error``."""
+        """Its timeline: it has ended at ``last_s``, or failed with ``error``."""
         return RequestRecord(
             sent_s=self.request.at_s,
             first_token_s=self.first_s,

@@ -1,4 +1,4 @@
-"""The oracle: a planner that knows the whole trace, and searches the cheapest counts over time that serve it (pure).
+"""The oracle: a planner that knows the whole trace, and searches the cheapest counts over time for it (pure).
 
 A plan has replicas of both roles for each bin of time. The first plan follows each bin's work by the profile. Then bins
 in which requests missed their objectives get more replicas, and other bins get fewer. The search ends when neither
@@ -23,7 +23,7 @@ _ROWS = {role: row for row, role in enumerate(Role)}
 # larger share begins with more misses; a smaller one begins with more GPU-hours.
 _FULL_FRAC = np.array([[0.85], [0.95]])
 # Most times that replicas are added to a plan until enough requests meet their objectives. A smaller number gives up on
-# traces with many bins; a larger one takes longer where no plan is enough.
+# traces with many bins; a larger one takes longer if no plan is enough.
 _MOST_ADDITIONS = 30
 # Number of plans that were no better after which the search for fewer replicas in many bins ends. A larger number takes
 # longer; a smaller one leaves more work to the search in single stretches.
@@ -73,10 +73,11 @@ class Oracle:
         self._runs_by_counts: dict[bytes, _SimulatedPlan] = {}
         self._work = demands(scenario, bin_s, tpot_s)
         self._bins = self._work.shape[1]
+        self._first_counts: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
 
     def rough_plan(self) -> Counts:
-        """The first plan found with which enough requests meet their objectives, or that with which most do."""
-        return self._add_until_enough_are_met(self._first_counts()).counts
+        """The first plan with which enough requests meet their objectives, else the plan with which most do."""
+        return self._add_until_enough_are_met(self._first_counts).counts
 
     def plan(self, fixed: Mapping[Role, float] | None = None, near: Counts | None = None) -> tuple[Counts, Run]:
         """The cheapest plan found with which enough requests meet their objectives, and its run.
@@ -85,7 +86,10 @@ class Oracle:
         another seed, where the search begins; ``None``: it begins with the first plan. ``fixed``: the smallest fixed
         counts, where a second search begins; ``None``: there is no second search.
         """
-        best = self._add_until_enough_are_met(self._first_counts() if near is None else self._for_these_bins(near))
+        first = self._first_counts
+        if near is not None:  # cut or extended to the bins of this trace
+            first = near[:, np.minimum(np.arange(self._bins), near.shape[1] - 1)]
+        best = self._add_until_enough_are_met(first)
         if fixed is not None:
             fixed_plan = self._simulated(np.tile([[int(fixed[role])] for role in Role], self._bins))
             improved_plans = [self._remove_while_better(each) for each in (best, fixed_plan)]
@@ -94,16 +98,7 @@ class Oracle:
             best = self._remove_one_by_one(best)
         return best.counts, best.run
 
-    def _first_counts(self) -> Counts:
-        counts: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
-        return counts
-
-    def _for_these_bins(self, near: Counts) -> Counts:
-        """The counts of another plan, cut or extended to the bins of this trace."""
-        return near[:, np.minimum(np.arange(self._bins), near.shape[1] - 1)]
-
     def _are_enough_met(self, candidate: _SimulatedPlan) -> bool:
-        """Whether enough requests meet their objectives."""
         return candidate.run.attainment_frac >= self._least_frac
 
     def _is_better(self, candidate: _SimulatedPlan, best: _SimulatedPlan) -> bool:

@@ -1,6 +1,6 @@
-"""A simulated run in figures: attainment, latencies, GPU-hours, energy, and changes of the counts (pure)."""
+"""A simulated run in figures: attainment, latencies, GPU-hours, energy, and changes of counts (pure)."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,9 +23,9 @@ _BOARD_W = {"A100": 400.0, "H100": 700.0, "H200": 700.0}
 _BUSY_FRAC = {Role.PREFILL: 1.0, Role.DECODE: 0.74}
 # Share of the board's power of an idle engine: the mean of runs that mostly idle (the same file).
 _IDLE_FRAC = 0.18
-# A pool that grows and shrinks within this time, or shrinks and grows, has flapped; seconds.
+# Time between growing and shrinking of a pool, in either order, up to which that is a flap, seconds.
 _FLAP_S = 120.0
-# Counts this near to the ratio are at the ratio; replicas of the smaller role.
+# Distance from the ratio up to which counts are at the ratio, replicas of the smaller role.
 _BAND_REPLICAS = 1.0
 
 
@@ -33,12 +33,12 @@ _BAND_REPLICAS = 1.0
 class Outcome:
     """One run in figures.
 
-    Shares and latencies are of the requests that arrived after the warm-up, GPU-hours from the warm-up to the last
-    arrival.
+    Shares and latencies are those of the requests that arrived after the warm-up. GPU-hours are from the warm-up to the
+    last arrival.
 
     Attributes:
-        extrapolated_requests: requests of lengths beyond the profile.
-        derived_requests: requests with a prompt length for which the profile has derived times, not measured ones.
+        extrapolated_requests: requests with lengths beyond the profile.
+        derived_requests: requests with a prompt length for which a profile has derived times, not measured ones.
         ttft_p50_s: a quantile, as the eight after it; ``None``: no request ended.
         ratio_within_band_frac: share of decisions at which the serving replicas were within one replica of the smaller
             role of the policy's ratio; ``None``: there were no decisions.
@@ -80,14 +80,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A run summed up. ``timeline``: (seconds, prefill, decode) replicas that run, at each change."""
+    """The figures of a run; ``timeline``: (seconds, prefill replicas, decode replicas) at each change."""
 
     outcome: Outcome
     timeline: Sequence[tuple[float, int, int]]
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """Sum a run up."""
+        """The figures of a run. Raises ValueError: as ``outcome``."""
         return cls(outcome=outcome(run), timeline=_timeline(run))
 
 
@@ -98,7 +98,7 @@ def outcome(run: Run) -> Outcome:
         ValueError: no request arrived after the warm-up.
     """
     scenario, measured = run.scenario, run.measured
-    if not measured or scenario.end_s <= scenario.warm_up_s:
+    if scenario.end_s <= scenario.warm_up_s:
         raise ValueError(
             f"no request arrives after the warm-up of {scenario.warm_up_s:g} s: "
             "give a longer trace or a shorter warm_up_s"
@@ -106,13 +106,12 @@ def outcome(run: Run) -> Outcome:
     ok = [record for record in measured if record.error is None]
     pairs = list(zip(measured, run.slos, strict=True))
     hours = run.fleet.gpu_hours(scenario.warm_up_s, scenario.end_s)
-    by_type: dict[str, float] = {}
+    by_type: dict[str, float] = defaultdict(float)
     for key, each in hours.items():
-        name = scenario.profiles[key].gpu or "CPU"
-        by_type[name] = by_type.get(name, 0.0) + each
+        by_type[scenario.profiles[key].gpu or "CPU"] += each
     used = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
-    prompts = scenario.profiles[min(scenario.profiles, key=lambda key: key.role is not Role.PREFILL)].prefill
+
     work = [life.work for life in run.fleet.lives]
     cached, computed = sum(done.cached_tokens for done in work), sum(done.prefill_tokens for done in work)
     profiled, requests = ProfiledRange.of(scenario.profiles), scenario.measured_trace
@@ -120,17 +119,17 @@ def outcome(run: Run) -> Outcome:
         slo_attainment_frac=run.attainment_frac,
         ttft_attainment_frac=sum(r.ttft_s is not None and r.ttft_s <= slo.ttft_s for r, slo in pairs) / len(pairs),
         tpot_attainment_frac=sum(r.error is None and (r.tpot_s or 0.0) <= slo.tpot_s for r, slo in pairs) / len(pairs),
-        goodput_requests_per_s=sum(run.is_met) / max(1e-9, scenario.end_s - scenario.warm_up_s),
+        goodput_requests_per_s=sum(run.is_met) / (scenario.end_s - scenario.warm_up_s),
         requests=len(measured),
         failed_requests=len(measured) - len(ok),
         extrapolated_requests=sum(not profiled.covers(request) for request in requests),
-        derived_requests=sum(prompts.is_derived(request.input_tokens) for request in requests),
+        derived_requests=sum(map(profiled.has_derived_time, requests)),
         preemptions=sum(done.preemptions for done in work),
         **_quantiles("ttft", [r.ttft_s for r in ok]),
         **_quantiles("tpot", [r.tpot_s for r in ok]),
         **_quantiles("e2e", [None if r.last_token_s is None else r.last_token_s - r.sent_s for r in ok]),
         gpu_hours=sum(hours.values()),
-        gpu_hours_by_type=by_type,
+        gpu_hours_by_type=dict(by_type),
         cost=sum(each * scenario.pools[key].cost_per_gpu_hour for key, each in hours.items()),
         energy_kwh=_energy_kwh(scenario.profiles, hours, used),
         peak_replicas=_peak(run),
@@ -156,9 +155,9 @@ def _quantiles(name: str, values: Sequence[float | None]) -> dict[str, Any]:
 def utilization_frac(
     run: Run, roles: Collection[Role], spent_s: Callable[[ModelCounters], float] = lambda work: work.busy_s
 ) -> float | None:
-    """The share of their time in which the engines of some roles computed while measured, starts and drains included.
+    """Share of the measured time in which the engines of some roles computed; their starts and drains count as time.
 
-    A step counts when it ends, so a share may come out slightly above 1; it is cut to 1. ``spent_s``: the part of an
+    A step counts when it ends, so the share may be slightly above 1; it is cut to 1. ``spent_s``: the part of an
     engine's time that counts, seconds.
     """
     lives = [life for life in run.fleet.lives if life.key.role in roles and life.replica is not None]
@@ -169,7 +168,7 @@ def utilization_frac(
 def _energy_kwh(
     profiles: Mapping[PoolKey, EngineProfile], hours: Mapping[PoolKey, float], used: Mapping[Role, float | None]
 ) -> float | None:
-    """An estimate by the boards' power while engines compute and while they idle; ``None``: a board is unknown."""
+    """An estimate from the boards' power while engines compute and while they idle; ``None``: a board is unknown."""
     total_wh = 0.0
     for key, each in hours.items():
         board_w = _BOARD_W.get(profiles[key].gpu or "")
@@ -181,14 +180,14 @@ def _energy_kwh(
 
 
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """When a pool grew (+1) or shrank (-1), between the warm-up and the last arrival.
+    """(Seconds, pool, +1 or -1) when a pool grew or shrank, between the warm-up and the last arrival.
 
     A replica that dies and is replaced at once is no change.
     """
     moves: Counter[tuple[float, PoolKey]] = Counter()
     for life in run.fleet.lives:
-        if life.asked_s > 0.0:  # at 0 are the replicas that the run began with
-            moves[life.asked_s, life.key] += 1
+        if life.requested_s > 0.0:  # at 0 are the replicas that the run began with
+            moves[life.requested_s, life.key] += 1
         if life.stopped_s is not None:
             moves[life.stopped_s, life.key] -= 1
     first_s, last_s = run.scenario.warm_up_s, run.scenario.end_s
@@ -201,27 +200,26 @@ def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
 def _flaps(run: Run) -> int:
     last: dict[PoolKey, tuple[float, int]] = {}
     flaps = 0
-    for at_s, key, way in _changes(run):
-        last_s, last_way = last.get(key, (at_s, way))
-        flaps += last_way != way and at_s - last_s <= _FLAP_S
-        last[key] = (at_s, way)
+    for at_s, key, change in _changes(run):
+        last_s, last_change = last.get(key, (at_s, change))
+        flaps += last_change != change and at_s - last_s <= _FLAP_S
+        last[key] = (at_s, change)
     return flaps
 
 
 def _peak(run: Run) -> int:
-    """The most replicas at one time, starting and draining ones included."""
-    edges = [(life.asked_s, 1) for life in run.fleet.lives]
+    """Most replicas at one time, starting and draining ones included."""
+    edges = [(life.requested_s, 1) for life in run.fleet.lives]
     edges += [(life.gone_s, -1) for life in run.fleet.lives if life.gone_s is not None]
-    return max(accumulate(way for _, way in sorted(edges)), default=0)
+    return max(accumulate(change for _, change in sorted(edges)), default=0)
 
 
 def _timeline(run: Run) -> list[tuple[float, int, int]]:
-    ran = [life for life in run.fleet.lives if life.ready_s is not None]
     edges = [
-        (at_s, life.key.role, way)
-        for life in ran
-        for at_s, way in ((life.ready_s, 1), (life.stopped_s, -1))
-        if at_s is not None
+        (at_s, life.key.role, change)
+        for life in run.fleet.lives
+        for at_s, change in ((life.ready_s, 1), (life.stopped_s, -1))
+        if life.ready_s is not None and at_s is not None
     ]
     counts, points = Counter[Role](), dict[float, tuple[float, int, int]]()
     for at_s, role, change in sorted(edges, key=itemgetter(0)):

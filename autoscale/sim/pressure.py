@@ -3,62 +3,19 @@
 Source: HeteroScale Algorithm 1, PRESSURETEST.
 """
 
-import itertools
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from autoscale.engines.engine_step import ModelCounters
-from autoscale.policies.heteroscale import Signal
 from autoscale.ratio import PdRatio
-from autoscale.sim.checks import least_frac
 from autoscale.sim.config import SimConfig
-from autoscale.sim.outcome import outcome, utilization_frac
-from autoscale.sim.scenario import Run, run_schedule, scenario_of
+from autoscale.sim.split import PressurePoint, SplitSimulator
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 
-# The reason of most values below is not recorded.
-# Least simulated time of a run, seconds. The warm-up is part of it.
-_RUN_S = 120.0
-# Least simulated time of the warm-up, seconds.
-_WARM_UP_S = 30.0
-# Fewest requests of a run.
-_LEAST_REQUESTS = 1500
-# Least simulated time of a run, as a multiple of an answer's time at the TPOT objective: decode fills slowly.
-_RUN_ANSWERS = 4.0
-# Least simulated time of the warm-up, as a multiple of the same time.
-_WARM_UP_ANSWERS = 2.0
-# Number of requests with which a run may end before _RUN_S.
-_MANY_REQUESTS = 50_000
-# Number of bisections of the rate after which the search for it ends.
-_RATE_STEPS = 8
-# The search also ends when the rate is known to this share.
-_RATE_FRAC = 0.01
-# GPUs that are split if the caller gives no number.
+# GPUs that are split if the caller gives no number. The reason of the value is not recorded.
 _DEFAULT_GPUS = 24
-# Disaggregation is more complex: it must serve more than this multiple of what aggregated engines serve.
+# Disaggregation is more complex: its rate must be above this multiple of the rate of aggregated engines.
 _WORTH_FACTOR = 1.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressurePoint:
-    """The highest rate at which a split keeps the objectives; ``prefill`` is 0 for aggregated engines.
-
-    ``signals``: value of each signal of HeteroScale at that rate: tokens per second per replica, mean utilisation, or
-    median latency in seconds; ``None``: not observed.
-    """
-
-    prefill: int
-    decode: int
-    requests_per_s: float
-    attainment_frac: float
-    signals: Mapping[Signal, float | None]
-
-    @property
-    def name(self) -> str:
-        """The replicas as text."""
-        return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} aggregated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +38,12 @@ class PressureResult:
 
     @property
     def is_disaggregation_worthwhile(self) -> bool:
-        """Whether the best split serves enough more than aggregated engines: over ``_WORTH_FACTOR`` times as much."""
+        """Whether the rate of the best split is above ``_WORTH_FACTOR`` times that of aggregated engines."""
         return self.best.requests_per_s > self.aggregated.requests_per_s * _WORTH_FACTOR
 
 
-def default_gpus(config: SimConfig) -> int:
-    """GPUs to split if the caller gives no number: 24, or fewer if the pools' limits do not allow every split of 24."""
+def _default_gpus(config: SimConfig) -> int:
+    """The number that ``pressure_test`` splits by default."""
     prefill, decode = config.groups[0].prefill, config.groups[0].decode
     prefill_gpus, decode_gpus = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
     return min(_DEFAULT_GPUS, prefill_gpus + decode.gpus, decode_gpus + prefill.gpus)
@@ -102,14 +59,14 @@ def pressure_test(
 ) -> PressureResult:
     """Find the split with the highest rate, for requests with the lengths of a trace and Poisson arrivals.
 
-    A split may leave some GPUs unused. ``gpus``: GPUs to split; ``None``: ``default_gpus``. ``on_point``: called with
-    each split's result.
+    A split may leave some GPUs unused. ``gpus``: GPUs to split; ``None``: 24, or fewer if the pools' limits do not
+    allow every split of 24. ``on_point``: called with each split's result.
 
     Raises:
         ValueError: several groups, too few GPUs for a replica of each role, or no rate keeps the objectives.
     """
     config.check_one_group("the pressure test")
-    gpus = default_gpus(config) if gpus is None else gpus
+    gpus = _default_gpus(config) if gpus is None else gpus
     splits = _splits(config, gpus)
     simulator = SplitSimulator(config, trace, seed)
 
@@ -175,109 +132,6 @@ def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
     if not splits:
         raise ValueError(
             f"{gpus} GPUs make no split at a supported P/D ratio that the pools' highest_replicas allow "
-            f"({prefill.highest_replicas} and {decode.highest_replicas}): give {default_gpus(config)}"
+            f"({prefill.highest_replicas} and {decode.highest_replicas}): give {_default_gpus(config)}"
         )
     return splits
-
-
-class SplitSimulator:
-    """Simulates splits of one configuration, under Poisson arrivals of requests with the lengths of a trace."""
-
-    def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
-        outputs = [request.output_tokens for request in trace]
-        # Mean time of an answer at its TPOT objective, weighted by tokens: decode spends most time on long answers.
-        answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
-        self._least_s = _RUN_ANSWERS * answer_s
-        self._run_s = max(_RUN_S, self._least_s)
-        self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
-        self._config = config
-        self._trace = trace
-        self._seed = seed
-
-    def find_highest_rate(self, prefill: int, decode: int, likely_requests_per_s: float | None = None) -> PressurePoint:
-        """The highest rate at which a split keeps the objectives.
-
-        The search begins at ``likely_requests_per_s``; ``None``: at 1 request per second.
-        """
-        low, high = 0.0, likely_requests_per_s or 1.0
-        factor = 1.25 if likely_requests_per_s else 2.0
-        best: Run | None = None
-        while self._are_objectives_kept(run := self.run(prefill, decode, high)):
-            low, high, best = high, high * factor, run
-        for _ in range(_RATE_STEPS):
-            rate = (low + high) / 2
-            run = self.run(prefill, decode, rate)
-            if self._are_objectives_kept(run):
-                low, best = rate, run
-            else:
-                high = rate
-            if high - low < _RATE_FRAC * high:
-                break
-        return PressurePoint(
-            prefill=prefill,
-            decode=decode,
-            requests_per_s=low,
-            attainment_frac=0.0 if best is None else best.attainment_frac,
-            signals=dict.fromkeys(Signal, None) if best is None else signals_of(best),
-        )
-
-    def _are_objectives_kept(self, run: Run) -> bool:
-        return run.attainment_frac >= least_frac(self._config, run.scenario)
-
-    def run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
-        """Simulate a split at one rate; with 0 prefill replicas the engines are aggregated."""
-        trace = self._arrivals(requests_per_s)
-        warm_up_s = self._warm_up_frac * min(trace[-1].at_s, self._run_s)
-        scenario = scenario_of(self._config.model_copy(update={"warm_up_s": warm_up_s}), trace, seed=self._seed)
-        counts = {Role.PREFILL: prefill, Role.DECODE: decode}
-        steps = {key: [(0.0, counts[key.role])] for key in scenario.pools if counts[key.role]}
-        return run_schedule(scenario.limited_to(steps), steps)
-
-    def _arrivals(self, requests_per_s: float) -> list[TraceRequest]:
-        """Requests of the trace at Poisson arrivals, as many as one run needs."""
-        rng = random.Random(self._seed)
-        # Prompts that share blocks stay together; others are chosen one by one.
-        has_hash_ids = any(request.hash_ids for request in self._trace)
-        random_requests = (rng.choice(self._trace) for _ in itertools.count())
-        requests = _requests_in_order(self._trace, rng) if has_hash_ids else random_requests
-        arrivals, at_s = list[TraceRequest](), 0.0
-        while len(arrivals) < _LEAST_REQUESTS or at_s < (
-            self._run_s if len(arrivals) < _MANY_REQUESTS else self._least_s
-        ):
-            at_s += rng.expovariate(requests_per_s)
-            arrivals.append(replace(next(requests), at_s=at_s))
-        return arrivals
-
-
-def _requests_in_order(trace: Sequence[TraceRequest], rng: random.Random) -> Iterator[TraceRequest]:
-    """Requests in the trace's order from a random place on, without end.
-
-    Each further round through the trace has new block ids: its prompts share no blocks with earlier rounds.
-    """
-    block_ids = 1 + max(max(request.hash_ids, default=0) for request in trace)
-    begin = rng.randrange(len(trace))
-    for number in itertools.count(begin):
-        turn, index = divmod(number, len(trace))
-        request = trace[index]
-        yield replace(request, hash_ids=tuple([block + turn * block_ids for block in request.hash_ids]))
-
-
-def signals_of(run: Run) -> dict[Signal, float | None]:
-    """Value of each signal of HeteroScale in a run, as in ``PressurePoint.signals``."""
-    figures = outcome(run)
-    span_s = run.scenario.end_s - run.scenario.warm_up_s
-    work = {role: [life.work for life in run.fleet.lives if life.key.role is role] for role in Role}
-
-    def tokens_per_s(role: Role, tokens: Callable[[ModelCounters], float]) -> float | None:
-        return sum(map(tokens, work[role])) / span_s / len(work[role]) if work[role] else None
-
-    return {
-        Signal.DECODE_TPS: tokens_per_s(Role.DECODE, lambda done: done.output_tokens),
-        Signal.PREFILL_TPS: tokens_per_s(Role.PREFILL, lambda done: done.prefill_tokens),
-        Signal.PREFILL_GPU_UTILIZATION: figures.prefill_utilization_frac,
-        Signal.DECODE_GPU_UTILIZATION: figures.decode_utilization_frac,
-        Signal.PREFILL_SM_ACTIVITY: utilization_frac(run, [Role.PREFILL], lambda done: done.sm_active_s),
-        Signal.DECODE_SM_ACTIVITY: utilization_frac(run, [Role.DECODE], lambda done: done.sm_active_s),
-        Signal.TTFT: figures.ttft_p50_s,
-        Signal.TPOT: figures.tpot_p50_s,
-    }

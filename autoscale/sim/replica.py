@@ -1,4 +1,4 @@
-"""One replica of a virtual cluster: an engine model, and the steps that it takes by a virtual clock (pure)."""
+"""One replica of a virtual cluster: an engine model, and its steps by a virtual clock (pure)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,10 @@ from kvtransfer.topology import Role
 from router.backlog import PrefillBacklog
 from router.pool_router import PoolRouter
 
-# The most decode-only steps that are simulated as one event; a batch changes long before.
+# Most decode-only steps that are simulated as one event. A batch changes long before.
 _MOST_STEPS = 1 << 20
 
-# Requests with their first token, the time of it, and requests with their last token.
+# Called with the replica, requests with their first token, the time of that, and requests with their last token.
 OnTokens = Callable[["VirtualReplica", Sequence[ModelRequest], float, Sequence[ModelRequest]], None]
 
 
@@ -26,14 +26,14 @@ class VirtualReplica:
     """One engine, its routers and counters, and the step that it is in.
 
     Attributes:
-        requests: what users of a decode replica waited.
+        requests: counts and waiting times of a decode replica's requests.
         to_prefill: a decode replica's router to the prefill replicas of its group.
         card: its network card.
         on_tokens: called whenever requests got their first or last token.
-        backlog: what a decode replica knows of the prompts that wait at prefill replicas.
+        backlog: a decode replica's estimate of the prompts that wait at prefill replicas.
         ongoing_requests: decode: from arrival to the last token; prefill: until the prompt is computed.
-        unread_kv_requests: prompts whose KV decode has yet to pull from here.
-        on_empty: called once, when a draining replica has nothing left to do.
+        unread_kv_requests: prompts whose KV decode has yet to pull from this replica.
+        on_empty: called once, when a draining replica is empty.
     """
 
     replica_id: str
@@ -60,11 +60,11 @@ class VirtualReplica:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request and no transfer needs this replica."""
+        """Whether neither a request nor a transfer needs this replica."""
         return not self.ongoing_requests and not self.unread_kv_requests
 
     def wake(self) -> None:
-        """Let a request that has just come in take part as soon as the step that has begun is over."""
+        """Let a new request take part from the end of the step that has begun; an idle engine begins one now."""
         step = self.step
         if step is None:
             self.step_began_s = self.clock.now_s
@@ -87,12 +87,12 @@ class VirtualReplica:
         self.step = None
 
     def work(self) -> ModelCounters:
-        """What the engine has done so far."""
+        """Work of the engine since it started."""
         self.settle()
         return replace(self.engine.counters)
 
     def report(self) -> dict[str, float]:
-        """What the replica reports to the autoscaler, by the names of ``autoscale.observe.signals``."""
+        """The report to the autoscaler: figures by the names of ``autoscale.observe.signals``."""
         engine, counters, now_s = self.engine, self.engine.counters, self.clock.now_s
         before_s, busy_s, active_s = self._reported
         self._reported = (now_s, counters.busy_s, counters.sm_active_s)

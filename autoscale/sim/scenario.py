@@ -1,4 +1,4 @@
-"""One trace on one virtual cluster, and the runs of it: under a policy, or with counts known beforehand (pure)."""
+"""One trace on one virtual cluster, and its runs: under a policy, or with a schedule of counts (pure)."""
 
 import random
 from bisect import bisect_left
@@ -22,25 +22,24 @@ from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-# A request is given up this long after the last arrival, seconds, beside what the longest answer may take.
+# Time from the last arrival until unended requests are given up, seconds. The time of the longest answer is added.
 _PATIENCE_S = 600.0
-# After the last arrival the run looks this often whether all requests have ended, seconds.
-_LOOK_S = 5.0
+# Time between two checks, after the last arrival, whether all requests have ended, seconds.
+_CHECK_S = 5.0
 # The most requests, after scaling, that fit into memory.
 _MOST_REQUESTS = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is simulated, the same for every policy.
+    """A trace, its objectives and its cluster, the same for every policy.
 
     Attributes:
-        slos: the objective of each request of the trace.
+        slos: the objectives of each request of the trace.
         seed: breaks ties of the routers.
-        warm_up_s: a trace begins on empty engines and without history, so the first counts stay this long, and nothing
-            is measured.
+        warm_up_s: time at the start in which the first counts stay and nothing is measured, because engines are empty.
         link_frac, uplink_bytes_per_s, prefix_block_tokens: as in ``VirtualCluster``.
-        failures: happen under policies, but not under counts that are known beforehand.
+        failures: happen under policies, but not in ``run_schedule``.
     """
 
     trace: Sequence[TraceRequest]
@@ -57,12 +56,12 @@ class Scenario:
 
     @property
     def end_s(self) -> float:
-        """The last arrival; GPUs are counted until then, seconds."""
+        """Time of the last arrival, seconds; GPUs are counted until then."""
         return self.trace[-1].at_s
 
     @property
     def patience_s(self) -> float:
-        """How long requests may still run after the last arrival, seconds."""
+        """Time from the last arrival until unended requests are given up, seconds."""
         return _PATIENCE_S + max(
             request.output_tokens * slo.tpot_s for request, slo in zip(self.trace, self.slos, strict=True)
         )
@@ -73,7 +72,7 @@ class Scenario:
         return self.trace[bisect_left(self.trace, self.warm_up_s, key=attrgetter("at_s")) :]
 
     def limited_to(self, keys: Collection[PoolKey]) -> "Scenario":
-        """The same with some of the pools alone."""
+        """The scenario with these pools alone."""
         profiles = {key: profile for key, profile in self.profiles.items() if key in keys}
         return replace(self, profiles=profiles, pools={key: pool for key, pool in self.pools.items() if key in keys})
 
@@ -96,7 +95,7 @@ class Scenario:
 class Run:
     """The timeline of every request of a scenario, and all its replicas.
 
-    ``plans``: (seconds, plan) of a policy. ``pd_ratio``: the configured ratio, which a plan's decision may replace.
+    ``plans``: (seconds, plan) of a policy. ``pd_ratio``: the configured ratio; a plan's decision may have another one.
     """
 
     scenario: Scenario
@@ -117,21 +116,21 @@ class Run:
 
     @cached_property
     def is_met(self) -> list[bool]:
-        """Whether each measured request ended within its objectives."""
+        """For each measured request, whether it ended within its objectives."""
         return [slo.is_met(record) for slo, record in zip(self.slos, self.measured, strict=True)]
 
     @cached_property
     def attainment_frac(self) -> float:
-        """The share of measured requests that ended within their objectives."""
+        """Share of the measured requests that ended within their objectives."""
         return sum(self.is_met) / len(self.is_met)
 
     @cached_property
     def gpu_hours(self) -> float:
-        """GPU-hours of all replicas, those that start or drain too, between the warm-up and the last arrival."""
+        """GPU-hours of all replicas from the warm-up to the last arrival; those that start or drain count too."""
         return sum(self.fleet.gpu_hours(self.scenario.warm_up_s, self.scenario.end_s).values())
 
     def rank(self, least_frac: float) -> tuple[bool, float]:
-        """A sort key: first the fewest GPU-hours with at least this attainment, then the highest attainment below."""
+        """A sort key, the best first: fewest GPU-hours with at least this attainment, then highest attainment below."""
         is_missed = self.attainment_frac < least_frac
         return is_missed, -self.attainment_frac if is_missed else self.gpu_hours
 
@@ -141,7 +140,7 @@ def scenario_of(
 ) -> Scenario:
     """A trace, with its rate scaled, on the cluster of a configuration.
 
-    A request's TTFT objective follows from its time on idle engines of the slowest group, whichever group serves it.
+    A request's TTFT objective follows from its time on idle engines of the slowest group; another group may serve it.
     ``seed``: chooses the copies of requests, and breaks the routers' ties.
 
     Raises:
@@ -171,19 +170,18 @@ def scenario_of(
 
 
 def _objectives(config: SimConfig, trace: Sequence[TraceRequest]) -> list[Slo]:
-    """The objective of each request."""
     engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
     link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s  # of every group
 
     @cache
     def slo(input_tokens: int) -> Slo:
-        alone_s = max(
+        unloaded_s = max(
             unloaded_ttft_s(
                 input_tokens, each, config.router, link_frac=link_frac, uplink_bytes_per_s=uplink_bytes_per_s
             )
             for each in engines
         )
-        ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * alone_s)
+        ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * unloaded_s)
         return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
 
     return [slo(request.input_tokens) for request in trace]
@@ -215,15 +213,14 @@ def unloaded_ttft_s(
 
 
 def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[PoolKey, int]) -> Run:
-    """A scenario under the controller; ``counts``: the ready replicas of each pool that it begins with."""
-    cluster = scenario.cluster(config.slo)
-    return run_serve(
-        scenario, VirtualServe(cluster, Controller(config), scenario.pools, held_s=scenario.warm_up_s), counts
-    )
+    """The run of a scenario under the controller; ``counts``: ready replicas of each pool at the start."""
+    cluster, controller = scenario.cluster(config.slo), Controller(config)
+    serve = VirtualServe(cluster, controller, scenario.pools, decides_from_s=scenario.warm_up_s)
+    return run_serve(scenario, serve, counts)
 
 
 def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, int]) -> Run:
-    """As ``run_policy``, with a shell on the scenario's cluster that has not started."""
+    """As ``run_policy``; ``serve``: a shell on the scenario's cluster that has not started."""
     serve.start(counts)
     first = next(iter(scenario.pools)).group
     for each in scenario.failures:
@@ -239,7 +236,7 @@ def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, 
 
 
 def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:
-    """A scenario with counts that are known beforehand.
+    """The run of a scenario with scheduled counts.
 
     ``steps``: by pool, (seconds, ready replicas from then on); the first of each pool is at 0.
     """
@@ -253,7 +250,8 @@ def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[floa
     def step(key: PoolKey, count: int) -> None:
         missing = count - len(fleet.running(key))
         if missing > 0:
-            fleet.begin(key, missing, asked_s=cluster.now_s - scenario.pools[key].start_s)
+            # A new replica is ready now, and its GPUs count from one start before.
+            fleet.begin(key, missing, requested_s=cluster.now_s - scenario.pools[key].start_s)
         else:
             fleet.scale(key, count)
         route()
@@ -268,13 +266,13 @@ def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[floa
 
 
 def _run(scenario: Scenario, cluster: VirtualCluster, fleet: Fleet) -> None:
-    """Let time pass until all requests have ended, or are given up."""
+    """Run the cluster until all requests have ended, or are given up."""
     cluster.run(min(scenario.warm_up_s, scenario.end_s))
     fleet.begin_measuring()
     cluster.run(scenario.end_s)
     fleet.end_measuring()
     until_s, end_s = scenario.end_s, scenario.end_s + scenario.patience_s
     while not cluster.is_done and until_s < end_s:
-        until_s += _LOOK_S  # a controller ticks for ever, so the cluster never runs out of events
+        until_s += _CHECK_S  # a controller ticks for ever, so the cluster never runs out of events
         cluster.run(until_s)
     cluster.give_up()

@@ -1,4 +1,4 @@
-"""Replica counts over time: what a trace's work needs, which role causes misses, and when counts change (pure)."""
+"""Replica counts over time: the need of a trace's work, the role that causes misses, the changes of counts (pure)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from kvtransfer.topology import Role
 
 # Replicas in every bin of time: a row for each role, in the order of ``Role``.
 Counts = NDArray[np.int64]
-# Streams are taken to run at this share of their TPOT objective.
+# Assumed time per output token of each stream, as a share of the TPOT objective.
 _PACE_FRAC = 0.8
 
 
@@ -24,7 +24,7 @@ def keys_of(scenario: Scenario) -> list[PoolKey]:
 
 
 def demands(scenario: Scenario, bin_s: float, tpot_s: float) -> NDArray[np.float64]:
-    """How many engines the work of every bin keeps busy: a row for each role."""
+    """Number of engines that the work of every bin keeps busy: a row for each role."""
     bins = int(scenario.end_s // bin_s) + 1
     prefill_s, tokens, context = np.zeros((3, bins))
     prefill, decode = (scenario.profiles[key] for key in keys_of(scenario))
@@ -45,7 +45,7 @@ def demands(scenario: Scenario, bin_s: float, tpot_s: float) -> NDArray[np.float
 
 
 def misses(run: Run) -> Iterator[tuple[Role, float]]:
-    """For each request that missed an objective: the role that is to blame, and when the request arrived, seconds."""
+    """The role that caused the miss, and the arrival (s), of each request that missed an objective."""
     for record, slo, is_met in zip(run.measured, run.slos, run.is_met, strict=True):
         if is_met:
             continue
@@ -56,7 +56,7 @@ def misses(run: Run) -> Iterator[tuple[Role, float]]:
 
 
 def filled(counts: Counts, start_bins: float, warm_up_bins: float) -> Counts:
-    """Counts of one role without gaps that are shorter than a start: to leave and come back would cost more.
+    """Counts of one role without gaps that are shorter than a start: to stop a replica and start it anew costs more.
 
     The first counts stay for ``warm_up_bins``, in which no policy decides, and for one start more: no new replica is
     ready before that.
@@ -65,8 +65,7 @@ def filled(counts: Counts, start_bins: float, warm_up_bins: float) -> Counts:
     first = math.ceil(warm_up_bins + start_bins)
     result[:first] = result[:first].max(initial=1)
     for level in range(1, int(result.max()) + 1):
-        on = np.flatnonzero(result >= level)
-        for left, right in pairwise(on):
+        for left, right in pairwise(np.flatnonzero(result >= level)):
             if 1 < right - left <= start_bins + 1:
                 np.maximum(result[left:right], level, out=result[left:right])
     return result
@@ -78,7 +77,7 @@ def changes_of(counts: Sequence[int] | Counts, bin_s: float) -> list[tuple[float
 
 
 def run_counts(scenario: Scenario, counts: Counts, bin_s: float) -> Run:
-    """A scenario with counts of both roles that are known beforehand."""
+    """The run of a scenario with these counts in each bin."""
     return run_schedule(
         scenario, {key: changes_of(row, bin_s) for key, row in zip(keys_of(scenario), counts, strict=True)}
     )

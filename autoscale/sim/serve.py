@@ -12,7 +12,7 @@ from router.membership import routable
 
 
 class VirtualServe:
-    """The control plane's shell around a virtual cluster; ``start`` it before the cluster runs."""
+    """The shell between a controller and a virtual cluster; ``start`` it before the cluster runs."""
 
     def __init__(
         self,
@@ -20,26 +20,26 @@ class VirtualServe:
         controller: Controller,
         pools: Mapping[PoolKey, VirtualPool],
         *,
-        held_s: float = 0.0,
+        decides_from_s: float = 0.0,
     ) -> None:
         """A shell that has not started.
 
-        ``held_s``: until this time nothing is decided, and all first replicas serve, whatever the ratio.
+        ``decides_from_s``: before this time (s) the counts do not change, and all first replicas serve at any ratio.
         """
         self.cluster = cluster
         self.controller = controller
-        # The live policy also decides as soon as another replica runs.
+        # As the live policy does, the controller also decides when another replica becomes ready.
         self.fleet = Fleet(cluster, pools, self._decide)
         self.plans: list[tuple[float, Plan]] = []
-        self._held_s = held_s
+        self._decides_from_s = decides_from_s
         gate = controller.config.gate.model_copy(update={"is_enabled": False})
-        self._deciding = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
+        self._acting_controller = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
         self._targets = {key: pool.lowest_replicas for key, pool in pools.items()}
         self._state = ControllerState()
         self._signals = Signals(controller.config.window_s)
 
     def start(self, counts: Mapping[PoolKey, int]) -> None:
-        """Begin with replicas that are ready."""
+        """Begin with these ready replicas of each pool."""
         for key, count in counts.items():
             self._targets[key] = count
             self.fleet.begin(key, count)
@@ -47,22 +47,22 @@ class VirtualServe:
         self.cluster.at(self.cluster.now_s, self._tick)
 
     def fail(self, key: PoolKey, count: int) -> None:
-        """Let the oldest replicas of a pool die; Serve notices it at once and starts others."""
+        """Let the ``count`` oldest replicas of a pool die; Serve starts others at once."""
         for life in self.fleet.running(key)[:count]:
             self.fleet.kill(life)
         self._decide()
 
     def _tick(self) -> None:
-        if self.cluster.now_s >= self._held_s:
-            self._deciding = self.controller
+        if self.cluster.now_s >= self._decides_from_s:
+            self._acting_controller = self.controller
         self._decide()
         self.cluster.at(self.cluster.now_s + self.controller.config.interval_s, self._tick)
 
     def _decide(self) -> None:
         now_s = self.cluster.now_s
-        plan = self._deciding.tick(self._snapshot())
+        plan = self._acting_controller.tick(self._snapshot())
         self._state = plan.state
-        # The policy's memory is in the next snapshot; that of every tick of three days would fill a gigabyte.
+        # The plans are without the policy's memory, which would fill a gigabyte in three days.
         state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
         self.plans.append((now_s, replace(plan, state=state, decision=decision)))
         self._follow(plan)

@@ -1,20 +1,18 @@
-"""A comparison of policies with bounds: the simulations for every seed, in a pool of processes, and their figures."""
+"""A comparison of policies with bounds, with several seeds: its figures, and what its reader must know (pure)."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
 from autoscale.sim.bounds import Bound
-from autoscale.sim.checks import impossible_requests, least_frac, notes
-from autoscale.sim.compare import OracleResult, find_causal, find_oracle, no_dearer, run_aggregated, run_named
+from autoscale.sim.checks import least_frac, notes
+from autoscale.sim.compare import OracleResult
 from autoscale.sim.config import BOUNDS, SimConfig
 from autoscale.sim.outcome import Result
-from autoscale.sim.scenario import Scenario, scenario_of
-from autoscale.traces.trace import TraceRequest
+from autoscale.sim.scenario import Scenario
 
 # Bounds whose counts are searched until enough requests meet their objectives.
 _SEARCHED_BOUNDS = BOUNDS[:3]
@@ -47,7 +45,10 @@ class SeedResults:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A comparison on one trace, and its results; ``names``: names of the policies."""
+    """A comparison on one trace, and its results.
+
+    ``names``: names of the policies. ``requests``, ``impossible_requests``: of the trace before its rate is scaled.
+    """
 
     config: SimConfig
     names: Sequence[str]
@@ -58,9 +59,9 @@ class Study:
 
     @property
     def beat_the_oracle(self) -> list[str]:
-        """Policies that met the goal with fewer GPU-hours than the oracle; if there are any, its search has failed."""
+        """Policies that attain enough with fewer GPU-hours than the oracle; if there are any, its search has failed."""
         pairs = [(seed.bounds.oracle, seed.policies) for seed in self.seeds if seed.bounds is not None]
-        return [name for name in self.names for oracle, runs in pairs if oracle.is_beaten_by(runs[name])]
+        return [name for name in self.names if any(oracle.is_beaten_by(runs[name]) for oracle, runs in pairs)]
 
     @property
     def flags(self) -> list[str]:
@@ -131,158 +132,6 @@ def interval_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, fl
 def is_smallest_static(config: SimConfig, name: str) -> bool:
     """Whether a name means the smallest fixed counts: it is ``static``, and the configuration gives it no counts."""
     return name == "static" and name not in config.policies
-
-
-def run_study(
-    config: SimConfig,
-    trace: Sequence[TraceRequest],
-    names: Sequence[str],
-    *,
-    rate_scale: float | None,
-    seeds: Iterable[int],
-    pool: Executor,
-    on_step: Callable[[str, int, int], None] = lambda name, done, total: None,
-) -> Study:
-    """Simulate policies and bounds with every seed, in a pool of processes.
-
-    With one group, policies begin with the oracle's first counts. With several groups there is no oracle: policies
-    begin with the fewest replicas that the pools allow.
-
-    ``rate_scale``: as in ``find_oracle``. ``on_step``: called when a simulation has ended, with its name, the number of
-    ended simulations, and the number of all simulations.
-
-    Raises:
-        ValueError: a name is unknown, no request can meet its objective, or several groups where one is needed.
-    """
-    start = _start_groups if len(config.groups) > 1 else _start_with_oracle
-    scale, started = start(config, trace, names, rate_scale, list(seeds), pool)
-    running = {run: name for each in started for name, run in each.runs()}
-    for done, run in enumerate(as_completed(running), start=1):
-        run.result()
-        on_step(running[run], done, len(running))
-    return Study(
-        config=config,
-        names=names,
-        seeds=[each.results(names) for each in sorted(started, key=lambda each: each.seed)],
-        requests=len(trace),
-        impossible_requests=impossible_requests(config, trace),
-        rate_scale=scale,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _BoundSimulations:
-    """The simulations of one seed's bounds that have started; the search of ``oracle`` has ended."""
-
-    oracle: OracleResult
-    causal: Future[Bound]
-    aggregated: Future[Result]
-
-    def results(self) -> Bounds:
-        """The bounds, when the simulations have ended."""
-        causal, static = self.causal.result(), self.oracle.static.result
-        oracle = no_dearer(self.oracle, causal)
-        results = (oracle.result, causal.result, static, self.aggregated.result())
-        return Bounds(oracle=oracle, causal=causal, results=dict(zip(BOUNDS, results, strict=True)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SeedSimulations:
-    """The simulations of one seed that have started; ``bounds``: ``None`` with several groups.
-
-    ``policies``: by name, without the smallest fixed counts if no replica fails: their result is that of the bound.
-    """
-
-    seed: int
-    scenario: Scenario
-    bounds: _BoundSimulations | None
-    policies: Mapping[str, Future[Result]]
-
-    def runs(self) -> list[tuple[str, Future[Any]]]:
-        """All simulations with the names that ``on_step`` gets."""
-        runs: list[tuple[str, Future[Any]]] = list(self.policies.items())
-        if self.bounds is not None:
-            runs += [("causal bound", self.bounds.causal), ("aggregated", self.bounds.aggregated)]
-        return runs
-
-    def results(self, names: Sequence[str]) -> SeedResults:
-        """The results when all simulations have ended, with the policies in the order of ``names``."""
-        policies = {name: run.result() for name, run in self.policies.items()}
-        bounds = None if self.bounds is None else self.bounds.results()
-        if bounds is not None:
-            policies.setdefault("static", bounds.results["smallest_static"])
-        policies = {name: policies[name] for name in names}
-        return SeedResults(seed=self.seed, scenario=self.scenario, bounds=bounds, policies=policies)
-
-
-def _start_groups(
-    config: SimConfig,
-    trace: Sequence[TraceRequest],
-    names: Sequence[str],
-    rate_scale: float | None,
-    seeds: Sequence[int],
-    pool: Executor,
-) -> tuple[float, list[_SeedSimulations]]:
-    """Start the policies of every seed with several groups; the rate scale, and the simulations."""
-    if rate_scale is None:
-        config.check_one_group("--rate-scale auto")
-    if any(is_smallest_static(config, name) for name in names):
-        config.check_one_group("the smallest static counts")
-    scale, started = rate_scale or 1.0, []
-    for seed in seeds:
-        scenario = scenario_of(config, trace, rate_scale=scale, seed=seed)
-        counts = {key: limits.lowest_replicas for key, limits in scenario.pools.items()}
-        runs = {name: pool.submit(run_named, config, name, scenario, counts) for name in names}
-        started.append(_SeedSimulations(seed=seed, scenario=scenario, bounds=None, policies=runs))
-    return scale, started
-
-
-def _start_with_oracle(
-    config: SimConfig,
-    trace: Sequence[TraceRequest],
-    names: Sequence[str],
-    rate_scale: float | None,
-    seeds: Sequence[int],
-    pool: Executor,
-) -> tuple[float, list[_SeedSimulations]]:
-    """Start the bounds and policies of every seed with one group; the rate scale, and the simulations.
-
-    The searches of later seeds begin at the oracle and the causal bound of the first seed.
-    """
-    first, *later = seeds
-    leading = pool.submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
-    scale = leading.rate_scale
-    bounds = _start_bounds(config, pool, leading, None)
-    started = [_start_seed(config, names, pool, first, bounds)]
-    searches = {
-        pool.submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in later
-    }
-    for search in as_completed(searches):
-        later_bounds = _start_bounds(config, pool, search.result(), bounds.causal.result())
-        started.append(_start_seed(config, names, pool, searches[search], later_bounds))
-    return scale, started
-
-
-def _start_bounds(config: SimConfig, pool: Executor, oracle: OracleResult, near: Bound | None) -> _BoundSimulations:
-    """Start the bounds of one seed; ``near``: the causal bound of another seed, where the search begins."""
-    causal, aggregated = pool.submit(find_causal, config, oracle, near), pool.submit(run_aggregated, config, oracle)
-    return _BoundSimulations(oracle=oracle, causal=causal, aggregated=aggregated)
-
-
-def _start_seed(
-    config: SimConfig, names: Sequence[str], pool: Executor, seed: int, bounds: _BoundSimulations
-) -> _SeedSimulations:
-    """Start the policies of one seed beside its bounds."""
-    oracle, policies = bounds.oracle, dict[str, Future[Result]]()
-    scenario, smallest = oracle.scenario, oracle.static.fixed_counts
-    for name in names:
-        if not is_smallest_static(config, name):
-            policies[name] = pool.submit(run_named, config, name, scenario, oracle.first_counts)
-        elif config.failures:  # without failures, the search for the smallest counts has simulated them
-            fixed = config.model_copy(update={"policies": {"static": {"policy": smallest}}})
-            counts = {key: smallest[str(key.role)] for key in scenario.pools}
-            policies[name] = pool.submit(run_named, fixed, name, scenario, counts)
-    return _SeedSimulations(seed=seed, scenario=scenario, bounds=bounds, policies=policies)
 
 
 def _row(seed: SeedResults, result: Result) -> dict[str, Any]:

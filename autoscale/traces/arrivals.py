@@ -1,4 +1,4 @@
-"""When the requests of a synthetic trace arrive: a rate over time, and a process around it (pure)."""
+"""The arrivals of a synthetic trace: a rate over time, and a random process with that rate (pure)."""
 
 from typing import Annotated, Literal, Self
 
@@ -14,7 +14,7 @@ PerSecond = Annotated[float, Field(ge=0.0)]
 
 class _Rate(StrictConfig):
     def at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
-        """Requests per second at some times (s) of a trace of this length (s), and an upper bound of all rates."""
+        """Requests per second at each time ``at_s`` of a trace of this duration, and an upper bound of all rates."""
         return self._at(at_s, duration_s)
 
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
@@ -32,7 +32,7 @@ class ConstantRateConfig(_Rate):
 
 
 class RampRateConfig(_Rate):
-    """A straight line from the start of the trace to its end."""
+    """A rate on a straight line from the start of the trace to its end."""
 
     kind: Literal["ramp"] = "ramp"
     first_requests_per_s: PerSecond
@@ -44,12 +44,12 @@ class RampRateConfig(_Rate):
 
 
 class StairsRateConfig(_Rate):
-    """One rate after the other, each for the same time."""
+    """One rate after another, each for the same time."""
 
     kind: Literal["stairs"] = "stairs"
     stairs_requests_per_s: tuple[PerSecond, ...] = Field(min_length=1)
     stair_s: float | None = Field(
-        None, gt=0.0, description="Time of each stair, seconds; the last one stays. Left out: they share the trace."
+        None, gt=0.0, description="Time of each stair, seconds; the last one stays. Left out: all have equal times."
     )
 
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
@@ -59,14 +59,14 @@ class StairsRateConfig(_Rate):
 
 
 class SpikesRateConfig(_Rate):
-    """A base rate, and another rate for short times at regular distances."""
+    """A base rate, and another rate in spikes at regular distances."""
 
     kind: Literal["spikes"] = "spikes"
     base_requests_per_s: PerSecond
     spike_requests_per_s: PerSecond
-    spike_s: float = Field(gt=0.0, description="Length of a spike.")
-    every_s: float = Field(gt=0.0, description="Time from the start of a spike to the start of the next.")
-    first_s: float = Field(0.0, ge=0.0, description="Start of the first spike.")
+    spike_s: float = Field(gt=0.0, description="Length of a spike, seconds.")
+    every_s: float = Field(gt=0.0, description="Time from the start of a spike to the start of the next, seconds.")
+    first_s: float = Field(0.0, ge=0.0, description="Start of the first spike, seconds.")
 
     @model_validator(mode="after")
     def _check_distance(self) -> Self:
@@ -81,7 +81,7 @@ class SpikesRateConfig(_Rate):
 
 
 class SineRateConfig(_Rate):
-    """A sine around a mean: a day at its simplest."""
+    """A sine around a mean rate: the simplest daily curve."""
 
     kind: Literal["sine"] = "sine"
     mean_requests_per_s: PerSecond
@@ -90,7 +90,7 @@ class SineRateConfig(_Rate):
     )
     period_s: float = Field(86_400.0, gt=0.0)
     peak_s: float | None = Field(
-        None, description="Time of the peak; left out: a quarter of the period, so that it starts at its mean."
+        None, description="Time of the peak, seconds; left out: a quarter of the period, so that the mean is at 0 s."
     )
 
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
@@ -100,13 +100,13 @@ class SineRateConfig(_Rate):
 
 
 class CurveRateConfig(_Rate):
-    """Straight lines through rates at equal distances, again and again: a day from its 24 hours."""
+    """Straight lines through rates at equal distances, repeated: such as a day from the rates of its 24 hours."""
 
     kind: Literal["curve"] = "curve"
     points_requests_per_s: tuple[PerSecond, ...] = Field(
         min_length=2, description="Rates at equal distances, the first at 0 s."
     )
-    period_s: float = Field(86_400.0, gt=0.0, description="Time from the first point to the first point again.")
+    period_s: float = Field(86_400.0, gt=0.0, description="Time until the first point is repeated, seconds.")
 
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
         points = (*self.points_requests_per_s, self.points_requests_per_s[0])
@@ -120,7 +120,7 @@ class _Arrivals(StrictConfig):
     ]
 
     def draws(self, duration_s: float) -> float:
-        """About how many random numbers a sample takes."""
+        """Mean number of arrivals that a sample draws before thinning."""
         return self.rate.at(np.zeros(1), duration_s)[1] * duration_s
 
     def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
@@ -128,7 +128,7 @@ class _Arrivals(StrictConfig):
         return self._thinned(duration_s, rng, np.zeros(1), np.ones(1))
 
     def _thinned(self, duration_s: float, rng: np.random.Generator, starts_s: Floats, factors: Floats) -> Floats:
-        """Arrivals at the rate times a factor, which changes at each start."""
+        """Arrivals at the rate times a factor; each of ``factors`` begins at one of ``starts_s``."""
         bound = self.rate.at(np.zeros(1), duration_s)[1] * float(factors.max())
         at_s = np.sort(rng.uniform(0.0, duration_s, rng.poisson(bound * duration_s)))
         rates = self.rate.at(at_s, duration_s)[0] * factors[np.searchsorted(starts_s, at_s, side="right") - 1]
@@ -143,14 +143,14 @@ class PoissonConfig(_Arrivals):
 
 
 class MmppStateConfig(StrictConfig):
-    """A hidden state of the load."""
+    """A hidden state of the load; its times are exponentially distributed."""
 
     rate_factor: float = Field(ge=0.0, description="Multiplies the rate while the state lasts.")
-    mean_sojourn_s: float = Field(gt=0.0, description="Mean time in the state; exponentially distributed.")
+    mean_sojourn_s: float = Field(gt=0.0, description="Mean time in the state, seconds.")
 
 
 class MmppConfig(_Arrivals):
-    """A Markov-modulated Poisson process: the rate jumps with a hidden state, which makes bursts.
+    """A Markov-modulated Poisson process: the rate changes with a hidden state, which makes bursts.
 
     After a state all others are equally likely. The first state is drawn by mean times, so the process is stationary.
     """
@@ -159,7 +159,7 @@ class MmppConfig(_Arrivals):
     states: tuple[MmppStateConfig, ...] = Field(min_length=2)
 
     def draws(self, duration_s: float) -> float:
-        """About how many random numbers a sample takes."""
+        """Mean number of arrivals that a sample draws before thinning, or of states if that is more."""
         requests = super().draws(duration_s) * max(state.rate_factor for state in self.states)
         return max(requests, duration_s * len(self.states) / sum(state.mean_sojourn_s for state in self.states))
 

@@ -1,4 +1,4 @@
-"""How long the prompts and outputs of a synthetic trace are (pure)."""
+"""The lengths of prompts and outputs in a synthetic trace (pure)."""
 
 import math
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from autoscale.traces.arrivals import Floats
 from kvtransfer.strict_config import StrictConfig
 
-# The longest length; no prompt is longer.
+# Longest length, tokens. It is beyond every model's context.
 _MOST_TOKENS = 10_000_000
-# Lengths outside the bounds are drawn again, so at least this share of the draws must be inside.
+# Least share of draws within the bounds: lengths outside them are drawn again.
 _LEAST_INSIDE_FRAC = 0.01
 
 
@@ -24,7 +24,7 @@ class ConstantLengthConfig(StrictConfig):
     tokens: int = Field(ge=1, le=_MOST_TOKENS)
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """Some lengths, tokens."""
+        """``count`` times the length, tokens."""
         return np.full(count, float(self.tokens))
 
 
@@ -43,7 +43,7 @@ class _Bounded(StrictConfig):
         return self
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """Some lengths, tokens."""
+        """``count`` random lengths, tokens."""
         values = self._draw(count, rng)
         while len(outside := np.flatnonzero((values < self.lowest_tokens) | (values > self.highest_tokens))):
             values[outside] = self._draw(len(outside), rng)
@@ -100,7 +100,7 @@ class ParetoLengthConfig(StrictConfig):
         return self
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """Some lengths, tokens, by inversion: x = L / (1 - u (1 - (L / H)^alpha))^(1 / alpha)."""
+        """``count`` random lengths, tokens, by inversion: x = L / (1 - u (1 - (L / H)^alpha))^(1 / alpha)."""
         cut = 1.0 - (self.lowest_tokens / self.highest_tokens) ** self.alpha
         lengths: Floats = self.lowest_tokens * (1.0 - rng.random(count) * cut) ** (-1.0 / self.alpha)
         return lengths

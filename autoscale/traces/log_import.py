@@ -22,30 +22,28 @@ _VLLM_HINT = (
 )
 _OPENAI_HINT = "expected JSON objects, one a line, with usage: prompt_tokens and completion_tokens"
 
-# Names of input and output tokens: of chats and completions, and of responses.
+# Names of input and output tokens: in chats and completions, and in responses.
 _USAGES = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
-# Names of times, the best first: when the request came, when it was logged, when the answer began in whole seconds.
+# Names of times, the best first: arrival of the request, time of the log entry, start of the answer in whole seconds.
 _TIMES = (
     ("startTime", "start_time", "requested_at"),
     ("timestamp", "@timestamp", "time", "ts"),
     ("created", "created_at"),
 )
-# Levels of nesting in which tokens and times are searched.
-_DEEPEST = 4
-# The OpenTelemetry name of vLLM's span of one request.
+# Number of levels of nesting in which tokens and times are searched.
+_MOST_LEVELS = 4
+# Name of vLLM's span of one request.
 _SPAN = "llm_request"
 
 # Arrival in seconds since 1970, input tokens, output tokens.
 Arrival = tuple[float, int, int]
-# Numbers and texts of lines.
-Lines = Iterator[tuple[int, str]]
-# Names that lead from a record to something nested in it.
+# Names that lead from a record to an object or a value in it.
 Place = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedTrace:
-    """A trace, the format of its files, and how many lines or requests were left out, by reason."""
+    """A trace, the format of its files, and the number of skipped lines and requests, by reason."""
 
     requests: tuple[TraceRequest, ...]
     format: str
@@ -67,9 +65,9 @@ def load_vllm(paths: Sequence[Path]) -> ImportedTrace:
 def load_openai(paths: Sequence[Path]) -> ImportedTrace:
     """Read a proxy's log of an OpenAI API: JSON objects, one a line, with a time and the tokens used.
 
-    These are LiteLLM's StandardLoggingPayload and spend logs, OpenAI's own responses, and others with both, at the top
-    or nested; the first request shows where. Times are ISO (UTC without a zone), or seconds, ms, us or ns since 1970.
-    Files are gzipped if their name ends in ``.gz``.
+    Examples are LiteLLM's StandardLoggingPayload and spend logs, and OpenAI's own responses. Time and tokens may be
+    nested; the first request decides where they are read. Times are ISO (UTC without a zone), or seconds, ms, us or ns
+    since 1970. Files are gzipped if their name ends in ``.gz``.
 
     Raises:
         ValueError: a file cannot be read, has no requests, or a wrong value; names file, line and field.
@@ -82,21 +80,21 @@ def _imported(
 ) -> ImportedTrace:
     arrivals, formats, skipped = list[Arrival](), list[str](), Counter[str]()
     for path in paths:
-        left_out = Counter[str]()
-        name, requests = read(path, left_out)
+        skipped_here = Counter[str]()
+        name, requests = read(path, skipped_here)
         if not requests:
-            rest = ", ".join(f"{count} {what}" for what, count in (+left_out).items()) or "it is empty"
+            rest = ", ".join(f"{count} {what}" for what, count in (+skipped_here).items()) or "it is empty"
             raise ValueError(f"{path}: no request with both lengths ({rest}): {hint}")
         formats.append(name)
         arrivals += requests
-        skipped += left_out
+        skipped += skipped_here
     return ImportedTrace(
         requests=_rebased(arrivals), format="; ".join(dict.fromkeys(formats)), skipped=dict(sorted(skipped.items()))
     )
 
 
 def _rebased(arrivals: list[Arrival]) -> tuple[TraceRequest, ...]:
-    """In order and from 0; if all times are whole seconds, the requests of one second are spread evenly over it."""
+    """Requests in order, with times from 0; if all times are whole seconds, requests are spread within a second."""
     arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
     if all(at_s.is_integer() for at_s, _, _ in arrivals):
         seconds = [list(same) for _, same in groupby(arrivals, key=lambda arrival: arrival[0])]
@@ -108,8 +106,8 @@ def _rebased(arrivals: list[Arrival]) -> tuple[TraceRequest, ...]:
     )
 
 
-def _load_lines(path: Path) -> Lines:
-    """The lines that are not blank, with their numbers."""
+def _load_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines that are not blank."""
     try:
         with gzip.open(path, "rt", errors="replace") if path.suffix == ".gz" else path.open(errors="replace") as file:
             yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if not line.isspace())
@@ -118,7 +116,7 @@ def _load_lines(path: Path) -> Lines:
 
 
 def _spans(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
-    """The requests of vLLM's spans; each choice of a request (n above 1) has a span of its own."""
+    """Format and requests of vLLM's spans; each choice of a request (n above 1) has its own span."""
     arrivals: dict[str, Arrival] = {}
     for number, text in _load_lines(path):
         where = f"{path}: line {number}"
@@ -138,15 +136,15 @@ def _spans(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
                     continue
                 at_s = _whole(span, "startTimeUnixNano", where) / 1e9
                 key = str(values.get("gen_ai.request.id", len(arrivals)))
-                sooner_s, _, before = arrivals.get(key, (at_s, prompt, 0))
-                arrivals[key] = (min(sooner_s, at_s), prompt, before + output)
+                earlier_s, _, other_output = arrivals.get(key, (at_s, prompt, 0))
+                arrivals[key] = (min(earlier_s, at_s), prompt, other_output + output)
         except (KeyError, TypeError, AttributeError, StopIteration) as error:
             raise ValueError(f"{where}: no spans of OpenTelemetry: {type(error).__name__} {error}") from None
     return "vLLM's spans", list(arrivals.values())
 
 
 def _proxy_log(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
-    """The requests of a proxy's log, and in which fields it has their times and tokens."""
+    """Format and requests of a proxy's log; the format names the fields with times and tokens."""
     arrivals: dict[str, Arrival] = {}
     usage: Place | None = None
     times: Place | None = None
@@ -159,9 +157,9 @@ def _proxy_log(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
         usage = usage if usage is not None else _usage_place(record)
         tokens, holder = (_at(record, usage), _at(record, usage[:-1])) if usage is not None else ({}, {})
         names = next((pair for pair in _USAGES if tokens.get(pair[0]) is not None), None)
-        why = _left_out(record) or _left_out(holder)
-        if why or names is None or usage is None:
-            skipped[why or "objects without usage"] += 1
+        reason = _skip_reason(record) or _skip_reason(holder)
+        if reason or names is None or usage is None:
+            skipped[reason or "objects without usage"] += 1
             continue
         # Embeddings have no output, for which some proxies write null.
         output = 0 if tokens.get(names[1]) is None else _whole(tokens, names[1], where, usage)
@@ -189,7 +187,7 @@ def _object(text: str) -> dict[str, Any] | None:
 def _objects(record: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     """A record and the objects nested in it, each with its place, the shallowest first."""
     level: list[tuple[Place, Mapping[str, Any]]] = [((), record)]
-    for _ in range(_DEEPEST):
+    for _ in range(_MOST_LEVELS):
         yield from level
         level = [((*at, k), v) for at, each in level for k, v in each.items() if isinstance(v, dict)]
 
@@ -199,7 +197,7 @@ def _usage_place(record: Mapping[str, Any]) -> Place | None:
 
 
 def _time_place(record: Mapping[str, Any], usage: Place, where: str) -> Place:
-    """The place of a time, around the tokens if possible: other parts of a record may be about something else."""
+    """The place of a time, if possible in an object around the tokens: others may be about something else."""
     objects = sorted(_objects(record), key=lambda each: each[0] != usage[: len(each[0])])
     named = (((*at, name), each) for names in _TIMES for at, each in objects for name in names)
     place = next((place for place, each in named if each.get(place[-1]) is not None), None)
@@ -209,14 +207,14 @@ def _time_place(record: Mapping[str, Any], usage: Place, where: str) -> Place:
 
 
 def _at(record: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    found: Any = record
+    value: Any = record
     for name in place:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
-def _left_out(record: Mapping[str, Any]) -> str | None:
-    """Why a request did not reach an engine, or failed there."""
+def _skip_reason(record: Mapping[str, Any]) -> str | None:
+    """The reason to skip a request, which failed or did not reach an engine; ``None``: it has an answer."""
     status = record.get("status", record.get("status_code"))
     if status in ("failure", "failed", "error") or (isinstance(status, int) and status >= 400):
         return "failed requests"
@@ -225,7 +223,7 @@ def _left_out(record: Mapping[str, Any]) -> str | None:
 
 def _whole(values: Mapping[str, Any], name: str, where: str, place: Place = ()) -> int:
     value = values.get(name)
-    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # OpenTelemetry writes 64-bit integers so
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # a 64-bit integer of OpenTelemetry
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{where}: {'.'.join((*place, name))} is {value!r:.80}: expected a whole number, 0 or more")
@@ -233,8 +231,8 @@ def _whole(values: Mapping[str, Any], name: str, where: str, place: Place = ()) 
 
 
 def _seconds(record: Mapping[str, Any], place: Place, where: str) -> float:
-    """The time of a record, in seconds since 1970."""
-    # Answers of one API have created, those of another created_at.
+    """The time of a record, seconds since 1970."""
+    # Answers of one API have the field created, those of another created_at.
     names = next(names for names in _TIMES if place[-1] in names)
     value = next((v for name in (place[-1], *names) if (v := _at(record, place[:-1]).get(name)) is not None), None)
     seconds = _parsed_time_s(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Synthetic traces: arrivals and lengths put together, and written to a file (pure, but for loading and saving)."""
+"""Synthetic traces: arrivals with lengths, from a description of a workload (pure, but for loading and saving)."""
 
 import csv
 import gzip
@@ -16,9 +16,9 @@ from autoscale.traces.lengths import SeparateLengthsConfig
 from autoscale.traces.trace import TraceRequest, load_trace
 from kvtransfer.strict_config import StrictConfig
 
-# The most requests of a trace: two numbers are drawn for each, together 160 MB.
+# Most requests of a trace. Two numbers are drawn for each, together 160 MB.
 _MOST_REQUESTS = 10_000_000
-# Fields with several kinds; pydantic names the kind after each of them.
+# Fields with several kinds. In pydantic's place of a fault, the kind follows each of them.
 _UNIONS = ("arrivals", "rate", "lengths", "input_tokens", "output_tokens")
 
 
@@ -27,7 +27,7 @@ def _loaded(value: Any) -> Any:
 
 
 class TraceLengthsConfig(StrictConfig):
-    """Both lengths of a request of another trace, drawn at random, without its time and prefixes."""
+    """Both lengths of random requests of another trace; their times and prefixes are not used."""
 
     kind: Literal["trace"] = "trace"
     trace: Annotated[tuple[TraceRequest, ...], SkipValidation, BeforeValidator(_loaded)] = Field(
@@ -57,7 +57,7 @@ class WorkloadConfig(StrictConfig):
 
     @classmethod
     def parse(cls, document: Any, where: object) -> Self:
-        """Check a document.
+        """The configuration in a document.
 
         Raises:
             ValueError: a value is wrong; names ``where`` and the field.
@@ -87,9 +87,9 @@ class WorkloadConfig(StrictConfig):
 
 
 def synthesize(config: WorkloadConfig, rng: np.random.Generator) -> tuple[TraceRequest, ...]:
-    """Requests in order of time, from 0 to the duration, in whole microseconds; perhaps empty.
+    """Random requests in order of time, from 0 to the duration, in whole microseconds; perhaps none.
 
-    Arrivals are drawn before lengths, so other lengths do not change the times.
+    Arrivals are drawn before lengths, so the times do not depend on the lengths.
     """
     times_s = np.round(config.arrivals.sample(config.duration_s, rng), 6)
     pairs = config.lengths.sample(len(times_s), rng)
@@ -117,7 +117,7 @@ def save_trace(path: Path, trace: Sequence[TraceRequest]) -> None:
     data = text.getvalue().encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a time in the gzip header the same trace makes the same file.
+        # The gzip header has no time, so that the same trace makes the same file.
         path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:
         raise ValueError(f"{path}: cannot be written: {error.strerror}: give another file") from None

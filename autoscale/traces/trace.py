@@ -1,4 +1,4 @@
-"""Request traces: arrival times and lengths of requests, read, scaled and cut (pure, but for loading)."""
+"""Request traces: arrival times and lengths of requests, which are read, scaled and cut (pure, but for loading)."""
 
 import csv
 import gzip
@@ -12,7 +12,7 @@ from typing import Any
 
 # The optional column of a CSV.
 _HASHES = "hash_ids"
-# Columns of a CSV, how their values are read, and what is expected of them.
+# Columns of a CSV: the function that reads a value, and the expected value in words.
 _COLUMNS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "timestamp_s": (float, "a number"),
     "input_tokens": (int, "a whole number"),
@@ -20,15 +20,15 @@ _COLUMNS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     _HASHES: (lambda text: tuple(map(int, text.split())), "whole numbers with spaces between"),
 }
 _REQUIRED = tuple(name for name in _COLUMNS if name != _HASHES)
-# A copy of a request arrives at most this long before or after it, seconds.
+# Longest time between a request and a copy of it, before or after, seconds.
 _SPREAD_S = 30.0
-# A copy has the lengths of one of this many requests before or after the original.
+# A copy has the lengths of a random request: at most this many places before or after the original.
 _NEARBY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One arrival: seconds from the start of the trace, prompt length, output length.
+    """One request; ``at_s``: its arrival, seconds from the start of the trace.
 
     ``hash_ids``: one for each block of the prompt, equal if the block and all before it are equal; empty: not known.
     ``line``: its line in the file, for messages.
@@ -126,10 +126,10 @@ def scale_trace(
     max_total_tokens: int | None = None,
     limit: int | None = None,
 ) -> tuple[TraceRequest, ...]:
-    """The first ``limit`` requests, slowed down and shortened; a shortened prompt has no ``hash_ids``.
+    """The first ``limit`` requests with other times and lengths; a prompt of another length has no ``hash_ids``.
 
-    ``time_factor`` multiplies arrival times, ``length_factor`` both lengths, which stay at least 1. A prompt is cut so
-    that prompt and output together fit into ``max_total_tokens``.
+    ``time_factor`` multiplies arrival times. ``length_factor`` multiplies both lengths, which stay at least 1. A prompt
+    is cut so that prompt and output together fit into ``max_total_tokens``.
     """
     scaled = []
     for request in list(requests)[:limit]:
@@ -138,7 +138,6 @@ def scale_trace(
         if max_total_tokens is not None:
             output = min(output, max_total_tokens - 1)
             prompt = min(prompt, max_total_tokens - output)
-        # A shortened prompt is another prompt: its shared blocks are not known.
         hash_ids = request.hash_ids if prompt == request.input_tokens else ()
         at_s = request.at_s * time_factor
         scaled.append(replace(request, at_s=at_s, input_tokens=prompt, output_tokens=output, hash_ids=hash_ids))
@@ -150,9 +149,8 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
 
     Each request becomes ``factor`` requests on average: itself, and copies at most half a minute earlier or later, each
     with the lengths of a request nearby. So the curve over minutes stays, and bursts within seconds do not grow with
-    the factor, as they would if requests were repeated. Beyond a factor of 60 copies are spread further, or one heavy
-    user would become hundreds at once. With ``hash_ids`` a copy has its original's lengths; each copy of the trace has
-    blocks of its own.
+    the factor. Above a factor of 60, copies are spread over more time: else one heavy user would become hundreds at
+    once. With ``hash_ids`` a copy has its original's lengths, and each copy of the trace has its own blocks.
 
     Raises:
         ValueError: the factor is not above 0.
@@ -161,25 +159,24 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
         raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
     last_s = requests[-1].at_s
     spread_s = max(_SPREAD_S, factor / 2)
-    ids = 1 + max((max(request.hash_ids, default=0) for request in requests), default=0)
+    block_ids = 1 + max(max(request.hash_ids, default=0) for request in requests)
     scaled: list[TraceRequest] = []
     for index, request in enumerate(requests):
-        copies = math.floor(factor) + (rng.random() < factor % 1.0)
-        for copy in range(copies):
-            if not copy:
-                scaled.append(request)
-                continue
-            like = request
+        count = math.floor(factor) + (rng.random() < factor % 1.0)
+        if count:
+            scaled.append(request)
+        for copy in range(1, count):
+            nearby = request
             if not request.hash_ids:
-                like = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
+                nearby = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
             at_s = _inside(rng.uniform(request.at_s - spread_s, request.at_s + spread_s), last_s)
-            hash_ids = tuple([block + copy * ids for block in request.hash_ids])
-            scaled.append(replace(like, at_s=at_s, hash_ids=hash_ids, line=None))
+            hash_ids = tuple([block + copy * block_ids for block in request.hash_ids])
+            scaled.append(replace(nearby, at_s=at_s, hash_ids=hash_ids, line=None))
     return tuple(sorted(scaled, key=lambda request: request.at_s))
 
 
 def _inside(at_s: float, last_s: float) -> float:
-    """A time beyond an end of the trace is mirrored at it, so that the load stays level up to the ends."""
+    """A time, mirrored at the end of the trace that it is beyond, so that the load stays level up to the ends."""
     if last_s <= 0.0:
         return 0.0
     folded = at_s % (2 * last_s)
@@ -187,5 +184,5 @@ def _inside(at_s: float, last_s: float) -> float:
 
 
 def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:
-    """A part of a trace, with times from the start of the part, seconds."""
+    """The part of a trace that begins at ``start_s``, with times from there, seconds."""
     return tuple(replace(r, at_s=r.at_s - start_s) for r in requests if start_s <= r.at_s < start_s + duration_s)

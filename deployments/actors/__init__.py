@@ -1,4 +1,4 @@
-"""Actors of an application beside its replicas: the coordinator, the health board, and the coordinator's metrics.
+"""An application's actors beside its replicas: the coordinator with its metrics, and the health board.
 
 Enter: configurations, cycles of plans, observations of callers. Leave: settings, status, admitted and ejected replicas.
 """

@@ -1,15 +1,14 @@
-"""The coordinator of an application: what the control plane must remember when Serve's controller restarts.
+"""The coordinator of an application: the state of the control plane that must survive a restart of Serve's controller.
 
-One actor per application; Serve starts, watches and ends it with the ingress deployment. It holds the configuration of
-every service with what was tuned since, the controllers' states, what is cordoned, and the admitted replicas, for which
-every router asks. It writes the decision log. It decides nothing.
+One actor per application; Serve starts, watches and ends it with the ingress deployment. It holds each service's
+configuration and its tuning, the controllers' states, the cordoned nodes, and the admitted replicas, which every router
+fetches. It writes the decision log. It decides nothing.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -42,53 +41,45 @@ from router.ray_coordinator import coordinator_key, is_alive, load_state, save_s
 
 logger = logging.getLogger("ray.serve")
 
-# Longest wait of a caller that watches, seconds; then it gets an answer even if nothing has changed.
-_WATCH_S = 5.0
-# Least time without news of the policy after which it counts as dead, seconds. Serve's controller, in which the policy
-# runs, restarts in about ten seconds.
+_WATCH_S = 5.0  # longest wait of a caller for a change, seconds
+# Time without a message from the policy after which its plans no longer hold, seconds. Serve's controller, in which the
+# policy runs, restarts in about ten seconds.
 _SILENCE_S = 60.0
-# The same in intervals between two decisions of the slowest service; the longer of the two times holds.
-_SILENCE_INTERVALS = 5
-# Size at which the decision log begins a new file; one older file stays.
-_LOG_BYTES = 64 << 20
-# Time since the last waiting request, seconds, for which a service that sleeps is still woken.
-_WAKE_S = 5.0
+_SILENCE_INTERVALS = 5  # the same in decision intervals of the slowest service; the longer of the two times holds
+_LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one older file stays
+_WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
 class _SizedService:
-    """One autoscaled service: its configuration as deployed, and as tuned since."""
+    """One autoscaled service: its deployed configuration, and the tuned one."""
 
     def __init__(self, base: AutoscaleConfig, pools: Pools, changes: Mapping[str, Any]) -> None:
         self.base, self.pools, self.changes = base, pools, changes
         self.config = tuned(base, changes, pools)
         self.why = "start"  # reason of the latest change, for the log
 
-    def settings(self) -> ServiceSettings:
-        """The settings that the policy must follow."""
-        return ServiceSettings(config=self.config, pools=self.pools, why=self.why)
-
     def status(self, last: PlanRecord | None) -> ServiceStatus:
-        """What commands and metrics show of this service; ``last``: its latest plan."""
+        """Status for commands and metrics; ``last``: the latest plan."""
         changed = differing(self.changes, self.base.model_dump(mode="json"))
         return ServiceStatus(config=self.config, tuned=changed, pools=self.pools, last=last)
 
 
 class Coordinator:
-    """The actor; other processes call its public methods. Messages are ``autoscale.decide.status``, as plain values."""
+    """The actor, whose public methods other processes call with the messages of ``autoscale.decide.status``."""
 
     def __init__(self, *, services: Sequence[Mapping[str, Any]], topology: Mapping[str, Any] | None) -> None:
         self._app = app = serve.get_deployment_actor_context().app_name
         self._topology = None if topology is None else TopologyConfig.model_validate(topology)
         self._name = ray.get_runtime_context().get_actor_name() or ""
-        self._log_path = _log_path(app)
-        # A redeployed application has another actor name: its replicas are new, and so is its configuration.
+        self._log_path = serve_logs_folder() / f"tandem_decisions_{app}.jsonl"
+        # A redeployed application has another actor name, new replicas and perhaps another configuration.
         state = stored_state(load_state(app, self._name))
         if not _is_of_this_deployment(app, state):
             state = CoordinatorState()
         self._services = {}
         for service in map(ServiceConfig.model_validate, services):
             assert service.autoscale is not None
-            name, pools = service.model.id, service.pools(self._topology)
+            name, pools = service.model.id, service.pool_limits(self._topology)
             self._services[name] = _SizedService(service.autoscale, pools, state.changes.get(name, {}))
         self._version = state.version
         self._cordoned = set(state.cordoned)
@@ -96,17 +87,17 @@ class Coordinator:
         self._synced_s = time.monotonic()
         self._routes_version = 0
         self._routes_changed = Bell()
-        self._woken_s: dict[str, float] = {}  # when a request last waited for a service that sleeps
+        self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
         self._woken = Bell()
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
     async def join(self) -> dict[str, Any]:
-        """``Settings`` for a policy that has just started, with the controllers' states of the policy before it."""
+        """``Settings`` for a policy that has just started, with the controllers' states of the previous policy."""
         return self._settings({name: record.plan.state for name, record in self._plans().items()})
 
     async def sync(self, cycle: dict[str, Any], lines: list[str]) -> dict[str, Any]:
-        """Take a ``CycleRecord`` and lines for the decision log; return ``Settings``."""
+        """Store a ``CycleRecord``, write lines to the decision log, and return ``Settings``."""
         before = self._admitted()
         self._cycle = status.CYCLE.validate_python(cycle)
         self._synced_s = time.monotonic()
@@ -119,10 +110,9 @@ class Coordinator:
         return self._settings()
 
     async def watch(self, version: int) -> tuple[int, dict[str, list[str]] | None]:
-        """The version, and the admitted replicas of each pool: at once if the caller's version is old, else later.
+        """The version, and the admitted replicas by pool; ``None``: the policy is silent, so no plan holds.
 
-        Later is after a change, or ``_WATCH_S``. ``None``: the policy is silent, and no plan names the replicas that
-        have started since.
+        Returns at once if the caller's version is old, otherwise after a change or ``_WATCH_S``.
         """
         if version == self._routes_version:
             await self._routes_changed.wait(_WATCH_S)
@@ -134,13 +124,13 @@ class Coordinator:
 
     async def wake(self, service: str) -> None:
         """Note that requests wait for a service that sleeps."""
-        is_news = service not in self._awaited()
+        is_new = service not in self._awaited()
         self._woken_s[service] = time.monotonic()
-        if is_news:
+        if is_new:
             self._woken.ring()
 
     async def awaited(self, before: list[str]) -> list[str]:
-        """The services for which requests wait: at once if they differ from ``before``, else after ``_WATCH_S``."""
+        """Services for which requests wait; if ``before`` has the same, waits for a change, at most ``_WATCH_S``."""
         if sorted(before) == self._awaited():
             await self._woken.wait(_WATCH_S)
         return self._awaited()
@@ -148,18 +138,18 @@ class Coordinator:
     async def tune(self, service: str, changes: dict[str, Any], why: str) -> str | None:
         """Change the configuration of a running service. Returns the error; ``None``: the change is accepted.
 
-        ``changes`` are nested as the configuration; empty ones restore the deployed configuration. ``why`` is for the
-        log.
+        ``changes`` are nested as the configuration; empty ones restore the deployed configuration. ``why``: reason for
+        the log.
         """
         sized = self._services[service]
-        together = merged(sized.changes, changes) if changes else {}
+        all_changes = merged(sized.changes, changes) if changes else {}
         try:
-            config = tuned(sized.base, together, sized.pools)
+            config = tuned(sized.base, all_changes, sized.pools)
         except ValidationError as error:
             return explain(error)
         except ValueError as error:
             return str(error)
-        sized.config, sized.changes, sized.why = config, together, why
+        sized.config, sized.changes, sized.why = config, all_changes, why
         self._version += 1
         self._store()
         return None
@@ -178,7 +168,7 @@ class Coordinator:
         return status.STATUS.dump_python(self._status(), mode="json")
 
     async def metrics(self) -> list[Metric]:
-        """All numbers of the status, for Prometheus."""
+        """The numbers of the status as Prometheus metrics."""
         return scaling_metrics(self._status(), time.time())
 
     def _status(self) -> Status:
@@ -212,7 +202,10 @@ class Coordinator:
     def _settings(self, states: Mapping[str, ControllerState] | None = None) -> dict[str, Any]:
         settings = Settings(
             version=self._version,
-            services={name: sized.settings() for name, sized in self._services.items()},
+            services={
+                name: ServiceSettings(config=sized.config, pools=sized.pools, why=sized.why)
+                for name, sized in self._services.items()
+            },
             topology=self._topology,
             cordoned=frozenset(self._cordoned),
             states=states or {},
@@ -235,10 +228,8 @@ class Coordinator:
             if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES:
                 self._log_path.replace(self._log_path.with_suffix(".1.jsonl"))
                 now_s, why = time.time(), "the log begins anew"
-                lines = [
-                    *(config_line(name, sized.config, now_s, why) for name, sized in self._services.items()),
-                    *lines,
-                ]
+                configs = [config_line(name, sized.config, now_s, why) for name, sized in self._services.items()]
+                lines = [*configs, *lines]
             with self._log_path.open("a") as log:
                 log.writelines(f"{line}\n" for line in lines)
         except OSError as error:
@@ -246,11 +237,7 @@ class Coordinator:
 
 
 def _is_of_this_deployment(app: str, state: CoordinatorState) -> bool:
-    """Whether a replica of the stored plans still exists. An application deployed again starts as its config says."""
+    """Whether a replica of the stored plans still exists; if none does, the application has been deployed again."""
     plans = () if state.cycle is None else state.cycle.services.values()
     running = [(str(pool), name) for plan in plans for pool, names in plan.running.items() for name in names]
     return any(is_alive(app, pool, name) for pool, name in running)
-
-
-def _log_path(app: str) -> Path:
-    return serve_logs_folder() / f"tandem_decisions_{app}.jsonl"

@@ -1,7 +1,7 @@
-"""The health board: what all callers of an application know together about replicas that fail.
+"""The health board: it counts the failures of replicas that all callers of an application observe, and ejects replicas.
 
 One actor per application; Serve starts, watches and ends it with the ingress deployment. It stores nothing: after its
-death three more failures show again what it knew, and callers send those requests elsewhere anyway.
+end three further failures eject a replica again, and callers retry these requests elsewhere anyway.
 """
 
 import asyncio
@@ -16,45 +16,45 @@ from router.ejection import Observation, OutlierConfig, Outliers
 from router.ray_actors import Bell, keep_announced
 from router.ray_health import board_key
 
-_WATCH_S = 5.0  # time after which a caller that watches is answered even though nothing has changed
-_PROBE_WATCH_S = 0.5  # the same while a replica is ejected, so that callers hear soon whether a replica may be probed
+_WATCH_S = 5.0  # longest wait of a caller for a change, seconds
+_PROBE_WATCH_S = 0.5  # the same while a replica is ejected, so that callers learn soon that it may be probed
 
 
 class HealthBoard:
-    """The actor; other processes call its public methods."""
+    """The actor, whose public methods other processes call."""
 
     def __init__(self, *, config: Mapping[str, Any]) -> None:
         self._outliers = Outliers(OutlierConfig.model_validate(config))
-        self._view: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._view: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # ejected and suspected replicas
         self._version = 0
         self._changed = Bell()
         key = board_key(serve.get_deployment_actor_context().app_name)
         name = ray.get_runtime_context().get_actor_name() or ""
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(key, name))
 
-    async def tell(self, pool: str, observations: Sequence[Observation]) -> None:
-        """Count what a caller has observed in a pool, in its order."""
+    async def observe(self, pool: str, observations: Sequence[Observation]) -> None:
+        """Count a caller's observations of a pool, oldest first."""
         now_s = time.monotonic()
-        for one in observations:
-            self._outliers.observe(one, pool, now_s)
-        self._note(now_s)
+        for observation in observations:
+            self._outliers.observe(observation, pool, now_s)
+        self._update_view(now_s)
 
     async def probe(self, replica_id: str) -> bool:
-        """Whether the caller's request is the one that tests whether an ejected replica still fails."""
+        """Whether the caller's next request tests an ejected replica; each test is granted to one caller."""
         return self._outliers.probe(replica_id, time.monotonic())
 
     async def watch(self, pool: str, version: int) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
         """The version, the ejected and the suspected replicas, and those of a pool that may be probed.
 
-        Answers at once if the caller's version is old (-1: none), else at the next change or after some seconds.
+        Returns at once if the caller's version is old (-1: it has none), otherwise after a change or some seconds.
         """
         if version == self._version:
             await self._changed.wait(_PROBE_WATCH_S if self._view[0] else _WATCH_S)
         now_s = time.monotonic()
-        self._note(now_s)
+        self._update_view(now_s)
         return self._version, *self._view, self._outliers.due(pool, now_s)
 
-    def _note(self, now_s: float) -> None:
+    def _update_view(self, now_s: float) -> None:
         view = (self._outliers.ejected(now_s), self._outliers.suspects())
         if view != self._view:
             self._view = view

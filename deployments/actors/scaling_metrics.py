@@ -8,40 +8,40 @@ from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 
-# Text and labels of each gauge.
+# Description and labels of each gauge.
 _GAUGES: dict[str, tuple[str, list[str]]] = {
     "tandem_replicas": (
-        "Replicas: wanted by the controller, target of Serve, ready, and of the ready ones serving, held until the "
-        "other role has caught up, withdrawn under observation, draining",
+        "Replicas by state: wanted by the controller; target of Serve; ready; and ready ones that are serving, held "
+        "until the other role has caught up, withdrawn under observation, or draining",
         ["group", "role", "state"],
     ),
     "tandem_replicas_missing_seconds": (
-        "How long a pool has had fewer ready replicas than Serve's target, since one last became ready",
+        "Time for which a pool has had fewer ready replicas than Serve's target, since a replica last became ready",
         ["group", "role"],
     ),
     "tandem_replicas_no_room_retry_seconds": (
-        "Time until more replicas are tried again, for a pool that found no room; 0 for the others",
+        "Time until a pool without room tries to start replicas again; 0 for other pools",
         ["group", "role"],
     ),
-    "tandem_replicas_pending": ("Replicas that have no place in any group", ["model", "role"]),
-    "tandem_pd_ratio": ("Prefill replicas per decode replica: configured, and of those that serve", ["model", "of"]),
+    "tandem_replicas_pending": ("Replicas without room in any group", ["model", "role"]),
+    "tandem_pd_ratio": ("Prefill replicas per decode replica: configured, and serving", ["model", "of"]),
     "tandem_autoscale_latency_seconds": (
-        "The quantile of TTFT (of long prompts by their own objective) and TPOT that the autoscaler acts on, and "
-        "its objective",
+        "Quantile of TTFT and of TPOT that the autoscaler acts on, and the objective; the TTFT of a long prompt is "
+        "scaled by the prompt's own objective",
         ["model", "latency", "of"],
     ),
     "tandem_autoscale_signal": (
-        "What the last decision was made from, in its own unit, and what it should be",
+        "Signal of the last decision, in the signal's own unit, and its target",
         ["model", "signal", "of"],
     ),
-    "tandem_autoscale_mode": ("1 where it holds", ["model", "mode"]),
-    "tandem_autoscale_decision_age_seconds": ("Since the last tick of the controller", ["model"]),
-    "tandem_autoscale_hooked": ("1 where the plan chooses which replica stops and where one starts", []),
+    "tandem_autoscale_mode": ("1 if the mode is on", ["model", "mode"]),
+    "tandem_autoscale_decision_age_seconds": ("Time since the last tick of the controller", ["model"]),
+    "tandem_autoscale_hooked": ("1 if Serve obeys the plan's choice of replicas that stop and of nodes", []),
 }
 
 
 def pool_counts(last: PlanRecord) -> dict[PoolKey, dict[str, int]]:
-    """For each pool its replicas by state, after a decision."""
+    """Number of replicas in each state, by pool, after a decision."""
     plan = last.plan
     admitted, withdrawn, victims = set(plan.admitted), set(plan.withdrawn), set(plan.victims)
     return {
@@ -59,18 +59,18 @@ def pool_counts(last: PlanRecord) -> dict[PoolKey, dict[str, int]]:
 
 
 def serving_counts(pools: Mapping[PoolKey, Mapping[str, int]]) -> dict[Role, int]:
-    """Replicas of each role that get requests, from ``pool_counts``."""
+    """Number of replicas of each role that get requests; ``pools``: from ``pool_counts``."""
     return {role: sum(counts["serving"] for key, counts in pools.items() if key.role is role) for role in Role}
 
 
 def missing_s(plan: Plan, pool: PoolKey, now_s: float) -> float | None:
-    """Time for which a pool has had fewer ready replicas than Serve's target; ``None``: it has them."""
+    """Time for which a pool has had fewer ready replicas than Serve's target, seconds; ``None``: it has enough."""
     since = plan.state.missing_since_s.get(pool)
     return None if since is None else max(0.0, now_s - since[0])
 
 
 def scaling_metrics(status: Status, now_s: float) -> list[Metric]:
-    """Gauges of every service that has a plan; none before the first decision."""
+    """Gauges of every service with a plan; ``now_s``: wall-clock time."""
     gauges = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _GAUGES.items()}
     planned = {name: service for name, service in status.services.items() if service.last is not None}
     for model, service in planned.items():
@@ -81,7 +81,7 @@ def scaling_metrics(status: Status, now_s: float) -> list[Metric]:
 
 
 def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple[str, list[str], float]]:
-    """For one service that has a plan: gauges, their labels and their values."""
+    """Name, labels and value of each gauge of one service, which has a plan."""
     assert service.last is not None
     plan, config = service.last.plan, service.config
     pools = pool_counts(service.last)
@@ -97,11 +97,8 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
     yield "tandem_pd_ratio", [model, "configured"], (plan.decision.ratio or config.pd_ratio).per_decode()
     if serving[Role.DECODE]:
         yield "tandem_pd_ratio", [model, "serving"], serving[Role.PREFILL] / serving[Role.DECODE]
-    latency = service.last.latency
-    for name, observed_s, objective_s in (
-        ("ttft", latency.ttft_s, config.slo.ttft_s),
-        ("tpot", latency.tpot_s, config.slo.tpot_s),
-    ):
+    latency, slo = service.last.latency, config.slo
+    for name, observed_s, objective_s in (("ttft", latency.ttft_s, slo.ttft_s), ("tpot", latency.tpot_s, slo.tpot_s)):
         yield "tandem_autoscale_latency_seconds", [model, name, "objective"], objective_s
         if observed_s is not None:
             yield "tandem_autoscale_latency_seconds", [model, name, "seen"], observed_s
@@ -109,6 +106,6 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
         yield "tandem_autoscale_signal", [model, shown.name, "seen"], shown.value
         yield "tandem_autoscale_signal", [model, shown.name, "target"], shown.target
     modes = {"paused": config.is_paused, "observing": config.is_observing, "override": config.override is not None}
-    for name, holds in modes.items():
-        yield "tandem_autoscale_mode", [model, name], float(holds)
+    for name, is_on in modes.items():
+        yield "tandem_autoscale_mode", [model, name], float(is_on)
     yield "tandem_autoscale_decision_age_seconds", [model], max(0.0, now_s - (plan.state.ticked_s or now_s))

@@ -1,9 +1,10 @@
-"""The part of vLLM's ``AsyncLLM`` that Tandem uses, over an engine model by the wall clock."""
+"""An emulated engine: the part of vLLM's ``AsyncLLM`` that Tandem uses, and its statistics."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.engines.engine_model import EngineModel
-from autoscale.engines.engine_step import ModelRequest, Step
+from autoscale.engines.engine_step import ModelRequest
 from autoscale.engines.profile import EngineProfile
 from deployments.emulated.text import block_hashes, next_tokens, text_of
 from deployments.pool_config import EmulatorConfig
@@ -20,28 +21,30 @@ from deployments.vllm_seam.engine_types import FinishReason, RequestStateStats
 from deployments.vllm_seam.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
 
 DEFAULT_OUTPUT_TOKENS = 128  # length of an answer without max_tokens
-# The engine catches up with steps that ended late, up to this time; later ones are lost. Seconds by the wall clock.
+# Largest delay of steps that the engine makes up for, seconds of real time; time beyond it is lost.
 _MOST_LATE_S = 0.25
 
 
+@dataclass(slots=True)
 class _Stream:
-    """The tokens of one request on their way to ``generate``."""
+    """The output of one request; times are monotonic, and 0.0 until then."""
 
-    __slots__ = ("begun_s", "due_s", "first_s", "fresh", "last_s", "produced", "wake")
-
-    def __init__(self) -> None:
-        self.fresh = self.produced = 0
-        self.begun_s = self.first_s = self.last_s = self.due_s = 0.0
-        self.wake = asyncio.Event()
+    produced: int = 0  # output tokens of the engine
+    fresh: int = 0  # output tokens that ``generate`` has not yielded yet
+    begun_s: float = 0.0  # start of the prefill
+    first_s: float = 0.0  # first output token
+    last_s: float = 0.0  # last output token
+    due_s: float = 0.0  # earliest time of the next chunk
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # there is a chunk to yield
 
 
 class EmulatedStats:
-    """Statistics of the engine, with the interface of ``EngineStatsLogger``."""
+    """Statistics of an emulated engine, with the interface of ``EngineStatsLogger``."""
 
     def __init__(self, model: EngineModel, time_factor: float) -> None:
         self._model = model
         self._time_factor = time_factor
-        self._last = (time.monotonic(), 0.0, 0.0)
+        self._last = (time.monotonic(), 0.0, 0.0)  # time of the last report, and the model's counters then
         self.on_step: Callable[[], None] | None = None
         self.max_running_requests = model.profile.max_running
         self.block_tokens = model.profile.block_tokens
@@ -62,7 +65,7 @@ class EmulatedStats:
         )
 
     def gpu_report(self) -> dict[str, float]:
-        """GPU utilisation and SM activity since the last call: busy share, and the share of the steps' rooflines."""
+        """GPU utilisation (share of time in steps) and SM activity (share of the rooflines) since the last call."""
         now_s, counters = time.monotonic(), self._model.counters
         last_s, busy_s, active_s = self._last
         self._last = (now_s, counters.busy_s, counters.sm_active_s)
@@ -74,7 +77,7 @@ class EmulatedStats:
 
 
 class EmulatedClient:
-    """The part of vLLM's ``AsyncLLM`` that Tandem uses, over an ``EngineModel`` by the wall clock."""
+    """The part of vLLM's ``AsyncLLM`` that Tandem uses; steps of an ``EngineModel`` take their time by the clock."""
 
     def __init__(self, profile: EngineProfile, config: EmulatorConfig, *, max_model_len: int) -> None:
         self.profile = profile
@@ -86,10 +89,10 @@ class EmulatedClient:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin_s = time.monotonic()
-        self._unread_until_s: list[float] = []
+        self._unread_until_s: list[float] = []  # engine time at which decode has pulled the KV, one for each prompt
 
     def start(self) -> None:
-        """Let the engine run."""
+        """Start the engine's loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -102,16 +105,16 @@ class EmulatedClient:
         return False
 
     def check(self) -> None:
-        """Raise what ended the loop, if it has ended."""
+        """Raise the error that ended the loop, if it has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Never full: requests without room wait."""
+        """Accept every request: without room it waits."""
 
-    async def open_front(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_Front":
-        """The output side of a request whose first tokens come from another engine."""
-        return _Front(request_id, sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS)
+    async def open_output_side(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_OutputSide":
+        """The output side of a request that another engine began (``replicas.resumption``)."""
+        return _OutputSide(request_id, sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS)
 
     def has_first(self, request_id: str) -> bool:
         """Whether a request has its first output token."""
@@ -126,10 +129,10 @@ class EmulatedClient:
         return self._model.queued_prefill_tokens
 
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
-        """Do nothing: kept KV is released by the clock."""
+        """Do nothing: KV for decode is freed after its time."""
 
     async def collective_rpc(self, method: str, **_: Any) -> list[Any]:
-        """What workers answer about GPU and KV that is not pulled. Raises NotImplementedError: another method."""
+        """The answer of the only worker. Raises NotImplementedError: neither GPU figures nor unread KV."""
         if method == METHOD_GPU:
             return [self.stats.gpu_report()]
         if method != METHOD_UNREAD_KV:
@@ -144,15 +147,13 @@ class EmulatedClient:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
         ids: Sequence[int] = prompt["prompt_token_ids"]
         transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
-        ready_s = (
-            self._now_s() + self.profile.handoff.seconds_for(len(ids)) if transfer.get("do_remote_prefill") else None
-        )
+        handoff_s = self.profile.handoff.seconds_for(len(ids))
         request = ModelRequest(
             request_id=request_id,
             input_tokens=len(ids),
             output_tokens=sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS,
             block_hashes=block_hashes(ids, self.profile.block_tokens, prompt.get("cache_salt") or ""),
-            kv_ready_s=ready_s,
+            kv_ready_s=self._now_s() + handoff_s if transfer.get("do_remote_prefill") else None,
         )
         self._model.add(request)
         stream = self._streams[request] = _Stream()
@@ -175,7 +176,7 @@ class EmulatedClient:
                 output = _output(request_id, new, "length" if is_last else None)
                 produced += fresh
                 if is_last and transfer.get("do_remote_decode"):
-                    self._unread_until_s.append(self._now_s() + self.profile.handoff.seconds_for(len(ids)))
+                    self._unread_until_s.append(self._now_s() + handoff_s)
                     output.kv_transfer_params = {"do_remote_prefill": True, "request_id": request_id}
                 output.metrics, output.num_cached_tokens = metrics, request.cached_tokens
                 yield output
@@ -184,6 +185,7 @@ class EmulatedClient:
             self._model.abort(request)
 
     def _now_s(self) -> float:
+        """Time of the engine model, which runs ``time_factor`` times as fast as the clock."""
         return (time.monotonic() - self._origin_s) * self._config.time_factor
 
     async def _run(self) -> None:
@@ -196,20 +198,16 @@ class EmulatedClient:
                 await self._wait()
                 at_s = self._now_s()
                 continue
-            self._begin(step)
+            for request, _ in step.chunks:
+                if (stream := self._streams.get(request)) is not None:
+                    stream.begun_s = stream.begun_s or time.monotonic()
             at_s += step.duration_s
             await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
             self._model.apply(step)
-            self._hand_out()
+            self._wake_streams()
 
-    def _begin(self, step: Step) -> None:
-        """Note when the engine begins to prefill a prompt."""
-        for request, _ in step.chunks:
-            if (stream := self._streams.get(request)) is not None:
-                stream.begun_s = stream.begun_s or time.monotonic()
-
-    def _hand_out(self) -> None:
-        """Hand out first and last tokens at once, the others in chunks."""
+    def _wake_streams(self) -> None:
+        """Wake streams with new tokens: for the first and the last token at once, for the others once per chunk."""
         now_s = time.monotonic()
         for request, stream in self._streams.items():
             produced = self._model.produced(request)
@@ -226,29 +224,28 @@ class EmulatedClient:
             self.stats.on_step()
 
     async def _wait(self) -> None:
+        """Wait for a new request, or until the next KV has come from prefill."""
         ready_s = self._model.next_ready_s()
         timeout_s = None if ready_s is None else max(0.0, (ready_s - self._now_s()) / self._config.time_factor)
         self._work.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._work.wait()
-        except TimeoutError:
-            pass
 
 
 @dataclass(frozen=True, slots=True)
-class _Front:
-    """The output side of a request that continues on this engine (``replicas.resumption``)."""
+class _OutputSide:
+    """The emulated ``vllm_seam.output_side.OutputSide``."""
 
     request_id: str
     max_tokens: int
 
     def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, None] | None:
-        """The reason to end after these tokens; ``None``: it goes on."""
+        """The reason to end after these tokens; ``None``: the answer continues."""
         return (FinishReason.LENGTH, None) if len(output_ids) >= self.max_tokens else None
 
     def feed(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: Any) -> RequestOutput:
-        """The output for more tokens."""
+        """The output for these tokens."""
         return _output(self.request_id, token_ids, "length" if reason else None)
 
 

@@ -1,16 +1,17 @@
-"""An engine that keeps time instead of computing, behind Ray Serve LLM's engine protocol.
+"""An engine that waits instead of computing, behind Ray Serve LLM's engine protocol.
 
-It exists for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is real, also
+It is for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is real, also
 ``PDGenerate`` and the handoff of prefill. Its times come from an ``EngineModel`` and an ``EngineProfile``.
 """
 
 import asyncio
 import json
-import logging
 import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from ray.serve.llm import LLMConfig
@@ -25,11 +26,7 @@ from deployments.pool_config import EMULATOR_KEY, EmulatorConfig
 from deployments.replicas.openai_layer import requested_max_tokens
 from deployments.serve_seam.llm_server import LLMEngine
 from deployments.vllm_seam.engine_stats import register_engine
-
-logger = logging.getLogger(__name__)
-
-_COMPACT = (",", ":")  # separators of vLLM's JSON, so that the sizes of answers are comparable
-_OBJECTS = {True: "chat.completion", False: "text_completion"}  # names of whole answers, by whether it is a chat
+from deployments.wire.messages import DONE
 
 
 class EmulatedEngine(LLMEngine):
@@ -55,14 +52,15 @@ class EmulatedEngine(LLMEngine):
         self._engine_client.start()
 
     async def check_health(self) -> None:
-        """Healthy while its loop runs."""
+        """Raise the error that ended the engine's loop, if it has ended."""
         self._engine_client.check()
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A chat completion, in OpenAI's stream format."""
         text = "\n".join(str(message.get("content") or "") for message in request.messages)
         # A chat template adds at least a role, so no prompt is empty.
-        async for chunk in self._answer(request, tokens_of(text or "user"), is_chat=True):
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        async for chunk in self._answer(request, tokens_of(text or "user"), kind):
             yield chunk
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
@@ -72,10 +70,12 @@ class EmulatedEngine(LLMEngine):
         ids = tokens_of(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
         if not all(isinstance(token, int) for token in ids):
             raise VLLMValidationError("the emulated engine takes one prompt at a time", parameter="prompt")
-        async for chunk in self._answer(request, ids, is_chat=False):
+        async for chunk in self._answer(request, ids, "text_completion"):
             yield chunk
 
-    async def _answer(self, request: Any, ids: list[int], *, is_chat: bool) -> AsyncGenerator[Any, None]:
+    async def _answer(self, request: Any, ids: list[int], kind: str) -> AsyncGenerator[Any, None]:
+        """Events of a stream, or one whole answer; ``kind``: OpenAI's ``object``."""
+        is_chat = kind != "text_completion"
         room = self._engine_client.model_config.max_model_len - len(ids)
         if room < 1:
             raise VLLMValidationError(
@@ -88,7 +88,7 @@ class EmulatedEngine(LLMEngine):
         )
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request.request_id}",
-            "object": "chat.completion.chunk" if is_chat and request.stream else _OBJECTS[is_chat],
+            "object": kind,
             "created": int(time.time()),
             "model": self._model_id,
         }
@@ -99,29 +99,32 @@ class EmulatedEngine(LLMEngine):
             produced += len(part.token_ids)
             usage = {"prompt_tokens": len(ids), "completion_tokens": produced, "total_tokens": len(ids) + produced}
             message = {"role": "assistant", "content": part.text}
+            body: dict[str, Any] = {"text": part.text}
+            if is_chat:
+                body = {"delta" if request.stream else "message": message}
+            choice = {"index": 0, **body, "finish_reason": part.finish_reason}
             if not request.stream:
-                body = {"message": message} if is_chat else {"text": part.text}
-                yield _Json(
-                    {**head, "choices": [{"index": 0, **body, "finish_reason": part.finish_reason}], "usage": usage}
-                )
+                answer = {**head, "choices": [choice], "usage": usage}
+                # The interface of the real engine's response, as far as ``openai_layer.answer_frame`` uses it.
+                yield SimpleNamespace(error=None, model_dump_json=partial(_json, answer))
                 return
-            body = {"delta": message} if is_chat else {"text": part.text}
-            ids_too = {"token_ids": list(part.token_ids)} if request.return_token_ids else {}
-            yield _event({**head, "choices": [{"index": 0, **body, **ids_too, "finish_reason": part.finish_reason}]})
+            if request.return_token_ids:
+                choice["token_ids"] = list(part.token_ids)
+            yield f"data: {_json({**head, 'choices': [choice]})}\n\n"
         if request.stream_options is not None and request.stream_options.include_usage:
-            yield _event({**head, "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
+            yield f"data: {_json({**head, 'choices': [], 'usage': usage})}\n\n"
+        yield DONE
 
     def routing_stats(self) -> dict[str, Any]:
-        """Empty: Tandem's router counts for itself."""
+        """Empty: Tandem's router has counts of its own."""
         return {}
 
     async def reset_prefix_cache(self) -> None:
-        """Forget every prefix."""
+        """Empty the prefix cache."""
         self._engine_client.forget_prefixes()
 
     async def resolve_lora(self, lora_model: Any) -> None:
-        """Do nothing: adapters change no times here."""
+        """Do nothing: an adapter changes no time of an emulated engine."""
 
     def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Not emulated."""
@@ -130,17 +133,5 @@ class EmulatedEngine(LLMEngine):
     transcriptions = embeddings
 
 
-class _Json:
-    """A whole answer with the interface of the real engine's response objects."""
-
-    error = None
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self._answer = answer
-
-    def model_dump_json(self) -> str:
-        return json.dumps(self._answer, separators=_COMPACT)
-
-
-def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, separators=_COMPACT)}\n\n"
+def _json(answer: dict[str, Any]) -> str:
+    return json.dumps(answer, separators=(",", ":"))  # as vLLM does, so that the sizes of answers are comparable

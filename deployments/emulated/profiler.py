@@ -28,6 +28,7 @@ from deployments.config import ServiceConfig
 from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.options import llm_config
 from deployments.pool_config import GroupConfig, RoleConfig
+from deployments.replicas.engine_host import core_binding
 from deployments.replicas.prefill import prefill_sampling
 from deployments.vllm_seam.worker_extension import METHOD_FLOPS, METHOD_PARAMETERS
 from kvtransfer.connector import ConnectorConfig
@@ -35,10 +36,12 @@ from kvtransfer.topology import Role
 
 _HOST = "127.0.0.1"  # both engines run on this machine
 _PREFILL_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # prompt lengths of the prefill curve
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # batches of the decode surface
-_HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)  # prompt lengths of measured transfers
-_DECODE_STEPS = 48  # steps that each point of the decode surface is averaged over
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # requests in the batches of the decode surface
+_HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)  # prompt lengths of the measured handoffs
+_DECODE_STEPS = 48  # decode steps of each measured point of the decode surface
 _REPEATS = 5  # repeats of each measurement; the median counts
+
+_RandomPrompt = Callable[[int], list[int]]  # number of tokens -> a prompt, which no prefix cache has
 
 
 def profile(
@@ -49,17 +52,20 @@ def profile(
     kv_transfer: ConnectorConfig,
     on_progress: Callable[[str], None],
 ) -> EngineProfile:
-    """Start, measure and end a prefill and a decode engine of a group. Raises ValueError: they cannot be measured."""
+    """The profile of a group's engines: starts a prefill and a decode engine, measures and ends them.
+
+    Raises ValueError: the group has no engines that can be measured.
+    """
     pools = {key.role: pool for key, pool in group.pools().items()}
     if len(pools) < len(Role):
         raise ValueError(f"group {group.name!r} has no prefill, and a profile is of both roles: give a group that has")
     if any(pool.emulator is not None for pool in pools.values()):
         raise ValueError("an emulated engine has a profile already: give a config with real engines")
-    # Both are checked before either engine starts.
-    kwargs = {
-        role: llm_config(service, role, pool, kv_transfer=kv_transfer).engine_kwargs for role, pool in pools.items()
+    # ``llm_config`` checks the arguments of both engines before either engine starts.
+    engines = {
+        role: _engine(role, service, pool, llm_config(service, role, pool, kv_transfer=kv_transfer).engine_kwargs)
+        for role, pool in pools.items()
     }
-    engines = {role: _engine(role, service, pool, kwargs[role]) for role, pool in pools.items()}
     return asyncio.run(_profile(name, service, group, engines, on_progress))
 
 
@@ -76,12 +82,16 @@ async def _profile(
         start_s = time.monotonic() - started_s
         async with engines[Role.DECODE] as decode:
             config = decode.vllm_config
-            prompts = _Prompts(config.model_config.get_vocab_size())
+            vocabulary, rng = range(config.model_config.get_vocab_size()), random.Random(1)
+
+            def random_prompt(tokens: int) -> list[int]:
+                return rng.choices(vocabulary, k=tokens)
+
             kv_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
-            curve = await _prefill_curve(prefill, prompts, on_progress)
-            surface = await _decode_surface(decode, prompts, kv_tokens, on_progress)
+            curve = await _prefill_curve(prefill, random_prompt, on_progress)
+            surface = await _decode_surface(decode, random_prompt, kv_tokens, on_progress)
             on_progress("handing KV over")
-            handoff = await _handoff(prefill, decode, prompts)
+            handoff = await _handoff(prefill, decode, random_prompt)
             parameters = sum(await decode.collective_rpc(METHOD_PARAMETERS))
             flops = sum(await decode.collective_rpc(METHOD_FLOPS))
     placement = group.decode.placement
@@ -108,14 +118,14 @@ async def _profile(
 async def _engine(
     role: Role, service: ServiceConfig, pool: RoleConfig, kwargs: dict[str, Any]
 ) -> AsyncIterator[AsyncLLMEngine]:
-    """One engine on cores and a port of its own, as in a replica."""
+    """An engine on cores and a port of its own, as in a replica; it ends with the context."""
     port = PortClaim(CLAIMS, _HOST)
     os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
     if pool.placement.accelerator_type is None:
         cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores.cores))
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    kwargs = {key: value for key, value in kwargs.items() if key in known}
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(cores.cores, pool.workers)
+    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    kwargs = {key: value for key, value in kwargs.items() if key in names}
     kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
     model = str(service.model.folder or service.model.source)
     client = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **kwargs))
@@ -127,19 +137,8 @@ async def _engine(
         gc.collect()
 
 
-class _Prompts:
-    """Random prompts, which no prefix cache has."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self._rng = random.Random(1)
-        self._vocabulary = vocabulary
-
-    def ids(self, tokens: int) -> list[int]:
-        return [self._rng.randrange(self._vocabulary) for _ in range(tokens)]
-
-
 async def _token_times(client: AsyncLLMEngine, ids: list[int], tokens: int, **extra: Any) -> list[float]:
-    """When each output token arrived, seconds since the request was sent."""
+    """Arrival of each output token, seconds since the request was sent."""
     sampling = SamplingParams(
         max_tokens=tokens,
         temperature=0.0,
@@ -155,68 +154,71 @@ async def _token_times(client: AsyncLLMEngine, ids: list[int], tokens: int, **ex
     return times
 
 
-async def _prefill_curve(client: AsyncLLMEngine, prompts: _Prompts, on_progress: Callable[[str], None]) -> PrefillCurve:
+async def _prefill_curve(
+    client: AsyncLLMEngine, random_prompt: _RandomPrompt, on_progress: Callable[[str], None]
+) -> PrefillCurve:
     longest = client.model_config.max_model_len - 1
     lengths = sorted({min(tokens, longest) for tokens in _PREFILL_TOKENS})
-    await _token_times(client, prompts.ids(lengths[-1]), 1)
+    await _token_times(client, random_prompt(lengths[-1]), 1)  # warm-up
     seconds = []
     for tokens in lengths:
         on_progress(f"prefilling {tokens} tokens")
-        times = [(await _token_times(client, prompts.ids(tokens), 1))[0] for _ in range(_REPEATS)]
+        times = [(await _token_times(client, random_prompt(tokens), 1))[0] for _ in range(_REPEATS)]
         seconds.append(statistics.median(times))
-    # Noise must not make a longer prompt faster.
+    # Due to noise a longer prompt may take less time; the curve must not fall.
     return PrefillCurve(tokens=tuple(lengths), seconds=_rounded(accumulate(seconds, max)))
 
 
 async def _decode_surface(
-    client: AsyncLLMEngine, prompts: _Prompts, kv_tokens: int, on_progress: Callable[[str], None]
+    client: AsyncLLMEngine, random_prompt: _RandomPrompt, kv_tokens: int, on_progress: Callable[[str], None]
 ) -> DecodeSurface:
     scheduler = client.vllm_config.scheduler_config
     batches = [batch for batch in _BATCHES if batch <= scheduler.max_num_seqs]
-    # The longest context with which the largest batch still fits.
+    # The longest context of which the largest batch fits into the KV memory.
     longest = min(client.model_config.max_model_len, kv_tokens // batches[-1]) - 2 * _DECODE_STEPS
-    contexts = sorted({max(16, longest // 8), max(32, longest // 2), max(64, longest * 3 // 4)})
+    # ``_step_s`` measures around a context, so its prompt is shorter by half the steps.
+    contexts = sorted({max(_DECODE_STEPS, longest // 8), max(64, longest // 2), max(80, longest * 3 // 4)})
     rows = []
     for batch in batches:
         row = []
         for context in contexts:
             on_progress(f"decoding {batch} at {context} tokens")
-            row.append(await _step_s(client, prompts, batch, context, scheduler.max_num_batched_tokens))
+            row.append(await _step_s(client, random_prompt, batch, context, scheduler.max_num_batched_tokens))
         rows.append(_rounded(row))
     return DecodeSurface(batch=tuple(batches), context_tokens=tuple(contexts), step_s=tuple(rows))
 
 
-async def _step_s(client: AsyncLLMEngine, prompts: _Prompts, batch: int, context: int, max_batch_tokens: int) -> float:
-    """Seconds of a decode step of a batch around a context, once all its requests decode."""
-    # The first request decodes while the last one is still prefilled.
+async def _step_s(
+    client: AsyncLLMEngine, random_prompt: _RandomPrompt, batch: int, context: int, max_batch_tokens: int
+) -> float:
+    """Seconds of a decode step of a whole batch around a context length, in tokens."""
+    # The first request already decodes while the last one is still prefilled.
     steps = _DECODE_STEPS + -(-batch * context // max_batch_tokens)
-    ids = [prompts.ids(context - _DECODE_STEPS // 2) for _ in range(batch)]
-    sent_s = time.perf_counter()
-    offsets = []
+    ids = [random_prompt(context - _DECODE_STEPS // 2) for _ in range(batch)]
 
-    async def one(prompt: list[int]) -> list[float]:
-        offsets.append(time.perf_counter() - sent_s)
-        offset = offsets[-1]
-        return [offset + at_s for at_s in await _token_times(client, prompt, steps)]
+    async def token_times(prompt: list[int]) -> list[float]:
+        sent_s = time.perf_counter()
+        return [sent_s + at_s for at_s in await _token_times(client, prompt, steps)]
 
-    times = await asyncio.gather(*(one(prompt) for prompt in ids))
-    begin_s, end_s = max(own[0] for own in times), min(own[-1] for own in times)
+    requests = await asyncio.gather(*map(token_times, ids))
+    # The time in which all requests decode.
+    begin_s, end_s = max(times[0] for times in requests), min(times[-1] for times in requests)
     gaps = []
-    for own in times:
-        arrivals = [(at_s, len(list(tokens))) for at_s, tokens in groupby(own) if begin_s < at_s <= end_s]
-        gaps += [(later - sooner) / tokens for (sooner, _), (later, tokens) in pairwise(arrivals)]
+    for times in requests:
+        arrivals = [(at_s, len(list(tokens))) for at_s, tokens in groupby(times) if begin_s < at_s <= end_s]
+        gaps += [(later_s - sooner_s) / tokens for (sooner_s, _), (later_s, tokens) in pairwise(arrivals)]
     return statistics.median(gaps)
 
 
-async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, prompts: _Prompts) -> Handoff:
-    """Time from prefill's answer to decode's first token, less one step; a line through several lengths."""
+async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, random_prompt: _RandomPrompt) -> Handoff:
+    """Time from prefill's answer to decode's first token, less one step: a line through several prompt lengths."""
     longest = decode.model_config.max_model_len - 8
-    lengths = [tokens for tokens in _HANDOFF_TOKENS if tokens <= longest]
+    lengths = sorted({min(tokens, longest) for tokens in _HANDOFF_TOKENS})
     points = []
     for tokens in (lengths[-1], *lengths):  # the first handshake is not counted
         times = []
         for _ in range(_REPEATS):
-            ids, params = prompts.ids(tokens), None
+            ids, params = random_prompt(tokens), None
             async for output in prefill.generate(tokens_input(ids), prefill_sampling(), uuid.uuid4().hex):
                 params = output.kv_transfer_params
             first_s, *later = await _token_times(decode, ids, 4, kv_transfer_params=params)
@@ -226,7 +228,7 @@ async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, prompts: _Pr
     counted = np.array(points[1:])
     slope, base_s = np.polyfit(counted[:, 0], counted[:, 1], 1)
     bytes_per_token = _kv_bytes_per_token(decode)
-    # If noise hides the slope, the bandwidth is that of the longest transfer without a base time: a lower bound.
+    # If noise hides the slope, the longest handoff without a base time gives a lower bound of the bandwidth.
     tokens, seconds = points[-1]
     slope = float(slope) if slope > 0 else seconds / tokens
     return Handoff(

@@ -1,4 +1,4 @@
-"""The words and tokens of an emulated engine: each token of an answer is the one after the token before it (pure)."""
+"""Words and tokens of an emulated engine: each token of an answer is the token before it plus one (pure)."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ _TOKENS = 1_000_003
 
 
 def next_tokens(last: int, count: int) -> list[int]:
-    """The next ``count`` tokens of an emulated engine after a token."""
+    """The ``count`` tokens that follow token ``last``."""
     return [(last + 1 + index) % _TOKENS for index in range(count)]
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """The words of some tokens."""
+    """The text of tokens, one word each."""
     return "".join([_WORDS[token % len(_WORDS)] for token in token_ids])
 
 
 def tokens_of(text: str) -> list[int]:
-    """The tokens of a text, one for every few characters; the same text always has the same tokens."""
+    """The tokens of a text, one for every four characters; the same text always has the same tokens."""
     pieces = (text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN))
     return [zlib.crc32(piece.encode()) for piece in pieces]
 
 
 def block_hashes(ids: Sequence[int], block_tokens: int, salt: str) -> list[int]:
-    """A hash for each full block of tokens, over the block and all before it."""
+    """A hash for each full block of tokens, over this block and all blocks before it."""
     hashes: list[int] = []
     last = zlib.crc32(salt.encode())
     for start in range(0, len(ids) - block_tokens + 1, block_tokens):

@@ -1,7 +1,7 @@
-"""API keys: a file of their hashes, which the keys of clients are compared with (pure).
+"""API keys: the endpoint compares the keys of clients with a file of hashes (pure).
 
-One key per line, its name and the SHA-256 of the key: ``team-a sha256:9f86...``; empty lines and lines that begin with
-``#`` are skipped. A plain hash is enough: a key is 256 random bits, so it cannot be guessed like a password.
+Each line has the name of a key and its SHA-256: ``team-a sha256:9f86...``. Empty lines and lines that begin with ``#``
+are skipped. A plain hash is enough: a key is 256 random bits, so it cannot be guessed like a password.
 """
 
 import hashlib
@@ -15,10 +15,9 @@ from pathlib import Path
 
 logger = logging.getLogger("ray.serve")
 
-# What every key begins with.
-_PREFIX = "tk-"
+_PREFIX = "tk-"  # of every key
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) sha256:([0-9a-f]{64})")
-_LOOK_S = 1.0  # seconds between two looks whether the file has changed
+_CHECK_S = 1.0  # seconds between two checks whether the file has changed
 
 
 def new_key() -> str:
@@ -27,7 +26,7 @@ def new_key() -> str:
 
 
 def key_line(name: str, key: str) -> str:
-    """The line of a key in a key file. Raises ValueError: the name has other characters than _LINE allows."""
+    """The line of a key in a key file. Raises ValueError: the name is too long or has other characters."""
     line = f"{name} sha256:{_hash(key)}"
     if not _LINE.fullmatch(line):
         raise ValueError(f"{name!r} is no name for a key: use 1 to 64 letters, digits, dots, dashes and underscores")
@@ -35,7 +34,7 @@ def key_line(name: str, key: str) -> str:
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """The names of keys by the hash of the key. Raises ValueError: a line is wrong; it has the number, not the text."""
+    """Names of keys by hash. Raises ValueError: a line is wrong; the error has its number, since its text is secret."""
     names: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -45,19 +44,20 @@ def parse_keys(text: str) -> dict[str, str]:
             raise ValueError(f"line {number} is not 'NAME sha256:HEX': make it with `tandem key NAME`")
         name, digest = match.groups()
         if name in names.values() or digest in names:
-            raise ValueError(f"line {number}: this name or key stands there twice: remove one")
+            raise ValueError(f"line {number}: this name or key is in the file twice: remove one")
         names[digest] = name
     return names
 
 
 class ApiKeys:
-    """The keys of a file, read again within a second of a change; while the file is wrong, the keys before hold.
+    """The keys of a file, which is read again within a second of a change.
 
-    A file that has no key any more is not wrong: then no client is let in.
+    While the file is wrong, its previous keys hold. A running endpoint accepts a file without keys, and refuses every
+    client.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, limited: Iterable[str] = ()) -> None:
-        """``limited``: keys that have limits of their own. Raises ValueError: the file cannot be used or has no key."""
+        """``limited``: names of keys with limits of their own. Raises ValueError: the file is wrong or has no key."""
         self._path = path
         self._clock = clock
         self._limited = frozenset(limited)
@@ -69,12 +69,12 @@ class ApiKeys:
             raise ValueError(f"api_keys_file {path}: it has no key: make one with `tandem key NAME`")
 
     def name_of(self, authorization: str | None) -> str | None:
-        """Name of the key that an ``Authorization`` header carries; ``None``: it carries none of the file.
+        """Name of the key in an ``Authorization`` header; ``None``: the file does not have this key.
 
-        Every key is compared, each in a time that does not depend on the position of the first difference.
+        Every key of the file is compared in constant time, so the duration tells a client nothing about a key.
         """
         now_s = self._clock()
-        if now_s - self._checked_s >= _LOOK_S:
+        if now_s - self._checked_s >= _CHECK_S:
             self._checked_s = now_s
             try:
                 self._load()
@@ -83,11 +83,9 @@ class ApiKeys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        presented, match = _hash(key.strip()), None
-        for digest, name in self._names.items():
-            if hmac.compare_digest(digest, presented):
-                match = name
-        return match
+        key_hash = _hash(key.strip())
+        names = [name for digest, name in self._names.items() if hmac.compare_digest(digest, key_hash)]
+        return names[0] if names else None
 
     def _load(self) -> None:
         try:
@@ -95,11 +93,10 @@ class ApiKeys:
             version = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
             if version == self._version:
                 return
-            text = self._path.read_text()
-            self._version = version  # so that an error is logged once
-            self._names = parse_keys(text)
-        except OSError as error:
-            # It may be about to be replaced: logged at every look.
+            content = self._path.read_bytes()
+            self._version = version  # so that an error in the content is logged once
+            self._names = parse_keys(content.decode())
+        except OSError as error:  # the version is not set, so every check reads the file again, and logs an error
             raise ValueError(f"api_keys_file {self._path}: {error.strerror}: give a file that can be read") from None
         except UnicodeDecodeError:
             raise ValueError(f"api_keys_file {self._path}: it is no text: give the file of `tandem key`") from None
@@ -109,8 +106,8 @@ class ApiKeys:
             logger.warning("api_keys_file %s has no key: every request is refused", self._path)
         for name in sorted(self._limited.difference(self._names.values())):
             logger.warning(
-                "ingress.admission.keys has limits of %r, and api_keys_file %s has no such key: write its name as it "
-                "stands there, or remove the limits",
+                "ingress.admission.keys has limits of %r, and api_keys_file %s has no such key: write the name as in "
+                "the file, or remove the limits",
                 *(name, self._path),
             )
 

@@ -1,4 +1,4 @@
-"""One client's request on its way through the endpoint, from its headers to the last event of its answer."""
+"""One client's request at the endpoint, from its headers to the last event of its answer."""
 
 import time
 import uuid
@@ -19,17 +19,17 @@ from router.admission import QueuedRequest
 from router.admission_config import Priority
 from router.routing import Routing
 
-_RETRY_S = 1.0  # seconds after which a client may repeat a request that a replica refused or lost
+_RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or lost
 
 
 def request_id(http: Request) -> str:
-    """The id of a request everywhere: Serve gives it, or the client; Serve returns it in X-Request-ID."""
+    """The id of a request in all processes: X-Request-ID, which its client or Serve has set; otherwise a new id."""
     header = http.headers.get("x-request-id", "")
     return header if is_request_id(header) else uuid.uuid4().hex
 
 
 def requested_priority(http: Request) -> Priority:
-    """The priority that a request asks for. Raises OpenAIError: 400, there is no such priority."""
+    """The priority in a request's headers. Raises OpenAIError: 400, there is no such priority."""
     header = http.headers.get("x-tandem-priority", "normal")
     if header.upper() not in Priority.__members__:
         names = ", ".join(name.lower() for name in Priority.__members__)
@@ -39,29 +39,24 @@ def requested_priority(http: Request) -> Priority:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClientRequest:
-    """One request; the body's stage sets ``raw``, ``model`` and ``place``."""
+    """One request; ``raw``, ``model`` and ``place`` are set once its body has been read."""
 
     endpoint: str  # ``chat`` or ``completions``
-    request_id: str  # under which the request is known everywhere
-    arrived_s: float  # monotonic
-    arrived_at_s: float  # by the wall clock
-    deadline_s: float  # monotonic
+    request_id: str  # the same in all processes
+    arrived_s: float  # monotonic time
+    arrived_at_s: float  # wall-clock time
+    deadline_s: float  # monotonic time
     key: str | None  # name of its API key; ``None``: the endpoint has no keys
-    priority: Priority  # that it asks for
+    priority: Priority  # priority that its client has requested
     body: Body  # the memory that its body takes
     raw: bytes = field(init=False)  # its body
     model: ServedModel = field(init=False)
     place: QueuedRequest = field(init=False)  # in the model's admission
-    sent: SentFrames = field(default_factory=SentFrames)  # what its client has of the answer
-    lost_replicas: int = 0  # number of decode replicas that it has lost
-    exclude: frozenset[str] = frozenset()  # replicas that have failed it, or were full
-    failed_groups: set[str] = field(default_factory=set)  # groups of which a replica has failed it
-    full_groups: set[str] = field(default_factory=set)  # groups of which every replica is full
-
-    @property
-    def has_lost_replica(self) -> bool:
-        """Whether a decode replica was lost while it served this request."""
-        return self.lost_replicas > 0
+    sent: SentFrames = field(default_factory=SentFrames)  # the part of the answer that its client has
+    lost_replicas: int = 0  # number of decode replicas that were lost while they served it
+    exclude: frozenset[str] = frozenset()  # ids of replicas that have failed it, or were full
+    failed_groups: set[str] = field(default_factory=set)  # names of groups in which a replica has failed it
+    full_groups: set[str] = field(default_factory=set)  # names of groups in which every replica is full
 
     def for_decode(self, routing: Routing) -> DecodeRequest:
         """The request as a decode replica gets it."""
@@ -71,7 +66,7 @@ class ClientRequest:
             request_id=self.request_id,
             arrived_at_s=self.arrived_at_s,
             sent=self.sent.sent(),
-            tells_first=self.model.gate.has_objective,
+            reports_first_token=self.model.gate.has_objective,
             routing=routing,
         )
 
@@ -82,14 +77,14 @@ def error_response(error: OpenAIError) -> Response:
 
 
 async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, None]) -> Response:
-    """The response, once its first frame has come. Raises OpenAIError: 429, it is refused; 500, there is no answer."""
+    """The response, once its first frame has come. Raises OpenAIError: 429, refused; 500, the answer has no frame."""
     try:
         first = await anext(frames)
     except StopAsyncIteration:
         raise OpenAIError(500, "the decode replica answered with nothing") from None
     if first.error is None and first.is_event:
         return StreamingResponse(_events(first, frames, request.arrived_s), media_type="text/event-stream")
-    await anext(frames, None)  # the end, which would otherwise be a cancellation
+    await anext(frames, None)  # reach the end: without it, closing the frames would cancel the call
     await frames.aclose()
     headers = {"Retry-After": f"{_RETRY_S:.0f}"} if first.status in (429, 503) else None
     if first.status == 429:
@@ -98,11 +93,11 @@ async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, 
 
 
 async def _events(first: Frame, frames: AsyncGenerator[Frame, None], arrived_s: float) -> AsyncGenerator[str, None]:
-    """The stream's events; a failure after the headers becomes an error event and an end, never silence."""
+    """The stream's events; a failure after the headers becomes an error event and the end event."""
     tokens = 0
     first_s = last_s = 0.0
+    frame: Frame | None = first
     async with aclosing(frames):
-        frame: Frame | None = first
         while frame is not None:
             if frame.outputs:
                 last_s = time.monotonic()

@@ -20,24 +20,24 @@ class IngressConfig(StrictConfig):
     node_labels: Selector = Field(default_factory=dict)
     """Ray label selector of the nodes that replicas of the endpoint run on."""
     request_timeout_s: float = Field(300.0, gt=0.0, le=86_400.0)
-    """A request that takes longer ends with an error. At most graceful_shutdown_timeout_s of every decode role: a
-    stopping replica finishes its requests in that time."""
+    """Time, seconds, after which a request ends with an error. At most graceful_shutdown_timeout_s of every decode
+    role: a stopping replica finishes its requests in that time."""
     retries: int = Field(2, ge=0, le=10)
-    """How often a request whose decode replica was lost goes to another one. A stream goes on where it was. A request
-    that crashes every engine it reaches crashes at most retries + 1."""
+    """Decode replicas that a request may lose and still be answered by another one; a stream is resumed. A request that
+    crashes its engines crashes at most retries + 1."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
-    """Size of a request body; a larger one is refused (413)."""
+    """Largest size of a request body; a larger one is refused (413)."""
     max_bodies_bytes: int = Field(512 << 20, ge=1024)
     """Memory of all request bodies at one replica of the endpoint. One API key gets at most half of it. A request
     without room is refused (429)."""
     body_timeout_s: float = Field(30.0, gt=0.0, le=86_400.0)
     """Time, seconds, for the whole request body to arrive; after that the request is refused (408)."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """Tokens of a prompt; a longer one is refused (400) before anything is computed. Left out, the model's context is
+    """Most tokens of a prompt; a longer one is refused (400) before it is computed. Left out, the model's context is
     the limit."""
     api_keys_file: Path | None = None
     """File with the hashes of API keys (`tandem key` makes them), on every node with a replica of the endpoint. It is
-    read again when it changes. Clients must send a key. Left out, they need none."""
+    read again when it changes. With this file clients must send a key; left out, they need none."""
     metrics_host: str = Field("127.0.0.1", min_length=1)
     """Address on which every node with a replica of the endpoint serves the application's metrics. It needs no key: let
     only the collector of metrics reach it."""

@@ -1,4 +1,4 @@
-"""Where requests wait or are refused at one replica of the endpoint: the rules for all models, and the gate of each."""
+"""Requests wait or are refused here, at one replica of the endpoint: an intake for all models, and a gate for each."""
 
 import asyncio
 import time
@@ -15,22 +15,21 @@ from router.admission_config import AdmissionConfig, Priority
 from router.request_limits import Refusal, RequestLimits
 
 _TICK_S = 0.05  # seconds between two searches for requests that have waited too long
-_LEAVING_RETRY_S = 5.0  # seconds after which a client may repeat a request that arrived during a drain
+_DRAIN_RETRY_S = 5.0  # Retry-After, seconds, of a request that arrives during a drain
 _DRAIN_POLL_S = 0.1  # seconds between two checks whether all requests have been answered
-# Wait after the last answer of a drain, seconds, in which its client can still read it. A smaller value may cut answers
-# off, a larger one makes every drain longer.
-_WRITTEN_S = 0.5
-# Wait for the deletion of the application after a drain, seconds; then requests are accepted again.
-_DELETION_S = 60.0
+# Seconds that the client of a drain's last answer has to read it. A smaller value may cut answers off, a larger one
+# makes every drain longer.
+_LAST_READ_S = 0.5
+_DELETION_S = 60.0  # seconds from the end of a drain until requests are accepted again if the application still exists
 
 
 class Gate:
-    """Lets requests through, makes them wait or refuses them."""
+    """The queue of one model: lets requests pass, makes them wait or refuses them."""
 
     def __init__(
         self, config: AdmissionConfig, limits: RequestLimits | None = None, *, replicas: int, prefill_replicas: int
     ) -> None:
-        """``limits``: those of all models; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+        """``limits``: of all models; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
         self.has_objective = config.ttft_s is not None
         self._admission = Admission(
             config, limits, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
@@ -58,8 +57,8 @@ class Gate:
             self._admission.leave(place, time.monotonic())
             self._let_through()
 
-    def first(self, place: QueuedRequest) -> None:
-        """Note that the request's first token has come."""
+    def note_first_token(self, place: QueuedRequest) -> None:
+        """Count a prompt: its first token has come."""
         self._admission.note_first_token(place, time.monotonic())
         self._let_through()
 
@@ -71,12 +70,12 @@ class Gate:
             self._let_through()
 
     def pause(self, place: QueuedRequest) -> None:
-        """Note that a frame waits for its reader: this time is not the engine's."""
-        if self.has_objective:  # the pace has no other use, and this is called for every frame
+        """Stop the measurement of the engine's pace: a frame waits for its reader."""
+        if self.has_objective:  # otherwise the pace has no use; this is called for every frame
             self._admission.pause(place, time.monotonic())
 
     def go_on(self, place: QueuedRequest) -> None:
-        """Note that the reader has taken the frame."""
+        """Continue the measurement: the reader has taken the frame."""
         if self.has_objective:
             self._admission.go_on(place, time.monotonic())
 
@@ -109,14 +108,14 @@ class Gate:
 
 
 def refusal_error(refusal: Refusal, priority: Priority) -> OpenAIError:
-    """The error of a refused request, which is counted."""
+    """Count a refusal, and return its error."""
     metrics.REFUSED.labels(refusal.reason, priority.name.lower()).inc()
     code = "rate_limit_exceeded" if refusal.reason == "key" else "overloaded"
     return OpenAIError(429, refusal.message, code=code, retry_after_s=refusal.retry_after_s)
 
 
 class Intake:
-    """Counts requests once their headers have arrived, and refuses some before their bodies are read."""
+    """Counts requests from the arrival of their headers, and refuses some before their bodies are read."""
 
     def __init__(self, limits: RequestLimits, keys: ApiKeys | None, gates: Collection[Gate]) -> None:
         """``gates``: the gates of all models; they count the requests whose bodies have been read."""
@@ -130,10 +129,10 @@ class Intake:
         """Raises OpenAIError: 503 during a drain."""
         if time.monotonic() < self._drains_until_s:
             message = "this endpoint is being shut down; send the request again"
-            raise OpenAIError(503, message, code="overloaded", retry_after_s=_LEAVING_RETRY_S)
+            raise OpenAIError(503, message, code="overloaded", retry_after_s=_DRAIN_RETRY_S)
 
     def key_of(self, http: Request) -> str | None:
-        """The name of a client's key; ``None``: no keys are needed. Raises OpenAIError: 401, the key is not known."""
+        """The name of a client's key; ``None``: clients need no key. Raises OpenAIError: 401, no such key."""
         if self._keys is None:
             return None
         name = self._keys.name_of(http.headers.get("authorization"))
@@ -159,21 +158,20 @@ class Intake:
             self._arriving -= 1
 
     def body_refused(self, key: str | None) -> None:
-        """Count a request whose body was refused against its key: reading the body took work."""
+        """Count a request against its key although its body was refused: reading the body took work."""
         self._limits.body_refused(key, time.monotonic())
 
     async def drain(self, timeout_s: float) -> int:
-        """Accept no new request from now on, and wait until the accepted ones have been answered.
+        """Refuse new requests, wait until the others have been answered, and return the number of unanswered ones.
 
-        Other replicas drain at the same time, for at most ``timeout_s``, and then the application is deleted. If the
-        deletion does not follow within ``_DELETION_S``, requests are accepted again. Returns the number of unanswered
-        requests.
+        Other replicas drain at the same time, for at most ``timeout_s``. Then the application is deleted. If it still
+        exists ``_DELETION_S`` later, requests are accepted again.
         """
         until_s = time.monotonic() + timeout_s
         self._drains_until_s = until_s + _DELETION_S
         while (requests := self._requests()) and time.monotonic() < until_s:
             await asyncio.sleep(_DRAIN_POLL_S)
-        await asyncio.sleep(_WRITTEN_S)
+        await asyncio.sleep(_LAST_READ_S)
         return requests
 
     def _requests(self) -> int:

@@ -1,10 +1,13 @@
-"""The OpenAI-compatible HTTP endpoint: its routes, and how a request passes through its rooms."""
+"""The OpenAI-compatible HTTP endpoint: its routes, and the stages of a request.
+
+Key and limits, body, admission, relay: each stage may refuse the request with an ``OpenAIError``.
+"""
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -41,11 +44,13 @@ from deployments.serve_seam.start_backoff import StartBackoff
 from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import Frame
 from deployments.wire.openai_errors import OpenAIError
-from router.ray_coordinator import MembershipFeed, answers
+from router.ray_coordinator import MembershipFeed, is_answering
 from router.ray_health import HealthFeed
 from router.request_limits import RequestLimits
 
-_HEALTH_KEEP_S = 1.0  # seconds after a look for health in which its result holds
+# Time, seconds, for which the result of a health check holds. Each check asks every pool, and clients need no key for
+# it: without this, clients of GET /health could keep the pools busy.
+_HEALTH_KEEP_S = 1.0
 
 app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -57,26 +62,33 @@ async def _openai_error(request: Request, error: OpenAIError) -> Response:
 
 @app.exception_handler(HTTPException)
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    what = f"{request.method} {request.url.path}: {error.detail}"
-    return error_response(OpenAIError(error.status_code, what))
+    response = error_response(OpenAIError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+    response.headers.update(error.headers or {})  # such as Allow, if the method is wrong
+    return response
 
 
-# serve.ingress pickles the app, and with it copies of the globals that its routes use, right here: what they use stands
-# above, and metrics are reached through their module, which is not copied.
+@app.exception_handler(Exception)
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again after this response, so Serve logs its traceback."""
+    return error_response(OpenAIError(500, f"the endpoint failed: {type(error).__name__}; its log has the traceback"))
+
+
+# ``serve.ingress`` pickles the app here, with copies of the globals that routes and handlers use. So all of these must
+# be defined above. Metrics are used through their module, which is not copied: a copy of a counter would be on no page.
 @serve.ingress(app)
 class Ingress:
-    """One replica of the endpoint; any number may run."""
+    """One replica of the endpoint; any number of replicas may run."""
 
     async def __init__(  # type: ignore[misc]
         self, *, services: Sequence[Service], config: IngressConfig
     ) -> None:
-        """``services``: as ``deployments.graph`` binds them; ``config``: the endpoint's own."""
+        """``services``: the models, with handles of their deployments; ``config``: of the endpoint itself."""
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
         self._created_s = int(time.time())
         self._config = config
-        with self._start.judged():
+        with self._start.failure_is_crash():
             file, limited = config.api_keys_file, config.admission.keys
             keys = None if file is None else ApiKeys(file, limited=limited)
         context = serve.get_replica_context()
@@ -84,21 +96,22 @@ class Ingress:
         is_autoscaled = any(service.config.autoscale is not None for service in services)
         self._membership = MembershipFeed(context.app_name) if is_autoscaled else None
         limits = RequestLimits(config.admission, config.replicas)
-        self._watch = CallWatch(partial(answers, context.app_name), self._is_stranded)
-        self._models = {service.config.model.id: self._model(service, limits) for service in services}
+        self._watch = CallWatch(partial(is_answering, context.app_name), self._is_stranded)
+        self._models = {service.config.model.id: self._served_model(service, limits) for service in services}
         self._intake = Intake(limits, keys, [model.gate for model in self._models.values()])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
-        self._unhealthy: OpenAIError | None = None  # by the last look
-        self._looked_s, self._looking = -math.inf, asyncio.Lock()
+        self._health_error: OpenAIError | None = None  # result of the last health check
+        self._health_checked_s = -math.inf  # monotonic time of the last health check
+        self._health_lock = asyncio.Lock()
         endpoint = serve.get_deployment_handle(context.deployment, context.app_name)
         engines = [one for service in services for one in (*service.decodes.values(), *service.prefills.values())]
         self._page = MetricsPage(endpoint, engines, context.app_name if is_autoscaled else None)
         port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._page.render)
-        running = [self._watch.run(), port.run(), *([] if self._membership is None else [self._membership.run()])]
-        self._tasks = [asyncio.create_task(one) for one in running]
+        loops = [self._watch.run(), port.run(), *([] if self._membership is None else [self._membership.run()])]
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._start.ready()
 
-    def _model(self, service: Service, limits: RequestLimits) -> ServedModel:
+    def _served_model(self, service: Service, limits: RequestLimits) -> ServedModel:
         config, groups = service.config, []
         for group in config.groups:
             handle = service.decodes[group.name]
@@ -112,29 +125,31 @@ class Ingress:
             config.admission_in(self._config.admission),
             limits,
             replicas=self._config.replicas,
-            prefill_replicas=max(1, config.prefill_replicas),
+            prefill_replicas=max(1, config.replicas_that_prefill),  # a model that may sleep is deployed with 0
         )
         return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
 
     def _is_stranded(self, pool: str) -> bool:
+        """Whether a decode pool has no replica while another pool of the same model has one."""
         return any(model.is_stranded(pool) for model in self._models.values())
 
     async def __del__(self) -> None:
-        """Serve's last call."""
+        """Called by Serve when it ends the replica."""
         self._start.leave()
 
     @app.get("/health")
     async def health(self) -> Response:
-        """200 when a decode pool of every model answers; a model that sleeps needs none."""
+        """200 if every model has a healthy decode pool, or sleeps."""
         self._intake.check_open()
         arrived_s = time.monotonic()
-        async with self._looking:  # needs no key, and each look asks every pool: one look serves many clients
-            if arrived_s - self._looked_s >= _HEALTH_KEEP_S:
-                self._unhealthy, self._looked_s = await self._look_for_health(), time.monotonic()
-        error = self._unhealthy
+        async with self._health_lock:  # one check serves all clients that wait for it
+            if arrived_s - self._health_checked_s >= _HEALTH_KEEP_S:
+                self._health_error, self._health_checked_s = await self._check_health(), time.monotonic()
+        error = self._health_error
         return Response(status_code=200) if error is None else error_response(error)
 
-    async def _look_for_health(self) -> OpenAIError | None:
+    async def _check_health(self) -> OpenAIError | None:
+        """The error of the first model that cannot be served; ``None``: all can."""
         for model in self._models.values():
             if (message := await model.check_health()) is not None:
                 return OpenAIError(503, message, retry_after_s=NO_REPLICA_RETRY_S)
@@ -142,31 +157,35 @@ class Ingress:
 
     @app.get("/metrics")
     async def metrics(self, request: Request) -> Response:
-        """The metrics page, if the configuration puts it on this port."""
+        """The application's metrics page, if the configuration puts it on this port."""
         if not self._config.metrics_on_public_port:
-            raise OpenAIError(404, "GET /metrics: they are on ingress.metrics_port, see ingress.metrics_on_public_port")
+            raise OpenAIError(
+                404,
+                "GET /metrics: this port has no metrics: ask ingress.metrics_port for them, or set "
+                "ingress.metrics_on_public_port",
+            )
         self._intake.key_of(request)
         return Response(await self._page.render(), media_type="text/plain; version=0.0.4")
 
     async def process_page(self) -> list[Any]:
-        """This replica's own metrics."""
+        """This replica's own metrics, for the application's metrics page; called by other replicas."""
         return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no new request, and wait until the others have been answered; the number of those that have not been."""
+        """Refuse new requests, and wait until the others have been answered. Returns the number of unanswered ones."""
         return await self._intake.drain(timeout_s)
 
     @app.get("/v1/models")
     async def models(self, request: Request) -> JSONResponse:
-        """The models."""
+        """All models, as OpenAI lists them."""
         self._intake.key_of(request)
-        return JSONResponse({"object": "list", "data": [self._card(model) for model in self._models.values()]})
+        return JSONResponse({"object": "list", "data": [self._model_card(model) for model in self._models.values()]})
 
     @app.get("/v1/models/{model:path}")
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One model by name."""
         self._intake.key_of(request)
-        return JSONResponse(self._card(self._model_of(model)))
+        return JSONResponse(self._model_card(self._named_model(model)))
 
     @app.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
@@ -178,7 +197,7 @@ class Ingress:
         """OpenAI completions."""
         return await self._serve("completions", request)
 
-    def _card(self, model: ServedModel) -> dict[str, Any]:
+    def _model_card(self, model: ServedModel) -> dict[str, Any]:
         return {
             "id": model.model_id,
             "object": "model",
@@ -187,7 +206,8 @@ class Ingress:
             "max_model_len": model.max_model_len,
         }
 
-    def _model_of(self, name: Any) -> ServedModel:
+    def _named_model(self, name: Any) -> ServedModel:
+        """The model of this name, as a client sent it. Raises OpenAIError: 404, there is no such model."""
         model = self._models.get(name) if isinstance(name, str) else None
         if model is None:
             names = ", ".join(map(repr, self._models))
@@ -200,10 +220,12 @@ class Ingress:
         return model
 
     async def _serve(self, endpoint: str, http: Request) -> Response:
+        """The response to a request to ``endpoint`` (``chat`` or ``completions``); counts the request by its status."""
         arrived_s, arrived_at_s = time.monotonic(), time.time()
         try:
             self._intake.check_open()
-            key = self._intake.key_of(http)  # before the body is read
+            # All that the headers can tell is checked before the body is read.
+            key = self._intake.key_of(http)
             check_content_type(http.headers.get("content-type"))
             if not any(model.can_answer() for model in self._models.values()):
                 raise no_replica()
@@ -226,44 +248,60 @@ class Ingress:
         return response
 
     async def _respond(self, request: ClientRequest, http: Request) -> Response:
+        """The response, once its first frame has come. Raises OpenAIError: the request is refused."""
         try:
             with self._intake.arriving():
                 await self._read(request, http)
                 if not request.model.can_answer():
                     raise no_replica()
                 await wait_until_awake(self._app_name, request.model, request.deadline_s)
-            return await frames_response(request, self._admitted(request))
-        except BaseException:
+            return await frames_response(request, self._admitted_frames(request))
+        except BaseException:  # also if the client has disconnected
             request.body.free()
             raise
 
     async def _read(self, request: ClientRequest, http: Request) -> None:
-        """Read the body, and check it as far as an endpoint can."""
-        try:
+        """Read the body, and set the request's ``raw``, ``model`` and ``place`` from it.
+
+        The endpoint checks only what it uses itself; vLLM checks the rest on decode. Raises OpenAIError: the body is
+        refused.
+        """
+        with self._refusals_counted(request.key):
             request.raw = await read_body(http, self._config, request.body)
             fields = json_object(request.raw, request.body.take)
             if "model" not in fields:
                 raise OpenAIError(400, "model is missing", param="model")
-            request.model = self._model_of(fields["model"])
+            request.model = self._named_model(fields["model"])
             check_types(fields)
-        except BaseException as error:  # its client may have left as well
-            if not (isinstance(error, OpenAIError) and error.status == 429):  # which is about other requests' bodies
-                self._intake.body_refused(request.key)
-            raise
         most_tokens = request.model.most_prompt_tokens
         request.place = place_of(request.endpoint, fields, request.key, request.priority, most_tokens)
 
-    async def _admitted(self, request: ClientRequest) -> AsyncGenerator[Frame, None]:
-        """The frames of a request once it is its turn. Raises OpenAIError: 429, it is refused."""
+    @contextmanager
+    def _refusals_counted(self, key: str | None) -> Iterator[None]:
+        """Count a request against its key if the body is refused, or its client leaves before the body is complete."""
+        try:
+            yield
+        except BaseException as error:
+            # With 429 the body found no room because of other requests' bodies.
+            if not (isinstance(error, OpenAIError) and error.status == 429):
+                self._intake.body_refused(key)
+            raise
+
+    async def _admitted_frames(self, request: ClientRequest) -> AsyncGenerator[Frame, None]:
+        """Wait for the request's turn, then yield its answer's frames that have text.
+
+        The gate learns from every frame how fast the engines are. Raises OpenAIError: 429, the request is refused.
+        """
         gate, place = request.model.gate, request.place
         try:
             async with aclosing(self._relay.frames(request)) as frames, gate.enter(place):
                 async for frame in frames:
                     if frame.tokens:
                         gate.output(place, frame.tokens)
-                    elif not frame.text:
-                        gate.first(place)
+                    elif not frame.text:  # such a frame reports only that the first token has come
+                        gate.note_first_token(place)
                     if frame.text:
+                        # While the client reads, the engine's pace is not measured.
                         gate.pause(place)
                         yield frame
                         gate.go_on(place)

@@ -1,6 +1,6 @@
-"""A request's JSON object, bounded and charged for its memory before it is parsed, and an estimate of its size.
+"""A request's JSON object and an estimate of its tokens; bounds and memory are checked before the body is parsed.
 
-Parsing blocks all requests. Commas and brackets inside texts do not count, so a prompt may hold any number of them.
+Parsing blocks all requests. Commas and brackets inside texts do not count, so a prompt may have any number of them.
 """
 
 import itertools
@@ -15,18 +15,17 @@ from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
 
-# With these a body of 32 MiB takes about 0.3 s to count, parse and pickle, half of it for counting, and 0.5 s at worst.
+# With these bounds a body of 32 MiB takes about 0.3 s to check, parse and pickle (0.5 s at worst); half is the check.
 # Without them eight million small lists took over a minute, integers of 4,300 digits 4.5 s, unique keys 1.5 s.
-_MAX_VALUES = 1_200_000  # a prompt of a million token ids, and more
+_MAX_VALUES = 1_200_000  # enough for a prompt of a million token ids
 _MAX_PARTS = 150_000  # texts, lists, objects and fractions; 10,000 messages with a part each have 110,000
-_MAX_DIGITS = 24  # in a row; a float has 17 that count
-_MAX_DEPTH = 100  # what is some hundreds deep cannot be sent to decode
+_MAX_DIGITS = 24  # in a row; a float has 17 significant digits
+_MAX_DEPTH = 100  # at a depth of some hundreds an object cannot be pickled for decode
 
-# Bytes of one value, text, or list or object, with its place in a container that has just grown (tracemalloc, CPython
-# 3.11).
+# Memory with the place in a container that has just grown (tracemalloc, CPython 3.11).
 _VALUE_BYTES = 48
 _TEXT_BYTES = 128
-_CONTAINER_BYTES = 200
+_CONTAINER_BYTES = 200  # list or object
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -38,12 +37,12 @@ _MEDIA = frozenset(
     | {"image_pil", "input_audio", "data"}
 )
 _BYTES_PER_TOKEN = 4
-_MESSAGE_TOKENS = 4  # a message's role, and what the template puts around it
-_MOST_ANSWERS = 10_000  # decode takes fewer
+_MESSAGE_TOKENS = 4  # a message's role and the marks that the template puts around the message
+_MOST_ANSWERS = 10_000  # bound of the estimate; decode refuses a request for more
 
 
 def check_content_type(value: str | None) -> None:
-    """Raises OpenAIError: 415, it is not JSON. A browser sends JSON to another site only if that site allows it."""
+    """Raises OpenAIError: 415, it is not JSON. Browsers send JSON to another site only if that site allows it."""
     if (value or "").partition(";")[0].strip().lower() != "application/json":
         raise OpenAIError(415, f"Content-Type is {value!r}: send the body as application/json")
 
@@ -51,24 +50,24 @@ def check_content_type(value: str | None) -> None:
 def json_object(raw: bytes, take: Callable[[int], None]) -> dict[str, Any]:
     """The JSON object of a body.
 
-    ``take`` is called before anything is parsed, with the bytes that the object takes beyond the body's own.
-    Raises OpenAIError: 400, it is no JSON object or beyond the bounds; what ``take`` raises.
+    ``take`` is called before the body is parsed, with the memory in bytes that the object takes beyond ``raw``; it may
+    raise an error. Raises OpenAIError: 400, the body is no JSON object, or exceeds a bound.
     """
     values_bytes = _check_shape(raw)
     try:
-        text = raw.decode()  # json takes half a surrogate pair in bytes
+        text = raw.decode()  # json would accept half a surrogate pair in bytes
     except UnicodeDecodeError as error:
         raise OpenAIError(400, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}") from None
-    # One wide character makes its whole text as wide, and an escape may be one.
-    escaped = 4 if _SURROGATE.search(raw) else 2 if b"\\u" in raw else 1
-    take(max(0, values_bytes + max(sys.getsizeof(text), escaped * len(text)) - len(raw)))
+    # One wide character makes every character of its text as wide, and an escape may be a wide character.
+    char_bytes = 4 if _SURROGATE.search(raw) else 2 if b"\\u" in raw else 1
+    take(max(0, values_bytes + max(sys.getsizeof(text), char_bytes * len(text)) - len(raw)))
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise OpenAIError(400, f"the body must be a JSON object, got {type(body).__name__}")
-    if escaped == 4:
+    if char_bytes == 4:
         try:
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -77,12 +76,12 @@ def json_object(raw: bytes, take: Callable[[int], None]) -> dict[str, Any]:
 
 
 def _check_shape(raw: bytes) -> int:
-    """Bytes of a body's values without the characters of texts. Raises OpenAIError: 400, it is beyond the bounds."""
+    """Memory of a body's values without the characters of texts, bytes. Raises OpenAIError: 400, it exceeds a bound."""
     pieces = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MAX_PARTS + 2)
-    texts, outside = len(pieces) // 2, b"".join(pieces[::2])
+    texts, outside = len(pieces) // 2, b"".join(pieces[::2])  # every second piece is outside of the texts
     brackets = outside.translate(None, _NO_BRACKETS)
     values, containers = outside.count(b","), len(brackets) // 2
-    # Numbers with a fraction or an exponent take far longer than others; true and false have an e too.
+    # Numbers with a fraction or an exponent take far longer to parse than others; true and false count too.
     fractions = outside.count(b".") + outside.count(b"e") + outside.count(b"E")
     if texts + containers + fractions > _MAX_PARTS:
         raise OpenAIError(400, f"the body has more than {_MAX_PARTS} texts, lists, objects and fractions: send fewer")
@@ -96,7 +95,7 @@ def _check_shape(raw: bytes) -> int:
 
 
 def check_types(body: dict[str, Any]) -> None:
-    """Raises OpenAIError: 400, vLLM would read ``stream`` or ``n`` otherwise than the endpoint counts."""
+    """Raises OpenAIError: 400, ``stream`` or ``n`` has a type that vLLM would convert and the endpoint would not."""
     for name, kind, kind_name in (("stream", bool, "true or false"), ("n", int, "a whole number")):
         value = body.get(name)
         if value is not None and type(value) is not kind:
@@ -106,9 +105,9 @@ def check_types(body: dict[str, Any]) -> None:
 def place_of(
     endpoint: str, body: dict[str, Any], key: str | None, priority: Priority, most_prompt_tokens: int | None
 ) -> QueuedRequest:
-    """The place in admission of a request to ``endpoint`` (``chat`` or ``completions``) with an API key of this name.
+    """The place in admission of a request to ``endpoint`` (``chat`` or ``completions``); ``key``: name of its API key.
 
-    Prompts count as at most ``most_prompt_tokens``: longer ones are refused later, and not computed.
+    A prompt counts as at most ``most_prompt_tokens``, since decode refuses a longer one before it is computed.
     """
     prompts = [_messages_tokens(body)] if endpoint == "chat" else _prompts_tokens(body.get("prompt"))
     most = math.inf if most_prompt_tokens is None else most_prompt_tokens
@@ -130,7 +129,7 @@ def _count(value: Any) -> int | None:
 
 
 def _prompts_tokens(prompt: Any) -> list[int]:
-    """Tokens of each prompt: the number of its ids, or by its text."""
+    """Tokens of each prompt: the number of its ids, or an estimate from its text."""
     if not isinstance(prompt, list) or not prompt:
         return [_text_tokens(prompt)]
     if isinstance(prompt[0], int):
@@ -139,20 +138,21 @@ def _prompts_tokens(prompt: Any) -> list[int]:
 
 
 def _messages_tokens(body: dict[str, Any]) -> int:
-    """Tokens of the fields that a chat template writes; other fields of a message are not in its prompt."""
+    """Tokens of the fields that a chat template writes into the prompt."""
     messages, tokens = body.get("messages"), 0
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
             content = message.get("content")
             parts = content if isinstance(content, list) else [content]
-            texts = [text for part in parts for text in (_texts(part) if isinstance(part, dict) else [part])]
             others = [message.get(name) for name in ("tool_calls", "reasoning", "reasoning_content")]
-            tokens += _MESSAGE_TOKENS + _text_tokens(texts) + _text_tokens(others)
+            tokens += _MESSAGE_TOKENS + _text_tokens([_without_media(part) for part in parts]) + _text_tokens(others)
     return tokens + _text_tokens([body.get(name) for name in ("tools", "documents", "chat_template_kwargs")])
 
 
-def _texts(part: dict[str, Any]) -> list[Any]:
-    """Texts of one part of a message, whatever its type: it may be ``text``, ``refusal``, ``thinking`` and others."""
+def _without_media(part: Any) -> Any:
+    """The texts of one part of a message; a part may have ``text``, ``refusal``, ``thinking`` and other texts."""
+    if not isinstance(part, dict):
+        return part
     return [value for name, value in part.items() if name != "type" and name not in _MEDIA]
 
 
@@ -160,12 +160,11 @@ def _text_tokens(value: Any) -> int:
     """Tokens of all texts in a value, including names of fields."""
     size_bytes, values = 0, [value]
     while values:
-        one = values.pop()
-        if isinstance(one, str):
-            size_bytes += len(one) if one.isascii() else len(one.encode(errors="replace"))
-        elif isinstance(one, list):
-            values.extend(one)
-        elif isinstance(one, dict):
-            values.extend(one)
-            values.extend(one.values())
+        value = values.pop()
+        if isinstance(value, str):
+            size_bytes += len(value) if value.isascii() else len(value.encode(errors="replace"))
+        elif isinstance(value, list):
+            values.extend(value)
+        elif isinstance(value, dict):
+            values.extend((*value, *value.values()))
     return size_bytes // _BYTES_PER_TOKEN

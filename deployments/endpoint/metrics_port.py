@@ -1,4 +1,4 @@
-"""The application's metrics page, on a port that one endpoint replica of a node serves, and another after its end."""
+"""The application's metrics page, and its port: one endpoint replica of a node serves it, and after its end another."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from router.ray_coordinator import find_coordinator
 
 logger = logging.getLogger("ray.serve")
 
-_TIMEOUT_S = 5.0  # seconds that all processes together have; half of what Prometheus waits
-# aiohttp logs every malformed request, in its client's words. This logger is outside of the logging tree: code that
+_TIMEOUT_S = 5.0  # seconds that all processes together have; half of the time that Prometheus waits
+# aiohttp logs every malformed request with its client's text. This logger is outside of the logging tree: code that
 # configures the tree anew, as vLLM does, would switch it on again.
 _silent = logging.Logger(f"{__name__}.http", level=logging.CRITICAL + 1)
-_LOOK_S = 2.0  # seconds between two attempts to have the port
+_RETRY_S = 2.0  # seconds between two attempts to serve the port
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class MetricsPage:
         pools = await asyncio.gather(
             answers_in_time(self.endpoint, "process_page", _TIMEOUT_S),
             *(answers_in_time(handle, "metrics", _TIMEOUT_S) for handle in self.engines),
-            self._coordinator(),
+            self._coordinator_metrics(),
         )
         return await asyncio.to_thread(metrics.render, [page for pool in pools for page in pool])
 
-    async def _coordinator(self) -> list[Any]:
+    async def _coordinator_metrics(self) -> list[Any]:
         if self.coordinated_app is None:
             return []
         try:
@@ -61,7 +61,7 @@ class MetricsPort:
     def __init__(
         self, host: str, port: int, app_name: str, page: Callable[[], Awaitable[bytes]], *, claims: Path = CLAIMS
     ) -> None:
-        """``claims``: folder of the locks by which an application's replicas on a node know each other."""
+        """``claims``: folder with the lock of the node's replica that serves the port."""
         self._host = host
         self._port = port
         self._page = page
@@ -69,7 +69,7 @@ class MetricsPort:
         self._lock: IO[str] | None = None
 
     async def run(self) -> None:
-        """Listen as soon as no other replica does, until cancelled."""
+        """Listen as soon as no other replica does. Runs until it is cancelled."""
         is_logged = False
         while True:
             try:
@@ -82,9 +82,9 @@ class MetricsPort:
                     logger.warning(
                         "no metrics on %s:%d: %s; end what holds it, or choose another ingress.metrics_host or "
                         "ingress.metrics_port; looking again every %g s",
-                        *(self._host, self._port, error, _LOOK_S),
+                        *(self._host, self._port, error, _RETRY_S),
                     )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_RETRY_S)
         try:
             await asyncio.Event().wait()
         finally:
@@ -93,14 +93,14 @@ class MetricsPort:
                 self._lock.close()
 
     async def _listen(self) -> web.AppRunner | None:
-        """The server; ``None``: another replica of the application has the port. Raises OSError: it cannot be had."""
+        """The server; ``None``: another replica of the application serves the port. Raises OSError: it is not free."""
         if self._lock is None:
             own_folder(self._lock_file.parent)
             self._lock = try_lock(self._lock_file)
         if self._lock is None:
             return None
         app = web.Application()
-        app.router.add_get("/metrics", self._answer)
+        app.router.add_get("/metrics", self._respond)
         runner = web.AppRunner(app, access_log=None, logger=_silent)
         await runner.setup()
         try:
@@ -110,7 +110,7 @@ class MetricsPort:
             raise
         return runner
 
-    async def _answer(self, _: web.Request) -> web.Response:
+    async def _respond(self, _: web.Request) -> web.Response:
         try:
             page = await self._page()
         except Exception:

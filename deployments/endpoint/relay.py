@@ -1,4 +1,4 @@
-"""The relay of a request over decode replicas: attempts, retries, continued streams, and full replicas."""
+"""The relay of a request over decode replicas: attempts, retries, resumed streams, and full replicas."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ from router.stream_pace import StreamPace
 
 logger = logging.getLogger(__name__)
 
-# Share of a request's time limit that a replica must have had to count as failed if a stream got no frame from it. A
-# smaller share would count replicas that the request reached late, a larger one would miss some that stand still.
+# Share of a request's time limit after which a replica that has sent no frame of a stream counts as failed. A smaller
+# share would count replicas that the request reached late, a larger one would miss some that hang.
 _SILENT_FRAC = 0.5
-# Seconds that a request which has lost a replica waits until it tries a full pool again. A smaller value asks full
-# replicas more often, a larger one makes the request wait longer than it must.
+# Seconds between two attempts at full replicas, of a request that has lost a replica. A smaller value loads full
+# replicas with more attempts, a larger one makes the request wait longer than it must.
 _FULL_RETRY_S = 0.5
 _LOST_FRAME = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
 _TOO_LARGE_FRAME = failure(
@@ -37,7 +37,7 @@ _TOO_LARGE_FRAME = failure(
 
 
 async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) -> AsyncGenerator[Frame, None]:
-    """The frames of one decode replica's answer; the last one is a failure if the answer is incomplete."""
+    """The frames of one decode replica's answer; if the answer is incomplete, the last frame is a failure."""
     pace, is_health_reported, is_waiting = StreamPace(), False, False
     slow_tpot_s, load, prompt_tokens = request.model.slow_tpot_s, group.load, request.place.tokens
     started_s = time.monotonic()
@@ -53,82 +53,81 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
                 is_waiting, now_s = False, time.monotonic()
                 pace_s = pace.frame(sum(map(len, frame.outputs)), now_s - call.since_s, now_s)
                 if pace_s is not None:
-                    call.health.paced(pace_s, slow_tpot_s)
+                    call.health.report_pace(pace_s, slow_tpot_s)
                 if prompt_tokens:  # this is the first frame
                     load.prompt_tokens -= prompt_tokens
                     prompt_tokens = 0
                 if frame.error is not None and not is_health_reported:
-                    # Before the frame leaves: after a failure the relay may not ask for another one.
+                    # Now, since after a failure the relay may take no further frame.
                     is_health_reported = _report_health(call, frame)
                 yield frame
             if call.has_ended and not is_health_reported:
-                call.health.answered()
+                call.health.report_answer()
         except CallError as error:
             yield _failure_frame(request, call, error, started_s)
         finally:
             now_s = time.monotonic()
             pace_s = pace.ended(now_s - call.since_s if is_waiting else 0.0, now_s)
             if pace_s is not None:
-                call.health.paced(pace_s, slow_tpot_s)
+                call.health.report_pace(pace_s, slow_tpot_s)
             load.requests -= 1
             load.prompt_tokens -= prompt_tokens
 
 
 def _report_health(call: Call[Frame], frame: Frame) -> bool:
-    """Report the replica's health from its own error frame. Returns whether it was reported. A full replica is healthy.
+    """Report a replica's health from its error frame; a full replica is healthy.
 
-    An error in the request itself says nothing about the replica's health.
+    Returns ``False`` if the error is in the request, which shows nothing about the replica.
     """
     if frame.error in FAILED:
-        call.health.failed()
+        call.health.report_failure()
     elif frame.error == FULL:
-        call.health.answered()
+        call.health.report_answer()
     else:
         return False
     return True
 
 
 def _failure_frame(request: ClientRequest, call: Call[Frame], error: CallError, started_s: float) -> Frame:
-    """The frame of an attempt whose call has failed; reports a replica that gave a stream no frame in time."""
+    """The last frame of an attempt whose call has failed; reports a replica that has sent no frame of a stream."""
     if error.failure is CallFailure.FULL:
         return full(f"every decode replica is full: {error}")
     if error.failure is CallFailure.TOO_LARGE:
-        return _TOO_LARGE_FRAME  # the same answer from another replica would be as large
+        return _TOO_LARGE_FRAME  # the answer of another replica would be as large
     if error.failure is CallFailure.LATE:
-        # A healthy replica may need longer than the limit for an answer in one piece, or for a request that came late.
+        # A healthy replica may be too slow for an answer in one piece, or for a request that reached it late.
         time_limit_s = request.deadline_s - request.arrived_s
         had_time = time.monotonic() - started_s > _SILENT_FRAC * time_limit_s
         if request.place.is_stream and not call.has_begun and had_time:
-            call.health.failed()
+            call.health.report_failure()
         message = f"the request took longer than {time_limit_s:g} s (ingress.request_timeout_s)"
         return failure(408, message, "timeout")
     cause = error.__cause__
     if cause is not None:
-        # Errors of a lost connection (Serve passes gRPC's on as they are); any other is logged with its traceback.
-        is_known = isinstance(cause, (RayError, RayServeException, AioRpcError))
+        # These are errors of a lost connection (Serve does not wrap gRPC's); any other is logged with its traceback.
+        is_usual = isinstance(cause, (RayError, RayServeException, AioRpcError))
         logger.warning(
-            "request %s lost its decode replica: %s", request.request_id, error, exc_info=None if is_known else cause
+            "request %s lost its decode replica: %s", request.request_id, error, exc_info=None if is_usual else cause
         )
     return _LOST_FRAME
 
 
 class Relay:
-    """Answers each request from as many decode replicas as it takes."""
+    """Answers each request from one decode replica, or from further ones if replicas are lost or full."""
 
     def __init__(self, retries: int) -> None:
-        """``retries``: decode replicas that one request may lose and still be answered."""
+        """``retries``: number of decode replicas that a request may lose and still be answered."""
         self._retries = retries
         self._rng = random.Random()
 
     async def frames(self, request: ClientRequest) -> AsyncGenerator[Frame, None]:
         """The frames of the answer; if a replica is lost, another one continues the stream."""
-        failed: Frame | None = None
-        has_moved = False  # whether the request has changed replica and has got no frame since
-        while request.lost_replicas <= self._retries:
+        has_moved = False  # whether the request has lost a replica, and no frame has come since
+        while True:
             group = request.model.choose(request.failed_groups | request.full_groups, self._rng)
             avoid, probe = await group.caller.health.guide()
             routing = Routing(exclude=request.exclude, avoid=avoid, probe=probe)
-            is_resumed, failed = not request.sent.is_empty, None
+            is_resumed, failed = request.sent.frames > 0, None
             async with aclosing(attempt(request, group, routing)) as frames:
                 async for frame in frames:
                     if frame.error is not None:
@@ -144,29 +143,27 @@ class Relay:
             if failed is None:
                 return
             has_moved = await _prepare_retry(request, group, failed.error == FULL, routing.choice) or has_moved
-        if failed is not None:
-            yield failed
+            if request.lost_replicas > self._retries:
+                yield failed
+                return
 
 
 def _may_retry(request: ClientRequest, group: DecodeGroup, error: str, choice: Choice) -> bool:
     """Whether another attempt may answer after this failure.
 
-    All requests of a lost replica move to the other replicas at once, so they may wait for room there. A request that
-    has lost no replica does not wait: it tries the replicas that have not refused it yet.
+    All requests of a lost replica move to other replicas at once, so they may wait for room there. Any other request
+    does not wait: it tries each replica once.
     """
-    if error in LOST:
-        return True
-    return error == FULL and (request.has_lost_replica or _has_others(request, group, choice))
+    return error in LOST or (error == FULL and (request.lost_replicas > 0 or _has_others(request, group, choice)))
 
 
 async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bool, choice: Choice) -> bool:
     """Prepare the next attempt: exclude a replica or a group, or wait for room.
 
-    ``is_full``: the replica has refused the request; otherwise it was lost. Returns whether the attempt counts as a
-    lost replica.
+    ``is_full``: the replica had no room; otherwise it was lost. Returns whether the attempt counts as a lost replica.
     """
     exclude = request.exclude if choice.replica_id is None else request.exclude | {choice.replica_id}
-    if is_full and not request.has_lost_replica:  # another replica may have room
+    if is_full and not request.lost_replicas:  # another replica may have room
         if choice.replica_id is None or not known_pools.has_others(group.pool, exclude):
             request.full_groups.add(group.name)
         request.exclude = exclude
@@ -174,7 +171,7 @@ async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bo
     if is_full and time.monotonic() + _FULL_RETRY_S < request.deadline_s:
         await asyncio.sleep(_FULL_RETRY_S)
         return False
-    # Also a full replica shortly before the deadline: it counts as lost, so that the attempts come to an end.
+    # Shortly before the deadline a full replica counts as lost too, so that the number of attempts is bounded.
     request.lost_replicas += 1
     request.failed_groups.add(group.name)
     request.exclude = exclude
@@ -182,13 +179,13 @@ async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bo
 
 
 def _has_others(request: ClientRequest, group: DecodeGroup, choice: Choice) -> bool:
-    """Whether there is a replica that has not refused or failed the request."""
+    """Whether there may be a replica that has not refused or failed the request."""
     if choice.replica_id in request.exclude:  # the router chose an excluded replica, so there was no other
         return False
     excluded = {*request.exclude, choice.replica_id}
     others = [one.pool for one in request.model.serving() if one is not group and one.name not in request.full_groups]
-    # This process learns a pool's replicas with its first request to it; until then one of them may have room.
+    # This process learns a pool's replicas with its first request to the pool; until then one of them may have room.
     if any(known_pools.has_others(pool, excluded) or not known_pools.is_known(pool) for pool in others):
         return True
-    # Without a choice Serve itself has found every replica of this group full.
+    # Without a choice Serve's queue was full, so no replica of this group has room.
     return choice.replica_id is not None and known_pools.has_others(group.pool, excluded)

@@ -1,4 +1,4 @@
-"""What replicas of one machine share: cores and ports, claims on them, and the real-time class of what keeps time.
+"""Resources that the replicas of one machine share: cores, ports, claims on them, and the real-time scheduling class.
 
-Enter: a folder for claims, counts, addresses. Leave: claims that end with the process that holds them.
+Enter: a folder for claims, counts, addresses. Leave: claims, which end with their process.
 """

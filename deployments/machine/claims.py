@@ -1,7 +1,8 @@
-"""Cores and ports of one machine: claims by locks that end with their process, free ports, and real-time threads."""
+"""Cores and ports of one machine: claims, which are locks and end with their process; free ports; real-time threads."""
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import random
@@ -15,28 +16,28 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-# Shared by every cluster of one user on a machine, whatever its TMPDIR.
+# Shared by all clusters of one user on a machine, whatever their TMPDIR.
 CLAIMS = Path(f"/tmp/tandem-claims-{os.getuid()}")  # noqa: S108
-_SLOTS_PER_CORE = 64  # engines that may share one core
-# Serve compacts replica ranks while the ports stay bound, and two applications on a node use the same bases, so a
-# port derived from a rank can be taken; vLLM then hangs instead of failing (its listener dies before it reports).
+_SLOTS_PER_CORE = 64  # most engines that may share one core
+# Ports for NIXL's side channels. They are claimed and not derived from the replica's rank: Serve reuses ranks while
+# ports are still bound, and a second application has the same ranks. With a bound port vLLM hangs instead of failing.
 FIRST_PORT = 20000
 _LAST_PORT = 27999
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
-# Ports below those of outgoing connections (32768 and up), which could take a port before its server is up, and apart
-# from those of Ray's workers (10002..19999) and Serve's direct ingress (30000..31000).
+# Ports for servers. Outgoing connections have other ports (32768 and up), so they take none before its server starts.
+# Ray's workers (10002..19999) and Serve's direct ingress (30000..31000) have other ports too.
 _FREE_PORTS = range(28000, 30000)
 
 
 def own_folder(folder: Path) -> Path:
-    """Make the folder of claims, open to this user alone. Raises PermissionError: it is another user's, or a link."""
+    """Make the folder of claims, for this user alone. Raises PermissionError: it is another user's, or a link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a link"
         raise PermissionError(
             f"{folder} is {kind} of user {status.st_uid}, and this is user {os.getuid()}: have it removed; "
-            "claims are kept in a folder of one's own"
+            "claims need a folder of this user"
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         folder.chmod(0o700)
@@ -55,35 +56,31 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 class CoreClaim:
-    """Cores held by this process until it ends: an exclusive lock on one slot file per core, so no death leaks one."""
+    """Cores claimed by this process until it ends, each by an exclusive lock on one of the core's slot files."""
 
     def __init__(self, folder: Path, *, count: int, from_end: bool) -> None:
-        """Claim ``count`` of this process's allowed cores, or all of them if there are fewer.
+        """Claim the ``count`` least claimed of this process's allowed cores, or all cores if there are fewer.
 
-        ``folder`` is shared by all replicas of a cluster. ``from_end``: among equally claimed cores, prefer high core
-        numbers (decode) to low ones (prefill).
+        All replicas of a machine share ``folder``. ``from_end``: among equally claimed cores take those with the
+        highest numbers (decode), otherwise those with the lowest (prefill).
         """
         own_folder(folder)
-        self._slots: list[IO[str]] = []
         cores = sorted(os.sched_getaffinity(0), reverse=from_end)
-        count = min(count, len(cores))
-        chosen: list[int] = []
-        for slot in range(_SLOTS_PER_CORE):
-            for core in cores:
-                if len(chosen) == count:
-                    break
-                lock = None if core in chosen else try_lock(folder / f"core-{core}.{slot}")
-                if lock is not None:
-                    self._slots.append(lock)
-                    chosen.append(core)
-        self.cores = sorted(chosen)
+        self._locks: dict[int, IO[str]] = {}  # by core
+        for slot, core in itertools.product(range(_SLOTS_PER_CORE), cores):
+            if len(self._locks) == min(count, len(cores)):
+                break
+            lock = None if core in self._locks else try_lock(folder / f"core-{core}.{slot}")
+            if lock is not None:
+                self._locks[core] = lock
+        self.cores = sorted(self._locks)
 
 
 def run_at_once(pid: int, *, is_on: bool = True) -> None:
-    """Let all threads of a process, and what they start, run before others (SCHED_RR), or as usual again.
+    """Give all threads of a process, and those that they start, the real-time class SCHED_RR, or the usual class again.
 
-    For what keeps time on a machine that is busy: threads of the usual class waited for up to ten seconds while eight
-    replicas imported on two cores, whatever their niceness, and one of this class never did (DECISIONS 42).
+    For processes that keep time on a busy machine. While eight replicas imported on two cores, threads of the usual
+    class waited for up to ten seconds, whatever their niceness; a real-time thread never waited (DECISIONS 42).
 
     Raises PermissionError: this user may not.
     """
@@ -94,7 +91,7 @@ def run_at_once(pid: int, *, is_on: bool = True) -> None:
 
 
 class PortClaim:
-    """A NIXL side-channel port held by this process until it ends: a lock, as the engine binds it seconds later."""
+    """A NIXL side-channel port claimed by this process until it ends, by a lock: the engine binds it seconds later."""
 
     def __init__(self, folder: Path, host: str) -> None:
         """Claim a port that no other engine claims and ``host`` can bind. Raises OSError: there is none."""
@@ -113,7 +110,7 @@ class PortClaim:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that no program holds now on any address, for servers that start soon. Raises OSError: fewer are free."""
+    """Ports that are free on every address, for servers that start soon. Raises OSError: fewer are free."""
     ports: list[int] = []
     for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
@@ -125,14 +122,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether an engine can bind a port; the log names its holder. Raises OSError: ``host`` is not this machine's."""
+    """Whether an engine can bind a port; if not, the log names its process. Raises OSError: ``host`` is elsewhere."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(f"no NIXL side channel on {host}: {error.strerror}; is it this node's?") from None
-            # The engine takes the next one, so this is no error; but it may be an engine that was left behind.
+            # A warning and no error, since the engine takes the next port; the process may be an engine without owner.
             holder = listener(host, port)
             logger.warning("NIXL port %d is held by %s: taking the next; end it if it is a leftover", port, holder)
             return False
@@ -140,9 +137,9 @@ def is_free(host: str, port: int) -> bool:
 
 
 def listener(host: str, port: int) -> str | None:
-    """The process that listens on a port, in words, first the one on ``host``; ``None``: none is visible."""
+    """Id and command of the process that listens on a port, if possible on ``host``; ``None``: none is visible."""
     listeners = [
-        (connection.laddr.ip, connection.pid)
+        (connection.laddr.ip not in (host, *EVERY_ADDRESS), connection.pid)
         for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
         and connection.laddr
@@ -151,7 +148,7 @@ def listener(host: str, port: int) -> str | None:
     ]
     if not listeners:
         return None
-    _, pid = min(listeners, key=lambda one: one[0] not in (host, *EVERY_ADDRESS))
+    _, pid = min(listeners)
     try:
         command = " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:

@@ -1,5 +1,5 @@
-"""Prefill and decode replicas: what a request meets between the endpoint and vLLM's engine.
+"""Prefill and decode replicas: the path of a request between the endpoint and vLLM's engine.
 
-A ``DecodeRequest`` enters at decode, which streams frames back. A prompt goes on to prefill as a ``PrefillRequest``,
-and a ``PrefillResult`` with the place of its KV comes back. The room imports nothing of endpoint.
+Enters: a ``DecodeRequest`` at decode, which streams frames back. Decode sends a prompt to prefill as a
+``PrefillRequest`` and gets a ``PrefillResult``, which names its KV. The room imports nothing of endpoint.
 """

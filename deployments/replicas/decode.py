@@ -1,4 +1,4 @@
-"""The decode replica: owns the request and streams its frames; ``pd_generate`` decides where its prompt is computed."""
+"""The decode replica: serves a request and streams its frames; ``pd_generate`` decides where its prompt is computed."""
 
 import asyncio
 import json
@@ -32,12 +32,12 @@ from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import DecodeRequest, Frame, SentAgain
 from router import known_pools
 from router.config import RouterConfig
-from router.ray_coordinator import answers
+from router.ray_coordinator import is_answering
 from router.ray_health import HealthFeed
 
 
 class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
-    """Ray Serve LLM's decode server, with prefill/decode moved below the OpenAI layer (``pd_generate``)."""
+    """Ray Serve LLM's decode server, with prefill and decode split below the OpenAI layer (``pd_generate``)."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -52,8 +52,8 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         pull_timeout_s: float,
     ) -> None:
         await self._prepare_host(llm_config, cores_per_worker)
-        with self._start.judged(), named_cause():
-            if prefill_server is None:  # of an aggregated group
+        with self._start.failure_is_crash(), named_cause():
+            if prefill_server is None:  # an aggregated group
                 await LLMServer.__init__(self, llm_config)
             else:
                 await super().__init__(llm_config, prefill_server=prefill_server)
@@ -80,14 +80,14 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         app_name = serve.get_replica_context().app_name
         health = HealthFeed(app_name, prefill_server.deployment_name, router.outlier)
         health.start()
-        # Where prefill has no replica at all, decode computes the prompt.
-        watch = CallWatch(partial(answers, app_name), lambda pool: not known_pools.has_replicas(pool))
+        # If prefill has no replica at all, decode computes the prompt.
+        watch = CallWatch(partial(is_answering, app_name), lambda pool: not known_pools.has_replicas(pool))
         self._watching = asyncio.create_task(watch.run())
         return PoolCaller(prefill_server, "prefill", health=health, watch=watch, is_whole=lambda answer: True)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve passes on to the joint policy."""
-        gpus = await self.gpu_report()  # first: it may take seconds, and the other figures are of one moment
+        """This replica's signals, which Serve passes on to the joint policy."""
+        gpus = await self.gpu_report()  # first, as it may take seconds: the other figures are of one moment
         report = ReplicaReport(
             **asdict(engine_stats().load),
             **gpus,
@@ -98,13 +98,13 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         return report.values(self._requests)
 
     async def respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
-        """Frames of one OpenAI request, less those that its client has; the first one's status is the response's."""
+        """The frames of one OpenAI request that its client does not have; the first frame has the response's status."""
         body: dict[str, Any] = json.loads(request.body.decode())
         fields = tuple(body)
         again = None if request.sent is None else SentAgain(request.sent)
         try:
             parsed = parse_request(request.endpoint, body, request.request_id)
-            del body  # it would be held as long as the answer takes, beside what was made of it
+            del body  # else it would use memory until the answer ends, beside the parsed request
             trace = RequestTrace(
                 max_tokens=requested_max_tokens(parsed),
                 beam_search=bool(parsed.use_beam_search),
@@ -114,13 +114,13 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             CURRENT_TRACE.set(trace)
             handler = self.engine.chat if request.endpoint == "chat" else self.engine.completions
             answer = handler(parsed, None)
-            if request.tells_first and not parsed.stream:
+            if request.reports_first_token and not parsed.stream:
                 answer = _with_first(answer, trace.has_first)
             async with aclosing(answer) as chunks:
                 async for chunk in chunks:
                     frame = Frame("") if chunk is None else answer_frame(chunk, trace, fields)
                     if again is not None and frame.text and frame.error is None:
-                        text = again.passes(frame.text)
+                        text = again.new_text(frame.text)
                         if text is None:
                             continue
                         frame = frame._replace(text=text)
@@ -134,7 +134,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
 
 
 async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Event) -> AsyncGenerator[Any, None]:
-    """The chunks of an answer in one piece, and ``None`` before them once its first token has come."""
+    """The chunks of an answer in one piece; before them ``None``, once the first token has come."""
     async with aclosing(chunks):
         tasks = (asyncio.ensure_future(anext(chunks, None)), asyncio.ensure_future(has_first.wait()))
         try:
@@ -153,16 +153,16 @@ async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Even
 
 
 async def _warm_up(client: Any) -> None:
-    """Sample alone and in a batch, so that no user waits for what vLLM compiles on first use.
+    """Sample alone and in a batch, so that no request waits for code that vLLM compiles at its first use.
 
-    On CPU that is its sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request that is not
+    On CPU that is the sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request that is not
     greedy.
     """
     for n in (1, 2):
         sampling = SamplingParams(
             n=n, temperature=1.0, logprobs=1, max_tokens=2, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        # An engine whose limits are below these compiles at its first request.
+        # An engine whose limits exclude such a request compiles at its first request instead.
         with suppress(VLLMClientError, GracefulHTTPError):
             async for _ in client.generate(tokens_input([0]), sampling, f"warm-up-{n}"):
                 pass

@@ -1,4 +1,4 @@
-"""What both servers do around their engine: claim a port and cores, end with the engine, and give metrics."""
+"""What prefill and decode replicas do around their engine: claim a port and cores, watch it, and give metrics."""
 
 import asyncio
 import logging
@@ -30,35 +30,35 @@ from kvtransfer.topology import Role
 
 logger = logging.getLogger(__name__)
 
-# Bytes of the log's end that are searched.
-_TAIL_BYTES = 1 << 17
+_TAIL_BYTES = 1 << 17  # length of the log's end that is searched for the error of an engine
 _RAISED = re.compile(r"^\((?:EngineCore|Worker)[^)]*\) ((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
-_POLL_S = 0.1  # seconds between two checks
-_ASK_S = 1.0  # seconds between two questions to the engine
-_STALL_S = 1.0  # a check that is this late, seconds, means that this process stood still
-_LAST_WORDS_S = 0.3  # seconds for sending the errors of requests in flight before the process ends
-ANSWER_S = 5.0  # seconds that an engine has for an answer: one that has just died never answers
+_POLL_S = 0.1  # seconds between two checks whether the engine has died
+_PING_S = 1.0  # seconds between two pings of the engine
+_STALL_S = 1.0  # time between two checks, seconds, above which this process itself stood still
+_LAST_ERRORS_S = 0.3  # time for sending the errors of requests in flight before the process ends, seconds
+ANSWER_S = 5.0  # time for an engine's answer, seconds: an engine that has just died never answers
 
 
 @contextmanager
 def named_cause() -> Iterator[None]:
-    """Around an engine's start. Raises RuntimeError: it did not start, with the cause, which only its log has."""
+    """Context of an engine's start. Raises RuntimeError: it did not start, with the cause from its log."""
     try:
         yield
     except RuntimeError:
-        cause = raised_in_engine(_own_log())
+        cause = engine_error(_own_log())
         if cause is None:
             raise
         raise RuntimeError(f"the engine did not start: {cause}") from None
 
 
-def raised_in_engine(log: str) -> str | None:
-    """The last exception that an engine process ended with, by the lines that vLLM prefixes with its name."""
-    raised: list[str] = _RAISED.findall(log)
-    return raised[-1] if raised else None
+def engine_error(log: str) -> str | None:
+    """The last exception of an engine process in a log; vLLM prefixes such lines with the name of the process."""
+    errors = _RAISED.findall(log)
+    return errors[-1] if errors else None
 
 
 def _own_log() -> str:
+    """The end of this process's log; empty if its standard error is no file."""
     log = Path("/proc/self/fd/2").resolve()
     if not log.is_file():
         return ""
@@ -68,46 +68,43 @@ def _own_log() -> str:
 
 
 async def watch_engine(client: Any, silence_s: float) -> None:
-    """Return when an engine has died, or has answered nothing for ``silence_s``; it answers between two steps.
+    """Return once an engine has died, or has not answered for ``silence_s``; it answers between two steps.
 
-    A replica with a dead engine fails within milliseconds, so it looks the least loaded of all and draws every request.
-    One whose engine hangs passes Serve's health checks for ever.
+    A replica with a dead engine fails within milliseconds, so it seems the least loaded and attracts every request. A
+    replica whose engine hangs passes Serve's health checks for ever.
     """
     answer: asyncio.Task[Any] | None = None
-    answered_s = asked_s = polled_s = time.monotonic()
+    answered_s = pinged_s = polled_s = time.monotonic()
     while True:
         await asyncio.sleep(_POLL_S)
         now_s = time.monotonic()
         if now_s - polled_s > _STALL_S:
-            asked_s = now_s  # this process stood still, and an answer may wait to be read
+            pinged_s = now_s  # this process stood still, and an answer may wait to be read
         polled_s = now_s
         if client.errored:
             logger.error("the engine has died: this replica ends")
             return
-        if answer is None and now_s - asked_s >= _ASK_S:
-            asked_s, answer = now_s, asyncio.create_task(client.is_paused())
+        if answer is None and now_s - pinged_s >= _PING_S:
+            pinged_s, answer = now_s, asyncio.create_task(client.is_paused())
         if answer is not None and answer.done():
-            answer.exception()  # an engine that dies raises an error, which asyncio reports unless it is read
+            answer.exception()  # read, since asyncio reports an error that no code has read
             answered_s, answer = now_s, None
-        if answer is not None and now_s - max(answered_s, asked_s) > silence_s:
-            logger.error("the engine has said nothing for %g s: this replica ends", silence_s)
+        if answer is not None and now_s - max(answered_s, pinged_s) > silence_s:
+            logger.error("the engine has not answered for %g s: this replica ends", silence_s)
             return
 
 
 async def _end_with_engine(client: Any, silence_s: float) -> None:
     await watch_engine(client, silence_s)
-    await asyncio.sleep(_LAST_WORDS_S)
+    await asyncio.sleep(_LAST_ERRORS_S)
     os._exit(1)
 
 
 class EngineHost:
-    """Mixed into both servers, before Ray's own server class.
-
-    Ray's NIXL backend derives the side-channel port from the replica's rank unless the variable is set; each replica
-    is a process of its own, so setting it here is safe.
-    """
+    """Mixed into the prefill and the decode server before Ray's own server class."""
 
     async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
+        """Claim what the engine needs on this machine, before it starts."""
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
@@ -119,41 +116,44 @@ class EngineHost:
         self.pool = PoolKey.parse(context.deployment)
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
         self.replica_id = context.replica_id.unique_id
-        decode = self.pool.role is Role.DECODE
         host = ray.util.get_node_ip_address()
         self._port_claim = PortClaim(CLAIMS, host)
+        # Else Ray's NIXL backend derives the port from the replica's rank. Each replica is a process of its own.
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._port_claim.port)
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             workers = llm_config.get_engine_config().num_devices
-            self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=decode)
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _spec(self._core_claim.cores, workers)
+            from_end = self.pool.role is Role.DECODE
+            self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=from_end)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(self._core_claim.cores, workers)
 
     def _watch_host(self, silence_s: float) -> None:
-        """Watch the engine once it is up: this process ends with it."""
+        """Watch an engine that has started: this process ends with it."""
         restore_replica_log()
         self._start.ready()
         self._watch = asyncio.create_task(_end_with_engine(engine_client(self), silence_s))
 
     async def __del__(self) -> None:
-        """Serve's last call: now the engine may end."""
+        """Called by Serve when it ends the replica."""
         if (watch := getattr(self, "_watch", None)) is not None:
             watch.cancel()
         if (start := getattr(self, "_start", None)) is not None:
             start.leave()
         await super().__del__()  # type: ignore[misc]
 
+    async def worker_answers(self, method: str) -> list[Any]:
+        """The answers of the engine's workers to a method; empty: the engine has died, or is in a long step."""
+        with suppress(Exception):
+            async with asyncio.timeout(ANSWER_S):
+                return await engine_client(self).collective_rpc(method)
+        return []
+
     async def gpu_report(self) -> dict[str, Any]:
         """Utilisation and SM activity since the last call, means over the engine's workers; empty on CPU."""
-        if not self._has_gpus:
-            return {}
-        with suppress(Exception):  # the engine has died, or its step is long: no figures this time
-            async with asyncio.timeout(ANSWER_S):
-                return _means(await engine_client(self).collective_rpc(METHOD_GPU))
-        return {}
+        return _means(await self.worker_answers(METHOD_GPU)) if self._has_gpus else {}
 
     async def metrics(self) -> list[Metric]:
-        """This process's Prometheus metrics, vLLM's included, labelled with pool and replica."""
+        """This process's Prometheus metrics, including vLLM's, labelled with pool and replica."""
         return process_metrics(role=str(self.pool.role), group=self.pool.group, replica=self.replica_id)
 
 
@@ -162,13 +162,13 @@ def _means(reports: list[dict[str, float]]) -> dict[str, float]:
     return {name: fmean(report[name] for report in reports) for name in names}
 
 
-def _spec(cores: list[int], workers: int) -> str:
-    """vLLM's binding string: one comma list of cores per worker, joined by '|'."""
+def core_binding(cores: list[int], workers: int) -> str:
+    """vLLM's ``VLLM_CPU_OMP_THREADS_BIND``: the cores of each worker, joined by commas, and '|' between workers."""
     share = max(1, len(cores) // workers)
     parts = [cores[(i * share) % len(cores) :][:share] for i in range(workers)]
     return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def lease_s(llm_config: LLMConfig) -> float:
-    """How long prefill keeps KV that decode does not ask for, seconds."""
+    """Seconds for which prefill keeps KV that decode does not ask for."""
     return float(llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"])

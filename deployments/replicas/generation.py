@@ -1,4 +1,4 @@
-"""A request and its prompts on their way through the decode engine."""
+"""State of a request and of its prompts while a decode replica serves them."""
 
 import asyncio
 from contextvars import ContextVar
@@ -7,33 +7,36 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
-from deployments.wire.messages import PrefillResult, Sent
+from deployments.replicas.pull_watch import Pull
+from deployments.wire.messages import Sent
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One request, between the frames of ``DecodeServer.respond`` and ``PDGenerate`` below vLLM's OpenAI layer."""
+    """One request, shared by ``DecodeServer.respond`` and, below vLLM's OpenAI layer, ``PDGenerate``."""
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # output limit that the client set
     beam_search: bool = False
-    arrived_s: float | None = None  # at the endpoint, by this process's monotonic clock
-    generations: int = 0  # calls of ``PDGenerate``: several prompts, or the steps of a beam search
-    sent: Sent | None = None  # by the replica that began the stream
-    outputs: list[tuple[int, ...]] = field(default_factory=list)  # of a request with one stream of tokens
+    arrived_s: float | None = None  # arrival at the endpoint, by this process's monotonic clock
+    generations: int = 0  # calls of ``PDGenerate``: one for each prompt, or for each step of a beam search
+    sent: Sent | None = None  # part of the stream that the client has from a replica that was lost
+    outputs: list[tuple[int, ...]] = field(default_factory=list)  # token ids by output; empty with several streams
     tokens: int = 0  # output tokens of all streams
-    has_first: asyncio.Event = field(default_factory=asyncio.Event)  # the first token has come, from prefill or here
-    error: Exception | None = None
+    has_first: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # set at the first token, prefill's or this engine's
+    error: Exception | None = None  # error that ended the last stream
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
-        """The output ids of each output since the last call, and the number of output tokens."""
+        """Token ids by output, and the number of output tokens, both since the last call."""
         drained = tuple(self.outputs), self.tokens
         self.outputs.clear()
         self.tokens = 0
         return drained
 
 
-# Registry: the request that a task serves. vLLM's OpenAI layer stands between `respond` and `PDGenerate`, and passes on
-# nothing of ours.
+# Registry: the request that a task serves. vLLM's OpenAI layer lies between `respond` and `PDGenerate`, and passes on
+# none of Tandem's values.
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("tandem_request_trace", default=None)
 
 
@@ -42,19 +45,18 @@ class Generation:
     """One prompt on its way through the decode engine."""
 
     prompt: Any
-    ids: list[int] | None  # of a prompt of one sequence of tokens
+    ids: list[int] | None  # the prompt's token ids; ``None``: the prompt is not one sequence of tokens
     sampling: SamplingParams
     request_id: str
     _: KW_ONLY
     trace: RequestTrace
-    is_step: bool  # of a beam search, after its first
+    is_step: bool  # whether it is a later step of a beam search
     kwargs: dict[str, Any]  # vLLM's other arguments of ``generate``
-    cached_tokens: int = 0  # as far as is known here
-    local_tokens: int = 0  # that this engine has to compute and has not yet
-    handoff: PrefillResult | None = None
-    handoff_began_s: float = 0.0  # monotonic time of prefill's answer
-    has_first: bool = False  # the decode engine has given its first output
-    output_ids: list[int] = field(default_factory=list)  # of an answer that is one stream of tokens
+    cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, by this replica's index
+    local_tokens: int = 0  # prompt tokens that this engine has yet to compute
+    pull: Pull | None = None  # of the KV that prefill has computed
+    has_first: bool = False  # whether the decode engine has yielded its first output
+    output_ids: list[int] = field(default_factory=list)  # token ids of the answer; empty with several streams
 
     @property
     def is_one_stream(self) -> bool:
@@ -63,7 +65,7 @@ class Generation:
 
     @property
     def salt(self) -> str:
-        """What separates the prefix cache of this prompt from others."""
+        """The client's ``cache_salt``: prompts with different salts share no prefix cache."""
         return self.prompt.get("cache_salt") or "" if isinstance(self.prompt, dict) else ""
 
     @property
@@ -73,10 +75,10 @@ class Generation:
 
     @property
     def is_transferable(self) -> bool:
-        """Whether the KV of this prompt, computed elsewhere, is all that decode needs.
+        """Whether decode can do with KV of this prompt from prefill.
 
-        Not for several sequences from one prompt (they would share one handoff), prompt logprobs (only a local
-        forward pass yields them), other than plain token prompts, and adapters (prefill has none loaded).
+        It cannot for several sequences (they would share one handoff), prompt logprobs (only a local forward pass
+        yields them), prompts that are not plain tokens, and adapters (prefill has none loaded).
         """
         return (
             not self.trace.beam_search

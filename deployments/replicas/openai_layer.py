@@ -1,4 +1,4 @@
-"""What enters and leaves vLLM's OpenAI layer: bodies become its requests, its answers and errors become frames."""
+"""Conversion around vLLM's OpenAI layer: bodies become its requests, and its answers and errors become frames."""
 
 import logging
 from collections.abc import Collection
@@ -21,8 +21,8 @@ _MODELS: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
     "completions": CompletionRequest,
 }
 
-# Official fields that would change the answer and that no engine here implements, with the value that changes nothing
-# and the reason. They are refused unless they are absent, null, or have that value.
+# OpenAI's fields that would change the answer and that no engine here implements: field -> (harmless value, reason).
+# They are refused unless they are absent, null, or have the harmless value.
 _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
     "chat": {
         "audio": (None, "audio output is not supported"),
@@ -34,24 +34,25 @@ _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
     "completions": {"suffix": (None, "text after the completion is not supported"), "best_of": (1, "use n")},
 }
 
-# Items of a field at most: each takes time in which a decode replica does nothing else. vLLM itself bounds stop and
+# Most items of a field: each takes time in which a decode replica does nothing else. vLLM itself bounds stop and
 # bad_words.
 _MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
-_MOST_PARTS = 10_000  # content parts of all messages
-# Prompts times n at most: each is a request of its own to the engine. vLLM takes as many prompts, and more answers.
+_MOST_PARTS = 10_000  # most content parts of all messages
+# Most answers, prompts times n: each is a request of its own to the engine. vLLM limits prompts alike, but not answers.
 _MOST_ANSWERS = 1024
-# Beam search divides by the sequence's length to this power: with a larger one long contexts leave a float's range.
+# Largest length penalty. Beam search divides by the sequence's length to this power: with a larger one, the result for
+# a long context is beyond a float's range.
 _MOST_LENGTH_PENALTY = 32.0
 
-# Fields that no client may set: with them it could read the KV of other requests, end the engine with values that it
-# cannot parse, or go first in an engine with `scheduling_policy: priority`, whatever its key's `highest_priority`.
+# Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
+# engine cannot parse, or go first in an engine with `scheduling_policy: priority`, beyond its key's `highest_priority`.
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority")
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
-    """Validate a body. Raises OpenAIError: 400, naming the field; VLLMClientError: fields contradict each other."""
+    """vLLM's request for a body. Raises OpenAIError: 400, with the field; VLLMClientError: fields contradict."""
     fields = _without_internal(body)
-    if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies these to the same place
+    if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies its items to the same place as the fields
         fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
     for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
         value = fields.pop(name, None)
@@ -61,16 +62,15 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
     _check_max_tokens(fields)
     _check_counts(endpoint, fields)
     model = _MODELS[endpoint]
-    ignored = [key for key in fields if key not in model.model_fields]
-    if ignored:
-        logger.debug("request %s: ignored fields %s", request_id, ignored)
+    if ignored := fields.keys() - model.model_fields:
+        logger.debug("request %s: ignored fields %s", request_id, sorted(ignored))
         for name in ignored:  # vLLM would keep them until the request has ended
             del fields[name]
     try:
         request = model.model_validate({**fields, "request_id": request_id})
     except ValidationError as error:
         raise _from_pydantic(error) from None
-    # vLLM's own checks index and iterate what the client sent before its types are checked.
+    # vLLM's own checks index and iterate the client's values before pydantic has checked their types.
     except (TypeError, AttributeError, LookupError) as error:
         raise OpenAIError(400, f"the body cannot be read: {error}") from None
     _check_beams(request)
@@ -78,10 +78,10 @@ def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatC
 
 
 def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """The output limit that the client asked for, tokens."""
+    """The output limit that the client set, tokens."""
     fields = vars(request)  # read as an attribute, chat's max_tokens warns that it is deprecated
-    newer: int | None = fields.get("max_completion_tokens")
-    return newer if newer is not None else fields["max_tokens"]
+    limit = fields.get("max_completion_tokens")
+    return fields["max_tokens"] if limit is None else limit
 
 
 def _refused(field: str, why: str) -> OpenAIError:
@@ -128,7 +128,7 @@ def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
 
 def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
     penalty = request.length_penalty
-    if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # nor is NaN
+    if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # also refuses NaN
         raise _refused("length_penalty", f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}")
     has_echo = isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
     if request.use_beam_search and has_echo:
@@ -138,10 +138,8 @@ def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
 def _from_pydantic(error: ValidationError) -> OpenAIError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
-    # A union's branches add their type names to the location; the client knows only its own field.
-    param = path[0] if path else None
-    cause = first.get("ctx", {}).get("error")
-    param = getattr(cause, "parameter", None) or param
+    # pydantic adds type names to the location; the client knows only the field.
+    param = getattr(first.get("ctx", {}).get("error"), "parameter", None) or (path[0] if path else None)
     message = str(first["msg"]).removeprefix("Value error, ")
     value = first.get("input")
     shown = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
@@ -149,13 +147,13 @@ def _from_pydantic(error: ValidationError) -> OpenAIError:
 
 
 def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Frame:
-    """The frame of an event, a whole response, or an error response; ``fields``: names that the client sent."""
+    """The frame of an event, a whole response, or an error response; ``fields``: names of the fields in the body."""
     if isinstance(chunk, str):
         refusal = error_event(chunk)
         if refusal is None:
             return Frame(chunk, *trace.drain())
-        known = None if trace.error is None else _replica_failure(trace.error)
-        return known or _refusal_frame(refusal, fields)
+        frame = None if trace.error is None else _replica_failure(trace.error)
+        return frame or _refusal_frame(refusal, fields)
     error = getattr(chunk, "error", None)
     if error is not None:
         refusal = EngineRefusal(status=int(error.code or 500), message=error.message, parameter=error.param)
@@ -164,9 +162,9 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
 
 
 def failure_frame(error: Exception, request_id: str, fields: Collection[str]) -> Frame:
-    """The frame of an error that ended a request; logs one that has no other explanation."""
-    if (known := _replica_failure(error)) is not None:
-        return known
+    """The frame of an error that ended a request; logs an unexpected error."""
+    if (frame := _replica_failure(error)) is not None:
+        return frame
     if isinstance(error, OpenAIError):
         return Frame(error.body(), status=error.status, error="invalid_request")
     if isinstance(error, (VLLMClientError, ValueError)):  # such as a grammar that does not compile
@@ -177,13 +175,13 @@ def failure_frame(error: Exception, request_id: str, fields: Collection[str]) ->
 
 
 def _replica_failure(error: Exception) -> Frame | None:
-    """The frame of an error that is not the request's fault."""
+    """The frame of an error that is not the request's fault; ``None``: it may be."""
     if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
         return full(error.message)
     if isinstance(error, EngineDeadError):
         return failure(503, "the decode engine has died; the request may be sent again", "engine_dead")
     if isinstance(error, NotResumableError):
-        message = f"the decode replica was lost, and no other can go on with this stream: {error}"
+        message = f"the decode replica was lost, and no other replica can continue this stream: {error}"
         return failure(503, message, "not_resumable")
     return None
 

@@ -1,4 +1,4 @@
-"""Prefill/decode below the OpenAI layer: what happens between a rendered prompt and the decode engine."""
+"""Where a rendered prompt is computed, between vLLM's OpenAI layer and the decode engine."""
 
 import logging
 import time
@@ -27,12 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class PDGenerate:
-    """Stands in for ``AsyncLLM.generate`` on a decode replica.
+    """Replaces ``AsyncLLM.generate`` on a decode replica.
 
-    vLLM's OpenAI layer above it has validated, rendered and tokenised the request once. The token ids go to prefill as
-    they are, so every endpoint of vLLM takes the same path. REMOTE: a prefill replica computes the prompt and the
-    decode engine pulls its KV. LOCAL: the decode engine computes the prompt. That is also the path of a group without
-    prefill, and of a prompt that prefill has failed.
+    vLLM's OpenAI layer above it has validated, rendered and tokenised the request once. Prefill gets the same token
+    ids, so every endpoint of vLLM takes this path. REMOTE: a prefill replica computes the prompt, and the decode engine
+    pulls its KV. LOCAL: the decode engine computes the prompt, also in a group without prefill or if prefill fails.
     """
 
     def __init__(
@@ -45,13 +44,13 @@ class PDGenerate:
         length: LengthConfig,
         max_prompt_tokens: int | None = None,
     ) -> None:
-        """The path of all prompts of one decode replica.
+        """Set up before ``client.generate`` is replaced.
 
         Args:
-            client: the engine's ``AsyncLLM``; its ``generate`` at this moment is the engine's own.
+            client: the engine's ``AsyncLLM``, or an emulated one.
             remote: the prefill pool of the group, if it has one.
-            stats: what the engine reports after each step.
-            requests: where this replica's requests are counted.
+            stats: the engine's load after its last step.
+            requests: counts this replica's requests.
             length: which prompts go to prefill.
             max_prompt_tokens: longest prompt that this endpoint takes; ``None``: the model's context is the limit.
         """
@@ -60,23 +59,23 @@ class PDGenerate:
         self._remote = remote
         self._stats = stats
         self._first_tokens = FirstTokens(client)
-        stats.on_step = self._first_tokens.look
+        stats.on_step = self._first_tokens.update
         self._requests = requests
         self._length = length
         self._max_model_len = client.model_config.max_model_len
         self._max_prompt_tokens = max_prompt_tokens
         self._index = PrefixIndex(block_tokens=stats.block_tokens, max_blocks=stats.prefix_cache_blocks)
-        self.local_prefill_tokens = 0  # prompt tokens that this engine has to compute and has not yet
-        self.handoffs = 0  # since the start
-        self.handoff_s = 0.0  # total duration of all handoffs, from prefill's answer to the first token
+        self.local_prefill_tokens = 0  # prompt tokens that this engine has yet to compute
+        self.handoffs = 0  # prompts since the start whose KV came from prefill
+        self.handoff_s = 0.0  # total seconds of all handoffs, each from prefill's answer to the first token
 
     async def __call__(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
         trace = CURRENT_TRACE.get() or RequestTrace()
-        # Beam search calls this method for each token of each beam of one request. Only the first call has the
-        # request's own prompt; later calls are steps and are not counted.
+        # A beam search calls this method for each token of each beam. Only its first call has the request's own prompt;
+        # the others are steps, and are not counted.
         is_step = trace.beam_search and trace.generations > 0
         trace.generations += 1
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
@@ -118,16 +117,14 @@ class PDGenerate:
                 timer.end()
 
     async def _run(self, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
-        """Have the prompt computed, then yield the engine's outputs. Raises EngineDeadError: the engine shuts down."""
+        """Let the prompt be computed, and yield the engine's outputs. Raises EngineDeadError: the engine shuts down."""
         path, reason = await self._compute_prompt(generation)
         if not generation.is_step:
             PREFILL_PATH.labels(path, reason).inc()
         if generation.ids is not None and path is PrefillPath.LOCAL:
             generation.local_tokens = max(0, len(generation.ids) - generation.cached_tokens)
             self.local_prefill_tokens += generation.local_tokens
-        if generation.handoff is not None and self._remote is not None:
-            self._remote.pulls.begin(generation.handoff)
-        elif generation.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
+        if generation.pull is None and generation.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
             self._first_tokens.watch(generation.request_id, generation.trace.has_first)
         is_one_stream = generation.is_one_stream
         try:
@@ -137,23 +134,22 @@ class PDGenerate:
             async with aclosing(answer) as outputs:
                 async for output in outputs:
                     if any(part.finish_reason == "abort" for part in output.outputs):
-                        # The engine aborts its requests when it shuts down; a client that disconnects cancels this
-                        # generator instead.
+                        # The engine shuts down: a client that disconnects cancels this generator instead.
                         raise EngineDeadError
                     if not generation.has_first:
-                        self._note_first(generation, output)
+                        self._count_first(generation, output)
                     if is_one_stream and output.outputs:
                         generation.output_ids.extend(output.outputs[0].token_ids)
                     yield output
         except Exception:
-            if not generation.has_first and generation.handoff is not None and self._remote is not None:
-                await self._remote.release(generation.request_id, generation.handoff)
+            if not generation.has_first and generation.pull is not None and self._remote is not None:
+                await self._remote.release(generation.request_id, generation.pull.params)
             raise
         finally:
-            self._note_end(generation)
+            self._count_end(generation)
 
     async def _compute_prompt(self, generation: Generation) -> tuple[PrefillPath, PathReason]:
-        """Decide where the prompt is computed, and let prefill compute it if the path is REMOTE."""
+        """Decide where the prompt is computed; if the path is REMOTE, let prefill compute it."""
         if generation.ids is not None and generation.reads_cache:
             generation.cached_tokens = self._index.cached_tokens(generation.ids, generation.salt)
         if self._remote is None:
@@ -170,7 +166,7 @@ class PDGenerate:
         logger.debug("request %s: %s", generation.request_id, decision)
         if decision.path is PrefillPath.LOCAL:
             return decision.path, decision.reason
-        # Raises an error if the engine has no room: before prefill computes the prompt in vain.
+        # Raises an error if the engine has no room, before prefill computes the prompt in vain.
         self._client.check_admission(1, generation.request_id)
         result = await self._remote.prefill(
             PrefillRequest(
@@ -182,7 +178,7 @@ class PDGenerate:
         )
         if isinstance(result, PathReason):
             return PrefillPath.LOCAL, result
-        generation.handoff, generation.handoff_began_s = result, time.monotonic()
+        generation.pull = self._remote.pulls.begin(result)
         generation.trace.has_first.set()
         generation.sampling.extra_args = {
             **(generation.sampling.extra_args or {}),
@@ -190,15 +186,15 @@ class PDGenerate:
         }
         return decision.path, decision.reason
 
-    def _note_first(self, generation: Generation, output: RequestOutput) -> None:
-        """Note the first output of a prompt: the engine has the prompt's KV, pulled or computed."""
+    def _count_first(self, generation: Generation, output: RequestOutput) -> None:
+        """Count a prompt at its first output: the engine has the prompt's KV, pulled or computed."""
         generation.has_first = True
         generation.trace.has_first.set()
         self.local_prefill_tokens -= generation.local_tokens
         generation.local_tokens = 0
-        if generation.handoff is not None and self._remote is not None:
-            self._remote.pulls.here(generation.handoff)
-            handoff_s = time.monotonic() - generation.handoff_began_s
+        if generation.pull is not None:
+            generation.pull.has_first = True
+            handoff_s = time.monotonic() - generation.pull.began_s
             HANDOFF_S.observe(handoff_s)
             self.handoff_s += handoff_s
             self.handoffs += 1
@@ -207,18 +203,18 @@ class PDGenerate:
         if generation.ids is not None:
             self._index.add(generation.ids, generation.salt)
 
-    def _note_end(self, generation: Generation) -> None:
-        """Note the end of a prompt, whether its answer is complete or not."""
-        self._first_tokens.leave(generation.request_id, generation.trace.has_first)
+    def _count_end(self, generation: Generation) -> None:
+        """Count a prompt whose answer has ended, complete or not."""
+        self._first_tokens.remove(generation.request_id, generation.trace.has_first)
         self.local_prefill_tokens -= generation.local_tokens
-        if generation.handoff is not None and self._remote is not None:
-            self._remote.pulls.left(generation.handoff)
+        if generation.pull is not None:
+            generation.pull.has_ended = True
         if generation.ids is not None and generation.output_ids:
-            # The engine computes a token's KV in the step after, so there is none of the last one.
+            # The engine computes a token's KV one step after the token, so the last token has none.
             self._index.add([*generation.ids, *generation.output_ids[:-1]], generation.salt)
 
     def _check_context(self, input_tokens: int, max_tokens: int | None) -> None:
-        """Raises VLLMValidationError: the prompt, or prompt and ``max_tokens`` together, are more than is allowed."""
+        """Raises VLLMValidationError: the prompt is too long, or the prompt and ``max_tokens`` together."""
         if self._max_prompt_tokens is not None and input_tokens > self._max_prompt_tokens:
             raise VLLMValidationError(
                 f"the prompt has {input_tokens} tokens, and this endpoint takes at most {self._max_prompt_tokens}: "
@@ -226,7 +222,7 @@ class PDGenerate:
                 parameter="prompt_token_ids",
                 value=input_tokens,
             )
-        # The layer above refuses a prompt that fills the context, so the number in the message is at least 1.
+        # vLLM's OpenAI layer refuses a prompt that fills the context, so the limit in the message is at least 1.
         if max_tokens is not None and input_tokens + max_tokens > self._max_model_len:
             raise VLLMValidationError(
                 f"max_tokens is {max_tokens} and the prompt has {input_tokens} tokens, together more than the "
@@ -250,5 +246,5 @@ def _count(timer: RequestTimer, output: RequestOutput, tokens: int, is_streamed:
     if is_streamed:
         timer.add_tokens(tokens)
     elif output.finished and output.metrics is not None:
-        # The engine core's times are of the same clock: the machine's monotonic one.
+        # The engine core has the same clock: the machine's monotonic one.
         timer.add_all(tokens, output.metrics.first_token_ts, output.metrics.last_token_ts)

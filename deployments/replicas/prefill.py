@@ -14,7 +14,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.observe.replica_report import ReplicaReport
-from deployments.replicas.engine_host import ANSWER_S, EngineHost, lease_s, named_cause
+from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.serve_seam.llm_server import engine_client
 from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.vllm_seam.engine_types import computed_s
@@ -23,7 +23,7 @@ from deployments.wire.messages import PrefillRefusal, PrefillRequest, PrefillRes
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, prefill_request_params
 from router.ray_router import QUEUED_TOKENS
 
-_UNREAD_POLL_S = 0.1  # seconds between two looks for KV that has not been pulled, while a replica ends
+_UNREAD_POLL_S = 0.1  # seconds between two checks for unread KV while a replica ends
 
 
 def prefill_sampling() -> SamplingParams:
@@ -46,42 +46,39 @@ class PrefillServer(EngineHost, PDPrefillServer):
     ) -> None:
         self._lease_s = lease_s(llm_config)
         await self._prepare_host(llm_config, cores_per_worker)
-        with self._start.judged(), named_cause():
+        with self._start.failure_is_crash(), named_cause():
             await super().__init__(llm_config)
         self._watch_host(engine_silence_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve passes on to the joint policy."""
-        queued = engine_client(self).get_num_queued_tokens()
+        """This replica's signals, which Serve passes on to the joint policy."""
         gpus, unread = await asyncio.gather(self.gpu_report(), self._unread_kv_requests())
-        load = asdict(engine_stats().load)
+        # After the workers' answers, which may take seconds: the queue and the load are of one moment.
+        load, queued = asdict(engine_stats().load), engine_client(self).get_num_queued_tokens()
         return ReplicaReport(**load, **gpus, queued_prefill_tokens=queued, unread_kv_requests=unread).values()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """The queue, which the routers of decode replicas ask for before they choose."""
+        """Prompt tokens in the queue, by which the routers of decode replicas choose."""
         return {QUEUED_TOKENS: engine_client(self).get_num_queued_tokens()}
 
     async def _unread_kv_requests(self) -> int | None:
-        """Prompts whose KV has not been pulled; ``None``: the engine has died, or computes a long step."""
-        with suppress(Exception):
-            async with asyncio.timeout(ANSWER_S):
-                return int(max(await engine_client(self).collective_rpc(METHOD_UNREAD_KV)))
-        return None
+        """Number of prompts whose KV decode has not pulled; ``None``: the engine does not answer."""
+        return max(await self.worker_answers(METHOD_UNREAD_KV), default=None)
 
     async def __del__(self) -> None:
-        """Serve's last call, once no request is in flight: the engine stays until decode has pulled its KV."""
+        """Called by Serve once no request is in flight; the engine stays until decode has pulled its KV."""
         until_s = time.monotonic() + MAX_KV_KEEP_LEASES * self._lease_s
         with suppress(AttributeError):  # the engine never started
             client = engine_client(self)
-            # An engine that does not answer computes a long step, unless it has died and keeps nothing.
+            # An engine that does not answer is in a long step, unless it has died.
             while time.monotonic() < until_s and not client.errored and await self._unread_kv_requests() != 0:
                 await asyncio.sleep(_UNREAD_POLL_S)
         await super().__del__()
 
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
-        """Compute one prompt and say where decode finds its KV, or why not.
+        """Compute one prompt. Yields where its KV is, or the reason of a refusal.
 
-        A stream of one piece: Serve learns whether a replica took a plain call only at the end of the call.
+        It is a stream of one piece, since Serve learns only at the end of a plain call whether a replica has taken it.
         Raises RuntimeError: the engine ended the request without KV to hand over.
         """
         client = engine_client(self)
@@ -92,7 +89,7 @@ class PrefillServer(EngineHost, PDPrefillServer):
             async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
                 params, computed = output.kv_transfer_params, computed_s(output.metrics)
         except (GracefulHTTPError, VLLMClientError) as error:
-            # Returned: some of vLLM's errors do not survive pickling, and raised they would look like a broken replica.
+            # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
             yield PrefillRefusal(
                 why=str(error), backlog_tokens=client.get_num_queued_tokens(), replica_id=self.replica_id
             )

@@ -1,10 +1,11 @@
-"""How a decode replica lets the prefill pool of its group compute prompts: retries, outages, and KV that comes late."""
+"""How a decode replica lets prefill compute prompts: retries, outages of the pool, and KV that comes too late."""
 
 import asyncio
 import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from deployments.metrics import PREFILL_BACKLOG, PREFILL_FAILURES, REMOTE_PREFILL_S
 from deployments.replicas.pull_watch import PullWatch
@@ -20,22 +21,22 @@ logger = logging.getLogger(__name__)
 
 PrefillAnswer = PrefillResult | PrefillRefusal
 
-# Failures in a row that are an outage of the pool: then one prompt at a time tests prefill, and decode computes the
+# Failures in a row that count as an outage of the pool: one prompt at a time tests prefill, and decode computes the
 # others. A smaller number takes one bad replica for an outage, a larger one lets more prompts wait in vain.
 _OUTAGE_FAILURES = 3
-# A prompt with fewer tokens is judged as if it had this many: most of its time does not depend on its tokens.
+# A prompt with fewer tokens counts as one of this length: most of its time does not depend on its tokens.
 _LEAST_PACE_TOKENS = 500
-# Share of a lease in which decode must have learned of the KV. A larger share may let decode pull KV that is gone.
+# Share of a lease in which decode must get prefill's answer, 0..1. A larger one may let decode pull KV that is gone.
 _SAFE_LEASE_FRAC = 0.5
 
 
 class RemotePrefill:
-    """The prefill pool of a group, as one decode replica sees it."""
+    """The prefill pool of a group, as one decode replica observes it."""
 
     def __init__(
         self, caller: PoolCaller[PrefillAnswer], pulls: PullWatch, config: RouterConfig, *, lease_s: float
     ) -> None:
-        """``lease_s``: time for which prefill keeps KV that decode does not ask for."""
+        """``lease_s``: seconds for which prefill keeps KV that decode does not ask for."""
         self.pulls = pulls
         self._caller = caller
         self._config = config
@@ -46,36 +47,36 @@ class RemotePrefill:
         PREFILL_BACKLOG.set_function(self.backlog_tokens)
 
     def backlog_tokens(self) -> int:
-        """Prompt tokens that wait on prefill, as far as this replica knows."""
+        """Prompt tokens that wait on prefill, by this replica's estimate."""
         return self._backlog.tokens(time.monotonic())
 
     async def prefill(self, request: PrefillRequest) -> PrefillResult | PathReason:
-        """The place of a prompt's KV, or the reason why decode has to compute the prompt."""
+        """Where a prompt's KV is, or the reason why decode has to compute the prompt."""
         result = await self._result(request)
         if result is None:
             return PathReason.PREFILL_FAILED
         if self._is_late(result):
             logger.warning("request %s: its KV may be gone from prefill, so decode prefills", request.request_id)
-            await self.release(request.request_id, result)
+            await self.release(request.request_id, result.kv_transfer_params)
             return PathReason.KV_LATE
         return result
 
-    async def release(self, request_id: str, result: PrefillResult) -> None:
+    async def release(self, request_id: str, kv_transfer_params: dict[str, Any]) -> None:
         """Free KV on prefill that the decode engine will not pull."""
         with suppress(Exception):  # this engine has died; the lease on prefill ends by itself
-            await self.pulls.release(request_id, result.kv_transfer_params)
+            await self.pulls.release(request_id, kv_transfer_params)
 
     async def _result(self, request: PrefillRequest) -> PrefillResult | None:
-        """The result of the pool, of a second replica if the first one fails; ``None``: decode computes the prompt."""
+        """The result of one replica, or of a second one if the first fails; ``None``: decode computes the prompt."""
         if self._failures >= _OUTAGE_FAILURES and self._backlog.in_flight_tokens:
-            return None  # another prompt already tests whether prefill answers again
+            return None  # another prompt tests whether prefill answers again
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
         avoid, probe = await self._caller.health.guide()
         peers, now_s = self.pulls.peers, time.monotonic()
         link = peers.probe(now_s) if probe is None else None
         if probe is None and link is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
-            return None  # every link is broken, and none is to be tested now
+            return None  # every link is broken, and it is too early to test one
         routing = Routing(
             work_tokens=len(request.token_ids),
             avoid=avoid,
@@ -110,10 +111,10 @@ class RemotePrefill:
                 if answer is not None:
                     self._report_answer(request, call, answer, started_s)
         except asyncio.CancelledError:
-            # The client has disconnected, and prefill aborts. KV whose answer is still on its way is freed when its
-            # lease ends.
+            # The client has disconnected, and prefill aborts. If its answer is still on the way, the KV is freed when
+            # its lease ends.
             if isinstance(answer, PrefillResult):
-                await self.release(request.request_id, answer)
+                await self.release(request.request_id, answer.kv_transfer_params)
             raise
         finally:
             if answer is None:
@@ -125,23 +126,23 @@ class RemotePrefill:
     def _report_answer(
         self, request: PrefillRequest, call: Call[PrefillAnswer], answer: PrefillAnswer, started_s: float
     ) -> None:
-        call.health.answered()
+        call.health.report_answer()
         if isinstance(answer, PrefillRefusal):
             logger.debug("prefill refuses request %s: %s", request.request_id, answer.why)
         else:
             now_s = time.monotonic()
             REMOTE_PREFILL_S.observe(now_s - started_s)
-            if answer.computed_s is not None:  # without the time in the queue, which is no sign of a slow replica
+            if answer.computed_s is not None:  # excludes time in the queue, which is no sign of a slow replica
                 pace_s = answer.computed_s * 1000 / max(len(request.token_ids), _LEAST_PACE_TOKENS)
-                call.health.paced(pace_s, self._config.outlier.slow_prefill_s)
+                call.health.report_pace(pace_s, self._config.outlier.slow_prefill_s)
             self.pulls.peers.heard(answer.replica_id, now_s)
         if self._failures >= _OUTAGE_FAILURES:
             logger.warning("prefill answers again")
         self._failures = 0
 
     def _report_failure(self, request: PrefillRequest, call: Call[PrefillAnswer], error: CallError) -> None:
-        if error.failure is not CallFailure.LOST:  # the call itself reports a lost replica
-            call.health.failed()
+        if error.failure is not CallFailure.LOST:  # the call has already reported a lost replica
+            call.health.report_failure()
         PREFILL_FAILURES.inc()
         self._failures += 1
         level = logging.WARNING if self._failures == _OUTAGE_FAILURES else logging.DEBUG
@@ -149,6 +150,6 @@ class RemotePrefill:
         logger.log(level, "prefill of request %s failed: %s", request.request_id, why)
 
     def _is_late(self, result: PrefillResult) -> bool:
-        # From now on this engine's heartbeats keep the lease. If a process or the network stood still before, the lease
-        # may have ended: the engine would then pull the blocks of another prompt without an error (vllm issue 52234).
+        # From now on this engine's heartbeats keep the lease. It may have ended already if a process or the network
+        # stood still. Then the engine would pull the blocks of another prompt without an error (vllm issue 52234).
         return time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s

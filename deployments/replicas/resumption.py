@@ -1,8 +1,8 @@
-"""Going on with a stream that another decode replica began: whether it can, and how.
+"""Continuation of a stream that a lost decode replica began: whether it is possible, and its outputs.
 
-The engine gets the prompt and the tokens that the client has. vLLM's output side, which holds the detokenizer, the
-buffer for stop strings and the input of the OpenAI layer's parsers, gets the same tokens as output, in the same pieces
-as before. So it repeats its outputs to the byte, and then goes on.
+The engine gets the prompt and the tokens that the client has. vLLM's output side gets these tokens as output, in the
+same pieces as before: it has the detokenizer, the buffer for stop strings and the input of the OpenAI layer's parsers.
+So it repeats its outputs to the byte, and then continues.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -14,36 +14,39 @@ from typing import Any
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from deployments.vllm_seam.engine_types import FinishReason
 from deployments.vllm_seam.output_side import REASONS, OutputSide
 from deployments.wire.messages import NotResumableError, Sent
 
 # (prompt, its token ids, sampling, request id) -> outputs of the engine
 Generate = Callable[[Any, list[int], SamplingParams, str], AsyncGenerator[RequestOutput, None]]
+_End = tuple[FinishReason | None, int | str | None]  # reason for the end of an answer, and its stop reason
+_OPEN: _End = (None, None)  # the answer has not ended
 
 
 class Resumption(StrEnum):
-    """How a stream goes on."""
+    """Input from which the engine continues a stream."""
 
-    CONTINUED = "continued"  # from the prompt and the tokens so far
-    REGENERATED = "regenerated"  # from the prompt: the tokens that come again must be those that were sent
+    CONTINUED = "continued"  # the prompt and the tokens that the client has
+    REGENERATED = "regenerated"  # the prompt alone; the tokens that the client has must come again
 
 
 def resumption(sampling: SamplingParams) -> Resumption:
-    """How a stream with these parameters goes on. Raises NotResumableError: it cannot be continued exactly."""
+    """How a stream with these parameters continues. Raises NotResumableError: it cannot continue exactly."""
     if sampling.n != 1:
         raise NotResumableError(f"it has n = {sampling.n} answers")
     if sampling.num_logprobs is not None or sampling.prompt_logprobs is not None:
         raise NotResumableError("it has logprobs")
     is_greedy = sampling.temperature == 0.0
-    if _looks_back(sampling) or (sampling.seed is not None and not is_greedy):
+    if _depends_on_outputs(sampling) or (sampling.seed is not None and not is_greedy):
         if not is_greedy and sampling.seed is None:
-            raise NotResumableError("what is sampled next depends on more than the tokens so far, and it has no seed")
+            raise NotResumableError("its next token depends on more than the tokens so far, and it has no seed")
         return Resumption.REGENERATED
     return Resumption.CONTINUED
 
 
-def _looks_back(sampling: SamplingParams) -> bool:
-    """Whether the next token depends on which of the tokens before were output."""
+def _depends_on_outputs(sampling: SamplingParams) -> bool:
+    """Whether the next token depends on which earlier tokens were output and which were the prompt's."""
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
@@ -52,7 +55,7 @@ def _looks_back(sampling: SamplingParams) -> bool:
         or sampling.bad_words
         or sampling.thinking_token_budget is not None
         or sampling.repetition_detection
-        or set(sampling.extra_args or ()) - {"kv_transfer_params"}  # a logits processor's own
+        or set(sampling.extra_args or ()) - {"kv_transfer_params"}  # arguments of a logits processor
     )
 
 
@@ -61,21 +64,22 @@ async def resumed(
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of a stream from its start, as if this engine had made them all.
 
-    ``client`` is the AsyncLLM, ``generate`` reaches its engine by way of prefill or not, ``prompt`` is as vLLM's OpenAI
-    layer rendered it, ``sent`` is what the client has. Raises NotResumableError: it cannot be continued exactly.
+    ``client``: the engine's ``AsyncLLM``, or an emulated one. ``generate``: computes the prompt here or on prefill.
+    ``prompt``: as vLLM's OpenAI layer rendered it. Raises NotResumableError: the stream cannot continue exactly.
     """
     how = resumption(sampling)
     input_ids: list[int] = prompt["prompt_token_ids"]
     sent_ids = [token for output in sent.outputs for token in output]
     # The emulated engine has an output side of its own.
-    open_front = getattr(client, "open_front", partial(OutputSide.open, client))
-    front = await open_front(prompt, sampling, request_id)
-    for repeated in _repeated(front, sent.outputs, sent_ids, len(input_ids)):
+    open_output_side = getattr(client, "open_output_side", partial(OutputSide.open, client))
+    output_side = await open_output_side(prompt, sampling, request_id)
+    end = output_side.ends_with(sent_ids, len(input_ids)) or _OPEN
+    for repeated in _fed(output_side, sent.outputs, end):
         yield repeated
         if repeated.finished:
             return
     engine_sampling = sampling.clone()
-    engine_sampling.stop, engine_sampling.detokenize = [], False  # the front's part
+    engine_sampling.stop, engine_sampling.detokenize = [], False  # left to the output side
     expected = sent_ids
     if how is Resumption.CONTINUED:
         input_ids, expected = [*input_ids, *sent_ids], []
@@ -85,34 +89,22 @@ async def resumed(
     async with aclosing(answer) as outputs:
         async for output in outputs:
             part = output.outputs[0]
-            count = min(len(part.token_ids), len(expected))
-            again, new = list(part.token_ids[:count]), list(part.token_ids[count:])
-            if again != expected[:count] or (part.finish_reason is not None and count < len(expected)):
+            count, is_last = min(len(part.token_ids), len(expected)), part.finish_reason is not None
+            if list(part.token_ids[:count]) != expected[:count] or (is_last and count < len(expected)):
                 raise NotResumableError("the other replica's engine chose other tokens")
             expected = expected[count:]
-            for continued in _continued(front, new, part):
+            end = (REASONS[part.finish_reason], part.stop_reason) if is_last else _OPEN
+            # One by one, as an engine feeds them: several tokens may go beyond a stop string.
+            pieces = [[token] for token in part.token_ids[count:]] or ([[]] if is_last else [])
+            for continued in _fed(output_side, pieces, end):
                 yield continued
                 if continued.finished:
                     return
 
 
-def _repeated(
-    front: Any, outputs: Sequence[tuple[int, ...]], output_ids: list[int], input_tokens: int
-) -> Iterator[RequestOutput]:
-    """The outputs that the client has; the last one ends the answer where the engine would have ended it."""
-    for number, output in enumerate(outputs, start=1):
-        end = front.ends_with(output_ids, input_tokens) if number == len(outputs) else None
-        repeated = front.feed(output, *(end or (None, None)))
-        if repeated is not None:
-            yield repeated
-
-
-def _continued(front: Any, new_ids: list[int], part: Any) -> Iterator[RequestOutput]:
-    """Outputs of new tokens, fed one by one as an engine gives them: several may go beyond a stop string."""
-    reason = None if part.finish_reason is None else REASONS[part.finish_reason]
-    pieces = [[token] for token in new_ids] or ([[]] if reason is not None else [])
+def _fed(output_side: Any, pieces: Sequence[Sequence[int]], end: _End) -> Iterator[RequestOutput]:
+    """The outputs for pieces of tokens; the last piece has ``end``."""
     for number, piece in enumerate(pieces, start=1):
-        end = (reason, part.stop_reason) if number == len(pieces) else (None, None)
-        continued = front.feed(piece, *end)
-        if continued is not None:
-            yield continued
+        output = output_side.feed(piece, *(end if number == len(pieces) else _OPEN))
+        if output is not None:
+            yield output

@@ -1,4 +1,4 @@
-"""A model's files on a node's own disk: copied once, for all replicas that load them there later (pure)."""
+"""A copy of a model's files on a node's own disk, made once for all replicas that load them there (pure)."""
 
 import fcntl
 import hashlib
@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def staged(source: Path, into: Path) -> Path:
-    """The copy of a model's folder below ``into``, made now if it is not there; blocks while another process copies.
+    """The copy of a model's folder below ``into``; makes it if it is absent, and blocks while another process copies.
 
-    A copy is whole or absent, and belongs to one state of the files: names, sizes and times. If no copy can be made,
+    A copy is whole or absent. It belongs to one state of the files: names, sizes and times. If no copy can be made,
     this returns the original, which only loads more slowly.
     """
     try:
@@ -27,7 +27,7 @@ def staged(source: Path, into: Path) -> Path:
                 _copy(source, target)
         return target
     except OSError as error:
-        logger.warning("%s cannot be staged in %s, and is loaded from where it is: %s", source, into, error)
+        logger.warning("%s cannot be staged in %s, so it is loaded from its own folder: %s", source, into, error)
         return source
 
 

@@ -1,4 +1,4 @@
-"""Calls of replicas by Serve: of all at once, and what errors mean where their classes do not show it."""
+"""Calls of replicas through Serve: of all replicas at once, and an error whose class does not show its meaning."""
 
 import asyncio
 import logging
@@ -14,37 +14,37 @@ logger = logging.getLogger(__name__)
 
 
 async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
-    """The answers of those replicas that answer ``method`` in time.
+    """The answers of the replicas that answer ``method`` in time.
 
     Serve's public ``results_async`` returns no answer at all if one replica does not answer.
 
     Needs: ``_fetch_replica_results_async`` of what ``DeploymentHandle.broadcast`` returns, and ``get_async`` of each.
     Without it: the metrics page fails with an error that names the missing part.
     """
-    until_s = time.monotonic() + timeout_s
+    until_s, name = time.monotonic() + timeout_s, handle.deployment_name
     try:
         async with asyncio.timeout(timeout_s):
             results = await handle.broadcast(method)._fetch_replica_results_async()
     except (TimeoutError, RayServeException) as error:
-        # Serve starts all replicas anew; other deployments answer all the same.
-        logger.warning("no replica of %s answers %s: %s", handle.deployment_name, method, error or "not in time")
+        # Serve restarts all replicas of this deployment; other deployments may still answer.
+        logger.warning("no replica of %s answers %s: %s", name, method, error or "not in time")
         return []
-    replies = [asyncio.ensure_future(one.get_async()) for one in results]
+    replies = [asyncio.ensure_future(result.get_async()) for result in results]
     if not replies:
         return []
     done, late = await asyncio.wait(replies, timeout=max(0.0, until_s - time.monotonic()))
     for reply in late:
         reply.cancel()
     if late:
-        missing = len(late), len(replies), handle.deployment_name, method, timeout_s
-        logger.warning("%d of %d replicas of %s did not answer %s in %g s", *missing)
+        counts = len(late), len(replies)
+        logger.warning("%d of %d replicas of %s did not answer %s in %g s", *counts, *(name, method, timeout_s))
     return [reply.result() for reply in done if not reply.cancelled() and reply.exception() is None]
 
 
 def is_answer_too_large(error: Exception) -> bool:
     """Whether one piece of an answer is larger than gRPC's limit of a message.
 
-    gRPC has no code of its own for this: a server without resources has the same status, with other details.
+    gRPC has no own code for this: a server without resources has the same status, with other details.
 
     Needs: "larger than max" in the details that gRPC gives for such a message.
     Without it: such a request is tried on other replicas and then ends with 503 instead of 400.

@@ -6,19 +6,19 @@ from pathlib import Path
 from deployments.serve_seam.controller_hook import IMPORT_PATH
 from deployments.serve_seam.http_headers import IMPORT_PATH as HEADERS_IMPORT_PATH
 
-# Lines of HAProxy's configuration for which Serve has no setting; they follow the value of ``retry-on``, which Serve
-# writes into the configuration unchanged. HAProxy can retry only a request that it holds whole, so it waits for the
-# whole request (or a full buffer) before it sends it on; 30 s limit that wait, or a client could send a byte a minute.
+# Lines of HAProxy's configuration for which Serve has no setting. They follow the value of ``retry-on``, which Serve
+# writes into the configuration unchanged. HAProxy can retry only a request that it has whole. So it waits for the whole
+# request (or a full buffer) before it sends it to a replica, at most 30 s: a client could send one byte a minute.
 _HAPROXY_LINES = ("    option http-buffer-request", "    timeout http-request 30s")
-_MIN_HARD_STOP_S = 600  # shortest life of a replaced HAProxy, in seconds
+_MIN_HARD_STOP_S = 600  # shortest life of a replaced HAProxy, seconds
 
 
 def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
     """Variables for every Ray process of a local cluster.
 
-    Ray Serve reads them at import, so they must be set before its processes start. ``folder`` holds the files of this
-    cluster, and ``cache`` outlives it. ``ports``: free ones for HAProxy's statistics and metrics pages, which cannot be
-    switched off, and for the Python proxy that it falls back to; Serve's defaults are the same for every cluster.
+    Ray Serve reads them at import, so they must be set before its processes start. ``folder``: for files of this
+    cluster. ``cache``: a folder that outlives the cluster. ``ports``: free ports for HAProxy's statistics page, its
+    metrics page and Serve's fallback proxy; none can be switched off, and their defaults are equal for every cluster.
 
     Needs: Serve's HAProxy (its files, ports and metrics have these variables), and Ray's ``RAY_event_stats`` and
     ``RAY_task_events_report_interval_ms``.
@@ -26,11 +26,11 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
     """
     return {
         **serve_environment(),
-        # vLLM leaves sockets and rendezvous files in the temporary folder; here they go with the cluster.
+        # vLLM leaves sockets and rendezvous files in the temporary folder; here they are removed with the cluster.
         "TMPDIR": str(folder),
         # Keeps what torch compiles; otherwise every start compiles vLLM's sampler again (11 s of a CPU core).
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torchinductor"),
-        # torch compiles its headers into TMPDIR, even where all kernels are in the cache: 10 s of a core.
+        # Off: torch compiles its headers into TMPDIR, 10 s of a core, even if all kernels are in the cache.
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,7 +43,7 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[0]),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[1]),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
-        # Off: Ray's statistics of its event loops, in every process, which Tandem does not read.
+        # Off: Ray's statistics of the event loop of every process; Tandem does not read them.
         "RAY_event_stats": "0",
         # Off: records of actor calls in Ray's GCS, up to 100,000; the GCS grew by 1 MiB a minute.
         "RAY_task_events_report_interval_ms": "0",
@@ -53,9 +53,9 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
 
 
 def hard_stop(request_timeout_s: float = 0.0) -> dict[str, str]:
-    """How long a replaced HAProxy serves its streams: as long as the longest request; Serve's default is 120 s.
+    """Time for which a replaced HAProxy serves its streams: that of the longest request; Serve's default is 120 s.
 
-    Serve replaces HAProxy whenever an ingress replica comes or goes, and keeps the ports of ended replicas as long.
+    Serve replaces HAProxy whenever an ingress replica starts or ends, and reserves an ended replica's port as long.
     """
     return {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(_MIN_HARD_STOP_S, math.ceil(request_timeout_s)))}
 
@@ -63,8 +63,8 @@ def hard_stop(request_timeout_s: float = 0.0) -> dict[str, str]:
 def serve_environment(request_timeout_s: float = 0.0) -> dict[str, str]:
     """Variables that make Serve's request path short (DECISIONS 5), for every Ray process of any cluster.
 
-    On a cluster of your own put them into the environment of the container or of the service manager; the rendered
-    RayService does. ``request_timeout_s``: of the longest request.
+    On your own cluster, set them in the environment of the container or of the service manager, as the rendered
+    RayService does. ``request_timeout_s``: timeout of the longest request.
 
     Needs: these variables of Ray Serve; ``RAY_SERVE_HAPROXY_RETRY_ON``, which Serve writes into HAProxy's configuration
     unchanged, newlines included.
@@ -74,19 +74,19 @@ def serve_environment(request_timeout_s: float = 0.0) -> dict[str, str]:
     return {
         # HAProxy in front of the ingress replicas instead of Serve's Python proxy.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        # HAProxy does not notice that a client left if the body fills one to two of its buffers. The default of 16 KiB
-        # is 3,000 token ids; such a request would run to its end.
+        # HAProxy does not notice that a client has disconnected if the body fills one to two of its buffers, so such a
+        # request would run to its end. The default of 16 KiB is 3,000 token ids.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(1 << 20),
-        # A client that sends nothing of its request, or reads nothing of its answer, for this time is cut off. Serve's
-        # default is an hour, with 4,096 connections. A client that waits for its answer is not cut off.
+        # A client that stops sending its request, or reading its answer, is cut off after this time. Serve's default is
+        # an hour, with 4,096 connections. A client that waits for its answer is not cut off.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
-        # A request whose ingress replica ended before it answered is sent to another one and computed again. Serve's
-        # default retries only failed connections and answers 500 for the rest.
+        # A request whose ingress replica ended without an answer is computed again on another one. Serve's default
+        # retries only failed connections, and answers 500 for the rest.
         "RAY_SERVE_HAPROXY_RETRY_ON": "\n".join(["conn-failure empty-response", *_HAPROXY_LINES]),
         **hard_stop(request_timeout_s),
         # gRPC, routing and user code share one event loop, so a request changes threads less often.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        # Serve misses a dead proxy after three checks; by default it checks every ten seconds.
+        # Serve replaces a dead proxy after three failed checks; its default is a check every ten seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         # Largest gRPC message; the default of 4 MiB is less than a prompt of a million token ids.
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
@@ -94,15 +94,15 @@ def serve_environment(request_timeout_s: float = 0.0) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # Serve exports its counters ten times a second by default: an idle replica took 0.019 of a core, now 0.016.
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
-        # A replica reports every point that it recorded within look_back_period_s, and the policy reads the last one:
-        # two points a report are enough.
+        # A replica reports all points that it recorded within look_back_period_s, and the policy reads only the last
+        # one: two points in each report are enough.
         "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.4",
         # Serve's controller runs four loops a second, not ten: 0.03 of a core less with twelve idle replicas.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
-        # A replica whose process stands still cannot end in order; Serve would wait for as long as a drain takes.
+        # A replica whose process stands still cannot drain; Serve would wait for the whole time of a drain.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # The joint policy chooses which replica stops, and proxies start with their routes.
+        # Lets the joint policy choose which replica stops, and proxies start with their routes.
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": IMPORT_PATH,
-        # Serve answers 500 for a header that is not UTF-8, and obeys some headers that clients must not set.
+        # Serve answers 500 for a header that is not UTF-8, and obeys headers that clients must not set.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HEADERS_IMPORT_PATH,
     }

@@ -1,4 +1,4 @@
-"""Ray Serve LLM's servers: the engine behind one, its start, the door past Ray's own handoff, the engine protocol."""
+"""Ray Serve LLM's servers: the engine of a server, its start, calls past Ray's own handoff, the engine protocol."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,18 +12,18 @@ __all__ = ["EngineDoor", "LLMEngine", "engine_client", "start_no_download"]
 def engine_client(server: Any) -> Any:
     """The vLLM ``AsyncLLM`` behind a Ray Serve LLM server.
 
-    Needs: ``server.engine._engine_client``; of ``AsyncLLM`` ``generate``, ``collective_rpc``, ``check_admission``,
-    ``get_num_queued_tokens`` and ``notify_kv_transfer_request_rejected``.
+    Needs: ``server.engine._engine_client``; ``generate``, ``collective_rpc``, ``check_admission``,
+    ``get_num_queued_tokens`` and ``notify_kv_transfer_request_rejected`` of ``AsyncLLM``.
     Without it: no replica starts; the error names the missing part.
     """
     return server.engine._engine_client
 
 
 def start_no_download(llm_config: LLMConfig) -> None:
-    """Start no download of weights for a source without a scheme: a folder, or a name that vLLM resolves itself.
+    """Skip Ray's download of weights for a source without a scheme: a folder, or a name that vLLM resolves itself.
 
-    Ray's download is a task on every node of the replica. For such a source it does nothing, but it imports torch and
-    Ray's LLM library first: 8 s of a core, for which the engine waits.
+    The download is a task on every node of the replica. For such a source it has no effect, but it first imports torch
+    and Ray's LLM library: 8 s of a core, for which the engine waits.
 
     Needs: ``LLMConfig.get_or_create_callback().ctx.run_init_node``.
     Without it: a replica starts 8 s later, or not at all; then the error names the missing part.
@@ -33,18 +33,17 @@ def start_no_download(llm_config: LLMConfig) -> None:
 
 
 class EngineDoor:
-    """Mixed into a decode server before Ray's class: ``chat`` and ``completions`` go straight to the engine.
+    """Mixed into a decode server before Ray's class: ``chat`` and ``completions`` call the engine directly.
 
     Ray's orchestration would prefill a second time.
 
-    Needs: ``_pd_handle_request`` and ``_run_request`` of Ray's ``PDDecodeServer``; ``LLMEngine``, the protocol that an
-    engine of one's own implements.
+    Needs: ``_pd_handle_request`` and ``_run_request`` of Ray's ``PDDecodeServer``; ``LLMEngine``, the protocol of an
+    engine.
     Without it: every request is prefilled twice, or fails.
     """
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         method = "chat" if hasattr(request, "messages") else "completions"
         run: Any = getattr(self, "_run_request")  # noqa: B009 (Ray's class has it)
-        stream = await run(request, engine_method=method, raw_request_info=raw_request_info)
-        async for chunk in stream:
+        async for chunk in await run(request, engine_method=method, raw_request_info=raw_request_info):
             yield chunk

@@ -1,4 +1,4 @@
-"""The process of a replica under Serve: its log, the folder of logs of its node, and the address of its port."""
+"""The process of a replica in Serve: its log, the folder of its node's logs, and the address of its port."""
 
 import logging
 import logging.handlers
@@ -10,23 +10,23 @@ from ray import serve
 from ray.serve.schema import EncodingType, LoggingConfig
 
 _SERVE_LOGGER = "ray.serve"  # the name of Serve's logger
-_EVERY_INTERFACE = "[::]:0"  # the address that Serve asks for: every interface, any port
+_EVERY_INTERFACE = "[::]:0"  # the address that Serve binds: every interface, any port
 
 
 def serve_logs_folder() -> Path:
     """The folder of Serve's logs.
 
     Needs: ``ray._private.worker._global_node.get_logs_dir_path``.
-    Without it: the coordinator does not start, since the decision log would have no place.
+    Without it: the coordinator does not start, since the decision log would have no folder.
     """
     return Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
 
 
 def restore_replica_log() -> None:
-    """Open the log file of this replica again, if it was closed.
+    """Open the log file of this replica again if vLLM has closed it.
 
-    vLLM, imported with the deployment's class, closes every handler of the process, also Serve's. Such a replica logs
-    nothing and cannot say where its log is; so a restarted Serve controller takes it for broken and replaces it.
+    At its import vLLM closes every log handler of the process, also Serve's. Such a replica logs nothing and cannot
+    report its log's path, so a restarted Serve controller counts it as broken and replaces it.
 
     Needs: a ``logging.handlers.MemoryHandler`` on the logger ``ray.serve``; ``ray.serve._private.logging_utils``
     (``get_component_file_name``, ``get_serve_logs_dir``, ``JSONFormatter``, ``ServeFormatter``);
@@ -73,9 +73,9 @@ def _file_handler() -> logging.Handler:
 
 
 def listen_on_node_address() -> None:
-    """Bind Serve's gRPC port to the node's address; called in the replica's constructor, before Serve binds the port.
+    """Bind Serve's gRPC port to the node's address; called in a replica's constructor, before Serve binds the port.
 
-    Serve would bind it to every interface, and it unpickles what it receives: any client could run code in the replica.
+    Serve would bind every interface. It unpickles what it receives, so any client could run code in the replica.
 
     Needs: ``ray.serve._private.replica.add_port_to_grpc_server``, called with ``[::]:0``.
     Without it: the replica refuses to start, with a RuntimeError.
@@ -86,13 +86,13 @@ def listen_on_node_address() -> None:
     if add_port is None:
         raise _unknown_serve("replica.add_port_to_grpc_server is gone")
     if add_port.__module__ == __name__:
-        return  # done already in this process
+        return  # already replaced in this process
     host = ray.util.get_node_ip_address()
     address = f"[{host}]:0" if ":" in host else f"{host}:0"
 
-    def add_on_node(server: Any, wanted: str) -> int:
-        if wanted != _EVERY_INTERFACE:
-            raise _unknown_serve(f"it asks for {wanted!r} and not for {_EVERY_INTERFACE!r}")
+    def add_on_node(server: Any, serve_address: str) -> int:
+        if serve_address != _EVERY_INTERFACE:
+            raise _unknown_serve(f"it asks for {serve_address!r} and not for {_EVERY_INTERFACE!r}")
         return int(add_port(server, address))
 
     replica.add_port_to_grpc_server = add_on_node

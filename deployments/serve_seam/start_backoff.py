@@ -1,4 +1,4 @@
-"""A pool whose replicas crash again and again starts them ever more slowly; Serve alone starts a new one at once."""
+"""Delay of a replica's start that grows with the crashes of its pool; Serve itself starts a new replica at once."""
 
 import asyncio
 import json
@@ -14,24 +14,23 @@ from router.ray_coordinator import is_alive
 
 logger = logging.getLogger(__name__)
 
-_WINDOW_S = 600.0  # crashes older than this do not count
-# A replica that was ready for this long did not crash, however it ended: a replica killed from outside is needed soon.
+_WINDOW_S = 600.0  # seconds for which a crash counts
+# Time of service, seconds, after which an end is no crash: a replica that was killed from outside is needed soon.
 _SETTLED_S = 20.0
-_FREE_CRASHES = 2  # crashes in the window that delay nothing: mishaps
-_MAX_BACKOFF_S = 60.0  # longest delay of a start
+_FREE_CRASHES = 2  # crashes in the window that cause no delay
+_MAX_BACKOFF_S = 60.0  # longest delay of a start, seconds
 
 
 def backoff_s(crashes: int) -> float:
-    """Delay of a pool's next start after this number of crashes in the window."""
+    """Delay of a pool's next start, seconds, after this number of crashes in the window."""
     return 0.0 if crashes <= _FREE_CRASHES else min(_MAX_BACKOFF_S, 2.0 ** (crashes - _FREE_CRASHES - 1))
 
 
 class StartBackoff:
     """One replica's start, from its constructor on.
 
-    A replica that is killed cannot report it. So each replica writes a note into Ray's key-value store after its delay,
-    and deletes the note once it has served for 20 s or Serve ends it. A note of a replica that no longer exists is a
-    crash.
+    A replica that is killed cannot report it. So each replica writes a note into Ray's key-value store after its delay.
+    It deletes the note once it has served for 20 s or Serve ends it. A note without its replica is a crash.
     """
 
     def __init__(self) -> None:
@@ -43,21 +42,20 @@ class StartBackoff:
         self._has_failed = False
 
     async def wait(self) -> None:
-        """Delay the start, before anything costly, if replicas of this pool have crashed in the window."""
+        """Delay the start if replicas of this pool have crashed in the window."""
         crashes = await asyncio.to_thread(self._crashes)
-        wait_s = backoff_s(crashes)
-        if wait_s:
+        if wait_s := backoff_s(crashes):
             logger.warning(
-                "%d replicas of %s ended before they had served for %g s, in the last %g minutes, so this one starts "
-                "%g s later; their logs may say why",
+                "%d replicas of %s ended within %g s of service in the last %g minutes, so this one starts %g s later; "
+                "their logs may have the cause",
                 *(crashes, self._deployment, _SETTLED_S, _WINDOW_S / 60.0, wait_s),
             )
             await asyncio.sleep(wait_s)
         ray_kv.put(self._key, json.dumps(time.time()).encode())
 
     @contextmanager
-    def judged(self) -> Iterator[None]:
-        """Around the part of a start that may fail: a failure counts as a crash."""
+    def failure_is_crash(self) -> Iterator[None]:
+        """Context of the part of a start that may fail: an error in it counts as a crash."""
         try:
             yield
         except Exception:
@@ -65,15 +63,15 @@ class StartBackoff:
             raise
 
     def ready(self) -> None:
-        """The replica serves from now on."""
+        """Mark the start as complete: the replica serves."""
         self._settling = asyncio.create_task(self._settle())
 
     def leave(self) -> None:
-        """Serve ends the replica, ready or not."""
+        """Delete the note, unless the start has failed: Serve ends the replica."""
         if self._settling is not None:
             self._settling.cancel()
         if not self._has_failed:
-            with suppress(Exception):  # Ray's store does not answer: this counts as a crash
+            with suppress(Exception):  # if Ray's store does not answer, this counts as a crash
                 ray_kv.delete(self._key)
 
     async def _settle(self) -> None:

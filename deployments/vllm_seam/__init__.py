@@ -1,5 +1,5 @@
 """The private parts of vLLM and NIXL that Tandem uses or replaces.
 
-Enters: vLLM and NIXL of exactly the pinned versions. Leaves: functions that say what they need of them and what happens
-without it (``docs/seams.md`` lists them). No other room reaches into ``vllm.v1``, ``vllm.distributed`` or ``nixl``.
+Enters: vLLM and NIXL of exactly the pinned versions. Leaves: functions that name the parts they need, and what happens
+without them (``docs/seams.md``). No other room uses ``vllm.v1``, ``vllm.distributed`` or ``nixl``.
 """

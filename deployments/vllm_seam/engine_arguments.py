@@ -1,4 +1,4 @@
-"""Checks an engine's arguments with vLLM, in a separate process, before anything starts."""
+"""A check of engine arguments by vLLM itself, in a separate process, before anything starts."""
 
 import dataclasses
 import difflib
@@ -13,21 +13,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-_TIMEOUT_S = 120.0  # vLLM takes seconds to import, and longer on a busy machine
+_TIMEOUT_S = 120.0  # longest check, seconds: vLLM takes seconds to import, and longer on a busy machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolArguments:
     """Arguments of the engines of one pool."""
 
-    where: str  # the pool, for messages
+    where: str  # name of the pool in messages
     kwargs: Mapping[str, Any]
-    model: str | None  # its folder, for values to be checked against the model and the device; ``None``: only names are
-    sizes: Mapping[str, int]  # tensor and pipeline parallel
+    model: (
+        str | None
+    )  # folder of the model, to check values against it and the device; ``None``: only names are checked
+    sizes: Mapping[str, int]  # tensor and pipeline parallel sizes
 
 
 def engine_complaint(pools: Sequence[PoolArguments]) -> str | None:
-    """Why vLLM refuses the arguments of a pool, or why it could not check them, in one line; ``None``: it accepts all.
+    """Why vLLM refuses the arguments of a pool, or cannot check them, in one line; ``None``: it accepts all.
 
     Needs: vLLM importable in a process of its own, which reads ``VLLM_PLUGINS`` and ``VLLM_LOGGING_STREAM``.
     Without it: ``tandem validate`` reports that the check of engine_kwargs in vLLM failed.
@@ -40,15 +42,14 @@ def engine_complaint(pools: Sequence[PoolArguments]) -> str | None:
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
-            # No plugins: they change the processes of an engine, and the check starts no engine.
+            # No plugins: they change the processes of an engine, which the check does not start.
             env={**os.environ, "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_PLUGINS": ""},
         )
     except subprocess.TimeoutExpired:
         return f"vLLM did not check engine_kwargs within {_TIMEOUT_S:g} s: run it again when this machine is less busy"
     if done.returncode:
         return f"the check of engine_kwargs in vLLM failed: {' '.join(done.stderr.split())[-300:]}"
-    complaint: str | None = json.loads(done.stdout)
-    return complaint
+    return json.loads(done.stdout)
 
 
 def check_known(kwargs: Mapping[str, Any]) -> None:
@@ -58,7 +59,7 @@ def check_known(kwargs: Mapping[str, Any]) -> None:
     dataclasses whose fields are the arguments.
     Without it: no configuration passes ``tandem validate``; it names the import that failed.
 
-    Raises ValueError: it names the argument, and the nearest one that vLLM has.
+    Raises ValueError: vLLM has no such argument; the message has the most similar one.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
@@ -69,9 +70,9 @@ def check_known(kwargs: Mapping[str, Any]) -> None:
             raise ValueError(f"engine_kwargs: vLLM has no argument {key!r}{did_you_mean(key, argument_names)}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the most similar known name, or nothing."""
-    matches = difflib.get_close_matches(name, known, n=1)
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the most similar one of ``names``, or an empty text."""
+    matches = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
@@ -82,7 +83,7 @@ def _first_refusal(pools: Sequence[PoolArguments]) -> str | None:
     checked: list[PoolArguments] = []
     for pool in pools:
         engine = dataclasses.replace(pool, where="")
-        if engine in checked:
+        if engine in checked:  # in another pool
             continue
         checked.append(engine)
         try:

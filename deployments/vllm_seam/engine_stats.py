@@ -1,4 +1,4 @@
-"""Reads vLLM's statistics objects: this process's engine after its last step, and its totals since the start."""
+"""The load of this process's engine after its last step, and its totals, from vLLM's statistics objects."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LOGGERS: list["EngineStatsLogger"] = []
 
 @dataclass(slots=True)
 class EngineLoad:
-    """One engine: the first four fields as its last step left them, the others as totals since its start."""
+    """One engine: the first four fields after its last step, the others as totals since its start."""
 
     running_requests: int = 0  # requests in the batch
     waiting_requests: int = 0  # requests in the engine's queue
@@ -20,12 +20,11 @@ class EngineLoad:
     kv_usage_frac: float = 0.0  # share of the KV blocks in use, 0..1
     decode_tokens: int = 0  # tokens generated since the start
     prefill_tokens: int = 0  # prompt tokens computed since the start
-    # Prompt tokens found in the engine's own prefix cache since the start, only of prompts that it computed itself.
-    cached_prefill_tokens: int = 0
+    cached_prefill_tokens: int = 0  # prefix cache hits since the start, in tokens of prompts without KV from prefill
 
 
 class EngineStatsLogger(StatLoggerBase):
-    """vLLM stat logger: keeps in ``load`` the figures of the last engine step and the totals since the start.
+    """A vLLM statistics logger that writes each step's figures into ``load``.
 
     Needs: the entry point ``vllm.stat_logger_plugins``; ``vllm.v1.metrics.loggers.StatLoggerBase``; the fields of
     ``SchedulerStats``, ``IterationStats`` and ``PromptTokenStats`` that ``record`` reads.
@@ -52,7 +51,7 @@ class EngineStatsLogger(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Take the figures of one step. vLLM calls it after every step, so it must be cheap."""
+        """Add the figures of one step. vLLM calls this after every step, so it must be cheap."""
         if scheduler_stats is not None:
             self.load.running_requests = scheduler_stats.num_running_reqs
             self.load.waiting_requests = scheduler_stats.num_waiting_reqs
@@ -62,22 +61,22 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.decode_tokens += iteration_stats.num_generation_tokens
             prompts = iteration_stats.prompt_token_stats
             self.load.prefill_tokens += prompts.computed
-            if not prompts.external_kv_transfer:  # of a prompt computed elsewhere, a cache hit saves no work here
+            if not prompts.external_kv_transfer:  # if prefill computes the prompt, a cache hit saves no work here
                 self.load.cached_prefill_tokens += prompts.local_cache_hit
         if self.on_step is not None:
             self.on_step()
 
     def log_engine_initialized(self) -> None:
-        """Logs nothing; the base class requires it."""
+        """Log nothing; the base class requires this method."""
 
 
 def register_engine(stats: Any) -> None:
-    """Register the logger of this process's engine: vLLM's registers itself, for an emulated engine its owner does."""
+    """Register the statistics of this process's engine."""
     _LOGGERS[:] = [stats]
 
 
 def engine_stats() -> EngineStatsLogger:
-    """The stats of this process's engine. Raises RuntimeError: none has started, or vLLM did not load the plugin."""
+    """The statistics of this process's engine. Raises RuntimeError: no engine, or vLLM did not load the plugin."""
     if not _LOGGERS:
         raise RuntimeError(
             "no engine stats in this process: vLLM did not load the 'tandem' entry point of "

@@ -1,4 +1,4 @@
-"""Classes of vLLM that its public modules do not offer, and how its OpenAI layer reports failures within a stream.
+"""Classes of vLLM that its public modules do not have, and failures that its OpenAI layer reports in a stream.
 
 Needs: ``vllm.v1.engine.FinishReason``, ``vllm.v1.engine.exceptions.EngineDeadError`` and
 ``vllm.v1.metrics.stats.RequestStateStats``.
@@ -14,12 +14,12 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 __all__ = ["EngineDeadError", "EngineRefusal", "FinishReason", "RequestStateStats", "computed_s", "error_event"]
 _ERROR_EVENT = 'data: {"error"'
-# Values of VLLMValidationError.parameter of a prompt that is longer than the model's context.
+# VLLMValidationError.parameter of a prompt that is longer than the model's context.
 _CONTEXT_PARAMETERS = frozenset({"input_text", "input_tokens"})
 
 
 def computed_s(metrics: RequestStateStats | None) -> float | None:
-    """Seconds from an engine's first work on a prompt to its first token, by the engine's own clock.
+    """Seconds from an engine's first work on a prompt to the first token, by the engine's clock; ``None``: no token.
 
     Needs: ``scheduled_ts`` and ``first_token_ts`` of ``RequestStateStats``.
     Without it: prefill fails at its first prompt, and decode computes the prompts.
@@ -31,7 +31,7 @@ def computed_s(metrics: RequestStateStats | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRefusal:
-    """A refusal of vLLM's OpenAI layer; ``parameter`` is the field at fault, by vLLM's name.
+    """A refusal by vLLM's OpenAI layer; ``parameter``: vLLM's name of the field at fault.
 
     Needs: the values ``input_text`` and ``input_tokens`` of ``VLLMValidationError.parameter``.
     Without it: the refusal of a prompt that is too long has no code ``context_length_exceeded``.
@@ -52,7 +52,7 @@ def error_event(chunk: str) -> EngineRefusal | None:
 
     vLLM yields events as text alone.
 
-    Needs: ``error`` as the first key of those events that report a failure, and of no other.
+    Needs: ``error`` as the first key of all events that report a failure, and of no other event.
     Without it: clients get vLLM's own error events, also for a request that another replica could answer.
     """
     if not chunk.startswith(_ERROR_EVENT):

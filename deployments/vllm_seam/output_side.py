@@ -1,4 +1,4 @@
-"""vLLM's output side: first tokens of answers in one piece, and outputs of tokens that an engine chose before."""
+"""vLLM's output side: the first token of an answer in one piece, and outputs of tokens that another engine chose."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REASONS = {str(reason): reason for reason in FinishReason}
 
 
 class FirstTokens:
-    """Requests that wait for the first token of an answer in one piece, of which vLLM shows nothing until its end.
+    """Requests that wait for the first token of an answer in one piece; vLLM itself yields nothing before its end.
 
     Needs: ``output_processor`` of vLLM's client with ``external_req_ids`` and ``request_states``, whose items have
     ``is_prefilling``.
@@ -23,46 +23,43 @@ class FirstTokens:
     """
 
     def __init__(self, client: Any) -> None:
-        """``client``: the engine's client, an ``AsyncLLM`` or an emulated one."""
+        """``client``: the engine's ``AsyncLLM``, or an emulated one."""
         self._client = client
-        self._waiting: dict[str, list[asyncio.Event]] = {}  # clients choose ids, and may use one twice
+        self._waiting: dict[str, list[asyncio.Event]] = {}  # by id; clients choose ids, and may use one twice
 
     def watch(self, request_id: str, has_first: asyncio.Event) -> None:
         """Set ``has_first`` once the engine has the first token of the request, or of one of its answers."""
         self._waiting.setdefault(request_id, []).append(has_first)
 
-    def leave(self, request_id: str, has_first: asyncio.Event) -> None:
+    def remove(self, request_id: str, has_first: asyncio.Event) -> None:
         """Stop watching: the request has ended."""
         others = [event for event in self._waiting.pop(request_id, []) if event is not has_first]
         if others:
             self._waiting[request_id] = others
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Set the events of requests that have their first token; called after each step of the engine."""
-        for request_id in [one for one in self._waiting if self._has_first(one)]:
+        for request_id in list(filter(self._has_first, self._waiting)):
             for has_first in self._waiting.pop(request_id):
                 has_first.set()
 
     def _has_first(self, request_id: str) -> bool:
         if (emulated := getattr(self._client, "has_first", None)) is not None:
             return bool(emulated(request_id))
-        processor = getattr(self._client, "output_processor", None)
-        if processor is None:
-            return False
+        processor = self._client.output_processor
         internal_ids = processor.external_req_ids.get(request_id, ())  # one for each answer of the request
-        states = [processor.request_states.get(one) for one in internal_ids]
+        states = map(processor.request_states.get, internal_ids)
         return any(state is not None and not state.is_prefilling for state in states)
 
 
 class OutputSide:
     """vLLM's output side of one request, fed by its caller instead of the engine core.
 
-    The client's own output side would count the request against the engine's limits, where the engine counts it
-    already.
+    The client's own output side would count the request a second time against the engine's limits.
 
     Needs: ``vllm.v1.engine.output_processor`` (``OutputProcessor``, ``RequestOutputCollector``),
-    ``vllm.v1.engine.EngineCoreOutput``, ``vllm.v1.core.sched.utils.check_sequence_repetition``; of the client
-    ``input_processor`` (``process_inputs``, ``assign_request_id``), ``output_processor`` and ``get_supported_tasks``.
+    ``vllm.v1.engine.EngineCoreOutput``, ``vllm.v1.core.sched.utils.check_sequence_repetition``; ``input_processor``
+    (``process_inputs``, ``assign_request_id``), ``output_processor`` and ``get_supported_tasks`` of the client.
     Without it: decode replicas do not start; the error names the missing part.
     """
 
@@ -74,7 +71,7 @@ class OutputSide:
 
     @classmethod
     async def open(cls, client: Any, prompt: dict[str, Any], sampling: SamplingParams, request_id: str) -> "OutputSide":
-        """Let the output side expect the request."""
+        """The output side of a request, before its first token."""
         tasks = await client.get_supported_tasks()
         request = client.input_processor.process_inputs(request_id, prompt, sampling, supported_tasks=tasks)
         client.input_processor.assign_request_id(request)
@@ -85,7 +82,7 @@ class OutputSide:
         return cls(client, processor, request, queue)
 
     def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, int | str | None] | None:
-        """Why the engine would have ended after these tokens, if it would (vllm/v1/core/sched/utils.py, check_stop)."""
+        """The reason to end after these tokens (vllm/v1/core/sched/utils.py, check_stop); ``None``: continue."""
         params = self._request.sampling_params
         last = output_ids[-1] if output_ids else None
         if last is not None and last == params.eos_token_id:
@@ -102,7 +99,7 @@ class OutputSide:
     def feed(
         self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: int | str | None
     ) -> RequestOutput | None:
-        """The output for more tokens; ``None``: the output side holds them back."""
+        """The output for these tokens; ``None``: it comes with later tokens."""
         output = EngineCoreOutput(
             request_id=self._request.request_id,
             new_token_ids=list(token_ids),
@@ -110,5 +107,4 @@ class OutputSide:
             stop_reason=stop_reason,
         )
         self._processor.process_outputs([output])
-        fed: RequestOutput | None = self._queue.get_nowait()
-        return fed
+        return self._queue.get_nowait()

@@ -1,4 +1,4 @@
-"""What Tandem changes in vLLM's processes: cores, the CPU executor, NIXL's polling, two watches, a log filter.
+"""Changes that Tandem makes in vLLM's processes: cores, the CPU executor, NIXL's polling, two watches, a log filter.
 
 vLLM loads the entry point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in each
 worker.
@@ -16,16 +16,16 @@ from deployments.machine.claims import listener
 
 logger = logging.getLogger(__name__)
 
-_WATCH_INTERVAL_S = 1.0  # how often an engine process checks that its parent still runs, beside the sentinel
-_NIXL_POLL_US = 1  # poll timeout of NIXL's progress thread, microseconds; any value but 0 lets it sleep
-# Names that vLLM gives its thread, its logger and its executor.
+_WATCH_INTERVAL_S = 1.0  # seconds between two checks of an engine process whether its parent still runs
+_NIXL_POLL_US = 1  # poll timeout of NIXL's progress thread, microseconds; any value but 0 lets the thread sleep
+# vLLM's names of its thread, its logger and its executor.
 _SIDE_CHANNEL_THREAD = "nixl_handshake_listener"
 _DUMP_LOGGER = "vllm.logging_utils.dump_input"
 _IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 def register() -> None:
-    """Entry point: the front end chooses the executor; other processes bind cores, watch their parent, quieten NIXL.
+    """Entry point: the front end chooses the executor; other processes bind cores, watch their parent and NIXL.
 
     Needs: the entry point ``vllm.general_plugins``, loaded in the front end, the engine core and each worker.
     Without it: the engine runs on cores that it shares with others, and outlives a replica that was killed.
@@ -42,10 +42,10 @@ def register() -> None:
 
 
 def _has_no_text(record: logging.LogRecord) -> bool:
-    """Whether a record of vLLM's dump after a failed step has no text of requests; the filter drops the others.
+    """Whether a record of vLLM's dump after a failed step has no text of requests; the filter drops other records.
 
-    The dump leaves out prompts, but not stop strings, bad words and schemas (vllm/logging_utils/dump_input.py:79). The
-    records of the engine's configuration and counts pass.
+    The dump has no prompts, but stop strings, bad words and schemas (vllm/logging_utils/dump_input.py:79). The records
+    of the engine's configuration and counts pass.
 
     Needs: the logger ``vllm.logging_utils.dump_input``; the beginnings of its two records without text.
     Without it: a failed step writes stop strings, bad words and schemas of its requests into the log.
@@ -54,18 +54,17 @@ def _has_no_text(record: logging.LogRecord) -> bool:
 
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
-    # An engine core whose replica was killed would live on with its memory and its NIXL port, and the next replica
-    # would hang on that port. The sentinel reports the end at once; the poll covers a sentinel that another child
-    # inherited.
+    # The engine core of a killed replica would keep its memory and its NIXL port, and the next replica would hang on
+    # that port. ``join`` returns at once when the parent ends, unless another child has inherited its sentinel.
     while os.getppid() == parent.pid:
         parent.join(timeout=_WATCH_INTERVAL_S)
     os._exit(1)
 
 
 def _end_with_side_channel(previous_hook: Callable[[Any], Any], failure: Any) -> None:
-    """End an engine whose NIXL side channel has ended: no decode engine could pull from it, and vLLM does not notice.
+    """End an engine whose NIXL side channel has ended: decode engines cannot pull from it, and vLLM does not notice.
 
-    If another process takes the port that this replica has claimed, vLLM waits for its listener for ever.
+    If another process has taken the port that this replica has claimed, vLLM waits for its listener for ever.
 
     Needs: the name of vLLM's thread, ``nixl_handshake_listener``.
     Without it: such a replica never becomes ready.
@@ -85,8 +84,8 @@ def _keep_worker_in_engine_core() -> None:
     """On a machine without GPUs, run an engine's only worker inside its engine core, if it has cores of its own.
 
     vLLM's CPU platform always starts a worker process, since OpenMP reads its threads and cores when a process starts
-    (vllm/platforms/cpu.py:276); ``_bind_cores`` sets both from inside. The queue between the two processes spins in
-    ``sched_yield`` for a second after every message (distributed/device_communicators/shm_broadcast.py:134): on a
+    (vllm/platforms/cpu.py:276); ``_bind_cores`` sets both later. The queue between the two processes spins in
+    ``sched_yield`` for a second after every message (distributed/device_communicators/shm_broadcast.py:134). On a
     shared core that doubled TPOT, and on Linux 6.18 token streams stalled for a second at a time.
 
     Needs: ``vllm.platforms.cpu.CpuPlatform.check_and_update_config``; ``UniProcExecutor``.
@@ -110,8 +109,7 @@ def _bind_cores() -> None:
 
     On the CPU platform the connector pins every engine's main thread to the last core of each NUMA node
     (vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py:474), so a prefill and a decode engine on one
-    machine would share that core. It pins only if the platform reports a topology, so this function makes the platform
-    report none.
+    machine would share that core. It does so only if the platform reports a topology; this lets it report none.
 
     Needs: ``vllm.platforms.cpu.CpuPlatform.discover_numa_topology``.
     Without it: the engines of one machine share a core.
@@ -129,14 +127,14 @@ def _bind_cores() -> None:
 
 
 def _quieten_nixl() -> None:
-    """Let NIXL's progress thread sleep until there is something to progress.
+    """Let NIXL's progress thread sleep while there is no progress to make.
 
-    NIXL's Python API sets the thread's poll timeout to 0 whatever its caller wants, so an idle engine burns a whole
-    core per worker (nixl_cu13/_api.py:213). With any other timeout the thread sleeps in poll() and the kernel wakes it
-    on events at once; the timeout only bounds how late it sees work that raises no event.
+    NIXL's Python API always sets the thread's poll timeout to 0, so each idle worker uses a whole core
+    (nixl_cu13/_api.py:213). With any other timeout the thread sleeps in poll(), and the kernel wakes it at once on
+    events. The timeout only limits its delay for work that raises no event.
 
     Needs: ``nixl._api.nixlBind.nixlAgentConfig`` with the attribute ``pthrDelay``.
-    Without it: each idle worker burns a core.
+    Without it: each idle worker uses a core.
     """
     try:
         import vllm.distributed.nixl_utils  # noqa: F401  sets what UCX reads when nixl is imported
@@ -153,13 +151,9 @@ def _quieten_nixl() -> None:
 
 
 def _cores_from_environment() -> set[int]:
-    return _parse_cores(os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"))
-
-
-def _parse_cores(spec: str) -> set[int]:
     """Cores of a binding such as ``0-2,5|6``; empty for ``auto``, ``nobind`` and anything unreadable."""
     cores: set[int] = set()
-    for part in spec.replace("|", ",").split(","):
+    for part in os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto").replace("|", ",").split(","):
         first, _, last = part.partition("-")
         try:
             cores.update(range(int(first), int(last or first) + 1))

@@ -1,4 +1,4 @@
-"""Methods that Tandem adds to vLLM's workers, and a GPU's counters; ``collective_rpc`` calls them between two steps."""
+"""Methods that Tandem adds to vLLM's workers, called by ``collective_rpc`` between two steps, and a GPU's counters."""
 
 import logging
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ IMPORT_PATH = "deployments.vllm_seam.worker_extension.WorkerExtension"
 class GpuStats:
     """Utilisation and SM activity of a worker's GPU, candidate signals of HeteroScale section 4.2.
 
-    Utilisation is the share of time in which some kernel ran. SM activity (NVML's GPM, Hopper and later) is the share
-    of SMs that had work. ``uuid``: as NVML writes it; ``None``: the worker has no GPU.
+    Utilisation is the share of time in which any kernel ran. SM activity (NVML's GPM, Hopper and later) is the share of
+    SMs that had work. ``uuid``: as NVML writes it; ``None``: the worker has no GPU.
 
     Needs: ``vllm.third_party.pynvml``.
     Without it: these two signals are not observed; the worker's log says so.
@@ -45,16 +45,16 @@ class GpuStats:
 
     def report(self) -> dict[str, float]:
         """Utilisation, and SM activity since the last call, each 0..1; figures that cannot be read are left out."""
+        figures: dict[str, float] = {}
         if self._nvml is None:
-            return {}
+            return figures
         try:
-            figures = {"gpu_utilization_frac": self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100.0}
+            figures["gpu_utilization_frac"] = self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100.0
             if self._before is not None:
                 figures["sm_activity_frac"] = self._sm_activity()
-            return figures
         except self._nvml.NVMLError as error:
             logger.debug("GPU statistics cannot be read: %s", error)
-            return {}
+        return figures
 
     def _sample(self) -> Any:
         sample = self._nvml.nvmlGpmSampleAlloc()
@@ -87,7 +87,7 @@ class WorkerExtension:
     model_runner: Any
 
     def tandem_unread_kv_requests(self) -> int:
-        """Number of prompts whose KV this worker still holds for decode engines that have not pulled it.
+        """Number of prompts whose KV on this worker has not been pulled by a decode engine.
 
         Needs: ``_reqs_to_send`` of vLLM's NIXL worker.
         Without it: the count is unknown, so a prefill replica that ends waits until the leases of its KV are over.
@@ -95,21 +95,21 @@ class WorkerExtension:
         worker = _nixl_worker()
         return 0 if worker is None else len(worker._reqs_to_send)
 
-    def tandem_pulls(self, known: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
+    def tandem_pulls(self, reported: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
         """Running pulls and failed pulls, each as prefill's request id -> prefill's engine id.
 
-        A pull that is complete but not yet seen by an engine step counts as neither. ``known``: failures that the
-        caller has received; they are forgotten only now, since an answer may get lost.
+        A complete pull that no engine step has processed counts as neither. ``reported``: failures that the caller has
+        received. They are deleted only then, since an answer may get lost.
 
         Needs: ``_recving_transfers``, ``_recving_metadata``, ``_handle_failed_transfer`` and ``nixl_wrapper`` of vLLM's
             NIXL worker.
-        Without it: decode replicas do not learn which prefill replica's link is broken; pulls end by their lease.
+        Without it: decode replicas do not notice broken links to prefill replicas; pulls end with their lease.
         """
         worker = _nixl_worker()
         if worker is None:
             return {}, {}
         failed = _failed_pulls(worker)
-        for name in known:
+        for name in reported:
             failed.pop(name, None)
         running = {}
         for req_id, handles in list(worker._recving_transfers.items()):
@@ -143,7 +143,7 @@ class WorkerExtension:
             for name in pulls:
                 for handle in worker._recving_transfers.pop(name):
                     worker.nixl_wrapper.release_xfer_handle(handle)
-                # The class's own method: the caller knows of this failure, so it is not noted.
+                # The class's own method, which records no failure: the caller has caused it.
                 type(worker)._handle_failed_transfer(worker, name, None)
             worker._cleanup_remote_engine(engine_id)
         return True
@@ -151,7 +151,7 @@ class WorkerExtension:
     def tandem_gpu(self) -> dict[str, float]:
         """Utilisation and SM activity of this worker's GPU; empty on CPU.
 
-        A worker reads them, since a Serve replica may have no GPU of its own, and a worker may be on another node.
+        The replica cannot read them: it may have no GPU of its own, and a worker may be on another node.
         """
         stats: GpuStats | None = getattr(self, "_tandem_gpu_stats", None)
         if stats is None:
@@ -184,7 +184,7 @@ def _nixl_worker() -> Any:
 
     Needs: ``vllm.distributed.kv_transfer`` (``get_kv_transfer_group``, ``has_kv_transfer_group``),
     ``connector_worker``.
-    Without it: the methods above fail, with the consequences that they name.
+    Without it: the methods above fail, with the consequences that they state.
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
@@ -192,35 +192,35 @@ def _nixl_worker() -> Any:
 
 
 def _failed_pulls(worker: Any) -> dict[str, str]:
-    """The notes of a worker's failed pulls: prefill's request id -> its engine id. The first call starts the notes.
+    """A worker's failed pulls: prefill's request id -> its engine id. The first call starts their recording.
 
-    vLLM only counts failed pulls. A handoff that was refused pulls no blocks, and vLLM's own method fails for it, on
-    the thread that shakes hands; such a failure is not noted.
+    vLLM only counts failed pulls. A refused handoff pulls no blocks, and vLLM's own method fails for it in the thread
+    of the handshake; such a failure is not recorded.
     """
     failed: dict[str, str] | None = getattr(worker, "_tandem_failed_pulls", None)
     if failed is None:
         failed = worker._tandem_failed_pulls = {}
         handle_failure = worker._handle_failed_transfer
 
-        def note(req_id: str, handle: int | None) -> None:
+        def record_failure(req_id: str, handle: int | None) -> None:
             meta = worker._recving_metadata.get(req_id)
             if meta is not None and any(meta.local_block_ids):
                 failed[meta.remote.request_id] = meta.remote.engine_id
             handle_failure(req_id, handle)
 
-        worker._handle_failed_transfer = note
+        worker._handle_failed_transfer = record_failure
     return failed
 
 
 def _is_running(worker: Any, handle: int) -> bool:
     try:
         return bool(worker.nixl_wrapper.check_xfer_state(handle) == "PROC")
-    except Exception:  # the pull has failed; vLLM sees it at its next step
+    except Exception:  # the pull has failed; vLLM notices it at its next step
         return False
 
 
 def _gpu_uuid(device: Any) -> str | None:
-    """A device's UUID as NVML writes it."""
+    """A device's UUID as NVML writes it; ``None``: it is no GPU."""
     if device is None or device.type != "cuda":
         return None
     import torch

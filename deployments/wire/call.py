@@ -1,6 +1,6 @@
-"""One call of a replica under one deadline: its answer, its failure, and what it shows of the replica's health.
+"""One call of a replica under one deadline: the pieces of its answer, or its failure; a lost replica is reported.
 
-A watch ends calls of replicas that no longer exist or stand still: neither closes a connection.
+A watch ends calls of replicas that no longer exist or hang, since their connections may stay open.
 """
 
 import asyncio
@@ -20,13 +20,12 @@ from router.routing import Routed
 
 logger = logging.getLogger(__name__)
 
-# Wait for one piece, seconds, after which the replica is asked whether it lives. A smaller value asks more replicas
-# that are only busy, a larger one finds lost replicas later.
+# Wait for one piece, seconds, after which the replica is checked. A smaller value checks more replicas that are only
+# busy, a larger one detects lost replicas later.
 _QUIET_S = 5.0
-# Seconds between two searches for calls that wait for that long.
-_EVERY_S = 2.0
-# Questions in a row that a replica leaves unanswered until it counts as standing still. With one, a short stall of a
-# healthy replica would end its calls.
+_CHECK_S = 2.0  # seconds between two searches for calls that wait so
+# Checks in a row without an answer after which a replica counts as hanging. With one, a short stall of a healthy
+# replica would end its calls.
 _SILENCES = 2
 
 Piece = TypeVar("Piece")
@@ -35,14 +34,14 @@ Piece = TypeVar("Piece")
 class CallFailure(StrEnum):
     """Why a call ended without its whole answer."""
 
-    LOST = "lost"  # its replica is gone, stands still or broke off
+    LOST = "lost"  # the replica no longer exists, hangs, or has ended the answer too early
     LATE = "late"  # its deadline has passed
     FULL = "full"  # Serve's queue for the pool is full, so no replica was chosen
     TOO_LARGE = "too_large"  # no replica can send an answer of this size in one piece
 
 
 class CallError(Exception):
-    """A call has ended without its whole answer; ``__cause__`` is the error of Ray or gRPC, if there was one."""
+    """A call has ended without its whole answer; ``__cause__``: the error of Ray or gRPC, if there is one."""
 
     def __init__(self, failure: CallFailure, message: str, cause: Exception | None = None) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ class CallError(Exception):
 
 
 class CallWatch:
-    """All calls by one process of replicas of an application."""
+    """All calls of one process to the replicas of an application; ends the calls of lost replicas."""
 
     def __init__(
         self,
@@ -59,36 +58,28 @@ class CallWatch:
         is_stranded: Callable[[str], bool],
         *,
         quiet_s: float = _QUIET_S,
-        every_s: float = _EVERY_S,
+        check_s: float = _CHECK_S,
     ) -> None:
-        """A watch without calls.
+        """Begin without calls.
 
         Args:
-            is_alive: asks a replica (its deployment, its id) something. ``False``: it no longer exists. Raises
+            is_alive: checks a replica, given its deployment and its id. ``False``: it no longer exists. Raises
                 TimeoutError: it does not answer. May block for seconds.
-            is_stranded: whether a deployment has no replica while something else can answer its calls.
-            quiet_s: wait for one piece after which the replica is asked.
-            every_s: time between two searches for such calls.
+            is_stranded: whether a deployment has no replica while another one can answer its calls.
+            quiet_s: wait for one piece, seconds, after which the replica is checked.
+            check_s: seconds between two searches for such calls.
         """
         self._is_alive, self._is_stranded = is_alive, is_stranded
-        self._quiet_s, self._every_s = quiet_s, every_s
-        self._calls: set[Call[Any]] = set()
-
-    def add(self, call: "Call[Any]") -> None:
-        """Watch a call until ``remove``."""
-        self._calls.add(call)
-
-    def remove(self, call: "Call[Any]") -> None:
-        """Stop watching a call: it has ended."""
-        self._calls.discard(call)
+        self._quiet_s, self._check_s = quiet_s, check_s
+        self.calls: set[Call[Any]] = set()  # calls that have not ended
 
     async def run(self) -> None:
-        """Ask the replicas of calls that wait for long, and end the calls of lost ones. Runs until it is cancelled."""
+        """Check the replicas of calls that wait, and end the calls of lost ones. Runs until it is cancelled."""
         silences: Counter[tuple[str, str]] = Counter()
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._check_s)
             quiet: dict[tuple[str, str], list[Call[Any]]] = {}
-            for call in list(self._calls):
+            for call in list(self.calls):
                 if call.quiet_s() <= self._quiet_s:
                     continue
                 if call.choice.replica_id is not None:
@@ -100,17 +91,17 @@ class CallWatch:
             for (replica, calls), count in zip(quiet.items(), new_silences, strict=True):
                 silences[replica] = previous[replica] + count if count else 0
                 for call in calls if silences[replica] >= _SILENCES else ():
-                    if call in self._calls and call.choice.replica_id == replica[1]:
+                    if call in self.calls and call.choice.replica_id == replica[1]:
                         call.lose()
 
     async def _silences(self, deployment: str, replica_id: str) -> int:
-        """Ask a replica once. Returns its silences: 1 without an answer, ``_SILENCES`` if it is gone, else 0."""
+        """Check a replica once. Returns 0 if it answers, 1 if it does not, and ``_SILENCES`` if it no longer exists."""
         try:
             is_alive = await asyncio.to_thread(self._is_alive, deployment, replica_id)
         except TimeoutError:
             logger.debug("%s of %s does not answer", replica_id, deployment)
             return 1
-        except Exception as error:  # whether the replica lives is unknown, so its calls go on waiting
+        except Exception as error:  # the check itself has failed, so the calls still wait
             logger.debug("whether %s of %s is alive is unknown: %s", replica_id, deployment, error)
             return 0
         return 0 if is_alive else _SILENCES
@@ -128,8 +119,8 @@ class PoolCaller(Generic[Piece]):
         watch: CallWatch,
         is_whole: Callable[[Piece], bool],
     ) -> None:
-        """``method``: the replica's method; ``is_whole``: whether an answer is complete once this piece has come."""
-        # Serve's default, cloudpickle, can also send code, and takes three times as long.
+        """``method``: of the replica; ``is_whole``: whether a piece is the last one of a complete answer."""
+        # Serve's default, cloudpickle, takes three times as long, since it can also send code.
         self.handle = handle.options(
             method_name=method, stream=True, request_serialization="pickle", response_serialization="pickle"
         )
@@ -139,47 +130,46 @@ class PoolCaller(Generic[Piece]):
         self.is_whole = is_whole
 
     def call(self, request: Routed, deadline_s: float) -> "Call[Piece]":
-        """Send a request to a replica; ``deadline_s``: monotonic time at which the whole call ends."""
+        """Send a request to a replica; ``deadline_s``: monotonic time at which the call ends."""
         return Call(self, request, deadline_s)
 
 
 class Call(Generic[Piece]):
-    """A request on its way to one replica, and the pieces of its answer; a context that ends the call.
+    """A request to one replica, and the pieces of its answer; as a context manager it ends the call.
 
-    One timer serves all pieces: one ``asyncio.timeout`` for each piece was a tenth of an ingress replica's work.
+    One timer serves all pieces: an ``asyncio.timeout`` for each piece was a tenth of an ingress replica's work.
     """
 
     def __init__(self, caller: PoolCaller[Piece], request: Routed, deadline_s: float) -> None:
         self.pool = caller.pool
         self.choice = request.routing.choice
-        # For the caller's reports; the call itself reports a lost replica.
-        self.health = CallHealth(caller.health, request.routing)
-        self.since_s = 0.0  # when the wait for the latest piece began, monotonic
+        self.health = CallHealth(caller.health, request.routing)  # the call itself reports only a lost replica
+        self.since_s = 0.0  # monotonic time at which the wait for the latest piece began
         self.has_begun = False  # a piece has come
-        self.has_ended = False  # the answer came to its end by itself
+        self.has_ended = False  # the replica has ended the answer
         self._caller = caller
         self._stream = caller.handle.remote(request)
         self._pieces: AsyncIterator[Piece] = aiter(self._stream)
         self._last: Piece | None = None  # the latest piece
-        self._failure: CallError | None = None  # the deadline has passed, or the replica is gone
+        self._failure: CallError | None = None  # the deadline has passed, or the replica is lost
         self._task: asyncio.Task[object] | None = None  # the task that waits for a piece
         late = CallError(CallFailure.LATE, "the deadline has passed")
         self._timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), self._end, late)
 
     def __enter__(self) -> Self:
-        self._caller.watch.add(self)
+        self._caller.watch.calls.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        self._caller.watch.remove(self)
-        self.health.ended()
+        self._caller.watch.calls.remove(self)
+        self.health.end()
         if not self.has_ended:
             self._stream.cancel()
 
     async def piece(self) -> Piece | None:
         """The next piece; ``None``: the answer is complete. Raises CallError: the rest will not come."""
-        if (failure := self._failure_now()) is not None:
+        if (failure := self._failure) is not None:
             self._give_up(failure)
             return None
         task = self._task = asyncio.current_task()
@@ -193,8 +183,8 @@ class Call(Generic[Piece]):
             self._give_up(CallError(CallFailure.LOST, "it broke off"))
             return None
         except asyncio.CancelledError:
-            failure = self._failure_now()
-            # One cancellation comes from ``_end``; one more means that the client has disconnected at the same time.
+            failure = self._failure
+            # One cancellation is from ``_end``; one more means that the client has disconnected at the same time.
             if failure is None or task.cancelling() > cancelling + 1:
                 raise
             self._give_up(failure)
@@ -204,25 +194,21 @@ class Call(Generic[Piece]):
             return None
         finally:
             self._task = None
-            if self._failure_now() is not None:
+            if self._failure is not None:
                 task.uncancel()
         if not self.has_begun:
             self.has_begun = True
-            self.health.unreached()
+            self.health.report_unreached()
         return piece
 
     def quiet_s(self) -> float:
-        """Seconds that the wait for this piece has lasted; 0 while the caller does not wait."""
+        """Time that the caller has waited for this piece, seconds; 0 while it does not wait."""
         return 0.0 if self._task is None else time.monotonic() - self.since_s
 
     def lose(self) -> None:
-        """End the wait: the replica is gone."""
+        """End the wait for a piece, since the replica is lost; without a wait nothing happens."""
         if self._task is not None:
-            self._end(CallError(CallFailure.LOST, "its replica is gone or stands still"))
-
-    def _failure_now(self) -> CallError | None:
-        """The failure that ends the call; a method, since it may appear during every wait."""
-        return self._failure
+            self._end(CallError(CallFailure.LOST, "its replica is gone or hangs"))
 
     def _end(self, failure: CallError) -> None:
         """End the call with its first failure, and wake the task that waits for a piece."""
@@ -232,16 +218,16 @@ class Call(Generic[Piece]):
                 self._task.cancel()
 
     def _give_up(self, failure: CallError) -> None:
-        """Return if the answer is complete all the same; otherwise report a lost replica and raise the failure."""
+        """Return if the answer is complete nevertheless; otherwise report a lost replica, and raise the failure."""
         if self._last is not None and self._caller.is_whole(self._last):
             return
         if failure.failure is CallFailure.LOST:
-            self.health.failed()
+            self.health.report_failure()
         raise failure
 
 
 def _call_error(error: Exception) -> CallError:
-    """The failure of a call that an error of Serve, Ray or gRPC has ended."""
+    """The failure of a call after an error of Serve, Ray or gRPC."""
     if isinstance(error, TimeoutError):
         return CallError(CallFailure.LATE, str(error), error)
     if isinstance(error, BackPressureError):

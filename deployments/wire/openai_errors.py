@@ -1,27 +1,25 @@
-"""OpenAI's error shape, made in one place."""
+"""Errors in the form of OpenAI's API."""
 
 import json
 import re
 from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 
-_MOST_CHARS = 2000  # characters of a message at most: it may quote a refused value of megabytes
-# Fields that many messages mention although these are about another field.
-_COMMON_FIELDS = ("model", "prompt", "stream", "messages")
-# What vLLM calls the prompt in its refusals.
-_PROMPT_PARAMETERS = ("input_text", "input_tokens", "prompt_token_ids")
+_MOST_CHARS = 2000  # longest message, characters: a message may quote a refused value of megabytes
+_COMMON_FIELDS = ("model", "prompt", "stream", "messages")  # also mentioned in messages about other fields
+_PROMPT_PARAMETERS = ("input_text", "input_tokens", "prompt_token_ids")  # vLLM's names of the prompt in its refusals
 
 
 @dataclass(eq=False)
 class OpenAIError(Exception):
-    """A request that cannot be served, in the words of OpenAI's API."""
+    """The reason why a request cannot be served, for its client."""
 
-    status: int  # of HTTP
-    message: str  # what is wrong, the value, and what to do
+    status: int  # HTTP status
+    message: str  # the fault, the value, and the remedy
     _: KW_ONLY
-    param: str | None = None  # the field at fault, if a field is
-    code: str | None = None  # OpenAI's machine-readable code, if the error has one
-    retry_after_s: float | None = None  # time after which the request may be sent again, if known
+    param: str | None = None  # the field at fault; ``None``: no field is
+    code: str | None = None  # OpenAI's code of the error; ``None``: it has none
+    retry_after_s: float | None = None  # time after which the request may be sent again; ``None``: unknown
 
     def __post_init__(self) -> None:
         if len(self.message) > _MOST_CHARS:
@@ -40,19 +38,20 @@ class OpenAIError(Exception):
 
 
 def field_at_fault(message: str, parameter: str | None, fields: Collection[str]) -> str | None:
-    """The field of a client's body that an engine's refusal is about, for ``error.param`` alone.
+    """The field of a client's body that an engine's refusal is about; used only for ``error.param``.
+
+    Without a parameter it is the first field that the message mentions, which is a guess.
 
     Args:
-        message: the refusal. Where vLLM gives no parameter, the first field that it mentions is the best guess.
-        parameter: the field that the engine gave, in its own words.
-        fields: names of the fields that the client sent.
+        message: the refusal.
+        parameter: the engine's name of the field; ``None``: the engine gives none.
+        fields: names of the fields in the client's body.
     """
     if parameter in _PROMPT_PARAMETERS:
         return "messages" if "messages" in fields else "prompt"
     if parameter is not None and parameter in fields:
         return parameter
     words = " " + re.sub(r"[\W_]+", " ", message) + " "
-    candidates = [field for field in fields if field not in _COMMON_FIELDS]
-    places = {field: words.find(f" {field.replace('_', ' ')} ") for field in candidates}
-    mentioned = [field for field, place in places.items() if place >= 0]
-    return min(mentioned, key=places.__getitem__, default=parameter)
+    positions = {field: words.find(f" {field.replace('_', ' ')} ") for field in fields if field not in _COMMON_FIELDS}
+    mentioned = [field for field, position in positions.items() if position >= 0]
+    return min(mentioned, key=positions.__getitem__, default=parameter)

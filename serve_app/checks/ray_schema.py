@@ -91,7 +91,7 @@ def _check_policy(policy: Any, is_autoscaled: bool) -> None:
 def check_engines(config: AppConfig) -> None:
     """Check every pool's engine arguments with vLLM, some seconds; raises ConfigError that says why vLLM refuses."""
     for service in config.services:
-        complaint = engine_complaint([_arguments(service, key, pool) for key, pool in service.roles().items()])
+        complaint = engine_complaint([_arguments(service, key, pool) for key, pool in service.role_configs().items()])
         if complaint is not None:
             raise ConfigError(complaint)
 

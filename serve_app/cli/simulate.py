@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +19,12 @@ from autoscale.policies import POLICIES
 from autoscale.sim import curate as search
 from autoscale.sim import pressure
 from autoscale.sim.checks import check_lengths, check_trace, notes
-from autoscale.sim.compare import find_oracle
+from autoscale.sim.compare import OracleResult, find_oracle
 from autoscale.sim.config import BOUNDS, SimConfig
-from autoscale.sim.curate import SPACES
-from autoscale.sim.study import is_smallest_static, run_study
+from autoscale.sim.curate import SPACES, Candidate
+from autoscale.sim.simulations import run_study
+from autoscale.sim.split import PressurePoint
+from autoscale.sim.study import is_smallest_static
 from autoscale.traces.trace import TraceRequest, cut, load_trace, scale_trace
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
 from serve_app.cli import curate_report
@@ -33,20 +35,24 @@ from serve_app.output import write_file
 
 commands = Typer()
 
-# A shipped file.
+# The configuration without --config: a shipped file, under configs/ in a checkout.
 _DEFAULT_CONFIG = "sim/h100_llama70b.yaml"
+# --rate-scale is below this. Far smaller factors already make more requests than can be simulated; the check of the
+# trace names the number.
+_MOST_RATE_SCALE = 1_000_000
 
 TracePath = Annotated[
     Path, Option("--trace", help="CSV or .gz: timestamp_s, input_tokens, output_tokens, and optionally hash_ids.")
 ]
 RateScale = Annotated[
-    str, Option(help="Multiplies the trace's requests; auto: until the oracle's peak is 40 replicas.")
+    str,
+    Option(help="Multiplies the number of the trace's requests; auto: so that the oracle's peak is 40 replicas."),
 ]
 Start = Annotated[float, Option(min=0.0, help="Begin at this second of the trace.")]
-Duration = Annotated[float | None, Option(min=1.0, help="Take this many seconds of the trace.")]
+Duration = Annotated[float | None, Option(min=1.0, help="Length of the used part, seconds; left out: to the end.")]
 Jobs = Annotated[int | None, Option(min=1, help="Number of processes; left out: one per core.")]
 JsonOut = Annotated[Path | None, Option("--json", help="Write all figures to this JSON file.")]
-Strict = Annotated[bool, Option("--strict", help="Refuse requests with lengths beyond the profiles.")]
+Strict = Annotated[bool, Option("--strict", help="Refuse a trace with requests that are longer than the profiles.")]
 ConfigFile = Annotated[
     Path | None,
     Option("--config", help="Cluster, objectives and policies; by default the shipped sim/h100_llama70b.yaml."),
@@ -57,13 +63,15 @@ ConfigFile = Annotated[
 @config_errors()
 def simulate(
     trace: TracePath,
-    policy: Annotated[str, Option(help="Policies, with commas between: names in the config, or kinds.")] = "default",
+    policy: Annotated[str, Option(help="Policies, separated by commas: names in the config, or kinds.")] = "default",
     config: ConfigFile = None,
     rate_scale: RateScale = "1",
-    time_scale: Annotated[float, Option(min=1e-6, help="Multiplies the trace's times; 2 halves the rate.")] = 1.0,
+    time_scale: Annotated[float, Option(min=1e-6, help="Multiplies the trace's times: 2 halves the rate.")] = 1.0,
     start: Start = 0.0,
     duration: Duration = None,
-    seeds: Annotated[int, Option(min=1, max=100, help="Repeat with this many seeds, and show intervals.")] = 1,
+    seeds: Annotated[
+        int, Option(min=1, max=100, help="Number of runs, each with another seed; above 1, intervals are shown.")
+    ] = 1,
     seed: Annotated[int, Option(min=0, help="The first seed.")] = 0,
     jobs: Jobs = None,
     is_strict: Strict = False,
@@ -72,10 +80,10 @@ def simulate(
 ) -> None:
     """Replay a trace on a virtual cluster under each policy, and under the oracle and other bounds."""
     config, settings = _settings(config, {"--json": json_out, "--html": html_out}, {"--trace": trace})
-    names = _names(policy, settings)
-    requests = _load(trace, time_scale, start, duration)
-    check_trace(settings, requests, trace, is_strict=is_strict)
+    names = _policy_names(policy, settings)
     scale = _rate_scale(rate_scale)
+    requests = _load(trace, start, duration, time_scale)
+    check_trace(settings, requests, trace, is_strict=is_strict)
     with worker_pool(jobs) as pool, _progress() as progress:
         task = progress.add_task("oracle", total=None)
 
@@ -91,12 +99,14 @@ def simulate(
     write_file(json_out, _json(report), "--json")
     if html_out is not None:
         write_file(html_out, save_html(study, report), "--html")
-    _refuse_winners(study.beat_the_oracle)
+    _check_oracle(study.beat_the_oracle)
 
 
 Gpus = Annotated[
     int | None,
-    Option(min=2, help="GPUs that are split between the roles; left out: 24, or fewer by the pools' limits."),
+    Option(
+        min=2, help="GPUs that are split between the roles; left out: 24, or fewer if the pools' limits allow fewer."
+    ),
 ]
 
 
@@ -112,14 +122,14 @@ def pressure_test(
     is_strict: Strict = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Find the P/D ratio that serves most of a workload and its signals, or advise against disaggregation."""
+    """Find the P/D ratio with the highest rate, and its signals; or advise against disaggregation."""
     config, settings = _settings(config, {"--json": json_out}, {"--trace": trace})
-    requests = _load(trace, 1.0, start, duration)
+    requests = _load(trace, start, duration)
     check_lengths(settings, requests, trace, is_strict=is_strict)
     with _progress() as progress:
         task = progress.add_task("pressure test", total=None)
 
-        def on_point(point: pressure.PressurePoint) -> None:
+        def on_point(point: PressurePoint) -> None:
             progress.update(task, advance=1, description=f"{point.name} tried")
 
         result = pressure.pressure_test(settings, requests, gpus=gpus, seed=seed, on_point=on_point)
@@ -137,13 +147,14 @@ def curate(
     trace: TracePath,
     out: Annotated[Path, Option(help="Write a configuration with the best policy to this file.")],
     policy: Annotated[
-        str, Option(help="Kinds of policy, with commas between; all: every kind that can be searched.")
+        str, Option(help="Kinds of policy, separated by commas; all: every kind that can be searched.")
     ] = "all",
     config: ConfigFile = None,
     serve: Annotated[
-        Path | None, Option(help="A Serve YAML to put the policy into; left out: --out is for tandem simulate.")
+        Path | None,
+        Option(help="Write this Serve YAML with the policy; left out: write a configuration for tandem simulate."),
     ] = None,
-    tries: Annotated[int, Option(min=1, help="Parameters that are tried per policy.")] = 12,
+    tries: Annotated[int, Option(min=1, help="Sets of parameters to try for each kind of policy.")] = 12,
     gpus: Gpus = None,
     rate_scale: RateScale = "1",
     start: Start = 0.0,
@@ -153,62 +164,99 @@ def curate(
     is_strict: Strict = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Search the policy and parameters that keep the objectives on the fewest GPU-hours."""
+    """Search the policy and parameters that keep the objectives with the fewest GPU-hours."""
     inputs = {"--trace": trace} | ({} if serve is None else {"--serve": serve})
     config, settings = _settings(config, {"--json": json_out, "--out": out}, inputs)
-    kinds = _kinds(policy, is_served=serve is not None)
+    kinds = _policy_kinds(policy, is_served=serve is not None)
+    scale = _rate_scale(rate_scale)
     served = None if serve is None else load_serve_yaml(serve)
-    requests = _load(trace, 1.0, start, duration)
+    requests = _load(trace, start, duration)
     check_trace(settings, requests, trace, is_strict=is_strict)
     flags = notes(settings, requests)
     if serve is not None and served is not None:
         flags += curate_report.autoscaled(served, serve, settings)
-    scale = _rate_scale(rate_scale)
-    with worker_pool(jobs) as pool, _progress() as progress:
-        task = progress.add_task("pressure test", total=None)
-        pressed = pool.submit(pressure.pressure_test, settings, requests, gpus=gpus, seed=seed).result()
-        progress.update(task, description="oracle")
-        oracle = pool.submit(find_oracle, settings, requests, rate_scale=scale, seed=seed).result()
-        progress.update(task, description="policies", total=tries * len(kinds), completed=0)
-
-        def on_done(candidate: search.Candidate) -> None:
-            progress.update(task, advance=1)
-
-        found = search.curate(settings, oracle, pressed, kinds, tries=tries, seed=seed, pool=pool, on_done=on_done)
-    console.print(curate_report.pressure_verdict(pressed), highlight=False)
-    console.print(curate_report.candidates_table(oracle, found))
-    if not pressed.is_disaggregation_worthwhile:
+    with worker_pool(jobs) as pool:
+        ratio_test, oracle, candidates = _search(
+            settings, requests, kinds, gpus=gpus, rate_scale=scale, tries=tries, seed=seed, pool=pool
+        )
+    console.print(curate_report.pressure_verdict(ratio_test), highlight=False)
+    console.print(curate_report.candidates_table(oracle, candidates))
+    if not ratio_test.is_disaggregation_worthwhile:
         flags.append("the policies have a prefill pool, against the advice of the pressure test")
     print_notes(flags)
-    best = max((each[0] for each in found.values()), key=lambda one: one.score(oracle.least_frac))
-    if not best.score(oracle.least_frac)[0]:
-        errors.print(f"note: no candidate attained {oracle.least_frac:.2%}; the nearest one is written", style="yellow")
+    best = _best(candidates, oracle.least_frac)
     write_file(out, curate_report.curated_yaml(settings, best, config, served, trace), "--out")
     console.print(f"{out}: {best.kind}", highlight=False)
-    figures = curate_report.candidates_document(pressed, oracle, found)
+    figures = curate_report.candidates_document(ratio_test, oracle, candidates)
     write_file(json_out, _json({**sources(settings, trace, config), "flags": flags, **figures}), "--json")
-    _refuse_winners([kind for kind, each in found.items() if oracle.is_beaten_by(each[0].result)])
+    _check_oracle([kind for kind, each in candidates.items() if oracle.is_beaten_by(each[0].result)])
 
 
-def _names(policy: str, settings: SimConfig) -> list[str]:
+def _search(
+    settings: SimConfig,
+    requests: Sequence[TraceRequest],
+    kinds: Sequence[str],
+    *,
+    gpus: int | None,
+    rate_scale: float | None,
+    tries: int,
+    seed: int,
+    pool: Executor,
+) -> tuple[pressure.PressureResult, OracleResult, Mapping[str, Sequence[Candidate]]]:
+    """The pressure test, the oracle, and the candidates of each kind, the best one first; shows the progress."""
+    with _progress() as progress:
+        task = progress.add_task("pressure test", total=None)
+        ratio_test = pool.submit(pressure.pressure_test, settings, requests, gpus=gpus, seed=seed).result()
+        progress.update(task, description="oracle")
+        oracle = pool.submit(find_oracle, settings, requests, rate_scale=rate_scale, seed=seed).result()
+        progress.update(task, description="policies", total=tries * len(kinds), completed=0)
+
+        def on_done(candidate: Candidate) -> None:
+            progress.update(task, advance=1)
+
+        candidates = search.curate(
+            settings, oracle, ratio_test, kinds, tries=tries, seed=seed, pool=pool, on_done=on_done
+        )
+    return ratio_test, oracle, candidates
+
+
+def _best(candidates: Mapping[str, Sequence[Candidate]], least_frac: float) -> Candidate:
+    """The best candidate of all kinds; prints a note if it keeps the objectives of too few requests."""
+    best = max((each[0] for each in candidates.values()), key=lambda one: one.score(least_frac))
+    is_attained, _ = best.score(least_frac)
+    if not is_attained:
+        errors.print(
+            f"note: no candidate kept the objectives of {least_frac:.2%} of the requests; the nearest one is written",
+            style="yellow",
+        )
+    return best
+
+
+def _policy_names(policy: str, settings: SimConfig) -> list[str]:
+    """The policies of --policy. Raises ValueError: a name is that of a bound, or no policy has it."""
     names = _split(policy)
     if bounds := set(BOUNDS) & set(names):
-        raise ValueError(f"--policy {sorted(bounds)[0]}: stands beside every comparison; leave it out")
+        raise ValueError(f"--policy {sorted(bounds)[0]}: is shown beside every policy anyway; leave it out")
     for name in names:
         if not is_smallest_static(settings, name):
             settings.autoscale_config(name)
     return names
 
 
-def _kinds(policy: str, *, is_served: bool) -> list[str]:
-    """The kinds of policy that are searched; an application is never served by those for the simulator only."""
+def _policy_kinds(policy: str, *, is_served: bool) -> list[str]:
+    """The kinds of policy to search. Raises ValueError: a kind has no search space, or cannot be served.
+
+    ``is_served``: whether the best policy goes into a Serve YAML; other systems' policies are for the simulator only.
+    """
     choices = sorted(kind for kind in SPACES if kind in POLICIES or not is_served)
     kinds = choices if policy == "all" else _split(policy)
     for kind in kinds:
         if kind not in SPACES:
             raise ValueError(f"--policy {kind}: cannot be searched; choose among {', '.join(choices)}")
         if kind not in choices:
-            raise ValueError(f"--policy {kind}: for the simulator only, not with --serve; {', '.join(choices)} can be")
+            raise ValueError(
+                f"--policy {kind}: for the simulator only, not with --serve; choose among {', '.join(choices)}"
+            )
     return kinds
 
 
@@ -219,7 +267,8 @@ def _split(policy: str) -> list[str]:
     return names
 
 
-def _load(path: Path, time_scale: float, start_s: float, duration_s: float | None) -> tuple[TraceRequest, ...]:
+def _load(path: Path, start_s: float, duration_s: float | None, time_scale: float = 1.0) -> tuple[TraceRequest, ...]:
+    """The requests of a part of a trace. Raises ValueError: an option is no number, or no request is in the part."""
     for option, value in (("--time-scale", time_scale), ("--start", start_s), ("--duration", duration_s or 0.0)):
         if not math.isfinite(value):
             raise ValueError(f"{option} {value:g}: give a number")
@@ -228,31 +277,32 @@ def _load(path: Path, time_scale: float, start_s: float, duration_s: float | Non
     whole = load_trace(path)
     requests = cut(whole, start_s, math.inf if duration_s is None else duration_s)
     if not requests:
-        end_s = whole[-1].at_s if duration_s is None else start_s + duration_s
+        end = "s on" if duration_s is None else f"to {start_s + duration_s:g} s"
         raise ValueError(
-            f"{path}: no request from --start {start_s:g} to {end_s:g} s: the first is at {whole[0].at_s:g} s, "
+            f"{path}: no request from --start {start_s:g} {end}: the first is at {whole[0].at_s:g} s, "
             f"the last at {whole[-1].at_s:g} s"
         )
     return requests if time_scale == 1.0 else scale_trace(requests, time_factor=time_scale)
 
 
 def _rate_scale(text: str) -> float | None:
+    """The factor of --rate-scale; ``None``: auto."""
     if text == "auto":
         return None
     try:
         scale = float(text)
     except ValueError:
         scale = 0.0
-    if not 0.0 < scale < 1e6:
-        raise ValueError(f"--rate-scale {text}: give a number above 0, or auto")
+    if not 0.0 < scale < _MOST_RATE_SCALE:
+        raise ValueError(f"--rate-scale {text}: give a number above 0 and below {_MOST_RATE_SCALE}, or auto")
     return scale
 
 
 @contextmanager
 def worker_pool(jobs: int | None) -> Iterator[ProcessPoolExecutor]:
-    """A pool of ``jobs`` processes, ``None``: one per core; an interrupt ends them.
+    """A pool of ``jobs`` processes, or with ``None`` one per core; an interrupt ends them.
 
-    The processes themselves ignore the interrupt, which a terminal sends to all, or each would print a traceback.
+    A terminal sends the interrupt to all processes. Those of the pool ignore it, or each would print a traceback.
     """
     pool = ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count(),
@@ -278,32 +328,47 @@ def _progress() -> Progress:
 def _settings(
     config: Path | None, outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]
 ) -> tuple[Path, SimConfig]:
-    """The simulator's configuration and its file, once every output file of the command can be written."""
+    """The simulator's configuration, and its file.
+
+    ``outputs`` and ``inputs``: the command's files by option. Raises ConfigError: an output file cannot be written, so
+    that no long run ends without its report.
+    """
     config = config or shipped(_DEFAULT_CONFIG)
-    taken = {path.resolve(): option for option, path in {**inputs, "--config": config}.items()}
+    option_of = {path.resolve(): option for option, path in {**inputs, "--config": config}.items()}
     for option, path in outputs.items():
         if path is None:
             continue
         if option == "--html" and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("--html needs matplotlib: pip install 'tandem-serve[demo]'")
-        if other := taken.get(path.resolve()):
+        if other := option_of.get(path.resolve()):
             raise ConfigError(f"{option} {path}: is the file of {other} too: give another one")
-        taken[path.resolve()] = option
-        existing = next(each for each in (path, *path.absolute().parents) if each.exists())
-        if existing.is_dir() == (existing == path):
-            raise ConfigError(f"{option} {path}: {existing} is {'a' if existing == path else 'no'} folder: give a file")
-        if not os.access(existing, os.W_OK):
-            raise ConfigError(f"{option} {path}: {existing} cannot be written: give a file that can be")
+        option_of[path.resolve()] = option
+        _check_writable(path, option)
     return config, SimConfig.load(config)
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Raises ConfigError: a file cannot be written, or made in the first of its folders that exists."""
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: {path} is a folder: give a file")
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if existing != path and not existing.is_dir():
+        raise ConfigError(f"{option} {path}: {existing} is no folder: give a file")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(f"{option} {path}: {existing} cannot be written: give a file that can be")
 
 
 def _json(report: Mapping[str, object]) -> str:
     return json.dumps(report, indent=1) + "\n"
 
 
-def _refuse_winners(names: Sequence[str]) -> None:
-    if names:
+def _check_oracle(better: Sequence[str]) -> None:
+    """Raises ConfigError if policies were better than the oracle, which is a fault of the simulator.
+
+    ``better``: names of these policies.
+    """
+    if better:
         raise ConfigError(
-            f"{', '.join(dict.fromkeys(names))} attained enough with fewer GPU-hours than the oracle, so the search "
-            "for the oracle has failed: please report it with the trace and the configuration"
+            f"{', '.join(dict.fromkeys(better))} kept the objectives with fewer GPU-hours than the oracle, so the "
+            "search for the oracle has failed: please report it with the trace and the configuration"
         )

@@ -39,7 +39,7 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
     if config.ingress.api_keys_file is not None:
         with config_errors("ingress."):
             ApiKeys(config.ingress.api_keys_file)
-    roles = [(service, pool) for service in config.services for pool in service.roles().values()]
+    roles = [(service, pool) for service in config.services for pool in service.role_configs().values()]
     on_cpu = [(service, pool) for service, pool in roles if pool.gpus_per_replica == 0]
     if on_cpu and ctypes.util.find_library("numa") is None:
         raise ConfigError("libnuma is missing, and vLLM's CPU build needs it: install the package libnuma1")
@@ -123,7 +123,7 @@ def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) ->
 def replica_cpus(config: AppConfig) -> int:
     """Logical CPUs of a node with room for every replica that there may be, and for those that an update adds."""
     total = (config.ingress.replicas + 1) * config.ingress.cpus_per_replica
-    for pool in (pool for service in config.services for pool in service.roles().values()):
+    for pool in (pool for service in config.services for pool in service.role_configs().values()):
         replicas = pool.max_replicas or pool.replicas
         replicas += math.ceil(replicas * pool.max_surge_frac)
         total += replicas * (pool.placement.cpus_per_replica + pool.workers * pool.placement.cpus_per_worker)

@@ -11,7 +11,7 @@ def check_placeable(config: AppConfig) -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     gpu_resources = {} if config.topology is None else config.topology.gpu_resources
-    for key, pool in (item for service in config.services for item in service.roles().items()):
+    for key, pool in (item for service in config.services for item in service.role_configs().items()):
         gpu = pool.placement.accelerator_type
         labels = {name: value for name, value in pool.placement.node_labels.items() if is_plain_label(value)}
         resource = gpu_resources.get(gpu or "", f"accelerator_type:{gpu}")

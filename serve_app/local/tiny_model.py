@@ -6,28 +6,36 @@ float32 on purpose: prefilling a random bfloat16 model again can change its gree
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# The licence's text: a link in a checkout, a file of the wheel.
+# The text that the tokenizer is trained on, the project's licence. In a checkout it is a link, in the wheel a file.
 CORPUS = Path(__file__).with_name("tiny_model_corpus.txt")
-# Where the shipped configurations look for the model.
+# Folder where the shipped configurations look for the model, relative to the working directory.
 SOURCE = "./models/tiny"
+# Seed of the weights; any will do, but another one changes every text that tests quote.
 _SEED = 20260101
+# Tokens of the vocabulary: few, so that the embedding stays small, and no more than the corpus yields.
 _VOCAB = 1024
+# Longest prompt and answer together, tokens; the examples use up to 4,096.
 _CONTEXT = 8192
+# Special tokens, with ids from 0: begin and end of a text, those of the chat template, those of a reasoning parser.
 _SPECIAL = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+# A ChatML template, in Jinja.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Written last: a folder that has it has a whole model.
+_WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Dimensions of a Llama, in its own words."""
+    """Dimensions of a Llama; the names in its config.json are in ``_write_config``."""
 
     hidden: int = 256
     layers: int = 4
@@ -38,22 +46,29 @@ class Shape:
 
 
 def build_tiny_model(folder: Path, corpus: Path = CORPUS, shape: Shape = Shape()) -> None:
-    """Write config, tokenizer and weights into ``folder``; does nothing if they exist.
+    """Write config, tokenizer and weights into ``folder``; does nothing if the weights exist.
 
-    The tokenizer learns its merges from ``corpus``, a few kilobytes; raises ValueError if it is missing or too short.
+    ``corpus``: text of a few kilobytes that the tokenizer learns its merges from. Several processes may build into one
+    folder at the same time.
+
+    Raises:
+        ValueError: the corpus cannot be read or is too short.
     """
-    if (folder / "model.safetensors").exists():
+    if (folder / _WEIGHTS).exists():
         return
     try:
         text = corpus.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{corpus}: cannot be read ({error}): install tandem-serve again") from None
     folder.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(folder, text)
-    _write_config(folder, shape)
-    partial = folder / "model.safetensors.partial"
-    save_file(_weights(shape), partial, metadata={"format": "pt"})
-    partial.rename(folder / "model.safetensors")
+    # Each process builds in a folder of its own, and moves whole files: another one may already read the model.
+    with TemporaryDirectory(dir=folder, prefix=".build-") as name:
+        build = Path(name)
+        _write_tokenizer(build, text)
+        _write_config(build, shape)
+        save_file(_weights(shape), build / _WEIGHTS, metadata={"format": "pt"})
+        for path in sorted(build.iterdir(), key=lambda path: path.name == _WEIGHTS):
+            path.replace(folder / path.name)
 
 
 def _write_tokenizer(folder: Path, text: str) -> None:
@@ -67,7 +82,7 @@ def _write_tokenizer(folder: Path, text: str) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([text], trainer)
-    # Every id that the model can emit has to be text.
+    # The model can emit every id of its vocabulary, and an id that the tokenizer lacks would have no text.
     if tokenizer.get_vocab_size() != _VOCAB:
         raise ValueError(
             f"the corpus yields {tokenizer.get_vocab_size()} tokens, the model has {_VOCAB}: use a longer text"
@@ -112,6 +127,10 @@ def _write_config(folder: Path, shape: Shape) -> None:
 
 
 def _weights(shape: Shape) -> dict[str, np.ndarray]:
+    """Random weights by their names in a Llama's file.
+
+    The order of the draws is part of the model: another order makes other weights.
+    """
     rng = np.random.Generator(np.random.PCG64(_SEED))
 
     def normal(rows: int, columns: int, std: float = 0.06) -> np.ndarray:

@@ -32,7 +32,7 @@ def stage(config: AppConfig) -> list[Staged]:
     copy = ray.remote(_copy)
     copies = []
     for service in (service for service in config.services if service.model.stage_folder is not None):
-        selectors = [pool.placement.node_labels for pool in service.roles().values()]
+        selectors = [pool.placement.node_labels for pool in service.role_configs().values()]
         for node in (node for node in ray.nodes() if node["Alive"]):
             labels = node["Labels"]
             if any(all(matches(labels.get(key), value) for key, value in one.items()) for one in selectors):

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
+from autoscale.decide.status import SETTINGS, ServiceSettings, Settings
 from autoscale.decide.tuning import Pools
 from autoscale.types import Plan, PoolKey, PoolLimits, Snapshot
 from kvtransfer.topology import Role
@@ -163,7 +164,7 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
     lines = link._lines
     assert '"why": "start"' in lines[0]
     assert '"snapshot"' in lines[1]
-    assert link.configs_read == 0
+    assert link.unlogged_configs == 0
 
 
 def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespace:
@@ -178,6 +179,15 @@ def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespac
 def settings(version: int) -> dict[str, Any]:
     """An answer of the coordinator; a version that the policy has says nothing new."""
     return {"version": version, "services": {}, "topology": None, "cordoned": []}
+
+
+def test_pools_of_a_redeployed_application_replace_the_old_ones(policy: Any) -> None:
+    link, config = policy._link, policy._link.controllers["m"].config
+    redeployed = Pools({PoolKey("g1", role): PoolLimits(lowest_replicas=0, highest_replicas=2) for role in Role})
+    services = {"m": ServiceSettings(config=config, pools=redeployed, why="redeployed")}
+    answer = Settings(version=2, services=services, topology=None, cordoned=frozenset())
+    link._read(SETTINGS.dump_python(answer, mode="json"))
+    assert link.pools == {"m": redeployed}
 
 
 def take(policy: Any, counts: tuple[int, int]) -> None:

@@ -1,13 +1,14 @@
-"""What a user says about a model, its engines and where they run."""
+"""Configuration of a model, its groups and its engines."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from autoscale.types import PoolKey
-from deployments.config import ModelConfig
+from deployments.config import ModelConfig, ServiceConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
 from kvtransfer.topology import Role
@@ -80,7 +81,25 @@ def test_group_name_that_no_deployment_can_have(name: str, make_group: Callable[
 def test_roles_have_the_labels_of_their_group_and_their_own_win(make_group: Callable[..., GroupConfig]) -> None:
     group = make_group(node_labels={"zone": "a", "disk": "fast"}, decode={"placement": {"node_labels": {"zone": "b"}}})
     assert group.decode.placement.node_labels == {"zone": "b", "disk": "fast"}
-    assert group.computes_prompts.placement.node_labels == {"zone": "a", "disk": "fast"}
+    assert group.prompt_pool.placement.node_labels == {"zone": "a", "disk": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "field"),
+    [
+        ({"prefill": 5}, "prefill"),
+        ({"prefill": False}, "prefill"),
+        ({"decode": [1]}, "decode"),
+        ({"decode": {"placement": "H100"}}, "decode.placement"),
+        ({"decode": {"placement": {"node_labels": ["a"]}}}, "decode.placement.node_labels"),
+    ],
+)
+def test_a_role_of_a_wrong_type_is_refused_also_with_labels_of_the_group(
+    roles: dict[str, Any], field: str, make_group: Callable[..., GroupConfig]
+) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        make_group(node_labels={"zone": "a"}, **roles)
+    assert [".".join(map(str, error["loc"])) for error in refusal.value.errors()] == [field]
 
 
 def test_group_has_one_pool_per_role(make_group: Callable[..., GroupConfig]) -> None:
@@ -97,9 +116,9 @@ def test_a_group_may_have_one_pool(make_group: Callable[..., GroupConfig]) -> No
     labels = {"tandem.io/s1": "a"}
     group = make_group(prefill=None, decode={"replicas": 3}, node_labels=labels)
     assert list(group.pools()) == [PoolKey("g0", Role.DECODE)]
-    assert group.computes_prompts is group.decode
+    assert group.prompt_pool is group.decode
     assert group.decode.placement.node_labels == labels
-    with pytest.raises(ValidationError, match="must keep 3 decode replicas: give it 0"):
+    with pytest.raises(ValidationError, match="must keep 3 decode replicas: set replicas to 0"):
         make_group(prefill=None, decode={"replicas": 3}, is_preemptible=True)
 
 
@@ -114,3 +133,48 @@ def test_config_is_frozen_and_closed() -> None:
 def test_a_key_file_is_where_every_replica_finds_it(path: str) -> None:
     with pytest.raises(ValidationError, match="give the whole path"):
         IngressConfig.model_validate({"api_keys_file": path})
+
+
+def service(*lengths: dict[str, Any], **engine_kwargs: Any) -> ServiceConfig:
+    """A service with these engine arguments, and one group for each mapping: the engine arguments of its decode."""
+    groups = [{"name": f"g{i}", "decode": {"engine_kwargs": kwargs}} for i, kwargs in enumerate(lengths)]
+    model = {"id": "m", "source": "org/m"}
+    return ServiceConfig.model_validate({"model": model, "engine_kwargs": engine_kwargs, "groups": groups})
+
+
+LENGTH = "max_model_len"
+
+
+@pytest.mark.parametrize(
+    ("config", "lowest", "longest"),
+    [
+        (service({LENGTH: 4096}, {LENGTH: 8192}), 4096, 8192),
+        (service({}, {LENGTH: 8192}, max_model_len=4096), 4096, 8192),
+        (service({}, {LENGTH: 8192}), 8192, None),
+        (service({LENGTH: None}, {LENGTH: 8192}, max_model_len=4096), 8192, None),
+        (service({LENGTH: -1}, {LENGTH: 8192}), 8192, None),  # vLLM then fits the context to the memory
+        (service({LENGTH: -1}, {}), None, None),
+        (service({}, {}), None, None),
+    ],
+)
+def test_the_lowest_context_is_of_all_groups_and_the_longest_only_where_every_group_sets_one(
+    config: ServiceConfig, lowest: int | None, longest: int | None
+) -> None:
+    assert (config.max_model_len, config.longest_context_tokens) == (lowest, longest)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_context_of_true_or_false_is_refused(value: bool) -> None:
+    with pytest.raises(ValidationError, match=f"max_model_len is {value}: set a number of tokens"):
+        service({}, max_model_len=value)
+    with pytest.raises(ValidationError, match=f"max_model_len is {value}: set a number of tokens"):
+        service({}, {LENGTH: value})
+
+
+@pytest.mark.parametrize(("prefill", "replicas"), [({"replicas": 2}, 4), (None, 6)])
+def test_replicas_that_prefill_are_decode_where_a_group_has_no_prefill(
+    prefill: dict[str, Any] | None, replicas: int
+) -> None:
+    groups = [{"name": name, "prefill": prefill, "decode": {"replicas": 3}} for name in "ab"]
+    config = ServiceConfig.model_validate({"model": {"id": "m", "source": "org/m"}, "groups": groups})
+    assert config.replicas_that_prefill == replicas

@@ -61,9 +61,9 @@ async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyP
     from router import ray_coordinator as module
 
     feed = module.MembershipFeed("app")
-    feed._take({"p": ["p1"], "d": ["d1"]})
+    feed._store({"p": ["p1"], "d": ["d1"]})
     first = feed.membership
-    feed._take({"d": ["d1"], "p": ["p1"]})
+    feed._store({"d": ["d1"], "p": ["p1"]})
     assert feed.membership is not None
     assert first is not None
     assert feed.membership.admitted is first.admitted

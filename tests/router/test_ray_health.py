@@ -89,7 +89,7 @@ async def due() -> Any:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
-        at(one, "r").failed()
+        at(one, "r").report_failure()
     await until(lambda: one._due)
     return one
 
@@ -98,7 +98,7 @@ async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
     for one in feeds[:3]:
-        at(one, "r").failed()
+        at(one, "r").report_failure()
     await until(lambda: all("r" in one._ejected for one in feeds), within_s=1.0)
     assert await feeds[3].guide() == ({"r"}, None)
 
@@ -107,16 +107,16 @@ async def test_one_request_at_a_time_probes_and_its_success_returns_the_replica(
     feeds = [feed() for _ in range(3)]
     await asyncio.sleep(0.05)
     for one in feeds:
-        at(one, "r").failed()
+        at(one, "r").report_failure()
     await until(lambda: all(one._due for one in feeds))
     guides = await asyncio.gather(*(one.guide() for one in feeds))
     assert sorted(guides, key=str) == sorted([(frozenset(), "r"), ({"r"}, None), ({"r"}, None)], key=str)
     await asyncio.sleep(0.6)
     assert not any(one._due for one in feeds)
-    at(feeds[0], "r").answered()  # sent before the ejection
+    at(feeds[0], "r").report_answer()  # sent before the ejection
     await asyncio.sleep(0.1)
     assert all("r" in one._ejected for one in feeds)
-    at(feeds[0], "r", probe="r").answered()
+    at(feeds[0], "r", probe="r").report_answer()
     await until(lambda: not any(one._ejected for one in feeds))
 
 
@@ -124,7 +124,7 @@ async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> Non
     idle, busy = feed(), feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
-        at(busy, "r").failed()
+        at(busy, "r").report_failure()
     await until(lambda: idle._due and busy._due)
     await asyncio.sleep(1.0)  # the idle one hears of it more than once
     assert await busy.guide() == (frozenset(), "r")
@@ -155,8 +155,8 @@ async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> 
     one = await due()
     assert await one.guide() == (frozenset(), "r")
     call = at(one, "other", probe="r", unreached=frozenset({"r"}))
-    call.unreached()
-    call.ended()
+    call.report_unreached()
+    call.end()
     # Ejected again, for twice as long, and then there is another one.
     await until(lambda: board._outliers._suspects["r"].ejections == 2)
     await until(lambda: one._due, within_s=3.0)
@@ -167,29 +167,29 @@ async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> 
 async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, replica_id: str | None) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
-    at(one, replica_id, probe="r").ended()
+    at(one, replica_id, probe="r").end()
     assert await one.guide() == (frozenset(), "r")
 
 
 async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_not(board: Any) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
-    at(one, "r", probe="r").ended()  # its client has gone
+    at(one, "r", probe="r").end()  # its client has gone
     assert await one.guide() == (frozenset(), "r")
     call = at(one, "r", probe="r")
-    call.answered()
-    call.ended()
-    assert not one._granted
+    call.report_answer()
+    call.end()
+    assert not one._probes
 
 
 async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(20):
-        at(one, "well").paced(0.1, 2.0)
+        at(one, "well").report_pace(0.1, 2.0)
     for _ in range(3):
-        at(one, "slow").paced(30.0, 2.0)
-        at(one, "slow").answered()
+        at(one, "slow").report_pace(30.0, 2.0)
+        at(one, "slow").report_answer()
     await until(lambda: "slow" in one._ejected)
 
 
@@ -198,9 +198,9 @@ async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
     await asyncio.sleep(0.05)
     for _ in range(3):
         call = at(one, "well", unreached=frozenset({"r"}))
-        call.unreached()
-        call.unreached()
-        call.answered()
+        call.report_unreached()
+        call.report_unreached()
+        call.report_answer()
     await until(lambda: "r" in one._ejected)
     assert board._outliers.suspects() == {"r"}
 
@@ -208,7 +208,7 @@ async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
 async def test_what_went_nowhere_says_nothing(board: Any) -> None:
     one = feed()
     for _ in range(10):
-        at(one, None).failed()
+        at(one, None).report_failure()
     await asyncio.sleep(0.1)
     assert not board._outliers.suspects()
 
@@ -217,9 +217,9 @@ async def test_answers_between_failures_keep_their_place(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(5):  # all before the board has been told of the first
-        at(one, "r").failed()
+        at(one, "r").report_failure()
         for _ in range(2):
-            at(one, "r").answered()
+            at(one, "r").report_answer()
     await asyncio.sleep(0.3)
     assert not board._outliers.ejected(0.0)
 
@@ -228,7 +228,7 @@ async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_e
     gone, other, new = feed(), feed("prefill:g0"), None
     await asyncio.sleep(0.05)
     for _ in range(3):
-        at(gone, "r").failed()
+        at(gone, "r").report_failure()
     await until(lambda: "r" in other._ejected)
     for task in gone._tasks:
         task.cancel()
@@ -248,5 +248,5 @@ async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_s
     announced.append(made_board())  # the application is updated; the old board lives on for a while
     await asyncio.sleep(0.3)
     for _ in range(3):
-        at(one, "r").failed()
+        at(one, "r").report_failure()
     await until(lambda: all("r" in caller._ejected for caller in (one, other)))

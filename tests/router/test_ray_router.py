@@ -75,9 +75,9 @@ async def first_choice(router: Any, *replicas: Any) -> str:
 
 async def test_the_replica_with_fewer_tokens_in_flight_is_tried_first(router: Any) -> None:
     a, b = replica("a"), replica("b")
-    router.chosen(pending("1", 500), a.replica_id.unique_id)
+    router.record_choice(pending("1", 500), a.replica_id.unique_id)
     for number in range(3):
-        router.chosen(pending(f"2{number}", 100), b.replica_id.unique_id)
+        router.record_choice(pending(f"2{number}", 100), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
     router.on_request_completed(a.replica_id, "1")
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
@@ -85,7 +85,7 @@ async def test_the_replica_with_fewer_tokens_in_flight_is_tried_first(router: An
 
 async def test_a_request_without_a_size_counts_one(router: Any) -> None:
     a, b = replica("a"), replica("b")
-    router.chosen(pending("1"), a.replica_id.unique_id)
+    router.record_choice(pending("1"), a.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
 
 
@@ -121,7 +121,7 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
     candidates = [a, b]
     await router.choose_replicas(candidates)
     views = router._pool._views
-    router.chosen(pending("1", 500), a.replica_id.unique_id)
+    router.record_choice(pending("1", 500), a.replica_id.unique_id)
     ranks = [(await router.choose_replicas(candidates))[0][0] for _ in range(20)]
     assert router._pool._views is views
     assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
@@ -132,12 +132,12 @@ async def test_what_other_routers_send_counts_where_replicas_are_asked(router: A
     a, b, c = replica("a", 3), replica("b", 2), replica("c", 4)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}
     for number in range(2):
-        router.chosen(pending(str(number)), b.replica_id.unique_id)
+        router.record_choice(pending(str(number)), b.replica_id.unique_id)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {
         "b"
     }  # the two that it has are this router's own
     for number in range(2, 4):
-        router.chosen(pending(str(number)), b.replica_id.unique_id)
+        router.record_choice(pending(str(number)), b.replica_id.unique_id)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # they have not arrived yet
 
 
@@ -145,16 +145,16 @@ async def test_prefill_is_asked_for_its_tokens(router: Any) -> None:
     router.initialize_state(asked_replicas=2, asks_tokens=True)
     a, b = replica("a", 3), replica("b", 2)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
-    router.chosen(pending("1", 29), b.replica_id.unique_id)
+    router.record_choice(pending("1", 29), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}  # 29 of its own are fewer than a's 30
-    router.chosen(pending("2", 2), b.replica_id.unique_id)
+    router.record_choice(pending("2", 2), b.replica_id.unique_id)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
 async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:
     router.initialize_state(asked_replicas=2)
     silent, busy, far = replica("silent", None), replica("busy", 9), replica("far")
-    router.chosen(pending("1", 500), far.replica_id.unique_id)
+    router.record_choice(pending("1", 500), far.replica_id.unique_id)
     ranks = await router.choose_replicas([silent, busy, far])
     assert [rank[0].replica_id.unique_id for rank in ranks] == ["busy", "far", "silent"]
 
@@ -288,7 +288,7 @@ async def test_a_request_that_is_not_accepted_is_known_to_be_there_and_counts_th
 async def test_a_request_that_cannot_be_sent_goes_to_another_and_says_so(serve_router: Any) -> None:
     cut_off, well = serving("cut off", is_cut_off), serving("well", takes)
     serve_router._request_router.update_replicas([cut_off, well])
-    serve_router._request_router.chosen(asking(5), "well")  # so the other one is preferred
+    serve_router._request_router.record_choice(asking(5), "well")  # so the other one is preferred
     requests = [asking() for _ in range(5)]
     for request in requests:
         async with asyncio.timeout(30.0):

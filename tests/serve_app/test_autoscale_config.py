@@ -1,4 +1,4 @@
-"""An application's autoscale settings against its groups, and the line beside args that Serve needs."""
+"""An application's autoscale settings fit its groups and Serve's autoscaling_policy, or are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,20 @@ def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> 
 
 
 @pytest.mark.parametrize(
-    ("groups", "autoscale", "said"),
+    ("groups", "autoscale", "message"),
     [
-        (SCALED, None, "max_replicas of prefill:g0 does nothing without autoscale"),
-        ([{"name": "g0"}], {"policy": POLICY}, "autoscale needs max_replicas of every role: prefill:g0 has none"),
+        (SCALED, None, "max_replicas of prefill:g0 does nothing without autoscale: add autoscale, or"),
+        (
+            [{"name": "g0", "prefill": {"replicas": 0}, "decode": {"replicas": 0}}],
+            None,
+            "prefill:g0 has 0 replicas, and without autoscale it never wakes: add autoscale, or set replicas to 1",
+        ),
+        (
+            SCALED,
+            {"policy": POLICY, "gpu_types": {"decode": ["H100"]}},
+            "gpu_types allows H100 for decode, and decode:g0 has no GPU: leave decode out of gpu_types",
+        ),
+        ([{"name": "g0"}], {"policy": POLICY}, "autoscale needs max_replicas of every pool, and prefill:g0 has none"),
         ([{"name": "g0", "decode": {"replicas": 3, "max_replicas": 2}}], None, r"max_replicas \(2\) is less than"),
         (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy: target is missing"),
         (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: kind 'best' is unknown: give one of 'default', "),
@@ -37,22 +47,34 @@ def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> 
             {"pd_ratio": "9:1", "policy": POLICY},
             "no counts between 1P11D and 4P12D are at the ratio 9:1",
         ),
-        (ALONE, {"policy": {"kind": "wva"}}, "pd_ratio is 1:1, and group 'g1' has no prefill: 0:1 is"),
-        (SCALED, {"pd_ratio": "0:1", "policy": {"kind": "wva"}}, "pd_ratio is 0:1, and group 'g0' has prefill"),
-        ([*SCALED, *ALONE], {"policy": POLICY}, "group 'g1' has no prefill and 'g0' has: .* make them two services"),
+        (
+            ALONE,
+            {"policy": {"kind": "wva"}},
+            "pd_ratio is 1:1, and group 'g1' has no prefill pool: set pd_ratio",
+        ),
+        (
+            SCALED,
+            {"pd_ratio": "0:1", "policy": {"kind": "wva"}},
+            "pd_ratio is 0:1, and group 'g0' has a prefill pool: ",
+        ),
+        (
+            [*SCALED, *ALONE],
+            {"policy": POLICY},
+            "'g1' has no prefill pool and group 'g0' has one, .* two services",
+        ),
     ],
 )
-def test_what_cannot_be_followed_is_refused_before_anything_starts(
-    make_app_args: MakeArgs, groups: list[Any], autoscale: dict[str, Any] | None, said: str
+def test_settings_that_the_groups_cannot_follow_are_refused_before_anything_starts(
+    make_app_args: MakeArgs, groups: list[Any], autoscale: dict[str, Any] | None, message: str
 ) -> None:
     args = make_app_args(groups=groups, **({} if autoscale is None else {"autoscale": autoscale}))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse_app_config(args)
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("policy", "autoscale", "said"),
+    ("policy", "autoscale", "message"),
     [
         (None, {"policy": POLICY}, "args.autoscale needs .*JointPolicy'} here, got None"),
         (
@@ -64,8 +86,8 @@ def test_what_cannot_be_followed_is_refused_before_anything_starts(
         ({"policy_function": "autoscale.ray_policy:JointPolicy"}, None, "there is no args.autoscale; add it"),
     ],
 )
-def test_serve_and_tandem_are_told_the_same(
-    make_app_args: MakeArgs, policy: dict[str, Any] | None, autoscale: dict[str, Any] | None, said: str
+def test_serve_has_the_joint_policy_exactly_if_tandem_has_autoscale(
+    make_app_args: MakeArgs, policy: dict[str, Any] | None, autoscale: dict[str, Any] | None, message: str
 ) -> None:
     from serve_app.checks.ray_schema import single_app_config
 
@@ -73,5 +95,5 @@ def test_serve_and_tandem_are_told_the_same(
     application = {"import_path": "serve_app.app:build", "args": args}
     if policy is not None:
         application["autoscaling_policy"] = policy
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         single_app_config({"applications": [application]})

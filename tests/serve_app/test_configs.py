@@ -47,7 +47,7 @@ def test_batch_limits_fit_each_other(path: Path) -> None:
     """vLLM's own rules: a step has a token for each request, and no threshold is longer than a prompt."""
     for config in app_configs(path):
         for service in config.services:
-            for pool in service.roles().values():
+            for pool in service.role_configs().values():
                 if pool.emulator is not None:
                     EngineProfile.load(ROOT / pool.emulator.profile)
                     continue

@@ -1,9 +1,12 @@
 """What `deploy` and `connect` say where there is no cluster to speak to, or one too many."""
 
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,46 @@ ray.shutdown()
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1].startswith("this process is connected to a Ray cluster already")
+
+
+def app_at(root: Path, url: str) -> Any:
+    """An application of the emulated configuration that seems to run."""
+    from serve_app.checks.ray_schema import read_application
+    from serve_app.sdk import App
+
+    app = App(*read_application(root / "configs" / "emulated.yaml"), "127.0.0.1:1")
+    app.url = url
+    return app
+
+
+def test_an_update_of_a_cluster_that_is_lost_says_so_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve_app import sdk
+    from serve_app.local.cluster import DeployError
+
+    error = type("RayActorError", (Exception,), {"__module__": "ray.exceptions"})("Serve's controller is gone")
+
+    def lose(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("ray.serve.start", lose)
+    monkeypatch.setattr(sdk, "check_engines", lambda config: None)  # takes seconds
+    with pytest.raises(DeployError, match=r"^application tandem: Serve's controller is gone$"):
+        app_at(root, "").update(root / "configs" / "emulated.yaml")
+
+
+def test_a_port_that_does_not_speak_http_is_no_answer(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        assert not app_at(root, f"http://127.0.0.1:{server.getsockname()[1]}").is_answering()
+        thread.join()
 
 
 def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_and_its_end() -> None:

@@ -1,4 +1,4 @@
-"""Several services on one cluster: what cannot be meant is refused before anything starts."""
+"""Several services on one cluster: a configuration that contradicts itself is refused before anything starts."""
 
 import copy
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda a: a.update(model={"id": "x", "source": "y/z"}), "services and model are given: model is of a service"),
         (lambda a: a.update(services=[]), "services"),
@@ -48,7 +48,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         (lambda a: chat(a)["groups"][0].update(name="offline"), "groups: the name 'offline' is used twice"),
         (
             lambda a: chat(a).pop("autoscale"),
-            "sleeps|has 0 replicas, and without autoscale nothing wakes it|max_replicas",
+            "max_replicas of prefill:chat-mixed-a does nothing without autoscale: add autoscale, or set replicas",
         ),
         (
             lambda a: chat(a)["groups"][0].update(affinity="s0"),
@@ -62,7 +62,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (
             lambda a: chat(a)["groups"][0]["decode"].update(replicas=0),
-            "prefill has 1 replicas and decode 0: a group sleeps with 0 of both",
+            "prefill has 1 replicas and decode 0: set both to 0, and the group sleeps",
         ),
         (
             lambda a: a["topology"]["budget_gpus"].update(H100=1),
@@ -82,7 +82,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (
             lambda a: chat(a)["autoscale"].update(gpu_types={"decode": ["H100"]}),
-            "gpu_types takes H100 for decode, and decode:chat-mixed-a has A100",
+            "gpu_types allows H100 for decode, and decode:chat-mixed-a has A100: add A100 to them",
         ),
         (lambda a: chat(a)["autoscale"].update(quota_gpus={"H100": -3}), "quota_gpus.H100"),
         (lambda a: chat(a)["autoscale"].update(quota_gpus={"A100": 1}), "1 GPUs of type A100 are less than the 2 that"),
@@ -109,16 +109,16 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         (lambda a: a["topology"].update(inventory="nodes.yaml"), "inventory nodes.yaml is relative"),
         (
             lambda a: chat(a)["model"].update(stage_folder="/fast"),
-            "source is the hub id 'Qwen/Qwen3-32B': leave it out",
+            "source is the hub id 'Qwen/Qwen3-32B': leave stage_folder out",
         ),
         (lambda a: chat(a)["model"].update(source="./m", stage_folder="fast"), "stage_folder fast is relative"),
         (lambda a: chat(a).update(admission={"tpot_s": 0.05}), "ttft_s is not given"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(change: Change, said: str) -> None:
+def test_a_configuration_that_contradicts_itself_is_refused(change: Change, message: str) -> None:
     args = two_services()
     change(args)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         parse_app_config(args)
 
 
@@ -132,7 +132,7 @@ def test_a_service_without_autoscale_beside_one_that_has_it_is_refused() -> None
         parse_app_config(args)
 
 
-def test_limits_may_switch_a_type_off_and_bounds_are_of_who_is_awake() -> None:
+def test_limits_may_switch_a_type_off_and_bounds_hold_only_for_groups_that_are_awake() -> None:
     args = two_services()
     chat(args)["autoscale"]["bounds"] = {role: {"lowest_replicas": 2} for role in ("prefill", "decode")}
     args["services"][1]["autoscale"]["quota_gpus"] = {"H100": 0}
@@ -160,7 +160,7 @@ def test_topology_without_autoscale_is_refused() -> None:
         parse_app_config(args)
 
 
-def test_admission_takes_the_slo_of_each_service_where_it_is_asked_for() -> None:
+def test_admission_takes_the_slo_of_each_service_with_from_slo() -> None:
     args = two_services()
     args.setdefault("ingress", {})["admission"] = {"from_slo": True}
     config = parse_app_config(args)
@@ -171,7 +171,7 @@ def test_admission_takes_the_slo_of_each_service_where_it_is_asked_for() -> None
         )
 
 
-def test_an_slo_that_is_not_there_cannot_be_taken(make_app_args: Callable[..., dict[str, Any]]) -> None:
+def test_from_slo_of_a_service_without_autoscale_is_refused(make_app_args: Callable[..., dict[str, Any]]) -> None:
     args = make_app_args()
     args["ingress"]["admission"] = {"from_slo": True}
     with pytest.raises(ConfigError, match=r"admission.from_slo of tiny: the service has no autoscale"):

@@ -96,7 +96,7 @@ def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
     # Four FFN instances of the second replica have no S1 of their own, so it is pending, and its decode replicas too.
     assert placed.counts == {PoolKey("moe", P): 1, PoolKey("moe", D): 2}
     assert placed.pending == {P: 1, D: 2}
-    gpus, _ = slots.left()
+    gpus, _ = slots.free()
     taken = Counter({one.name: one.gpus - left for one, left in zip(slots.topology.nodes, gpus, strict=True)})
     assert taken["c"] == 2.0 and taken["d"] + taken["b"] + taken["e"] == 5.0
     assert taken["a"] == 0.0  # free: a replica would have straddled

@@ -231,8 +231,22 @@ def test_law_1_a_group_whose_nodes_lie_apart_gets_nothing() -> None:
     alone = placed_on(nodes, [group("wide", **near)], 1, 1)
     assert counts(alone) == {}
     assert alone.pending == {P: 1, D: 1}
-    assert alone.passed_over == {"wide": "its nodes lie under no one s1, as its affinity demands: a and b do not"}
+    assert alone.passed_over == {"wide": "its affinity requires one s1 above all its nodes: a and b do not share one"}
     assert counts(placed_on(nodes, [group("wide", affinity=LinkTier.S2)], 1, 1)) == {"wide": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("switches", "fault"),
+    [
+        ({"a": "m1", "b": "m2", "c": "m1"}, "a and b do not share one"),  # though a and c are the first and the last
+        ({"a": "m1", "b": ""}, "a and b do not share one"),
+        ({"a": ""}, "no label names that of a"),
+    ],
+)
+def test_a_group_that_lies_apart_names_nodes_that_do(switches: Mapping[str, str], fault: str) -> None:
+    nodes = [node(name, under=f"d/c/b1/{switch}") for name, switch in switches.items()]
+    apart = placed_on(nodes, [group("wide", affinity=LinkTier.S1)], 1, 1)
+    assert apart.passed_over == {"wide": f"its affinity requires one s1 above all its nodes: {fault}"}
 
 
 # An S2 of one type, and one with an S1 that has two.

@@ -1,4 +1,4 @@
-"""Gauges that others know better than replicas themselves."""
+"""Gauges from other sources than the replicas' own reports."""
 
 import json
 import os
@@ -26,22 +26,22 @@ def vector(**values: str) -> bytes:
 
 def test_a_vector_has_a_value_for_each_replica() -> None:
     assert read_vector(vector(a="0.5", b="1"), "replica") == {"a": 0.5, "b": 1.0}
-    assert read_vector(vector(a="0.5"), "pod") == {}  # nobody has that label
+    assert read_vector(vector(a="0.5"), "pod") == {}  # no series has that label
     assert read_vector(vector(a="NaN", b="+Inf", c="2"), "replica") == {"c": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"<html>", "Expecting value"),
-        (b"[]", "no answer of Prometheus"),
+        (b"[]", "not in Prometheus' format"),
         (b'{"status": "error", "error": "parse error"}', "'parse error'"),
         (b'{"status": "success", "data": {"resultType": "matrix", "result": []}}', "yields a matrix"),
         (vector(a="many"), "could not convert"),
     ],
 )
-def test_what_is_no_answer_is_said(body: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_body_that_is_no_answer_is_refused_with_the_reason(body: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_vector(body, "replica")
 
 
@@ -53,6 +53,12 @@ def test_a_file_names_replicas_and_gauges() -> None:
         read_gauges('{"a": {"kv_usage_frac": "much"}}')
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"nan"'])
+def test_a_file_with_a_number_that_is_not_finite_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.kv_usage_frac: Input should be a finite number"):
+        read_gauges(f'{{"a": {{"kv_usage_frac": {value}}}}}')
+
+
 @pytest.fixture(name="prometheus")
 def _prometheus() -> Iterator[str]:
     """A server that answers two queries."""
@@ -60,12 +66,12 @@ def _prometheus() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             (query,) = parse_qs(urlparse(self.path).query)["query"]
-            said = {"sum(x)": vector(a="0.25"), "y": vector(a="7", b="9")}.get(query)
+            answer = {"sum(x)": vector(a="0.25"), "y": vector(a="7", b="9")}.get(query)
             if query == "slow":
                 time.sleep(1.0)
-            self.send_response(200 if said else 400)
+            self.send_response(200 if answer else 400)
             self.end_headers()
-            self.wfile.write(said or b"{}")
+            self.wfile.write(answer or b"{}")
 
         def log_message(self, *_: Any) -> None:
             """Silent."""
@@ -78,7 +84,7 @@ def _prometheus() -> Iterator[str]:
     server.server_close()
 
 
-def test_prometheus_is_asked_each_query(prometheus: str) -> None:
+def test_prometheus_answers_one_query_for_each_gauge(prometheus: str) -> None:
     queries = {"sm_activity_frac": "sum(x)", "running_requests": "y"}
     config = CONFIG.validate_python({"kind": "prometheus", "url": prometheus, "queries": queries})
     assert collect(config) == (
@@ -88,25 +94,27 @@ def test_prometheus_is_asked_each_query(prometheus: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "query", "said"),
+    ("url", "query", "cause"),
     [(None, "no such", "HTTP Error 400"), (None, "slow", "timed out"), ("http://127.0.0.1:9", "y", "refused")],
 )
-def test_who_does_not_answer_says_nothing_and_why(prometheus: str, url: str | None, query: str, said: str) -> None:
+def test_a_source_that_does_not_answer_adds_nothing_and_the_cause_is_reported(
+    prometheus: str, url: str | None, query: str, cause: str
+) -> None:
     fields = {"url": url or prometheus, "queries": {"kv_usage_frac": query}, "timeout_s": 0.3}
-    known, why = collect(CONFIG.validate_python({"kind": "prometheus", **fields}))
-    assert known == {} and why is not None and why.startswith("collector prometheus: ") and said in why
+    gauges, reason = collect(CONFIG.validate_python({"kind": "prometheus", **fields}))
+    assert gauges == {} and reason is not None and reason.startswith("collector prometheus: ") and cause in reason
 
 
 def test_a_file_counts_while_it_is_new(tmp_path: Path) -> None:
     path = tmp_path / "gauges.json"
     config = CONFIG.validate_python({"kind": "file", "path": str(path)})
-    known, why = collect(config)
-    assert known == {} and why is not None and "No such file" in why
+    gauges, reason = collect(config)
+    assert gauges == {} and reason is not None and "No such file" in reason
     path.write_text('{"a": {"kv_usage_frac": 0.9}}')
     assert collect(config) == ({"a": {"kv_usage_frac": 0.9}}, None)
     os.utime(path, (time.time() - 60.0,) * 2)
-    known, why = collect(config)
-    assert known == {} and why is not None and "written 60 s ago" in why
+    gauges, reason = collect(config)
+    assert gauges == {} and reason is not None and "written 60 s ago" in reason
 
 
 def test_every_kind_has_a_collector() -> None:

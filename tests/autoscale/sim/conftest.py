@@ -1,11 +1,13 @@
 """Scenarios of the simulator's tests."""
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.report import Slo
+from autoscale.sim.config import SimConfig
 from autoscale.sim.fleet import VirtualPool
 from autoscale.sim.scenario import Scenario, unloaded_ttft_s
 from autoscale.traces.trace import TraceRequest
@@ -13,7 +15,9 @@ from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-PROFILE = EngineProfile.load(Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json")
+CONFIGS = Path(__file__).parents[3] / "configs"
+PROFILE = EngineProfile.load(CONFIGS / "profiles" / "h100_llama70b_fp8_tp2.json")
+LLAMA = SimConfig.load(CONFIGS / "sim" / "h100_llama70b.yaml")
 KEYS = {role: PoolKey("g0", role) for role in Role}
 
 
@@ -35,3 +39,12 @@ def make_scenario(
         pools=dict.fromkeys(KEYS.values(), pool),
         **settings,
     )
+
+
+def lengths(inputs: tuple[int, int], outputs: tuple[int, int]) -> list[TraceRequest]:
+    """200 requests with random lengths from both ranges, ends included."""
+    rng = random.Random(0)
+    return [
+        TraceRequest(at_s=float(n), input_tokens=rng.randint(*inputs), output_tokens=rng.randint(*outputs))
+        for n in range(200)
+    ]

@@ -160,9 +160,9 @@ def test_kv_that_does_not_fit_waits_on_the_decode_side(make_profile: MakeProfile
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 400), st.integers(1, 60)), min_size=1, max_size=40))
 def test_every_request_ends_with_its_tokens_and_again_the_same_way(
-    make_profile: MakeProfile, asked: list[tuple[float, int, int]]
+    make_profile: MakeProfile, entries: list[tuple[float, int, int]]
 ) -> None:
-    trace = [request(*entry) for entry in sorted(asked)]
+    trace = [request(*entry) for entry in sorted(entries)]
     profiles = dict.fromkeys(Role, make_profile())
     records = replay(trace, {P: 2, D: 2}, profiles, RouterConfig(), random.Random(3))
     assert [r.output_tokens for r in records] == [r.output_tokens for r in trace]
@@ -229,9 +229,9 @@ def test_a_report_in_the_middle_of_steps_shows_what_has_passed_and_changes_nothi
     for cluster in (quiet, watched):
         cluster.submit([request(0.05, 100, 100), request(0.7, 150, 40), request(1.0, 90, 40)])
         cluster.run()
-    for told, other in zip(quiet.records(), watched.records(), strict=True):
-        assert told.ttft_s == pytest.approx(other.ttft_s)
-        assert told.tpot_s == pytest.approx(other.tpot_s)
+    for record, other in zip(quiet.records(), watched.records(), strict=True):
+        assert record.ttft_s == pytest.approx(other.ttft_s)
+        assert record.tpot_s == pytest.approx(other.tpot_s)
     tokens = [report["decode_tokens"] for report in seen]
     assert tokens == sorted(tokens)
     assert tokens[-1] == 180.0

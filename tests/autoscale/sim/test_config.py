@@ -51,7 +51,7 @@ def test_policies_that_size_by_profiles_get_those_of_the_group_and_its_starts(tm
     assert policy.start_s(Role.PREFILL) == 45.0
 
 
-def test_what_a_policy_says_goes_over_what_all_say(tmp_path: Path) -> None:
+def test_the_fields_of_a_policy_replace_those_for_all_policies(tmp_path: Path) -> None:
     document = smallest(
         autoscale={"interval_s": 4, "guard": {"step_out_replicas": 3, "cooldown_in_s": 7}},
         policies={"mine": {"policy": {"kind": "heteroscale", "target": 9}, "guard": {"cooldown_in_s": 1}}},

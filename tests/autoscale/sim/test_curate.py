@@ -3,20 +3,19 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from autoscale.policies.heteroscale import Signal
 from autoscale.policies.peers import SIM_POLICIES
 from autoscale.sim.compare import find_oracle
-from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES, Candidate, curate, draw
-from autoscale.sim.pressure import PressurePoint, PressureResult
+from autoscale.sim.pressure import PressureResult
+from autoscale.sim.split import PressurePoint
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
+from tests.autoscale.sim.conftest import LLAMA
 
-CONFIG = SimConfig.load(Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml")
 POINT = PressurePoint(
     prefill=8, decode=4, requests_per_s=60.0, attainment_frac=0.995, signals={Signal.DECODE_TPS: 3000.0}
 )
@@ -30,38 +29,38 @@ def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None
 
 @pytest.mark.parametrize("kind", sorted(SPACES))
 def test_all_that_is_drawn_is_a_valid_configuration_and_no_two_are_the_same(kind: str) -> None:
-    drawn = draw(CONFIG, kind, 30, PRESSURE, FIXED, random.Random(3))
-    assert drawn == draw(CONFIG, kind, 30, PRESSURE, FIXED, random.Random(3))
+    drawn = draw(LLAMA, kind, 30, PRESSURE, FIXED, random.Random(3))
+    assert drawn == draw(LLAMA, kind, 30, PRESSURE, FIXED, random.Random(3))
     assert len({str(each) for each in drawn}) == len(drawn)
     for changes in drawn:
-        CONFIG.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
+        LLAMA.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
 
 
-def test_every_policy_gets_as_many_tries_where_its_space_has_them() -> None:
-    assert {len(draw(CONFIG, kind, 12, PRESSURE, FIXED, random.Random(0))) for kind in SPACES if kind != "static"} == {
+def test_every_policy_gets_the_same_number_of_tries_if_its_space_has_them() -> None:
+    assert {len(draw(LLAMA, kind, 12, PRESSURE, FIXED, random.Random(0))) for kind in SPACES if kind != "static"} == {
         12
     }
 
 
 def test_fixed_counts_that_are_tried_stay_inside_the_limits_of_pools() -> None:
-    (group,) = CONFIG.groups
+    (group,) = LLAMA.groups
     prefill, decode = (group.pool(role) for role in Role)
     changes = {
         "prefill": prefill.model_copy(update={"highest_replicas": 11}),
         "decode": decode.model_copy(update={"lowest_replicas": 5}),
     }
-    config = CONFIG.model_copy(update={"groups": (group.model_copy(update=changes),)})
+    config = LLAMA.model_copy(update={"groups": (group.model_copy(update=changes),)})
     drawn = draw(config, "static", 5, PRESSURE, FIXED, random.Random(0))
     counts = {(each["policy"]["prefill"], each["policy"]["decode"]) for each in drawn}
     assert counts == {(9, 5), (10, 5), (11, 6)}
 
 
-def test_targets_are_multiples_of_what_the_pressure_test_expects() -> None:
-    (changes,) = draw(CONFIG, "heteroscale", 1, PRESSURE, FIXED, random.Random(0))
+def test_targets_are_multiples_of_the_figures_of_the_pressure_test() -> None:
+    (changes,) = draw(LLAMA, "heteroscale", 1, PRESSURE, FIXED, random.Random(0))
     assert changes["pd_ratio"] == "2:1"
     assert changes["policy"]["signal"] == "decode_tps"
     assert changes["policy"]["target"] / 3000.0 in SPACES["heteroscale"]["policy.target*"]
-    (changes,) = draw(CONFIG, "queue_depth", 1, PRESSURE, FIXED, random.Random(0))
+    (changes,) = draw(LLAMA, "queue_depth", 1, PRESSURE, FIXED, random.Random(0))
     assert changes["policy"]["decode_requests_per_s"] / 15.0 in SPACES["queue_depth"]["policy.decode_requests_per_s*"]
 
 
@@ -71,7 +70,7 @@ def test_the_best_of_each_policy_comes_first_and_attaining_enough_beats_being_ch
     while at_s < 100.0:
         at_s += rng.expovariate(8.0)
         trace.append(TraceRequest(at_s=at_s, input_tokens=rng.randint(200, 2500), output_tokens=rng.randint(10, 150)))
-    config = CONFIG.model_copy(update={"warm_up_s": 10.0, "oracle_simulated_requests": 1})
+    config = LLAMA.model_copy(update={"warm_up_s": 10.0, "oracle_simulated_requests": 1})
     oracle = find_oracle(config, trace, rate_scale=1.0)
     done: list[Candidate] = []
     with ThreadPoolExecutor(1) as pool:

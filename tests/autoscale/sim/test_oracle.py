@@ -66,7 +66,7 @@ def test_the_oracle_equals_exhaustive_search_on_small_traces(seed: int, rates: t
     assert plan.shape == (2, int(scenario.end_s // 4.0) + 1)
 
 
-def test_where_no_counts_attain_enough_the_nearest_plan_is_told() -> None:
+def test_without_counts_that_attain_enough_the_nearest_plan_is_the_result() -> None:
     scenario = wave(0, (30.0, 30.0))
     oracle = Oracle(scenario, 0.999, bin_s=4.0, tpot_s=0.05, most_runs=30)
     _, run = oracle.plan(dict.fromkeys(Role, 3))
@@ -135,8 +135,9 @@ def test_the_causal_planner_never_uses_what_arrives_within_a_start(monkeypatch: 
 
 
 def test_the_causal_planner_has_replicas_one_start_after_the_work_that_needs_them() -> None:
-    """Work that rises at 50 s is seen at 55 s, and a start takes 20 s."""
+    """The planner knows at 55 s of work that rises at 50 s, and a start takes 20 s."""
     scenario = make_scenario([(0.0, 1000, 20)], start_s=20.0)
     work = np.array([1.0] * 10 + [5.0] * 10)
-    steps = bounds._causal(scenario, KEYS[Role.DECODE], work, bounds._GRID_S, bounds._GRID_S)
+    windows = bounds.Windows(look_back_s=bounds._GRID_S, keep_s=bounds._GRID_S)
+    steps = bounds._causal(scenario, KEYS[Role.DECODE], work, windows)
     assert steps == [(0.0, 1), (75.0, 5)]

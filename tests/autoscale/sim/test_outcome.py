@@ -1,4 +1,4 @@
-"""What a run is summed up to is of the time that is measured, and of nothing else."""
+"""Figures of a run are those of the measured time alone."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.sim.config import SimFailureConfig
-from autoscale.sim.outcome import Outcome, outcome
-from autoscale.sim.scenario import Run, run_policy, run_schedule
+from autoscale.sim.outcome import outcome
+from autoscale.sim.scenario import run_policy, run_schedule
 from kvtransfer.topology import Role
 from tests.autoscale.sim.conftest import KEYS, make_scenario
 
@@ -18,23 +18,19 @@ def schedule(*counts: int) -> dict[Any, list[tuple[float, int]]]:
     return {KEYS[role]: [(0.0, count)] for role, count in zip(Role, counts, strict=True)}
 
 
-def summed(run: Run) -> Outcome:
-    return outcome(run)
-
-
-def test_engines_that_work_while_it_is_measured_and_those_that_do_not() -> None:
+def test_only_work_in_the_measured_time_counts_as_utilisation() -> None:
     """The same requests in the warm-up, after it, or last of all with answers that end long after the last arrival."""
     early = [(0.1 * n, 1000, 50) for n in range(40)]
     late = [(60.0 + 0.1 * n, 1000, 50) for n in range(40)]
     used = {
-        name: summed(run_schedule(make_scenario(arrivals, warm_up_s=50.0), schedule(1, 1))).decode_utilization_frac
+        name: outcome(run_schedule(make_scenario(arrivals, warm_up_s=50.0), schedule(1, 1))).decode_utilization_frac
         for name, arrivals in (("early", [*early, (100.0, 1000, 1)]), ("late", [*late, (100.0, 1000, 1)]))
     }
     assert used["early"] == pytest.approx(0.0, abs=0.01)
     assert used["late"] is not None and used["late"] > 0.08
     long = make_scenario([*early, (59.0, 1000, 5000), (60.0, 1000, 1)], warm_up_s=50.0)
-    found = summed(run_schedule(long, schedule(1, 1)))
-    # One answer from 59 s on, and 10 s are measured: what comes of it afterwards is nobody's utilisation.
+    found = outcome(run_schedule(long, schedule(1, 1)))
+    # One answer from 59 s on, and 10 s are measured: the rest of the answer does not count.
     assert found.decode_utilization_frac is not None and 0.05 < found.decode_utilization_frac < 0.12
 
 
@@ -50,14 +46,14 @@ def test_replicas_that_come_and_go_after_the_last_arrival_are_no_scale_events() 
         }
     )
     run = run_policy(make_scenario(arrivals), config, dict.fromkeys(KEYS.values(), 1))
-    moves = {(life.asked_s, life.key, 1) for life in run.fleet.lives if life.asked_s}
+    moves = {(life.requested_s, life.key, 1) for life in run.fleet.lives if life.requested_s}
     moves |= {(life.stopped_s, life.key, -1) for life in run.fleet.lives if life.stopped_s is not None}
     measured = [move for move in moves if move[0] <= run.scenario.end_s]
     assert 0 < len(measured) < len(moves)
-    assert summed(run).scale_events == len(measured)
+    assert outcome(run).scale_events == len(measured)
 
 
-def test_who_dies_and_is_replaced_at_once_is_no_scale_event() -> None:
+def test_a_replica_that_dies_and_is_replaced_at_once_is_no_scale_event() -> None:
     arrivals = [(0.5 * n, 1000, 20) for n in range(200)]
     config = AutoscaleConfig.model_validate(
         {"policy": {"kind": "static", "prefill": 2, "decode": 2}, "pd_ratio": "1:1"}
@@ -65,16 +61,16 @@ def test_who_dies_and_is_replaced_at_once_is_no_scale_event() -> None:
     scenario = make_scenario(arrivals, failures=[SimFailureConfig(at_s=40.0, role=D)])
     run = run_policy(scenario, config, dict.fromkeys(KEYS.values(), 2))
     assert sum(life.stopped_s == 40.0 for life in run.fleet.lives) == 1
-    found = summed(run)
+    found = outcome(run)
     assert (found.scale_events, found.flaps) == (0, 0)
 
 
 @pytest.mark.parametrize(("shrinks_s", "flaps"), [(130.0, 1), (140.0, 0)])
 def test_a_pool_that_shrinks_within_two_minutes_of_its_growth_has_flapped(shrinks_s: float, flaps: int) -> None:
-    """A replica that is ready at 15 s was asked for at 10 s."""
+    """A replica that is ready at 15 s was requested at 10 s."""
     scenario = make_scenario([(2.0 * n, 1000, 20) for n in range(100)], start_s=5.0)
     counts = {KEYS[P]: [(0.0, 1)], KEYS[D]: [(0.0, 1), (15.0, 2), (shrinks_s, 1)]}
-    found = summed(run_schedule(scenario, counts))
+    found = outcome(run_schedule(scenario, counts))
     assert (found.scale_events, found.flaps) == (2, flaps)
 
 
@@ -88,4 +84,4 @@ def test_an_answer_may_take_as_long_as_its_objective_lets_it() -> None:
 def test_a_trace_whose_last_request_comes_as_the_warm_up_ends_says_so() -> None:
     scenario = make_scenario([(0.0, 500, 10), (30.0, 500, 10)], warm_up_s=30.0)
     with pytest.raises(ValueError, match=r"no request arrives after the warm-up of 30 s"):
-        summed(run_schedule(scenario, schedule(1, 1)))
+        outcome(run_schedule(scenario, schedule(1, 1)))

@@ -48,9 +48,9 @@ def test_a_replica_that_a_schedule_adds_is_paid_from_one_start_before() -> None:
 def test_policies_keep_the_first_counts_while_the_trace_warms_up() -> None:
     scenario = make_scenario(STEADY, warm_up_s=20.0)
     run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1))
-    asked = [life.asked_s for life in run.fleet.lives if life.asked_s > 0.0]
-    assert len(asked) == 2
-    assert min(asked) >= 20.0
+    requests_s = [life.requested_s for life in run.fleet.lives if life.requested_s > 0.0]
+    assert len(requests_s) == 2
+    assert min(requests_s) >= 20.0
 
 
 def test_all_of_the_first_counts_serve_while_the_trace_warms_up_whatever_the_ratio() -> None:
@@ -74,7 +74,7 @@ def test_streams_of_a_decode_replica_that_dies_fail_and_another_takes_its_place(
     assert {record.error for record in failed} == {"its decode replica died"}
     assert all(record.sent_s <= 30.0 for record in failed)
     assert len(run.records) == len(STEADY)
-    assert [life.asked_s for life in run.fleet.lives if life.asked_s > 0.0] == [30.0]
+    assert [life.requested_s for life in run.fleet.lives if life.requested_s > 0.0] == [30.0]
     assert outcome(run).failed_requests == len(failed)
 
 
@@ -108,7 +108,7 @@ def test_a_shared_uplink_delays_first_tokens_and_a_lost_fifth_of_bandwidth_a_lit
 
 
 def test_prefixes_that_come_again_are_not_computed_again() -> None:
-    def asked(ids: tuple[int, ...] | None) -> Run:
+    def run_with_ids(ids: tuple[int, ...] | None) -> Run:
         scenario = make_scenario([(2.0 * n, 4096, 20) for n in range(20)], prefix_block_tokens=512)
         trace = [replace(r, hash_ids=() if ids is None else (*ids, 100 + n)) for n, r in enumerate(scenario.trace)]
         return fixed(replace(scenario, trace=trace), 1, 1)
@@ -120,7 +120,7 @@ def test_prefixes_that_come_again_are_not_computed_again() -> None:
             if life.replica is not None and life.key.role is Role.PREFILL
         )
 
-    cold, warm = asked(None), asked(tuple(range(7)))
+    cold, warm = run_with_ids(None), run_with_ids(tuple(range(7)))
     assert computed(cold) == 20 * 4096
     # After the first, seven blocks of eight are known.
     assert computed(warm) == 4096 + 19 * 512

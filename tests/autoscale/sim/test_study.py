@@ -12,11 +12,12 @@ from rich.console import Console
 from autoscale.engines.profile import EngineProfile
 from autoscale.sim import bounds, schedule
 from autoscale.sim.checks import check_lengths, least_frac, notes
-from autoscale.sim.compare import find_causal, find_oracle, no_dearer
+from autoscale.sim.compare import find_causal, find_oracle, with_cheaper_run
 from autoscale.sim.config import SimConfig, SimFailureConfig
+from autoscale.sim.outcome import outcome
 from autoscale.sim.pressure import pressure_test
 from autoscale.sim.scenario import Run, run_schedule, scenario_of
-from autoscale.sim.study import run_study
+from autoscale.sim.simulations import run_study
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 from serve_app.cli.sim_report import save_html, summary_table
@@ -151,15 +152,28 @@ def test_batches_beyond_the_profile_are_noted() -> None:
     assert "engines run up to 400 requests at once, but only batches of 369 were profiled" in line
 
 
+def test_requests_with_derived_times_in_any_group_count_in_figures_as_in_notes() -> None:
+    measured = EngineProfile.load(Path(SLOW))
+    derived = measured.model_copy(
+        update={"prefill": measured.prefill.model_copy(update={"derived_above_tokens": 1000})}
+    )
+    settings = config(group("measured", measured, 1.0, 2), group("derived", derived, 1.0, 2))
+    scenario = scenario_of(settings, TRACE)
+    figures = outcome(run_schedule(scenario, {key: [(0.0, 1)] for key in scenario.pools}))
+    assert figures.derived_requests == figures.requests
+    (line,) = notes(settings, scenario.measured_trace)
+    assert line.startswith(f"{figures.requests} of {figures.requests} requests have prompts whose times were derived")
+
+
 def test_the_oracle_is_never_dearer_than_the_causal_bound() -> None:
     settings = config(group("g0", SLOW, 1.0, 8), oracle_simulated_requests=1)
     oracle = find_oracle(settings, TRACE, rate_scale=1.0)
     dear = replace(oracle.result.outcome, gpu_hours=oracle.result.outcome.gpu_hours * 2)
     causal = find_causal(settings, oracle)
-    better = no_dearer(replace(oracle, result=replace(oracle.result, outcome=dear)), causal)
+    better = with_cheaper_run(replace(oracle, result=replace(oracle.result, outcome=dear)), causal)
     assert better.result is causal.result
     assert better.is_beaten_by(oracle.result) == (oracle.result.outcome.gpu_hours < causal.result.outcome.gpu_hours)
-    assert no_dearer(oracle, replace(causal, is_attained=False)) is oracle
+    assert with_cheaper_run(oracle, replace(causal, is_attained=False)) is oracle
 
 
 def test_the_oracle_and_what_needs_it_refuse_several_groups() -> None:

@@ -24,7 +24,7 @@ def rows(requests: tuple[TraceRequest, ...]) -> list[tuple[float, int, int]]:
 
 def span(start_ns: object = "1795374853985166592", name: str = "llm_request", **attributes: Any) -> dict[str, Any]:
     """As vLLM 0.29 sends it and OpenTelemetry's JSON encoding writes it."""
-    said = {"id": {"stringValue": "chatcmpl-a724ab6051d26106"}} | attributes
+    values = {"id": {"stringValue": "chatcmpl-a724ab6051d26106"}} | attributes
     names = {
         "id": "gen_ai.request.id",
         "prompt": "gen_ai.usage.prompt_tokens",
@@ -34,7 +34,7 @@ def span(start_ns: object = "1795374853985166592", name: str = "llm_request", **
     return {
         **{"traceId": "9dc03ee2289bb32baaf244eda1465671", "spanId": "0aa3fdc2f412fddb", "name": name, "kind": 2},
         **{"startTimeUnixNano": start_ns, "endTimeUnixNano": "1795374865246790129"},
-        "attributes": [latency, *({"key": names[key], "value": value} for key, value in said.items())],
+        "attributes": [latency, *({"key": names[key], "value": value} for key, value in values.items())],
     }
 
 

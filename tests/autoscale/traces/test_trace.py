@@ -84,9 +84,9 @@ def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
 
 def test_a_long_value_is_cut_in_the_message(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "0," + "x" * 5000 + ",1\n")
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as error:
         load_trace(path)
-    assert len(str(told.value)) < len(str(path)) + 200
+    assert len(str(error.value)) < len(str(path)) + 200
 
 
 def test_prefixes_stay_as_long_as_the_prompt_does() -> None:

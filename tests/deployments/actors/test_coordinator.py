@@ -33,14 +33,15 @@ def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     from deployments.actors import coordinator as module
     from router import ray_kv
 
-    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=tmp_path / "serve" / "log.jsonl")
+    log = tmp_path / "serve" / "tandem_decisions_app.jsonl"
+    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=log)
     monkeypatch.setattr(ray_kv, "get", world.kv.get)
     monkeypatch.setattr(ray_kv, "put", world.kv.__setitem__)
     monkeypatch.setattr(module.serve, "get_deployment_actor_context", lambda: SimpleNamespace(app_name="app"))
     context = SimpleNamespace(get_actor_name=lambda: world.actor)
     monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(module, "is_alive", lambda app, deployment, name: name in world.alive)
-    monkeypatch.setattr(module, "_log_path", lambda app: world.log)
+    monkeypatch.setattr(module, "serve_logs_folder", lambda: world.log.parent)
     return world
 
 

@@ -1,4 +1,4 @@
-"""The emulated engine speaks as the real one does, keeps its profile's time, and lets go of what is given up."""
+"""The emulated engine has vLLM's formats and its profile's times, and frees what a client has given up."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def request(**fields: Any) -> Any:
     return parse_request(endpoint, {"model": "m", "max_tokens": 30, **fields}, "r1")
 
 
-async def said(stream: Any) -> list[Any]:
+async def chunks_of(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
@@ -58,8 +58,8 @@ async def test_a_stream_is_vllms_and_has_every_token(engine: Any) -> None:
     from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
     usage = {"include_usage": True}
-    text = await said(engine.completions(request(prompt="one two three four", stream=True, stream_options=usage)))
-    chat = await said(
+    text = await chunks_of(engine.completions(request(prompt="one two three four", stream=True, stream_options=usage)))
+    chat = await chunks_of(
         engine.chat(request(messages=[{"role": "user", "content": "hello"}], stream=True, stream_options=usage))
     )
     for chunks, model in ((text, CompletionStreamResponse), (chat, ChatCompletionStreamResponse)):
@@ -75,15 +75,15 @@ async def test_an_answer_in_one_piece_is_openais_too(engine: Any) -> None:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-    (text,) = await said(engine.completions(request(prompt=[1, 2, 3])))
-    (chat,) = await said(engine.chat(request(messages=[{"role": "user", "content": "hello"}])))
+    (text,) = await chunks_of(engine.completions(request(prompt=[1, 2, 3])))
+    (chat,) = await chunks_of(engine.chat(request(messages=[{"role": "user", "content": "hello"}])))
     assert Completion.model_validate_json(text.model_dump_json()).usage.total_tokens == 33
     assert ChatCompletion.model_validate_json(chat.model_dump_json()).choices[0].message.content
 
 
 @pytest.mark.parametrize("messages", [[{"role": "user"}], [{"role": "user", "content": ""}]])
-async def test_a_message_that_says_nothing_is_answered(engine: Any, messages: list[dict[str, str]]) -> None:
-    (chat,) = await said(engine.chat(request(messages=messages)))
+async def test_an_empty_message_is_answered(engine: Any, messages: list[dict[str, str]]) -> None:
+    (chat,) = await chunks_of(engine.chat(request(messages=messages)))
     assert json.loads(chat.model_dump_json())["usage"]["prompt_tokens"] >= 1
 
 
@@ -92,20 +92,20 @@ async def test_embeddings_are_refused(engine: Any, embeds: Any) -> None:
     from vllm.exceptions import VLLMValidationError
 
     with pytest.raises(VLLMValidationError, match="give a prompt"):
-        await said(engine.completions(request(prompt_embeds=embeds)))
+        await chunks_of(engine.completions(request(prompt_embeds=embeds)))
 
 
 async def test_time_is_the_profiles(engine: Any) -> None:
     client = engine._engine_client
     started_s = time.monotonic()
-    await said(engine.completions(request(prompt=list(range(1700)), max_tokens=1)))
+    await chunks_of(engine.completions(request(prompt=list(range(1700)), max_tokens=1)))
     # 269 ms in a twentieth of the time, and what a loaded machine adds.
     assert 0.269 / 20 <= time.monotonic() - started_s < 30.0
     assert client.stats.load.prefill_tokens == 1700
     assert client.stats.load.decode_tokens == 1
 
 
-async def test_what_a_prompt_takes_does_not_grow_with_the_queue_before_it(engine: Any) -> None:
+async def test_the_time_of_a_prompt_excludes_the_queue_before_it(engine: Any) -> None:
     from vllm.sampling_params import SamplingParams
 
     from deployments.vllm_seam.engine_types import computed_s
@@ -147,7 +147,7 @@ async def test_kv_that_prefill_hands_over_saves_decode_the_prompt(engine: Any) -
         await client.collective_rpc("other")
 
 
-async def test_who_leaves_frees_its_place(engine: Any) -> None:
+async def test_a_request_that_is_given_up_frees_its_place(engine: Any) -> None:
     stream = engine.completions(request(prompt="hello", max_tokens=4000, stream=True))
     await anext(stream)
     assert engine._engine_client.stats.load.running_requests == 1
@@ -161,13 +161,13 @@ async def test_a_prompt_beyond_the_context_is_refused(engine: Any) -> None:
     from vllm.exceptions import VLLMValidationError
 
     with pytest.raises(VLLMValidationError, match="context length is 4096"):
-        await said(engine.completions(request(prompt=list(range(4096)))))
+        await chunks_of(engine.completions(request(prompt=list(range(4096)))))
 
 
-async def test_utilisation_is_what_was_busy_and_activity_what_was_computed(engine: Any) -> None:
+async def test_utilisation_is_the_busy_time_and_activity_the_computed_share(engine: Any) -> None:
     stats = engine._engine_client.stats
     stats.gpu_report()
-    await said(engine.completions(request(prompt=list(range(1000)), max_tokens=100)))
+    await chunks_of(engine.completions(request(prompt=list(range(1000)), max_tokens=100)))
     busy = stats.gpu_report()
     assert 0.0 < busy["sm_activity_frac"] < busy["gpu_utilization_frac"] <= 1.0
     await asyncio.sleep(0.05)
@@ -178,7 +178,7 @@ async def test_a_first_token_is_known_before_the_answer_is_whole(engine: Any) ->
     client, has_first = engine._engine_client, asyncio.Event()
     assert not client.has_first("r1")
     client.stats.on_step = lambda: client.has_first("r1") and has_first.set()
-    answer = asyncio.create_task(said(engine.completions(request(prompt=list(range(50))))))
+    answer = asyncio.create_task(chunks_of(engine.completions(request(prompt=list(range(50))))))
     async with asyncio.timeout(30.0):
         await has_first.wait()
     assert not answer.done()

@@ -90,7 +90,7 @@ class Pools:
             health = HealthFeed("nobody", f"decode:test_endpoint:{name}", OutlierConfig())
             health._suspects = frozenset(f"{name}{number}" for number in range(9))  # all is news
             for _ in range(20):
-                health.usual.is_slow(0.02, OutlierConfig().slow_tpot_s)
+                health.usual_pace.is_slow(0.02, OutlierConfig().slow_tpot_s)
             one: Any = handle
             caller: Any = PoolCaller(
                 one, "respond", health=health, watch=self.watch, is_whole=lambda frame: frame.is_last
@@ -100,6 +100,7 @@ class Pools:
         config: Any = SimpleNamespace(
             model=SimpleNamespace(id="m"),
             max_model_len=None,
+            longest_context_tokens=None,
             router=SimpleNamespace(outlier=OutlierConfig()),
             autoscale=None,
         )
@@ -149,7 +150,7 @@ class Pools:
 
     def is_idle(self) -> bool:
         """Whether no call is left, and none is counted."""
-        return not self.watch._calls and all(group.load == GroupLoad() for group in self.model.groups)
+        return not self.watch.calls and all(group.load == GroupLoad() for group in self.model.groups)
 
 
 def know(monkeypatch: pytest.MonkeyPatch, **routed: list[str]) -> None:

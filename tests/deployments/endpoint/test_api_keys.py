@@ -136,10 +136,10 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can(file: Path, monkeypat
     file.write_text(key_line("bb", second) + "\n")
     with monkeypatch.context() as broken:
 
-        def read_text(path: Path) -> str:
+        def read_bytes(path: Path) -> bytes:
             raise PermissionError(13, "Permission denied")
 
-        broken.setattr(Path, "read_text", read_text)
+        broken.setattr(Path, "read_bytes", read_bytes)
         assert keys.name_of(f"Bearer {first}") == "a"
     assert keys.name_of(f"Bearer {second}") == "bb"
 
@@ -179,3 +179,14 @@ def test_a_file_that_is_not_there_is_named(file: Path) -> None:
 def test_a_name_has_no_spaces() -> None:
     with pytest.raises(ValueError, match="no name for a key"):
         key_line("team a", new_key())
+
+
+def test_an_error_in_the_file_is_logged_once_for_each_change(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = new_key()
+    file.write_text(key_line("a", key) + "\n")
+    keys = ApiKeys(file, Clock())
+    with caplog.at_level(logging.ERROR, logger="ray.serve"):
+        for wrong in (b"my-secret\n", b"\xff\xfe"):
+            file.write_bytes(wrong)
+            assert [keys.name_of(f"Bearer {key}") for _ in range(3)] == ["a"] * 3
+    assert ["line 1" in message or "no text" in message for message in caplog.messages] == [True, True]

@@ -93,16 +93,38 @@ async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_co
     assert json.loads(response.body)["error"]["code"] == "overloaded"
     assert counted._value.get() - before == 1
     assert pools.handles["a"].requests[0].body == raw
-    assert not made._bodies.held_bytes and not made._intake._requests()
+    assert not made._bodies.used_bytes and not made._intake._requests()
+
+
+async def ask(method: str, path: str) -> Any:
+    """The response of the app outside of Serve, where no route finds its replica."""
+    import httpx
+
+    from deployments.endpoint.ingress import app
+
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+        return await client.request(method, path)
+
+
+async def test_a_wrong_method_is_an_openai_error_that_names_the_right_one() -> None:
+    response = await ask("POST", "/v1/models")
+    assert (response.status_code, response.headers["Allow"]) == (405, "GET")  # RFC 9110 section 15.5.6
+    assert response.json()["error"]["message"] == "POST /v1/models: Method Not Allowed"
+
+
+async def test_an_error_of_the_endpoint_itself_is_an_openai_error() -> None:
+    response = await ask("GET", "/v1/models")
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
 
 async def test_an_endpoint_without_a_healthy_pool_says_when_to_look_again(clock: Clock) -> None:
     made, _ = endpoint(clock)  # whose pools answer no health check
-    error = await made._look_for_health()
+    error = await made._check_health()
     assert (error.status, error.headers()["Retry-After"]) == (503, "5")
 
 
-async def test_a_look_for_health_serves_all_clients_of_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_health_serves_all_clients_of_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 
     made, _ = endpoint(clock)
     looks = []
@@ -111,10 +133,10 @@ async def test_a_look_for_health_serves_all_clients_of_a_second(clock: Clock, mo
         looks.append(None)
         await asyncio.sleep(0.05)
 
-    monkeypatch.setattr(made, "_look_for_health", look)
-    made._unhealthy, made._looked_s, made._looking = None, -1e9, asyncio.Lock()
+    monkeypatch.setattr(made, "_check_health", look)
+    made._health_error, made._health_checked_s, made._health_lock = None, -1e9, asyncio.Lock()
     assert [one.status_code for one in await asyncio.gather(*(made.health() for _ in range(5)))] == [200] * 5
     assert len(looks) == 1
-    made._looked_s -= 2.0  # since then a second and more has passed
+    made._health_checked_s -= 2.0  # since then a second and more has passed
     await made.health()
     assert len(looks) == 2

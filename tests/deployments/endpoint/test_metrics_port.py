@@ -23,7 +23,7 @@ def _port() -> int:
 @pytest.fixture(name="start")
 async def _start(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts what an ingress replica starts."""
-    monkeypatch.setattr("deployments.endpoint.metrics_port._LOOK_S", 0.05)
+    monkeypatch.setattr("deployments.endpoint.metrics_port._RETRY_S", 0.05)
     tasks = []
 
     def start(page: bytes, *, app: str = "a/b", host: str = "127.0.0.1") -> "asyncio.Task[None]":

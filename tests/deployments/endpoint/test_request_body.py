@@ -64,7 +64,7 @@ async def test_all_bodies_together_have_a_limit_until_their_requests_have_ended(
     held[2].free()
     held[0].free()
     held[0].free()
-    assert bodies.held_bytes == 1000
+    assert bodies.used_bytes == 1000
     assert len(await read_body(request(b"a" * 1000), CONFIG, Body(bodies, None))) == 1000
 
 
@@ -80,7 +80,7 @@ async def test_a_body_takes_more_once_its_values_are_counted() -> None:
         body.take(449)
     assert refusal.value.status == 413  # it will not do later either
     body.free()
-    assert bodies.held_bytes == 0
+    assert bodies.used_bytes == 0
 
 
 async def test_one_key_leaves_room_for_the_others() -> None:
@@ -96,7 +96,7 @@ async def test_one_key_leaves_room_for_the_others() -> None:
     assert refusal.value.status == 413
     first.free()
     second.take(1024)
-    assert bodies.held_bytes == 2048
+    assert bodies.used_bytes == 2048
     with pytest.raises(OpenAIError, match="requests that take 2048 bytes are here"):
         Body(bodies, "c").take(1)
 
@@ -146,7 +146,7 @@ from deployments.endpoint.request_body import Trim
 def now(): return psutil.Process().memory_info().rss / 2**20
 
 async def main():
-    trim, kept = Trim(after_s=0.01), []
+    trim, kept = Trim(delay_s=0.01), []
     before = now()
     texts = []
     for _ in range(2000):
@@ -154,8 +154,8 @@ async def main():
         kept.append(bytearray(b"y" * 600))
     texts.clear()
     freed = now()
-    trim.freed(8 << 20)
-    await trim._due
+    trim.note_freed(8 << 20)
+    await trim._task
     print(before, freed, now())
 
 asyncio.run(main())
@@ -171,15 +171,15 @@ def test_memory_that_glibc_keeps_goes_back_to_the_machine() -> None:
 
 async def test_a_little_is_no_reason_and_much_at_once_is_one() -> None:
     calls: list[int] = []
-    trim = Trim(after_s=0.05)
+    trim = Trim(delay_s=0.05)
     trim._trim = calls.append
-    trim.freed(1 << 20)
-    assert trim._due is None
+    trim.note_freed(1 << 20)
+    assert trim._task is None
     for _ in range(5):
-        trim.freed(32 << 20)
-    assert trim._due is not None
-    await trim._due
+        trim.note_freed(32 << 20)
+    assert trim._task is not None
+    await trim._task
     assert calls == [0]
-    trim.freed(32 << 20)
-    await trim._due
+    trim.note_freed(32 << 20)
+    await trim._task
     assert calls == [0, 0]

@@ -42,3 +42,32 @@ def test_a_pool_without_replicas_is_stranded_while_another_of_its_model_has_some
         know(monkeypatch, **routed)
         assert model.is_stranded("decode:test_endpoint:a") is is_stranded
     assert not model.is_stranded("decode:other")
+
+
+async def test_a_model_is_healthy_while_one_of_its_pools_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    know(monkeypatch, a=["a0"], b=["b0"])
+    model: Any = Pools(Clock(monkeypatch), "ab").model
+    healthy: set[str] = set()
+
+    async def check(group: Any) -> None:
+        if group.name not in healthy:
+            raise TimeoutError
+
+    monkeypatch.setattr(type(model.groups[0]), "check_health", check)
+    assert await model.check_health() == "no healthy decode replica of m: TimeoutError"
+    healthy.add("b")
+    assert await model.check_health() is None
+
+
+@pytest.mark.parametrize(("max_prompt_tokens", "most_tokens"), [(None, 8192), (6000, 6000), (10_000, 8192)])
+def test_a_prompt_counts_up_to_the_longest_context_and_the_card_shows_the_lowest(
+    max_prompt_tokens: int | None, most_tokens: int
+) -> None:
+    from deployments.config import ServiceConfig
+    from deployments.endpoint.served_model import ServedModel
+
+    groups = [{"name": "a"}, {"name": "b", "decode": {"engine_kwargs": {"max_model_len": 8192}}}]
+    fields = {"model": {"id": "m", "source": "org/m"}, "engine_kwargs": {"max_model_len": 4096}, "groups": groups}
+    gate: Any = None
+    model = ServedModel(ServiceConfig.model_validate(fields), [], gate, None, max_prompt_tokens=max_prompt_tokens)
+    assert (model.max_model_len, model.most_prompt_tokens) == (4096, most_tokens)

@@ -1,4 +1,4 @@
-"""An engine that dies, hangs or does not start, and what its replica makes of it."""
+"""How a replica notices that its engine dies, hangs or does not start."""
 
 import asyncio
 import time
@@ -26,16 +26,16 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def test_the_engine_core_s_own_exception_is_the_cause() -> None:
-    assert _engine_host().raised_in_engine(LOG) == "ValueError: To serve at least one request, 0.02 GiB is needed"
+    assert _engine_host().engine_error(LOG) == "ValueError: To serve at least one request, 0.02 GiB is needed"
 
 
 def test_the_last_start_counts_and_dotted_names_do() -> None:
     again = LOG + "(Worker pid=18) torch.OutOfMemoryError: tried to allocate 2 GiB\n"
-    assert _engine_host().raised_in_engine(again) == "torch.OutOfMemoryError: tried to allocate 2 GiB"
+    assert _engine_host().engine_error(again) == "torch.OutOfMemoryError: tried to allocate 2 GiB"
 
 
 def test_a_log_without_an_engine_names_nothing() -> None:
-    assert _engine_host().raised_in_engine("RuntimeError: Engine core initialization failed.\n") is None
+    assert _engine_host().engine_error("RuntimeError: Engine core initialization failed.\n") is None
 
 
 class Client:
@@ -45,10 +45,10 @@ class Client:
 
     def __init__(self, answer_s: float = 0.0) -> None:
         self.answer_s = answer_s
-        self.asked = 0
+        self.pings = 0
 
     async def is_paused(self) -> bool:
-        self.asked += 1
+        self.pings += 1
         await asyncio.sleep(self.answer_s)
         return False
 
@@ -58,18 +58,18 @@ def _fast(monkeypatch: Any) -> None:
     from deployments.replicas import engine_host
 
     monkeypatch.setattr(engine_host, "_POLL_S", 0.01)
-    monkeypatch.setattr(engine_host, "_ASK_S", 0.05)
+    monkeypatch.setattr(engine_host, "_PING_S", 0.05)
 
 
-async def test_an_engine_that_answers_is_left_alone() -> None:
+async def test_an_engine_that_answers_does_not_end_its_replica() -> None:
     client = Client(answer_s=0.1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
             await _engine_host().watch_engine(client, silence_s=0.9)
-    assert client.asked > 2
+    assert client.pings > 2
 
 
-async def test_the_death_of_an_engine_is_seen_at_once() -> None:
+async def test_the_death_of_an_engine_is_noticed_at_once() -> None:
     client = Client()
     watch = asyncio.create_task(_engine_host().watch_engine(client, silence_s=60.0))
     await asyncio.sleep(0.1)
@@ -78,14 +78,14 @@ async def test_the_death_of_an_engine_is_seen_at_once() -> None:
     await asyncio.wait_for(watch, 30.0)
 
 
-async def test_an_engine_that_says_nothing_hangs() -> None:
+async def test_an_engine_that_does_not_answer_hangs() -> None:
     client, started_s = Client(answer_s=60.0), time.monotonic()
     await asyncio.wait_for(_engine_host().watch_engine(client, silence_s=0.4), 30.0)
-    assert client.asked == 1
+    assert client.pings == 1
     assert time.monotonic() - started_s >= 0.4
 
 
-async def test_an_engine_that_dies_while_it_is_asked_is_dead_and_no_error() -> None:
+async def test_an_engine_that_dies_during_a_ping_is_dead_without_an_error() -> None:
     class Dying(Client):
         async def is_paused(self) -> bool:
             self.errored = True

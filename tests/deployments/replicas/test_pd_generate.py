@@ -1,4 +1,4 @@
-"""What decode believes of prefill, and what it does while prefill fails; vLLM's client and Serve's handle are fakes."""
+"""Paths of prompts on a decode replica, also while prefill fails; vLLM's client and Serve's handle are fakes."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ SHORT, LONG = list(range(300, 320)), list(range(300, 900))
 
 
 class Prefill:
-    """A prefill pool that answers once it is told to; ``calls`` are those that wait."""
+    """A prefill pool; a test sets the answer of each of its ``calls``."""
 
     def __init__(self) -> None:
         self.calls: list[asyncio.Future[Any]] = []
@@ -33,7 +33,7 @@ class Prefill:
 
 
 class Stream:
-    """What Serve gives for a call: the one piece of its answer, once there is one."""
+    """Serve's stream of an answer in one piece."""
 
     def __init__(self, answer: asyncio.Future[Any]) -> None:
         self._answer = answer
@@ -46,16 +46,16 @@ class Stream:
 
 
 class QueueError(Exception):
-    """As an engine's at its limit."""
+    """The error of an engine at its limit."""
 
 
 class Client:
-    """An engine that says one token to everything, and keeps what it was asked."""
+    """An engine that answers with one token. ``requests``: the id and the handoff of each."""
 
     model_config = SimpleNamespace(max_model_len=4096)
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.released: list[Any] = []
         self.is_full = False
 
@@ -67,7 +67,7 @@ class Client:
         self.released.append(params)
 
     async def generate(self, prompt: Any, sampling: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
-        self.asked.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
+        self.requests.append((request_id, (sampling.extra_args or {}).get("kv_transfer_params")))
         yield SimpleNamespace(num_cached_tokens=0, outputs=[SimpleNamespace(token_ids=[7], finish_reason=None)])
 
 
@@ -108,7 +108,7 @@ def decode(
         caller: Any = PoolCaller(
             prefill,  # type: ignore[arg-type]
             "prefill",
-            health=HealthFeed("nobody", "prefill:g0", OutlierConfig()),
+            health=HealthFeed("app", "prefill:g0", OutlierConfig()),
             watch=watch or CallWatch(lambda *_: True, lambda _: False),
             is_whole=lambda answer: True,
         )
@@ -157,20 +157,20 @@ async def test_a_long_prompt_waits_for_prefill_and_a_short_one_does_not(client: 
     long = asyncio.create_task(run(generate, LONG, "long"))
     await sent(prefill, 1)
     await run(generate, SHORT, "short")
-    assert client.asked == [("short", None)]
+    assert client.requests == [("short", None)]
     prefill.calls[0].set_result(answered())
     await long
-    assert client.asked[1:] == [("long", {"from": "p"})]
+    assert client.requests[1:] == [("long", {"from": "p"})]
 
 
-async def test_where_a_group_has_no_prefill_decode_computes_long_prompts_too(client: Client) -> None:
+async def test_in_a_group_without_prefill_decode_computes_long_prompts_too(client: Client) -> None:
     from deployments.metrics import PREFILL_PATH
 
-    told = PREFILL_PATH.labels("local", "aggregated")
-    before = told._value.get()
+    path_count = PREFILL_PATH.labels("local", "aggregated")
+    before = path_count._value.get()
     await run(decode(client, None), LONG, "long")
-    assert client.asked == [("long", None)]
-    assert told._value.get() == before + 1
+    assert client.requests == [("long", None)]
+    assert path_count._value.get() == before + 1
 
 
 async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(
@@ -180,13 +180,13 @@ async def test_a_prompt_beyond_the_limit_is_refused_before_anything_is_computed(
 
     with pytest.raises(VLLMValidationError, match=f"has {len(LONG)} tokens, .* at most {len(LONG) - 1}: send a"):
         await run(decode(client, prefill, max_prompt_tokens=len(LONG) - 1), LONG)
-    assert (client.asked, prefill.calls) == ([], [])
+    assert (client.requests, prefill.calls) == ([], [])
     await run(decode(client, prefill, max_prompt_tokens=len(SHORT)), SHORT)
-    assert len(client.asked) == 1
+    assert len(client.requests) == 1
 
 
 async def fails(generate: Any, prefill: Prefill, *, times: int) -> None:
-    """So many calls to prefill that fail, each prompt's second try included, one after the other."""
+    """Let ``times`` calls of prefill fail one after another; each prompt makes a second call."""
     while len(prefill.calls) < times:
         task = asyncio.create_task(run(generate, [len(prefill.calls), *LONG], "failed"))
         while not task.done():
@@ -205,7 +205,7 @@ async def test_a_prompt_that_one_prefill_replica_failed_goes_to_another(client: 
     assert prefill.requests[1].routing.last_resort == "p1" and prefill.requests[1].token_ids == LONG
     prefill.calls[1].set_result(answered())
     await task
-    assert client.asked == [("r", {"from": "p"})]
+    assert client.requests == [("r", {"from": "p"})]
 
 
 async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(client: Client, prefill: Prefill) -> None:
@@ -219,7 +219,7 @@ async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(clien
             raise TimeoutError
         return True
 
-    watch = CallWatch(is_alive, lambda _: False, quiet_s=0.05, every_s=0.01)
+    watch = CallWatch(is_alive, lambda _: False, quiet_s=0.05, check_s=0.01)
     watching = asyncio.create_task(watch.run())
     generate = decode(client, prefill, watch=watch)
     task = asyncio.create_task(run(generate, LONG))
@@ -229,15 +229,15 @@ async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(clien
     await asyncio.sleep(0.2)  # another one may take its time
     prefill.calls[1].set_result(answered())
     await task
-    assert client.asked == [("r", {"from": "p"})]
-    assert not watch._calls
+    assert client.requests == [("r", {"from": "p"})]
+    assert not watch.calls
     watching.cancel()
 
 
 async def test_where_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
     from deployments.wire.call import CallWatch
 
-    watch = CallWatch(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, every_s=0.01)
+    watch = CallWatch(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, check_s=0.01)
     generate, remote = decode(client, prefill, watch=watch), prefill.remote
     watching = asyncio.create_task(watch.run())
 
@@ -249,7 +249,7 @@ async def test_where_prefill_has_no_replica_decode_prefills(client: Client, pref
     prefill.remote = nowhere  # type: ignore[method-assign]
     async with asyncio.timeout(30.0):
         await run(generate, LONG)
-    assert client.asked == [("r", None)]
+    assert client.requests == [("r", None)]
     watching.cancel()
 
 
@@ -257,7 +257,7 @@ async def test_prefill_computes_nothing_for_an_engine_without_room(client: Clien
     generate, client.is_full = decode(client, prefill), True
     with pytest.raises(QueueError):
         await run(generate, LONG)
-    assert (prefill.calls, client.asked) == ([], [])
+    assert (prefill.calls, client.requests) == ([], [])
 
 
 async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill) -> None:
@@ -271,17 +271,17 @@ async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill)
         await sent(prefill, 2 * number + 2)  # another replica may have room
         prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p2"))
         await task
-        assert client.asked[-1] == ("r", None)
+        assert client.requests[-1] == ("r", None)
     assert failures(generate) == []
 
 
 def failures(generate: Any) -> list[str]:
-    """Whom this decode replica would tell the health board of, in turn."""
+    """Ids of replicas whose failures this decode replica is to report to the health board, in order."""
     return [one.replica_id for one in generate._remote._caller.health._unsent if one.has_failed]
 
 
 @pytest.mark.parametrize(("computed_s", "waited_s", "slow"), [(0.1, 50.0, 0), (9.0, 0.0, 1), (None, 50.0, 0)])
-async def test_what_waits_in_a_queue_of_prefill_says_nothing_of_its_health(
+async def test_time_in_the_queue_of_prefill_is_no_sign_of_its_health(
     client: Client, prefill: Prefill, monkeypatch: Any, computed_s: float | None, waited_s: float, slow: int
 ) -> None:
     from deployments.replicas import remote_prefill
@@ -312,7 +312,7 @@ async def test_prefill_that_answers_with_nothing_has_failed(client: Client, pref
     prefill.remote = silent  # type: ignore[method-assign]
     await run(generate, LONG)
     assert failures(generate) == ["p1", "p2"]
-    assert client.asked == [("r", None)]
+    assert client.requests == [("r", None)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken off"), TimeoutError()])
@@ -336,11 +336,13 @@ async def test_prefill_that_breaks_off_after_its_answer_has_answered(
 
     prefill.remote = broken  # type: ignore[method-assign]
     await run(generate, LONG)
-    assert client.asked == [("r", {"from": "p"})]
+    assert client.requests == [("r", {"from": "p"})]
     assert failures(generate) == [] and is_cancelled == [True]
 
 
-async def test_who_did_not_take_a_prompt_is_told_of_though_another_took_it(client: Client, prefill: Prefill) -> None:
+async def test_a_replica_that_did_not_take_a_prompt_is_reported_though_another_took_it(
+    client: Client, prefill: Prefill
+) -> None:
     generate = decode(client, prefill)
     task = asyncio.create_task(run(generate, LONG))
     await sent(prefill, 1)
@@ -358,7 +360,7 @@ async def test_kv_whose_lease_may_have_ended_is_not_pulled(
     await sent(prefill, 1)
     prefill.calls[0].set_result(answered(ago_s=ago_s))
     await task
-    assert client.asked == [("r", {"from": "p"} if is_pulled else None)]
+    assert client.requests == [("r", {"from": "p"} if is_pulled else None)]
     assert client.released == [] if is_pulled else [{"from": "p"}]
 
 
@@ -383,17 +385,17 @@ async def test_in_an_outage_of_prefill_one_prompt_at_a_time_tries_it(
 ) -> None:
     generate = decode(client, prefill)
     await fails(generate, prefill, times=failures)
-    assert client.asked == [("failed", None)] * prompts
+    assert client.requests == [("failed", None)] * prompts
     tasks = [asyncio.create_task(run(generate, [100 + n, *LONG], f"r{n}")) for n in range(3)]
     await sent(prefill, failures + 1)
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(prefill.calls) == failures + (1 if is_outage else 3)
-    assert client.asked[prompts:] == ([("r1", None), ("r2", None)] if is_outage else [])
+    assert client.requests[prompts:] == ([("r1", None), ("r2", None)] if is_outage else [])
     for call in prefill.calls[failures:]:
         call.set_result(answered())
     await asyncio.gather(*tasks)
-    assert client.asked[-1][1] == {"from": "p"}
+    assert client.requests[-1][1] == {"from": "p"}
 
 
 async def test_a_success_ends_the_outage(client: Client, prefill: Prefill) -> None:
@@ -424,11 +426,11 @@ async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client:
         assert len(prefill.calls) == remote
 
 
-async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client: Client, prefill: Prefill) -> None:
+async def test_a_queue_at_prefill_keeps_longer_prompts_on_decode(client: Client, prefill: Prefill) -> None:
     medium = list(range(1000, 1300))  # above the 128 that always stay, below the 400 that answers of 50 tokens share
     for backlog_tokens, answer_tokens, stays in ((0, 50, False), (5000, 50, True), (5000, 30, False)):
         prefill.calls.clear()
-        client.asked.clear()
+        client.requests.clear()
         generate = decode(client, prefill, answer_tokens=answer_tokens)
         first = asyncio.create_task(run(generate, LONG))
         await sent(prefill, 1)
@@ -443,7 +445,7 @@ async def test_prefill_that_says_it_has_a_queue_makes_longer_prompts_stay(client
         await second
 
 
-async def test_a_prompt_stays_away_from_prefill_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
+async def test_a_prompt_avoids_prefill_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
     peers = generate._remote.pulls.peers
     for name in ("p", "other"):
@@ -457,7 +459,7 @@ async def test_a_prompt_stays_away_from_prefill_whose_kv_does_not_come(client: C
     peers.failed("other", time.monotonic())
     await run(generate, [1, *LONG], "cut off")
     assert len(prefill.calls) == 1
-    assert client.asked[-1] == ("cut off", None)
+    assert client.requests[-1] == ("cut off", None)
 
 
 async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, prefill: Prefill) -> None:
@@ -469,11 +471,11 @@ async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, pr
     assert [(request.routing.probe, request.routing.exclude) for request in prefill.requests] == [("p", frozenset())]
     prefill.calls[0].set_result(answered())
     await tasks[0]
-    assert client.asked == [("r1", None), ("r2", None), ("r0", {"from": "p"})]
+    assert client.requests == [("r1", None), ("r2", None), ("r0", {"from": "p"})]
 
 
 @pytest.mark.parametrize("ends", ["its client leaves", "it fails", "its KV is late", "another answers"])
-async def test_a_link_of_which_a_prompt_showed_nothing_is_tried_again_a_second_later(
+async def test_a_link_whose_probe_has_no_result_is_probed_again_a_second_later(
     client: Client, prefill: Prefill, ends: str
 ) -> None:
     generate = decode(client, prefill)
@@ -501,7 +503,7 @@ async def test_a_link_of_which_a_prompt_showed_nothing_is_tried_again_a_second_l
     assert peers.probe(now_s + 1.5) == "p"
 
 
-async def test_a_late_prompt_that_is_no_probe_says_nothing_of_one_that_is(client: Client, prefill: Prefill) -> None:
+async def test_a_late_prompt_does_not_end_the_probe_of_another_prompt(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
     peers = generate._remote.pulls.peers
     before = asyncio.create_task(run(generate, LONG, "before"))
@@ -517,7 +519,7 @@ async def test_a_late_prompt_that_is_no_probe_says_nothing_of_one_that_is(client
     await probe
 
 
-async def test_prompts_stay_away_from_who_is_ejected_and_one_of_them_probes(client: Client, prefill: Prefill) -> None:
+async def test_prompts_avoid_ejected_replicas_and_one_prompt_probes(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
 
     async def grant(replica_id: str) -> bool:
@@ -566,7 +568,7 @@ async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the
         async for _ in generate({"type": "token", "prompt_token_ids": ids}, sampling, "r"):
             pass
 
-    asking = asyncio.create_task(run())
+    answering = asyncio.create_task(run())
     if ids is LONG:
         await sent(prefill, 1)
         assert not trace.has_first.is_set()
@@ -581,7 +583,7 @@ async def test_an_answer_in_one_piece_has_its_first_token_on_prefill_or_when_the
         generate._stats.on_step()
     async with asyncio.timeout(30.0):
         await trace.has_first.wait()
-    assert not asking.done()
+    assert not answering.done()
     ends.set()
-    await asking
+    await answering
     assert not generate._first_tokens._waiting

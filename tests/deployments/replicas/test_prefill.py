@@ -1,4 +1,4 @@
-"""When a prefill replica that is told to go may end its engine."""
+"""When a prefill replica that Serve ends may end its engine, and what it reports."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 class Engine:
-    """Workers that keep KV of so many prompts, one less at each question; to the first ``busy`` it does not answer."""
+    """Workers with the KV of ``unread`` prompts, one less after each answer; the first ``busy`` calls get none."""
 
     def __init__(self, unread: int, *, is_dead: bool = False, busy: int = 0) -> None:
         self.unread, self.errored, self.busy = unread, is_dead, busy
@@ -25,9 +25,9 @@ class Engine:
         return [0, self.unread + 1]
 
 
-@pytest.fixture(name="told_to_go")
-def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from deployments.replicas import prefill
+@pytest.fixture(name="ends_engine")
+def _ends_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from deployments.replicas import engine_host, prefill
     from deployments.replicas.engine_host import EngineHost
 
     ends: list[int] = []
@@ -37,13 +37,13 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(EngineHost, "__del__", end)
     monkeypatch.setattr(prefill, "_UNREAD_POLL_S", 0.01)
-    monkeypatch.setattr(prefill, "ANSWER_S", 0.05)
+    monkeypatch.setattr(engine_host, "ANSWER_S", 0.05)
 
     class Server(prefill.PrefillServer):  # type: ignore[misc]
         def __del__(self) -> None:
-            """Of the garbage collector, which Serve has not."""
+            """Called by the garbage collector, unlike in Serve."""
 
-    async def told_to_go(engine: Engine | None, lease_s: float) -> list[int]:
+    async def ends_engine(engine: Engine | None, lease_s: float) -> list[int]:
         server = Server.__new__(Server)
         server._lease_s = lease_s
         if engine is not None:
@@ -52,25 +52,51 @@ def _told_to_go(monkeypatch: pytest.MonkeyPatch) -> Any:
             await prefill.PrefillServer.__del__(server)
         return ends
 
-    return told_to_go
+    return ends_engine
 
 
-async def test_an_engine_lives_until_its_kv_has_been_read(told_to_go: Any) -> None:
-    assert await told_to_go(Engine(5), lease_s=60.0) == [-1]
+async def test_an_engine_lives_until_its_kv_has_been_read(ends_engine: Any) -> None:
+    assert await ends_engine(Engine(5), lease_s=60.0) == [-1]
 
 
-async def test_an_engine_in_a_long_step_is_asked_again(told_to_go: Any) -> None:
-    assert await told_to_go(Engine(5, busy=2), lease_s=60.0) == [-1]
+async def test_an_engine_in_a_long_step_gets_another_call(ends_engine: Any) -> None:
+    assert await ends_engine(Engine(5, busy=2), lease_s=60.0) == [-1]
 
 
-async def test_an_engine_whose_kv_nobody_reads_lives_until_every_lease_has_ended(told_to_go: Any) -> None:
-    (left,) = await told_to_go(Engine(10**6), lease_s=0.1)
-    assert 0 < left < 10**6 - 5
+async def test_an_engine_whose_kv_is_not_read_lives_until_every_lease_has_ended(ends_engine: Any) -> None:
+    (unread,) = await ends_engine(Engine(10**6), lease_s=0.1)
+    assert 0 < unread < 10**6 - 5
 
 
-async def test_a_dead_engine_keeps_nobody(told_to_go: Any) -> None:
-    assert await told_to_go(Engine(5, is_dead=True), lease_s=60.0) == [5]
+async def test_a_dead_engine_delays_nothing(ends_engine: Any) -> None:
+    assert await ends_engine(Engine(5, is_dead=True), lease_s=60.0) == [5]
 
 
-async def test_a_replica_whose_engine_never_started_ends_all_the_same(told_to_go: Any) -> None:
-    assert await told_to_go(None, lease_s=60.0) == [0]
+async def test_a_replica_whose_engine_never_started_ends_all_the_same(ends_engine: Any) -> None:
+    assert await ends_engine(None, lease_s=60.0) == [0]
+
+
+async def test_the_queue_and_the_load_of_a_report_are_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.replicas import prefill
+    from deployments.vllm_seam.engine_stats import EngineLoad
+
+    load = EngineLoad(waiting_requests=1)
+
+    class Server(prefill.PrefillServer):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """Called by the garbage collector, unlike in Serve."""
+
+    class Stepping:
+        async def collective_rpc(self, method: str) -> list[int]:
+            load.waiting_requests = 0  # the workers answer after a step, which computes the queue
+            return [0]
+
+        def get_num_queued_tokens(self) -> int:
+            return 1000 * load.waiting_requests
+
+    server = Server.__new__(Server)
+    server._has_gpus = False
+    server.engine = type("Server", (), {"_engine_client": Stepping()})()
+    monkeypatch.setattr(prefill, "engine_stats", lambda: type("Stats", (), {"load": load})())
+    report = await server.record_autoscaling_stats()
+    assert (report["waiting_requests"], report["queued_prefill_tokens"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""What a decode replica does about links that break; vLLM's client is a fake that says what its workers would."""
+"""Repair of broken links by a decode replica; vLLM's client is a fake with the answers of its workers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -71,22 +71,19 @@ async def until(watch: Any, engine: Engine, *broken: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_failed_pull_drops_the_link_and_frees_what_was_not_read(watch: Any, engine: Engine) -> None:
+async def test_a_failed_pull_drops_the_link_and_frees_unread_kv(watch: Any, engine: Engine) -> None:
     for name, number in (("r1", 1), ("r2", 2)):
-        watch.begin(handed_over(name, number))
-        watch.here(handed_over(name, number))  # vLLM has computed the first
+        watch.begin(handed_over(name, number)).has_first = True  # vLLM has computed the first
     engine.failed = {"r1": "e1"}
     await until(watch, engine, "p1")
     assert engine.forgotten == ["e1"]
     assert engine.released == ["r1"]
-    watch.begin(handed_over("r3"))
-    watch.here(handed_over("r3"))
+    watch.begin(handed_over("r3")).has_first = True
     await until(watch, engine)
 
 
 async def test_a_pull_that_takes_too_long_is_ended_with_its_link(watch: Any, engine: Engine) -> None:
-    watch.begin(handed_over("r1"))
-    watch.left(handed_over("r1"))  # whether its client waits or not: its blocks would be lost
+    watch.begin(handed_over("r1")).has_ended = True  # whether its client waits or not: its blocks would be lost
     engine.running = {"r1": "e1"}
     await asyncio.sleep(0.1)
     assert engine.forgotten == []
@@ -95,14 +92,12 @@ async def test_a_pull_that_takes_too_long_is_ended_with_its_link(watch: Any, eng
     assert engine.released == ["r1"]
 
 
-async def test_a_failure_is_heard_though_the_answer_that_told_it_came_too_late(watch: Any, engine: Engine) -> None:
+async def test_a_failure_counts_though_its_first_report_came_too_late(watch: Any, engine: Engine) -> None:
     engine.failed, engine.answers_late = {"r1": "e1"}, 2
-    watch.begin(handed_over("r1"))
-    watch.here(handed_over("r1"))
+    watch.begin(handed_over("r1")).has_first = True
     await until(watch, engine, "p1")
     assert engine.forgotten == ["e1"]
-    watch.begin(handed_over("r2"))
-    watch.here(handed_over("r2"))
+    watch.begin(handed_over("r2")).has_first = True
     await until(watch, engine)
     assert engine.failed == {}
     assert engine.forgotten == ["e1"]
@@ -121,17 +116,16 @@ async def test_a_link_that_could_not_be_dropped_is_dropped_later(watch: Any, eng
     assert engine.released == ["r1"]
 
 
-async def test_who_leaves_before_the_kv_is_here_shows_nothing(watch: Any, engine: Engine) -> None:
+async def test_a_request_that_ends_before_its_kv_has_come_does_not_mend_the_link(watch: Any, engine: Engine) -> None:
     engine.failed = {"r1": "e1"}
     watch.begin(handed_over("r1"))
     await until(watch, engine, "p1")
-    watch.begin(handed_over("r2"))
-    watch.left(handed_over("r2"))
+    watch.begin(handed_over("r2")).has_ended = True
     await asyncio.sleep(0.1)
     assert watch.peers.broken(0.0) == {"p1"}
 
 
-async def test_an_idle_engine_gets_a_step_in_which_it_passes_on_what_is_not_read(
+async def test_an_idle_engine_gets_a_step_in_which_it_frees_unread_kv(
     watch: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deployments.replicas import pull_watch
@@ -143,9 +137,8 @@ async def test_an_idle_engine_gets_a_step_in_which_it_passes_on_what_is_not_read
     assert engine.released == ["p1", "a step"]
 
 
-async def test_an_engine_without_pulls_is_not_asked(watch: Any, engine: Engine) -> None:
-    watch.begin(handed_over("r1"))
-    watch.here(handed_over("r1"))
+async def test_an_engine_without_pulls_is_not_polled(watch: Any, engine: Engine) -> None:
+    watch.begin(handed_over("r1")).has_first = True
     await asyncio.sleep(0.1)
     polls = engine.polls
     await asyncio.sleep(0.1)

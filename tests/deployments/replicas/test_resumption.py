@@ -1,4 +1,4 @@
-"""What the output side gets of a stream that goes on here."""
+"""The tokens that the output side gets of a stream that continues here."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 STOPS_AFTER = 12
 
 
-class Front:
+class OutputSide:
     """An output side that finds its stop string in the text of one token."""
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ async def test_tokens_that_have_gathered_are_fed_one_by_one_so_that_none_comes_a
 
     from deployments.replicas.resumption import resumed
 
-    front = Front()
+    side = OutputSide()
 
-    async def open_front(*_: Any) -> Front:
-        return front
+    async def open_output_side(*_: Any) -> OutputSide:
+        return side
 
     async def generate(*_: Any) -> AsyncGenerator[Any, None]:
         part = SimpleNamespace(token_ids=gathered, finish_reason="length", stop_reason=None)
@@ -46,13 +46,13 @@ async def test_tokens_that_have_gathered_are_fed_one_by_one_so_that_none_comes_a
 
     sent = Sent(outputs=((10,),), frames=1, digest=b"", created="")
     sampling = SamplingParams(temperature=0.0, max_tokens=5)
-    client: Any = SimpleNamespace(open_front=open_front)
-    said = [one async for one in resumed(client, generate, {"prompt_token_ids": [1]}, sampling, "r", sent)]
-    assert front.fed == [[10], *fed]
-    assert [one.finished for one in said] == [False, False, True]
+    client: Any = SimpleNamespace(open_output_side=open_output_side)
+    outputs = [one async for one in resumed(client, generate, {"prompt_token_ids": [1]}, sampling, "r", sent)]
+    assert side.fed == [[10], *fed]
+    assert [one.finished for one in outputs] == [False, False, True]
 
 
-async def test_a_stream_that_goes_on_counts_once_against_the_engines_limits() -> None:
+async def test_a_resumed_stream_counts_once_against_the_engines_limits() -> None:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.output_processor import OutputProcessor
@@ -60,7 +60,7 @@ async def test_a_stream_that_goes_on_counts_once_against_the_engines_limits() ->
     from deployments.replicas.resumption import resumed
 
     sampling = SamplingParams(max_tokens=5, detokenize=False, output_kind=RequestOutputKind.DELTA)
-    of_engine = OutputProcessor(None, log_stats=False)
+    engine_side = OutputProcessor(None, log_stats=False)
 
     async def tasks() -> tuple[str, ...]:
         return ("generate",)
@@ -81,7 +81,7 @@ async def test_a_stream_that_goes_on_counts_once_against_the_engines_limits() ->
         return request
 
     client: Any = SimpleNamespace(
-        output_processor=of_engine,
+        output_processor=engine_side,
         model_config=SimpleNamespace(max_model_len=100),
         get_supported_tasks=tasks,
         input_processor=SimpleNamespace(process_inputs=process_inputs, assign_request_id=lambda request: None),
@@ -89,12 +89,12 @@ async def test_a_stream_that_goes_on_counts_once_against_the_engines_limits() ->
     counted: list[int] = []
 
     async def generate(*_: Any) -> AsyncGenerator[Any, None]:
-        counted.append(of_engine.get_num_unfinished_requests())
+        counted.append(engine_side.get_num_unfinished_requests())
         for token in (11, 12):
             part = SimpleNamespace(token_ids=[token], finish_reason=None, stop_reason=None)
             yield SimpleNamespace(outputs=[part])
 
     sent = Sent(outputs=((10,),), frames=1, digest=b"", created="")
-    said = [one async for one in resumed(client, generate, {"prompt_token_ids": [1]}, sampling, "r", sent)]
-    assert [list(one.outputs[0].token_ids) for one in said] == [[10], [11], [12]]
+    outputs = [one async for one in resumed(client, generate, {"prompt_token_ids": [1]}, sampling, "r", sent)]
+    assert [list(one.outputs[0].token_ids) for one in outputs] == [[10], [11], [12]]
     assert counted == [0]

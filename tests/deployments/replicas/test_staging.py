@@ -75,4 +75,4 @@ def test_what_cannot_be_staged_is_loaded_from_where_it_is(
     with caplog.at_level(logging.WARNING):
         assert staged(model, tmp_path / "file" / "below") == model
         assert staged(tmp_path / "nowhere", tmp_path / "disk") == tmp_path / "nowhere"
-    assert caplog.text.count("is loaded from where it is") == 2
+    assert caplog.text.count("it is loaded from its own folder") == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deployments.serve_seam.environment import cluster_environment
-from deployments.serve_seam.http_headers import _SERVE_SWITCHES
+from deployments.serve_seam.http_headers import _SERVE_HEADERS
 from tests.installed_source import installed_source
 
 CONSTANTS = "ray/serve/_private/constants.py"
@@ -42,7 +42,7 @@ def test_contract_environment_cluster_environment() -> None:
 
 def test_contract_http_headers_middlewares() -> None:
     constants = installed_source(CONSTANTS)
-    switches = {name.decode() for name in _SERVE_SWITCHES} - {"serve-multiplexed-model-id"}
+    switches = {name.decode() for name in _SERVE_HEADERS} - {"serve-multiplexed-model-id"}
     assert all(f'"{name}"' in constants for name in switches)
     assert set(re.findall(r'"(x-request-[a-z-]+|serve_multiplexed_model_id)"', constants)) <= {
         *switches,

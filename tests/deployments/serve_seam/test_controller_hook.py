@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.serve_seam.controller_hook import IMPORT_PATH, _choose
+from deployments.serve_seam.controller_hook import IMPORT_PATH, _stopping
 
 
 class Named(str):
@@ -22,7 +22,7 @@ def ids(*names: str) -> list[Named]:
 
 
 @pytest.mark.parametrize(
-    ("stock", "running", "chosen", "expected"),
+    ("stock", "running", "victims", "expected"),
     [
         (["d"], ["a", "b", "c", "d"], ("b",), {"b"}),
         (["c", "d"], ["a", "b", "c", "d"], ("b",), {"b", "c"}),  # one of Serve's own to make the number
@@ -30,20 +30,20 @@ def ids(*names: str) -> list[Named]:
         (["d"], ["a", "b", "c", "d"], (), {"d"}),
         (["d"], ["a", "b", "c", "d"], ("gone",), {"d"}),
         (["new"], ["a", "b"], (), {"new"}),
-        (["new", "b"], ["a", "b"], ("a",), {"a", "new"}),  # who does not run yet goes before who does
+        (["new", "b"], ["a", "b"], ("a",), {"a", "new"}),  # a replica that does not run yet stops first
         (["b"], ["a", "b"], ("b",), {"b"}),
     ],
 )
 def test_the_plans_victims_go_first_and_the_number_is_serves(
-    stock: list[str], running: list[str], chosen: tuple[str, ...], expected: set[str]
+    stock: list[str], running: list[str], victims: tuple[str, ...], expected: set[str]
 ) -> None:
-    assert _choose(ids(*stock), running=ids(*running), recovering=[], chosen=chosen) == expected
+    assert _stopping(ids(*stock), running=ids(*running), recovering=[], victims=victims) == expected
 
 
 def test_a_victim_that_a_new_controller_recovers_is_still_the_victim() -> None:
-    # Serve would stop any of those that it does not know to run yet.
-    assert _choose(ids("b"), running=[], recovering=ids("a", "b", "c"), chosen=("a",)) == {"a"}
-    assert _choose(ids("b"), running=ids("c"), recovering=ids("a", "b"), chosen=("a",)) == {"a"}
+    # Serve itself would stop any replica that it does not know to run yet.
+    assert _stopping(ids("b"), running=[], recovering=ids("a", "b", "c"), victims=("a",)) == {"a"}
+    assert _stopping(ids("b"), running=ids("c"), recovering=ids("a", "b"), victims=("a",)) == {"a"}
 
 
 @pytest.mark.ray

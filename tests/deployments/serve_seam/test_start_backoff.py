@@ -69,7 +69,7 @@ async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-async def test_who_is_killed_while_it_waits_is_no_crash(world: World) -> None:
+async def test_a_replica_that_is_killed_while_it_waits_is_no_crash(world: World) -> None:
     from deployments.serve_seam.start_backoff import StartBackoff
 
     world.crashed(4)
@@ -81,7 +81,7 @@ async def test_who_is_killed_while_it_waits_is_no_crash(world: World) -> None:
     assert len(world.notes) == 5
 
 
-async def test_who_is_killed_after_twenty_seconds_of_service_is_no_crash(world: World) -> None:
+async def test_a_replica_that_is_killed_after_twenty_seconds_of_service_is_no_crash(world: World) -> None:
     from deployments.serve_seam.start_backoff import StartBackoff
 
     start = StartBackoff()
@@ -101,8 +101,8 @@ async def test_a_start_that_fails_is_a_crash_and_one_that_was_called_off_is_none
 
     start = StartBackoff()
     await start.wait()
-    with suppress(RuntimeError), start.judged():
+    with suppress(RuntimeError), start.failure_is_crash():
         if fails:
             raise RuntimeError("no such model")
-    start.leave()  # as Serve lets every replica that it ends
+    start.leave()  # as in every replica that Serve ends
     assert len(world.notes) == fails

@@ -1,4 +1,4 @@
-"""What a replica knows of the engine in its process."""
+"""The load of the engine in this process."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def iteration(output: int, computed: int, cached: int = 0, pulled: int = 0) -> S
 
 def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_it() -> None:
     stats = make_logger()
-    # Not unknown: a prefill engine to which nobody is sent never makes a step, and must not silence the autoscaler.
+    # 0, not unknown: a prefill engine without requests makes no step, and the autoscaler needs its report.
     assert set(asdict(stats.load).values()) == {0.0}
     assert {"waiting_requests", "running_requests", "kv_usage_frac"} <= asdict(stats.load).keys()
     for running, usage in ((3, 0.25), (0, 0.0)):

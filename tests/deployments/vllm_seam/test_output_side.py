@@ -30,42 +30,42 @@ def test_the_first_of_a_requests_answers_is_its_first_token() -> None:
     firsts, one, other = _first_tokens(client), asyncio.Event(), asyncio.Event()
     firsts.watch("one", one)
     firsts.watch("other", other)
-    firsts.look()  # the engine does not know of them yet
+    firsts.update()  # the engine does not have them yet
     add(client, "one", "one-0", "one-1")
     add(client, "other", "other-0")
-    firsts.look()
+    firsts.update()
     assert not one.is_set()
     client.output_processor.request_states["one-1"].is_prefilling = False
-    firsts.look()
+    firsts.update()
     assert (one.is_set(), other.is_set()) == (True, False)
 
 
-def test_who_has_ended_is_asked_after_no_longer() -> None:
+def test_a_request_that_has_ended_is_not_watched() -> None:
     client = vllm()
     firsts, one = _first_tokens(client), asyncio.Event()
     firsts.watch("one", one)
-    firsts.leave("one", one)
-    firsts.leave("one", one)
+    firsts.remove("one", one)
+    firsts.remove("one", one)
     add(client, "one", "one-0")
     client.output_processor.request_states["one-0"].is_prefilling = False
-    firsts.look()
+    firsts.update()
     assert not one.is_set()
 
 
-def test_two_requests_of_one_id_both_hear_of_it_and_one_that_ends_leaves_the_other() -> None:
+def test_two_requests_of_one_id_both_get_their_event_unless_one_has_ended() -> None:
     client = vllm()
     firsts, ended, one, other = _first_tokens(client), asyncio.Event(), asyncio.Event(), asyncio.Event()
     for event in (ended, one, other):
         firsts.watch("same", event)
-    firsts.leave("same", ended)
+    firsts.remove("same", ended)
     add(client, "same", "same-0")
     client.output_processor.request_states["same-0"].is_prefilling = False
-    firsts.look()
+    firsts.update()
     assert (ended.is_set(), one.is_set(), other.is_set()) == (False, True, True)
 
 
 @pytest.mark.vllm
-def test_vllm_keeps_what_is_asked_for_by_these_names() -> None:
+def test_vllm_has_these_names() -> None:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
     processor = OutputProcessor(None, log_stats=False)

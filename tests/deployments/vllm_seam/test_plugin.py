@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.vllm_seam.plugin import _parse_cores, register
+from deployments.vllm_seam.plugin import _cores_from_environment, register
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,15 @@ from deployments.vllm_seam.plugin import _parse_cores, register
         ("4-4", {4}),
     ],
 )
-def test_binding_names_its_cores(spec: str, cores: set[int]) -> None:
-    assert _parse_cores(spec) == cores
+def test_binding_names_its_cores(spec: str, cores: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", spec)
+    assert _cores_from_environment() == cores
 
 
 @pytest.mark.parametrize("spec", ["", "auto", "nobind", "0,auto", "-1", "0-x", "0;1", "1,,2"])
-def test_unreadable_binding_binds_nothing(spec: str) -> None:
-    assert _parse_cores(spec) == set()
+def test_unreadable_binding_binds_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", spec)
+    assert _cores_from_environment() == set()
 
 
 def test_a_step_that_fails_leaves_no_text_of_its_requests_in_the_log(

@@ -20,7 +20,7 @@ class Driver:
         """As NVML's own."""
 
     def __init__(self, *, has_gpm: bool = True) -> None:
-        self.has_gpm, self.is_lost = has_gpm, False
+        self.has_gpm, self.is_lost, self.is_gpm_lost = has_gpm, False, False
         self.samples: list[SimpleNamespace] = []
         self.freed: list[int] = []
 
@@ -53,6 +53,8 @@ class Driver:
         return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, value=0.0)])
 
     def nvmlGpmMetricsGet(self, wanted: Any) -> None:
+        if self.is_gpm_lost:
+            raise self.NVMLError("no SM activity")
         assert wanted.sample1.is_taken
         assert wanted.sample2.is_taken
         assert wanted.metrics[0].metricId == self.NVML_GPM_METRIC_SM_UTIL
@@ -83,6 +85,15 @@ def test_a_gpu_that_is_lost_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     stats = read(monkeypatch, driver)
     driver.is_lost = True
     assert stats.report() == {}
+
+
+def test_utilisation_is_reported_though_the_sm_activity_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    stats = read(monkeypatch, driver)
+    driver.is_gpm_lost = True
+    assert stats.report() == {"gpu_utilization_frac": 0.5}
+    driver.is_gpm_lost = False
+    assert stats.report()["sm_activity_frac"] == pytest.approx(0.3)  # samples 1 and 2
 
 
 @pytest.mark.parametrize("uuid", [None, "GPU-2"])

@@ -60,7 +60,7 @@ async def waited(
     """How a call ends whose first frame comes after ``frame_s``; it is looked after when it has waited 50 ms."""
     from deployments.wire.call import CallError
 
-    watch = CallWatch(is_alive, lambda pool: pool == stranded, quiet_s=0.05, every_s=0.01)
+    watch = CallWatch(is_alive, lambda pool: pool == stranded, quiet_s=0.05, check_s=0.01)
     watching = asyncio.create_task(watch.run())
     with call(Choice(replica_id), frames(frame_s), deadline_s, watch) as one:
         try:
@@ -121,7 +121,7 @@ async def test_a_replica_that_hangs_does_not_keep_others_from_being_looked_after
             raise TimeoutError
         return False
 
-    watch = CallWatch(is_alive, lambda _: False, quiet_s=0.0, every_s=0.01)
+    watch = CallWatch(is_alive, lambda _: False, quiet_s=0.0, check_s=0.01)
     watching = asyncio.create_task(watch.run())
     with (
         call(Choice("hangs"), frames(60.0), 60.0, watch) as hanging,
@@ -134,7 +134,7 @@ async def test_a_replica_that_hangs_does_not_keep_others_from_being_looked_after
             ends = await asyncio.gather(*tasks, return_exceptions=True)
     watching.cancel()
     assert [getattr(end, "failure", None) for end in ends] == ["lost", "lost"]
-    assert not watch._calls
+    assert not watch.calls
 
 
 async def test_without_knowledge_or_a_long_wait_nothing_is_lost() -> None:
@@ -251,9 +251,9 @@ async def test_a_call_that_was_sent_elsewhere_while_its_replica_was_asked_is_not
         questions.append(replica_id)
         return replica_id == "other"
 
-    watch = CallWatch(is_alive, lambda _: False, every_s=0.01)
+    watch = CallWatch(is_alive, lambda _: False, check_s=0.01)
     for one in (stays, leaves):
-        watch.add(one)
+        watch.calls.add(one)
     watching = asyncio.create_task(watch.run())
     async with asyncio.timeout(30.0):
         while "other" not in questions:

@@ -33,7 +33,7 @@ def test_what_the_client_has_is_dropped_and_the_rest_has_the_first_ones_time(at:
     sent = sent_of(FRAMES[:at]).sent()
     assert sent is not None and sent.frames == at and sent.outputs == tuple((n,) for n in range(at))
     gate = SentAgain(sent)
-    assert [gate.passes(again(frame)) for frame in FRAMES] == [None] * at + FRAMES[at:]
+    assert [gate.new_text(again(frame)) for frame in FRAMES] == [None] * at + FRAMES[at:]
     gate.check_end()
 
 
@@ -41,16 +41,16 @@ def test_another_beginning_is_an_error_at_its_end() -> None:
     sent = sent_of(FRAMES[:2]).sent()
     assert sent is not None
     gate = SentAgain(sent)
-    assert gate.passes(again(FRAMES[0])) is None
+    assert gate.new_text(again(FRAMES[0])) is None
     with pytest.raises(NotResumableError, match="began otherwise"):
-        gate.passes(again(FRAMES[2]))
+        gate.new_text(again(FRAMES[2]))
 
 
 def test_an_answer_that_ends_within_what_was_sent_is_an_error() -> None:
     sent = sent_of(FRAMES).sent()
     assert sent is not None
     gate = SentAgain(sent)
-    gate.passes(again(FRAMES[0]))
+    gate.new_text(again(FRAMES[0]))
     with pytest.raises(NotResumableError, match="shorter"):
         gate.check_end()
 
@@ -60,8 +60,8 @@ def test_a_second_loss_goes_on_from_all_that_was_sent() -> None:
     first = sent.sent()
     assert first is not None
     gate = SentAgain(first)
-    assert gate.passes(again(FRAMES[0])) is None
-    text = gate.passes(again(FRAMES[1]))
+    assert gate.new_text(again(FRAMES[0])) is None
+    text = gate.new_text(again(FRAMES[1]))
     assert text is not None
     sent.add(text, [(1,)])
     assert sent.sent() == sent_of(FRAMES[:2]).sent()

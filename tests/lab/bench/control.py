@@ -105,7 +105,7 @@ def route_s(rounds: int = _ROUTES) -> list[float]:
             started_s = time.perf_counter()
             ranks = await router.choose_replicas(candidates, request)
             taken.append(time.perf_counter() - started_s)
-            router.chosen(request, ranks[0][0].replica_id.unique_id)
+            router.record_choice(request, ranks[0][0].replica_id.unique_id)
             if number >= _ROUTED_REPLICAS:
                 router.on_request_completed(ids[number % _ROUTED_REPLICAS], str(number - _ROUTED_REPLICAS))
         return taken

@@ -31,7 +31,7 @@ def test_a_cycle_places_whole_units_and_no_gpu_twice() -> None:
     assert sum(sum(one.counts.values()) for one in asked) >= 240
     for kind in (Slots, bench_placement.FirstFit):
         _, slots, placed = bench_placement.cycle(nodes, asked, kind)
-        left, _ = slots.left()
+        left, _ = slots.free()
         assert min(left) >= 0.0
         taken: Counter[str] = Counter()
         for one, found in zip([one for one in asked if one.pools], placed, strict=True):

@@ -17,8 +17,8 @@ from autoscale.policies import PolicyConfig
 from autoscale.policies.heteroscale import HeteroScaleConfig, Signal
 from autoscale.ratio import PdRatio
 from autoscale.sim.config import SimConfig, SimGroupConfig, SimPoolConfig, SimSloConfig
-from autoscale.sim.pressure import PressurePoint, SplitSimulator
 from autoscale.sim.scenario import Scenario, scenario_of
+from autoscale.sim.split import PressurePoint, SplitSimulator
 from autoscale.slo import SloConfig
 from autoscale.traces.arrivals import CurveRateConfig, PoissonConfig
 from autoscale.traces.lengths import LognormalLengthConfig, SeparateLengthsConfig

@@ -10,8 +10,8 @@ from autoscale.decide.config import AutoscaleConfig, GuardConfig
 from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
 from autoscale.policies.heteroscale import HeteroScaleConfig, LatencyStepsConfig, Signal
 from autoscale.sim.outcome import Result
-from autoscale.sim.pressure import SplitSimulator, signals_of
 from autoscale.sim.scenario import Run, run_policy
+from autoscale.sim.split import SplitSimulator, signals_of
 from autoscale.slo import SloConfig
 from autoscale.traces.trace import cut
 from tests.lab.papers.heteroscale_setting import ATTAINMENT_FRAC, HOUR_S, LOAD_FRAC, Dialogue

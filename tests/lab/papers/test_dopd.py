@@ -154,10 +154,10 @@ def test_policies_start_with_one_of_each_and_never_hold_more_than_eight_gpus() -
     trace = [replace(request, at_s=request.at_s / 4) for request in day(0, 600.0)]
     run = dopd.scaled("dopd", trace)
     lives = run.fleet.lives
-    assert sorted(str(life.key.role) for life in lives if life.asked_s == 0.0) == ["decode", "prefill"]
-    edges = sorted({life.asked_s for life in lives})
+    assert sorted(str(life.key.role) for life in lives if life.requested_s == 0.0) == ["decode", "prefill"]
+    edges = sorted({life.requested_s for life in lives})
     for at_s in edges:
-        here = [life for life in lives if life.asked_s <= at_s and (life.gone_s is None or life.gone_s > at_s)]
+        here = [life for life in lives if life.requested_s <= at_s and (life.gone_s is None or life.gone_s > at_s)]
         assert sum(run.scenario.pools[life.key].gpus_per_replica for life in here) <= 8
     assert {life.key for life in lives} == set(KEYS.values())
     assert len(lives) > 2

@@ -161,7 +161,7 @@ class PlacedServe(VirtualServe):
         sees_nodes: bool,
     ) -> None:
         """``sees_nodes``: whether the controller places replicas by these nodes; else only Ray does."""
-        super().__init__(cluster, controller, scenario.pools, held_s=scenario.warm_up_s)
+        super().__init__(cluster, controller, scenario.pools, decides_from_s=scenario.warm_up_s)
         self.fleet = PlacedFleet(cluster, scenario.pools, self._decide, nodes)
         self._sees_nodes = sees_nodes
 

@@ -18,7 +18,8 @@ from autoscale.sim.compare import PEAK_REPLICAS, OracleResult, find_oracle
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES, Candidate, curate
 from autoscale.sim.pressure import pressure_test
-from autoscale.sim.study import Study, mean_row, run_study
+from autoscale.sim.simulations import run_study
+from autoscale.sim.study import Study, mean_row
 from autoscale.traces.trace import TraceRequest, cut, load_trace
 from serve_app.cli.curate_report import candidates_table
 from serve_app.cli.sim_report import document, print_notes, print_whole, summary_table

@@ -110,7 +110,7 @@ def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tup
     [
         (["--policy", "nope"], "there is no policy 'nope'"),
         (["--policy", ","], "--policy: give at least one name"),
-        (["--policy", "hpa,oracle"], "--policy oracle: stands beside every comparison; leave it out"),
+        (["--policy", "hpa,oracle"], "--policy oracle: is shown beside every policy anyway; leave it out"),
         (["--policy", "periodic"], "policies.periodic: policy.periodic.periods: Field required"),
         (["--rate-scale", "much"], "--rate-scale much: give a number above 0 and below 1000000, or auto"),
         (["--rate-scale", "-1"], "--rate-scale -1"),

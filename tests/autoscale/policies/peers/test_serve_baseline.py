@@ -17,9 +17,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from autoscale.policies.peers.serve_baseline import (
     RayBaseline,
     RayBaselineConfig,
-    delayed,
+    apply_delay_logic,
+    apply_scaling_factors,
     replicas_for_ongoing,
-    scaled,
 )
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -78,8 +78,8 @@ def test_the_count_is_the_one_that_ray_computes(
     ours = replicas_for_ongoing(ongoing, running, target)
     assert ours == theirs
     factors = RayBaselineConfig(upscaling_factor=up, downscaling_factor=down)
-    assert scaled(ours, running, factors) == _apply_scaling_factors(theirs, running, config)
-    assert scaled(ours, 0, factors) == _apply_scaling_factors(theirs, 0, config)
+    assert apply_scaling_factors(ours, running, factors) == _apply_scaling_factors(theirs, running, config)
+    assert apply_scaling_factors(ours, 0, factors) == _apply_scaling_factors(theirs, 0, config)
 
 
 @given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from([0.1, 5.0, 10.0, 30.0]), st.integers(0, 6)), max_size=40))
@@ -93,7 +93,7 @@ def test_the_delay_is_the_one_that_ray_counts(start: int, ticks: list[tuple[floa
     for passed_s, desired in ticks:
         now_s += passed_s
         theirs, state = _apply_delay_logic(desired, theirs, config, state, _now=now_s)
-        ours, since = delayed(desired, ours, since, now_s, delays)
+        ours, since = apply_delay_logic(desired, ours, since, now_s, delays)
         assert ours == theirs
 
 

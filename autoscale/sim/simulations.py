@@ -1,0 +1,156 @@
+"""The simulations of a study: policies and bounds with every seed, in a pool of processes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from autoscale.sim.bounds import Bound
+from autoscale.sim.checks import impossible_requests
+from autoscale.sim.compare import OracleResult, find_causal, find_oracle, run_aggregated, run_named, with_cheaper_run
+from autoscale.sim.config import BOUNDS, SimConfig
+from autoscale.sim.outcome import Result
+from autoscale.sim.scenario import Scenario, scenario_of
+from autoscale.sim.study import Bounds, SeedResults, Study, is_smallest_static
+from autoscale.traces.trace import TraceRequest
+
+
+def run_study(
+    config: SimConfig,
+    trace: Sequence[TraceRequest],
+    names: Sequence[str],
+    *,
+    rate_scale: float | None,
+    seeds: Iterable[int],
+    pool: Executor,
+    on_step: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Study:
+    """Simulate policies and bounds with every seed, in a pool of processes.
+
+    With one group, policies begin with the oracle's first counts. With several groups there is no oracle: policies
+    begin with the fewest replicas that the pools allow.
+
+    ``rate_scale``: as in ``find_oracle``. ``on_step``: called when a simulation has ended, with its name, the number of
+    ended simulations, and the number of all simulations.
+
+    Raises:
+        ValueError: a name is unknown, no request can meet its objective, or several groups where one is needed.
+    """
+    starter = _Starter(config=config, trace=trace, names=names, pool=pool)
+    start = starter.start_groups if len(config.groups) > 1 else starter.start_with_oracle
+    scale, started = start(rate_scale, list(seeds))
+    running = {run: name for each in started for name, run in each.runs()}
+    for done, run in enumerate(as_completed(running), start=1):
+        run.result()
+        on_step(running[run], done, len(running))
+    return Study(
+        config=config,
+        names=names,
+        seeds=[each.results(names) for each in sorted(started, key=lambda each: each.seed)],
+        requests=len(trace),
+        impossible_requests=impossible_requests(config, trace),
+        rate_scale=scale,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BoundSimulations:
+    """The simulations of one seed's bounds that have started; the search of ``oracle`` has ended."""
+
+    oracle: OracleResult
+    causal: Future[Bound]
+    aggregated: Future[Result]
+
+    def results(self) -> Bounds:
+        """The bounds, when the simulations have ended."""
+        causal, static = self.causal.result(), self.oracle.static.result
+        oracle = with_cheaper_run(self.oracle, causal)
+        results = (oracle.result, causal.result, static, self.aggregated.result())
+        return Bounds(oracle=oracle, causal=causal, results=dict(zip(BOUNDS, results, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SeedSimulations:
+    """The simulations of one seed that have started; ``bounds``: ``None`` with several groups.
+
+    ``policies``: by name, without the smallest fixed counts if no replica fails: their result is that of the bound.
+    """
+
+    seed: int
+    scenario: Scenario
+    bounds: _BoundSimulations | None
+    policies: Mapping[str, Future[Result]]
+
+    def runs(self) -> list[tuple[str, Future[Any]]]:
+        """All simulations with the names that ``on_step`` gets."""
+        runs: list[tuple[str, Future[Any]]] = list(self.policies.items())
+        if self.bounds is not None:
+            runs += [("causal bound", self.bounds.causal), ("aggregated", self.bounds.aggregated)]
+        return runs
+
+    def results(self, names: Sequence[str]) -> SeedResults:
+        """The results when all simulations have ended, with the policies in the order of ``names``."""
+        policies = {name: run.result() for name, run in self.policies.items()}
+        bounds = None if self.bounds is None else self.bounds.results()
+        if bounds is not None:
+            policies.setdefault("static", bounds.results["smallest_static"])
+        policies = {name: policies[name] for name in names}
+        return SeedResults(seed=self.seed, scenario=self.scenario, bounds=bounds, policies=policies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Starter:
+    """Starts the simulations of a study; both methods return the rate scale and the simulations of each seed."""
+
+    config: SimConfig
+    trace: Sequence[TraceRequest]
+    names: Sequence[str]
+    pool: Executor
+
+    def start_groups(self, rate_scale: float | None, seeds: Sequence[int]) -> tuple[float, list[_SeedSimulations]]:
+        """Start the policies of every seed with several groups."""
+        if rate_scale is None:
+            self.config.check_one_group("--rate-scale auto")
+        if any(is_smallest_static(self.config, name) for name in self.names):
+            self.config.check_one_group("the smallest static counts")
+        scale, started = rate_scale or 1.0, []
+        for seed in seeds:
+            scenario = scenario_of(self.config, self.trace, rate_scale=scale, seed=seed)
+            counts = {key: limits.lowest_replicas for key, limits in scenario.pools.items()}
+            runs = {name: self.pool.submit(run_named, self.config, name, scenario, counts) for name in self.names}
+            started.append(_SeedSimulations(seed=seed, scenario=scenario, bounds=None, policies=runs))
+        return scale, started
+
+    def start_with_oracle(self, rate_scale: float | None, seeds: Sequence[int]) -> tuple[float, list[_SeedSimulations]]:
+        """Start the bounds and policies of every seed with one group.
+
+        The searches of later seeds begin at the oracle and the causal bound of the first seed.
+        """
+        config, trace, submit = self.config, self.trace, self.pool.submit
+        first, *later = seeds
+        leading = submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
+        scale = leading.rate_scale
+        leading_causal = submit(find_causal, config, leading)
+        started = [self._start_seed(first, leading, leading_causal)]
+        searches = {
+            submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in later
+        }
+        for search in as_completed(searches):
+            causal = submit(find_causal, config, search.result(), leading_causal.result())
+            started.append(self._start_seed(searches[search], search.result(), causal))
+        return scale, started
+
+    def _start_seed(self, seed: int, oracle: OracleResult, causal: Future[Bound]) -> _SeedSimulations:
+        """Start the policies of one seed, and the aggregated engines."""
+        config, pool, policies = self.config, self.pool, dict[str, Future[Result]]()
+        aggregated = pool.submit(run_aggregated, config, oracle)
+        scenario, smallest = oracle.scenario, oracle.static.fixed_counts
+        for name in self.names:
+            if not is_smallest_static(config, name):
+                policies[name] = pool.submit(run_named, config, name, scenario, oracle.first_counts)
+            elif config.failures:  # without failures, the search for the smallest counts has simulated them
+                fixed = config.model_copy(update={"policies": {"static": {"policy": smallest}}})
+                counts = {key: smallest[str(key.role)] for key in scenario.pools}
+                policies[name] = pool.submit(run_named, fixed, name, scenario, counts)
+        bounds = _BoundSimulations(oracle=oracle, causal=causal, aggregated=aggregated)
+        return _SeedSimulations(seed=seed, scenario=scenario, bounds=bounds, policies=policies)
