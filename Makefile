@@ -34,8 +34,8 @@ lint: setup ## Run lint, the format check and types alone
 test-pure: setup ## Run the pure tests, two at a time
 	@$(VENV)/python -m pytest -q -n 2 --dist worksteal -m "$(PURE)"
 
-test-engines: model ## Run the tests that start Ray clusters or engines, two files at a time
-	@$(VENV)/python -m pytest -v -n 2 --dist loadfile --no-loadscope-reorder -m "not ($(PURE))"
+test-engines: model ## Run the tests that start Ray clusters or engines, one at a time
+	@$(VENV)/python -m pytest -v -m "not ($(PURE))"
 
 test-thorough: setup ## Run the pure tests with up to forty times as many examples of a property
 	@$(VENV)/python -m pytest -q -n 2 --dist worksteal -m "$(PURE)" --hypothesis-profile thorough

@@ -20,6 +20,6 @@ class Victims:
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-# Serve copies the policy's own module into its controller by value. The hook could not reach globals there, so the
-# registry has a module of its own, and both import the module instead of its object.
+# Registry: Serve copies the policy's own module into its controller by value. The hook could not reach globals there,
+# so the registry has a module of its own, and both import the module instead of its object.
 VICTIMS = Victims()

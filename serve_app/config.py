@@ -1,4 +1,4 @@
-"""AppConfig: everything a user may say about one Tandem application, checked before anything starts."""
+"""AppConfig: the whole configuration of one Tandem application, checked before anything starts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,33 +17,32 @@ from kvtransfer.connector import MAX_KV_KEEP_LEASES, ConnectorConfig
 from kvtransfer.labels import DEFAULT_LABELS, TopologyLabels
 from kvtransfer.strict_config import StrictConfig
 
-# Rounding error that sums of fractions of GPUs may have, GPUs.
+# Largest rounding error of a sum of fractional GPUs, GPUs.
 _EPSILON = 1e-6
-_SERVICE_FIELDS = tuple(ServiceConfig.model_fields)
 
 
 class AppConfig(StrictConfig):
     """The ``args`` of an application in Serve's YAML: one service, or ``services`` that share a cluster."""
 
     services: tuple[ServiceConfig, ...] = Field(min_length=1)
-    """Services of the application, each with the fields that stand beside `model` if there is only one."""
+    """Services of the application. The fields of a single service may stand beside `ingress`, without `services`."""
     kv_transfer: ConnectorConfig = ConnectorConfig()
     ingress: IngressConfig = IngressConfig()
     topology: TopologyConfig | None = None
-    """How nodes are read, and the budgets of all services. Given, replicas are placed where nodes have room. Left out,
-    Ray is asked for replicas, and they wait for room: right where a cluster autoscaler adds nodes."""
+    """How nodes are read, and the budgets of all services. With it, replicas go to nodes with room. Without it, Ray
+    places them, and they wait for room: right for a cluster whose autoscaler adds nodes."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_service(cls, value: Any) -> Any:
-        """Accept the fields of one service beside those of the application, without ``services``."""
+        """Accept the fields of a single service beside those of the application, without ``services``."""
         if not isinstance(value, dict):
             return value
-        own = {name: value[name] for name in _SERVICE_FIELDS if name in value}
+        service = {name: value[name] for name in ServiceConfig.model_fields if name in value}
         if "services" not in value:
-            return {**{name: given for name, given in value.items() if name not in own}, "services": [own]}
-        for name in own:
-            raise ValueError(f"services and {name} are given: {name} is of a service, so put it into one")
+            return {**{name: field for name, field in value.items() if name not in service}, "services": [service]}
+        for name in service:
+            raise ValueError(f"services and {name} are given: {name} is a field of a service, so put it into one")
         return value
 
     @field_validator("topology", mode="before")
@@ -57,31 +56,28 @@ class AppConfig(StrictConfig):
             raise ValueError(
                 f"inventory {path} is relative, and the application is built elsewhere: give the whole path"
             )
-        hosts = load_mapping(path, "host names, and of each what it is under")
-        return {**value, "inventory": hosts}
+        return {**value, "inventory": load_mapping(path, "host names, each with the switches above it")}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for what, names in (
+        for kind, names in (
             ("groups: the name", [group.name for group in self.groups]),
             ("services: the model", [service.model.id for service in self.services]),
         ):
-            twice = [name for name, count in Counter(names).items() if count > 1]
-            if twice:
-                raise ValueError(f"{what} {twice[0]!r} is used twice; each needs its own")
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise ValueError(f"{kind} {repeated[0]!r} is used twice; each needs its own")
         for group in self.groups:
             self._check_lease(group)
-        for group in self.groups:
-            self._check_ends(group)
+            self._check_shutdown(group)
+            self._check_affinity(group)
         for service in self.services:
-            objectives = service.admission or self.ingress.admission
-            if objectives.from_slo and service.autoscale is None:
+            admission = service.admission or self.ingress.admission
+            if admission.from_slo and service.autoscale is None:
                 raise ValueError(
                     f"admission.from_slo of {service.model.id}: the service has no autoscale, whose slo it would take: "
                     "give ttft_s, or add autoscale"
                 )
-        for group in self.groups:
-            self._check_affinity(group)
         self._check_autoscale()
         return self
 
@@ -93,54 +89,52 @@ class AppConfig(StrictConfig):
                 f"({lease_s}): an engine that stands still for longer pulls KV that prefill no longer keeps"
             )
 
-    def _check_ends(self, group: GroupConfig) -> None:
+    def _check_shutdown(self, group: GroupConfig) -> None:
         request_s, decode_s = self.ingress.request_timeout_s, group.decode.graceful_shutdown_timeout_s
         if request_s > decode_s:
             raise ValueError(
                 f"group {group.name!r}: ingress.request_timeout_s ({request_s:g}) is more than "
-                f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that is to go would end in the middle "
-                "of what it may finish; raise the second"
+                f"decode.graceful_shutdown_timeout_s ({decode_s:g}): a replica that stops would cut off requests which "
+                "have time left; raise the second"
             )
         if group.prefill is None:
             return
-        kept_s, prefill_s = MAX_KV_KEEP_LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
-        if kept_s > prefill_s:
+        kv_keep_s, prefill_s = MAX_KV_KEEP_LEASES * self.kv_transfer.lease_s, group.prefill.graceful_shutdown_timeout_s
+        if kv_keep_s > prefill_s:
             raise ValueError(
                 f"group {group.name!r}: prefill.graceful_shutdown_timeout_s ({prefill_s:g}) is less than "
-                f"{MAX_KV_KEEP_LEASES:g} x kv_transfer.lease_s ({kept_s:g}): a replica that is to go would end before "
-                "decode has read what it computed; raise the first or lower the second"
+                f"{MAX_KV_KEEP_LEASES:g} x kv_transfer.lease_s ({kv_keep_s:g}): a replica that stops would end before "
+                "decode has read its KV; raise the first or lower the second"
             )
 
     def _check_affinity(self, group: GroupConfig) -> None:
-        labels = self.labels
-        tier = labels.named_tier(group.prompt_pool.placement.node_labels, group.decode.placement.node_labels)
+        tier = self.labels.named_tier(group.prompt_pool.placement.node_labels, group.decode.placement.node_labels)
         if tier > group.affinity:
             raise ValueError(
-                f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels pin both roles "
-                f"to no one switch of that level or below: give it {labels.of(group.affinity)}"
+                f"group {group.name!r}: affinity is {group.affinity.name.lower()}, and its node_labels do not pin both "
+                f"roles to one switch of that level or below: give it {self.labels.of(group.affinity)}"
             )
 
     def _check_autoscale(self) -> None:
-        sized = [service for service in self.services if service.autoscale is not None]
-        if sized and len(sized) < len(self.services):
-            missing = next(service.model.id for service in self.services if service.autoscale is None)
-            raise ValueError(
-                f"services: {missing!r} has no autoscale and others have: one policy sizes all, so give it one (kind "
-                "static keeps its counts)"
-            )
-        if self.topology is not None and not sized:
+        autoscales = {service.model.id: service.autoscale for service in self.services if service.autoscale is not None}
+        for service in self.services:
+            if autoscales and service.autoscale is None:
+                raise ValueError(
+                    f"services: {service.model.id!r} has no autoscale and others have: one policy sizes all, so give "
+                    "it one (kind static keeps its counts)"
+                )
+        if self.topology is not None and not autoscales:
             raise ValueError("topology does nothing without autoscale: add it, or leave topology out")
-        for service in sized:
-            assert service.autoscale is not None
-            check_fits(service.autoscale, service.pool_limits(self.topology))
+        for service in self.services:
+            if service.autoscale is not None:
+                check_fits(service.autoscale, service.pool_limits(self.topology))
         topology = self.topology or TopologyConfig()
-        roles = [pool for service in self.services for pool in service.role_configs().values()]
-        limits = {"topology.budget_gpus": (topology.budget_gpus, roles)}
-        for service in sized:
-            assert service.autoscale is not None
-            name = f"autoscale.quota_gpus of {service.model.id}"
-            limits[name] = (service.autoscale.quota_gpus, list(service.role_configs().values()))
-        types = {kind for pool in roles for kind in pool.demand.gpus_by_type()}
+        roles = {service.model.id: list(service.role_configs().values()) for service in self.services}
+        every_role = [role for each in roles.values() for role in each]
+        limits = {"topology.budget_gpus": (topology.budget_gpus, every_role)}
+        for model, autoscale in autoscales.items():
+            limits[f"autoscale.quota_gpus of {model}"] = (autoscale.quota_gpus, roles[model])
+        types = {kind for role in every_role for kind in role.demand.gpus_by_type()}
         # A misspelt type would have no limit, or no cost and so grow first.
         for name, (limit, _) in limits.items():
             if unknown := sorted(limit.keys() - types):
@@ -152,9 +146,9 @@ class AppConfig(StrictConfig):
                 f"topology.cost_per_gpu_hour has no {without[0]}, which would seem to cost nothing: give every type "
                 "that groups have"
             )
-        for name, (limit, pools) in limits.items():
-            _check_limit(name, limit, pools)
-        for service in sized:
+        for name, (limit, limited) in limits.items():
+            _check_limit(name, limit, limited)
+        for service in self.services:
             _check_idle(service)
 
     @property
@@ -183,7 +177,7 @@ class AppConfig(StrictConfig):
 
 
 def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:
-    """Check that GPUs by type hold the lowest counts of these pools, and one replica of each type that is not 0."""
+    """Check that GPUs by type suffice for the lowest counts of these pools, and, unless 0, for one replica of each."""
     least: dict[str, float] = {}
     smallest: dict[str, float] = {}
     for pool in pools:
@@ -196,7 +190,7 @@ def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConf
                 f"{name}: {gpus:g} GPUs of type {kind} are less than the {least[kind]:g} that the lowest counts of all "
                 "groups take: raise it, or lower replicas"
             )
-        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # 0 switches a type off
+        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # 0 GPUs: the type is not used
             raise ValueError(
                 f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest[kind]:g}: raise it, or "
                 "leave the groups of that type out"
@@ -204,9 +198,9 @@ def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConf
 
 
 def _check_idle(service: ServiceConfig) -> None:
-    stays = [str(key) for key, pool in service.role_configs().items() if pool.replicas]
-    if stays and service.autoscale is not None and service.autoscale.idle_to_zero_s is not None:
+    pools = [str(key) for key, pool in service.role_configs().items() if pool.replicas]
+    if pools and service.autoscale is not None and service.autoscale.idle_to_zero_s is not None:
         raise ValueError(
-            f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {stays[0]} keeps replicas: give every "
+            f"autoscale.idle_to_zero_s of {service.model.id} does nothing while {pools[0]} keeps replicas: give every "
             "group 0 of them, or leave it out"
         )

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.engines.profile import EngineProfile
@@ -37,21 +35,6 @@ settings.register_profile("tandem", derandomize=True, database=None, deadline=No
 settings.register_profile("thorough", settings.get_profile("tandem"), max_examples=1000)
 settings.load_profile("tandem")
 set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
-
-
-class _Lanes(LoadFileScheduling):
-    """One worker process runs all tests of a file, or of a folder whose files share one application."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        folder = str(Path(file).parent)
-        return folder if folder.endswith("shared_app") else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Lanes | None:
-    """The scheduler of the engine tests, which run with ``--dist loadfile``; ``None``: xdist's own for other modes."""
-    return _Lanes(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 _APP_ARGS: dict[str, Any] = {

@@ -1,10 +1,10 @@
-"""Tandem's own policy: sizes both roles by engine profiles, for the load one start ahead; latency is a safety net."""
+"""Tandem's own policy: sizes both roles by engine profiles, for the load after one start; latency is a safety net."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -12,36 +12,35 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, handoff_engines, prefill_engines
 from autoscale.engines.profile import EngineProfile
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, has_shown_what_it_did, replicas_of
+from autoscale.policies.policy import Policy, ProfiledConfig, is_latency_current, replicas_of
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
 
 # Fewest observations of a load, one per tick, through which a line is drawn; with fewer, the largest one counts. The
-# value's reason is not recorded. A smaller number takes the chance of two or three ticks for a rise; a larger one
-# notices the first rise later.
+# value's reason is not recorded. With fewer points, chance looks like a rise; with more, the first rise shows later.
 _LEAST_POINTS = 4
-# Share of a decode replica's KV from which it counts as full: a request with a long prompt has to wait for KV there.
-# The value's reason is not recorded. A larger share takes waits for decode's KV for waits for prefill; a smaller one
-# plans decode replicas whose KV stays unused.
+# Used share of its KV from which a decode replica is full: a request with a long prompt waits for KV there. The value's
+# reason is not recorded. With a larger share, waits for decode's KV look like waits for prefill; with a smaller one, KV
+# stays unused.
 _FULL_KV_FRAC = 0.9
-# The three loads, and the role that each keeps busy: prompts, output tokens, and the KV that decode pulls.
+# The three loads, and the role that each keeps busy: prompts, output tokens, and KV that decode pulls.
 _LOADS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "handoff": Role.DECODE}
-# The series in the policy's memory, a value per tick each.
+# The series in the policy's memory, each with a value per tick.
 _SERIES = (
     "at_s",
     *_LOADS,
     *(f"{what}_{name}" for what in ("ahead", "surprise") for name in _LOADS),
     *(f"wanted_{role}" for role in Role),
 )
-# Seconds from the first tick in the history whose forecasts are not judged. A service that fills from empty would
-# surprise by its whole load. The value's reason is not recorded. A larger one learns of real surprises later.
+# Time after the first tick in the history whose forecasts are not judged, seconds: for a service that fills from empty,
+# the whole load would be a surprise. The value's reason is not recorded. A larger one shows real surprises later.
 _UNJUDGED_S = 60.0
 # Mean age of what a tick observes, seconds: half of the default window_s of 20 s.
 _OBSERVATION_AGE_S = 10.0
-# Longest stay, as a share of history_s. With 1 the policy would hardly ever have observed the load for long enough: the
-# oldest tick in the history is mostly less than history_s old. The description of stay_starts repeats the value.
+# Longest stay, as a share of history_s. It is below 1, since the oldest tick in the history is mostly younger than
+# history_s. The description of stay_starts repeats the value.
 _STAY_FRAC = 0.9
 # Longest rise or fall of a burst, in starts of prefill: one to observe it, one to ask for replicas, one until they
 # serve. The description of burst_frac repeats the value.
@@ -49,7 +48,7 @@ _BURST_STARTS = 3.0
 
 
 class DefaultConfig(ProfiledConfig):
-    """How far to look ahead, and how full replicas may be."""
+    """How full replicas may be, how much is spare, and how long the load is remembered."""
 
     kind: Literal["default"] = "default"
     prefill_busy_frac: float = Field(0.9, gt=0.0, le=1.0)
@@ -61,40 +60,28 @@ class DefaultConfig(ProfiledConfig):
     each keeps busy (beta)."""
     decode_spare: float = Field(4.0, ge=0.0)
     """Spare decode replicas, in standard deviations of the number of requests on decode, or of their KV."""
-    history_s: float = Field(600.0, gt=0.0, le=3600.0, description="How far back the load is remembered, seconds.")
+    history_s: float = Field(600.0, gt=0.0, le=3600.0, description="Time for which the load is remembered, seconds.")
     memory_s: float = Field(60.0, gt=0.0)
     """Age at which an observation has about a third (1/e) of the weight of the newest one, seconds."""
     ahead_frac: float = Field(0.75, ge=0.0, le=2.0)
-    """Share of a role's start for which a rise is extrapolated, of the prefill load and of the KV that decode pulls."""
+    """Time for which a rise of prompts, or of KV that decode pulls, is extrapolated, as a share of the role's start."""
     net_frac: float = Field(0.1, ge=0.0, le=1.0)
-    """Share of a role's replicas that is added while a latency is beyond its objective, at least one replica."""
+    """Share of a role's replicas that is added while a latency misses its objective, at least one replica."""
     stay_starts: float = Field(4.0, ge=0.0)
-    """Time for which each role keeps the largest number of replicas that its load needed, in starts of the role. It is
-    at most 0.9 of history_s. No replica leaves before the load has been observed for that long."""
+    """Time for which each role keeps the most replicas that its load needed, in starts of the role; at most 0.9 of
+    history_s. No replica leaves before the load has been observed for that time."""
     burst_frac: float = Field(0.7, ge=0.0)
-    """Share of the largest prefill load in history_s. A rise or fall of that load by more than this share, within 3
-    starts of prefill, is a burst. While history_s holds a burst, replicas stay for most of each role's remembered
-    work."""
+    """Rise or fall of the prefill load within 3 starts of prefill that is a burst, as a share of the largest prefill
+    load in history_s. While history_s holds a burst, replicas stay for most of each role's remembered work."""
     burst_work_frac: float = Field(0.88, gt=0.0, le=1.0)
-    """Share of the remembered work, older work weighted less, for which replicas stay while history_s holds a burst: a
-    prefill load that rose or fell suddenly."""
+    """Share of the remembered work for which replicas stay while history_s holds a burst; older work weighs less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """The three loads of ``_LOADS``.
+class _Load(NamedTuple):
+    """One of ``_LOADS``; what chance adds to it grows with the square root of ``replicas`` times ``unevenness``."""
 
-    What chance adds to a load grows with the square root of ``replicas`` times ``unevenness``.
-
-    Attributes:
-        replicas: number of replicas that each load keeps busy.
-        unevenness: ``prefill``: 1, since routers share prompts by tokens. ``decode``: twice the share of a replica that
-            one request takes, since lengths vary as much as their mean. ``handoff``: length of the prompt that the
-            average token belongs to, over the mean length of prompts.
-    """
-
-    replicas: Mapping[str, float]
-    unevenness: Mapping[str, float]
+    replicas: float  # number of replicas that it keeps busy
+    unevenness: float
 
 
 class Default(Policy[DefaultConfig]):
@@ -107,8 +94,8 @@ class Default(Policy[DefaultConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
-        The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode is taken
-        for Poisson, with lengths that vary as much as their mean.
+        The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode counts as
+        Poisson, with lengths that vary as much as their mean.
         """
         traffic = snapshot.traffic
         rate = traffic.requests_per_s
@@ -116,38 +103,36 @@ class Default(Policy[DefaultConfig]):
             return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
         if rate > 0.0 and (traffic.input_tokens_mean is None or traffic.output_tokens_mean is None):
             return Decision(wanted=None, reason="no request has ended yet: the length of answers is not known")
-        load = self._load(snapshot)
+        loads, present = self._loads(snapshot), desired_replicas(snapshot.state.desired)
         history = _History.of(snapshot.state.memory, snapshot.now_s, self._config)
-        needed = self._needed(history, load)
-        wanted = self._replicas_to_keep(history, needed, desired_replicas(snapshot.state.desired))
-        decode = max(load.replicas["decode"], load.replicas["handoff"])
-        reason = f"{rate:.3g} requests/s keep {load.replicas['prefill']:.2g}P{decode:.2g}D busy"
+        wanted = self._replicas_to_keep(history, self._needed(history, loads), present)
+        decode = max(loads["decode"].replicas, loads["handoff"].replicas)
+        reason = f"{rate:.3g} requests/s keep {loads['prefill'].replicas:.2g}P{decode:.2g}D busy"
         if (late := self._late_role(snapshot)) is not None:
             role, why = late
-            present = desired_replicas(snapshot.state.desired)[role]
-            wanted[role] = max(wanted[role], present + max(1.0, self._config.net_frac * present))
+            wanted[role] = max(wanted[role], present[role] + max(1.0, self._config.net_frac * present[role]))
             reason += f"; {why}: {role} gets more"
         return Decision(wanted=wanted, ratio=PdRatio.of(wanted), memory=history.series, reason=reason)
 
-    def _needed(self, history: "_History", load: _Load) -> dict[Role, float]:
-        """Replicas of each role for the load ahead, spare ones included; adds this tick's values to the history."""
+    def _needed(self, history: "_History", loads: Mapping[str, _Load]) -> dict[Role, float]:
+        """Replicas of each role for the expected load, spare ones included; adds this tick's values to the history."""
         config, needed = self._config, dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
-            history.add(name, load.replicas[name])
+            history.add(name, loads[name].replicas)
             full_frac, spare_factor = config.prefill_busy_frac, config.prefill_spare
-            # Requests stay on decode for the time of their answer, so its load comes later than they do. And while they
-            # gather, the requests that have ended are the short ones, which looks like a rise.
+            # Decode's load rises later than its arrivals, since requests stay for the time of their answers. And while
+            # they gather, the short ones end first, which looks like a rise.
             horizon_s = config.start_s(role)
             if name == "decode":
                 full_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
             level, slope = _line(history.times, np.array(history.series[name]), config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
-            spare = spare_factor * math.sqrt(load.unevenness[name] * ahead)
-            # A surprise: the smoothed load, less what was expected when there was still time to start replicas.
+            spare = spare_factor * math.sqrt(loads[name].unevenness * ahead)
+            # A surprise: the smoothed load, less the one expected when there was still time to start replicas.
             expected = history.expected(name, config.start_s(role) + _OBSERVATION_AGE_S)
             history.add(f"surprise_{name}", 0.0 if expected is None else max(0.0, level) - expected)
             history.add(f"ahead_{name}", ahead)
-            # Chance and change are independent, so what both may add is the root of their squares.
+            # Chance and surprise are independent, so together they add the root of their squares.
             spare = math.hypot(spare, max(0.0, *history.series[f"surprise_{name}"]))
             needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
         return needed
@@ -155,7 +140,7 @@ class Default(Policy[DefaultConfig]):
     def _replicas_to_keep(
         self, history: "_History", needed: Mapping[Role, float], present: Mapping[Role, int]
     ) -> dict[Role, float]:
-        """The most replicas that were needed within stay_starts; in a burst, those for most of the remembered work."""
+        """The most replicas needed within stay_starts; if history_s holds a burst, those for most remembered work."""
         config, now_s = self._config, history.series["at_s"][-1]
         within_s = _BURST_STARTS * config.start_s(Role.PREFILL)
         is_burst = _burst_frac(history.times, np.array(history.series["prefill"]), within_s) > config.burst_frac
@@ -167,7 +152,8 @@ class Default(Policy[DefaultConfig]):
             replicas_to_keep[role] = (
                 self._replicas_for_bursts(history, role) if is_burst else history.most_since(f"wanted_{role}", since_s)
             )
-            if history.series["at_s"][0] > since_s:  # before is unknown, as in Kubernetes' stabilisation window
+            # Replicas needed before the first tick are unknown, as in Kubernetes' stabilisation window.
+            if history.series["at_s"][0] > since_s:
                 replicas_to_keep[role] = max(replicas_to_keep[role], present[role])
         return replicas_to_keep
 
@@ -181,11 +167,11 @@ class Default(Policy[DefaultConfig]):
             peak = max(peak, max(history.series[name][-1], for_work) / full_frac)
         return peak
 
-    def _load(self, snapshot: Snapshot) -> _Load:
-        """The loads now.
+    def _loads(self, snapshot: Snapshot) -> dict[str, _Load]:
+        """The present loads.
 
-        A long prompt costs more than its share of the tokens. So prefill is computed for the prompt that the average
-        token belongs to, not for the average prompt. Tokens in prefix caches cost nothing.
+        A long prompt costs more than its share of the tokens. So prefill is computed for the prompt of the average
+        token, not for the average prompt. Tokens in prefix caches cost nothing.
         """
         config, traffic, tpot_s = self._config, snapshot.traffic, self._slo.tpot_s
         rate, inputs, outputs = (
@@ -193,29 +179,30 @@ class Default(Policy[DefaultConfig]):
         )
         context_tokens = inputs + outputs / 2
         weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
-        unevenness = weighted / inputs if inputs else 1.0
+        prompt_unevenness = weighted / inputs if inputs else 1.0
         is_far = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
-        present, present_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s)
-        # Long answers come with long prompts, which the means of arrivals do not show but the requests present do.
-        # Without that, decode would lose too many replicas while few requests are on each.
-        arriving = rate * outputs / decode_tokens_per_s(config.decode, present_tokens, tpot_s)
-        replicas = {
-            "prefill": prefill_engines(config.prefill, rate / unevenness, weighted, traffic.cached_frac or 0.0),
-            "decode": max(arriving, present),
-            "handoff": handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0),
-        }
-        # The larger share of a replica that one request takes: of its batch, or of its KV by the request's own length.
+        in_progress, in_progress_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s)
+        # Long answers come with long prompts. The contexts of requests in progress show that, the means of arrivals do
+        # not. With the latter, decode would lose too many replicas while each has few requests.
+        arriving = rate * outputs / decode_tokens_per_s(config.decode, in_progress_tokens, tpot_s)
+        handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0)
+        prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted, traffic.cached_frac or 0.0)
+        # The share of a replica that one request takes: of its batch, or of its KV by the request's own length.
         batch = decode_batch(config.decode, context_tokens, tpot_s)
         share = max(1.0 / batch, (weighted + outputs / 2) / config.decode.kv_tokens)
-        return _Load(replicas=replicas, unevenness={"prefill": 1.0, "decode": 2.0 * share, "handoff": unevenness})
+        return {
+            "prefill": _Load(prefill, 1.0),  # routers distribute prompts by tokens
+            "decode": _Load(max(arriving, in_progress), 2.0 * share),  # twice: lengths vary as much as their mean
+            "handoff": _Load(handoff, prompt_unevenness),
+        }
 
     def _late_role(self, snapshot: Snapshot) -> tuple[Role, str] | None:
-        """The role that requests wait for while a latency misses its objective, and which latency; else ``None``.
+        """The role for which requests wait, and the latency that misses its objective; ``None``: no latency does.
 
         It is ``None`` too until latencies show the effect of the last added replicas.
         """
         latency, slo = snapshot.latency, self._slo
-        if slo.is_met(latency) or not has_shown_what_it_did(snapshot):
+        if slo.is_met(latency) or not is_latency_current(snapshot):
             return None
         if latency.tpot_s is not None and latency.tpot_s > slo.tpot_s:
             return Role.DECODE, f"TPOT is {latency.tpot_s:.3g} s"
@@ -228,9 +215,9 @@ class Default(Policy[DefaultConfig]):
 def _load_in_progress(
     snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float
 ) -> tuple[float, float]:
-    """Decode replicas that the requests in progress would fill, and the mean context of these requests, tokens.
+    """Decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
 
-    Lengths of answers are known from requests that have ended, and the long ones end last. So requests in progress have
+    Only requests that have ended show the lengths of answers, and the long ones end last. So requests in progress have
     longer contexts than arriving ones, and fewer fit a batch. ``context_tokens``: mean context of arriving requests.
     """
     decode = replicas_of(snapshot, Role.DECODE)
@@ -245,7 +232,7 @@ def _load_in_progress(
 
 @dataclass(slots=True)
 class _History:
-    """The series in the policy's memory: what was observed and expected at each tick, the last one included."""
+    """The series in the policy's memory: observations and expectations of each tick, the present one included."""
 
     series: dict[str, tuple[float, ...]]
     times: np.ndarray
@@ -253,16 +240,16 @@ class _History:
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float, config: DefaultConfig) -> "_History":
         """The history of a snapshot, with the time of this tick; the other series still lack its values."""
-        is_whole = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # another version's memory is not
-        past = memory.get("at_s", ()) if is_whole else ()
-        # Times rise; a clock that was set back leaves points in the future, which are dropped.
+        has_all_series = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # false for another version's memory
+        past = memory.get("at_s", ()) if has_all_series else ()
+        # After a clock was set back, points lie in the future; they are dropped.
         recent = slice(bisect_left(past, now_s - config.history_s), bisect_left(past, now_s))
         series = {name: memory.get(name, ())[recent] for name in _SERIES}
         series["at_s"] = (*series["at_s"], now_s)
         return cls(series, np.array(series["at_s"]))
 
     def add(self, name: str, value: float) -> None:
-        """Take a value of this tick into a series."""
+        """Add the value of this tick to a series."""
         self.series[name] = (*self.series[name], value)
 
     def most_since(self, name: str, since_s: float) -> float:
@@ -270,29 +257,29 @@ class _History:
         return max(self.series[name][bisect_left(self.series["at_s"], since_s) :])
 
     def expected(self, name: str, ago_s: float) -> float | None:
-        """The load that was forecast ``ago_s`` before now, or a tick later; ``None``: it is not judged."""
+        """The forecast for now, made ``ago_s`` before or a tick later; ``None``: that forecast is not judged."""
         times, aheads = self.series["at_s"], self.series[f"ahead_{name}"]
         at = bisect_left(times, times[-1] - ago_s)
         return aheads[at] if at < len(aheads) and times[at] >= times[0] + _UNJUDGED_S else None
 
 
 def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float, float]:
-    """The line through the observations: its level now, replicas, and its slope, replicas/s; 0 if it falls."""
+    """The line through the observations: its level now, replicas, and its slope, replicas/s, at least 0."""
     if len(values) < _LEAST_POINTS:
         return float(values.max()), 0.0
     t = times - times[-1]
     w = np.exp(t / memory_s)
-    whole = w.sum()
-    tm, vm = (t * w).sum() / whole, (values * w).sum() / whole
-    t, v = t - tm, values - vm
-    slope = max(0.0, float((t * v * w).sum() / max(1e-9 * whole, (t * t * w).sum())))
-    return float(vm - slope * tm), slope
+    total = w.sum()
+    mean_t, mean_v = (t * w).sum() / total, (values * w).sum() / total
+    t, v = t - mean_t, values - mean_v
+    slope = max(0.0, float((t * v * w).sum() / max(1e-9 * total, (t * t * w).sum())))
+    return float(mean_v - slope * mean_t), slope
 
 
 def _replicas_for_work(times: np.ndarray, values: np.ndarray, config: DefaultConfig) -> float:
     """The fewest busy replicas that would have carried ``burst_work_frac`` of the remembered work in time.
 
-    The weight of work falls by 1/e for each half of history_s of its age, so the memory of one large burst fades.
+    The weight of work falls to 1/e with each half of history_s of its age, so the memory of one large burst fades.
     """
     work = values * np.exp((times - times[-1]) / (config.history_s / 2))
     order = np.argsort(values)

@@ -10,13 +10,13 @@ from pydantic import Field
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
 from autoscale.headcount import Census, desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig
+from autoscale.policies.policy import Policy, ProfiledConfig, without_blind_removal
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, Shown, Snapshot, Traffic
 from kvtransfer.topology import Role
 
-# The names of the policy's series in the memory begin with this, so that no other policy reads them.
+# Prefix of the names of the policy's series in the memory; no other policy reads them.
 _PREFIX = "dopd_"
 # The three series that are forecast.
 _SERIES = ("requests_per_s", "input_tokens", "output_tokens")
@@ -25,41 +25,41 @@ _NO_SUMS = (0.0,) * 6
 
 
 class DopdConfig(ProfiledConfig):
-    """The interval, the forecasts, how full decode is planned, and the thresholds of an overload.
+    """The interval, the forecasts, the planned share of decode's concurrency, and the thresholds of an overload.
 
-    The paper gives no numbers for the thresholds; it extends Dynamo, and these are those of Dynamo's load planner.
+    The paper gives no numbers for the thresholds. Since it extends Dynamo, the defaults are those of Dynamo's planner.
     """
 
     kind: Literal["dopd"] = "dopd"
-    interval_s: float = Field(100.0, gt=0.0, description="Time between two adjustments (T; 'hundreds of seconds').")
+    interval_s: float = Field(100.0, gt=0.0, description="Time between two adjustments (T: 'hundreds of seconds').")
     forecast: ForecastConfig = ArimaConfig()
     correction: CorrectionConfig = CorrectionConfig()
-    history_points: int = Field(50, ge=1, le=1000, description="Remembered intervals; Dynamo's window.")
+    history_points: int = Field(50, ge=1, le=1000, description="Number of remembered intervals; Dynamo's window.")
     concurrency_frac: float = Field(0.9, gt=0.0, le=1.0)
     """Planned share of decode's highest concurrency (section IV-B)."""
     queue_requests: float = Field(5.0, gt=0.0)
-    """More requests than this waiting for each prefill replica are an overload (SIZE_QUEUE)."""
+    """Waiting requests per prefill replica above which prefill is overloaded (SIZE_QUEUE)."""
     kv_cap_frac: float = Field(0.9, gt=0.0, le=1.0)
-    """More KV than this in use on decode is an overload (KV_CAP)."""
+    """Used share of decode's KV above which decode is overloaded (KV_CAP)."""
     decode_memory: DecodeMemoryConfig | None = None
-    """Memory for the paper's bounds of decode's concurrency; left out: the profile's bounds."""
+    """GPU memory, from which the paper bounds decode's concurrency; left out: the profile's bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Past:
     """The policy's memory between two ticks."""
 
-    # When the interval began, ticks with arrivals, the sum of their rates; then for input and for output tokens the sum
-    # of rates of ticks with a known length, and the sum of rate times length.
+    # Begin of the interval, its ticks with arrivals, and the sum of their rates. Then, for input and for output tokens:
+    # the sum of the rates of ticks with a mean length, and the sum of rate times length.
     interval: tuple[float, ...]
-    points: tuple[tuple[float, ...], ...] = ()  # when each interval ended, and its means
+    points: tuple[tuple[float, ...], ...] = ()  # end of each earlier interval, and its means
     forecasts: tuple[float, ...] = ()  # the last ones of the three series, not corrected
-    factors: tuple[float, ...] = (1.0,) * len(_SERIES)  # the corrections of the three series
+    factors: tuple[float, ...] = (1.0,) * len(_SERIES)  # corrections of the three series
     plan: tuple[float, ...] = ()  # wanted prefill and decode replicas; empty: none yet
 
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float) -> "_Past":
-        """From a snapshot's memory, without what lies in the future because a clock was set back."""
+        """From a snapshot's memory, without times in the future, which remain if a clock is set back."""
         fresh = cls(interval=(now_s, *_NO_SUMS))
         interval = memory.get(f"{_PREFIX}interval", fresh.interval)
         columns = [memory.get(f"{_PREFIX}{name}", ()) for name in ("at_s", *_SERIES)]
@@ -72,14 +72,14 @@ class _Past:
         )
 
     def memory(self) -> dict[str, tuple[float, ...]]:
-        """The memory as it goes into a decision."""
+        """The same as series of a decision's memory."""
         columns = zip(*self.points, strict=True) if self.points else [()] * (1 + len(_SERIES))
         series = dict(zip(("at_s", *_SERIES), columns, strict=True))
         state = {"interval": self.interval, "forecasts": self.forecasts, "factors": self.factors, "plan": self.plan}
         return {f"{_PREFIX}{name}": values for name, values in (series | state).items()}
 
     def with_traffic(self, traffic: Traffic) -> "_Past":
-        """With the traffic of one more tick."""
+        """The same, with the traffic of one more tick."""
         rate = traffic.requests_per_s
         if rate is None or not traffic.is_whole:
             return self
@@ -90,13 +90,17 @@ class _Past:
         return replace(self, interval=(since_s, *(a + b for a, b in zip(sums, added, strict=True))))
 
     def means(self) -> tuple[float, ...] | None:
-        """Mean rate and lengths of the interval; an unknown length is the last interval's, without one: ``None``."""
-        _, ticks, rates, *lengths = self.interval
+        """Mean rate, input tokens and output tokens of the interval; ``None``: one of them was never observed.
+
+        A length that was not observed is that of the interval before.
+        """
+        _, ticks, rates, input_rates, inputs, output_rates, outputs = self.interval
         before = self.points[-1][2:] if self.points else (None, None)
-        means = [lengths[2 * i + 1] / lengths[2 * i] if lengths[2 * i] > 0.0 else before[i] for i in range(2)]
-        if not ticks or means[0] is None or means[1] is None:
+        input_tokens = inputs / input_rates if input_rates > 0.0 else before[0]
+        output_tokens = outputs / output_rates if output_rates > 0.0 else before[1]
+        if not ticks or input_tokens is None or output_tokens is None:
             return None
-        return rates / ticks, means[0], means[1]
+        return rates / ticks, input_tokens, output_tokens
 
 
 class Dopd(Policy[DopdConfig]):
@@ -108,14 +112,14 @@ class Dopd(Policy[DopdConfig]):
     def __init__(self, config: DopdConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
         super().__init__(config, ratio=ratio, slo=slo)
         if config.decode_memory is not None:
-            config.decode_memory.readable_bytes(slo.tpot_s)  # refuse an impossible configuration now
+            config.decode_memory.readable_bytes(slo.tpot_s)  # a ValueError if the objective is too short
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """At the end of each interval, replicas for the next one; in an overload, more at once.
 
         After an overload the counts stay until the interval ends.
         """
-        now = desired_replicas(snapshot.state.desired)
+        present = desired_replicas(snapshot.state.desired)
         past = _Past.of(snapshot.state.memory, snapshot.now_s).with_traffic(snapshot.traffic)
         remaining_s = past.interval[0] + self._config.interval_s - snapshot.now_s
         if snapshot.traffic.requests_per_s is None:
@@ -126,20 +130,19 @@ class Dopd(Policy[DopdConfig]):
             reason = "arrivals and their lengths were not observed yet"
         else:
             past, reason = self._adjusted(past, means, snapshot.now_s)
-        wanted = dict(zip(Role, past.plan, strict=True)) if past.plan else {role: float(now[role]) for role in Role}
+        plan = past.plan or tuple(float(present[role]) for role in Role)
+        wanted = dict(zip(Role, plan, strict=True))
         if (urgent := self._overload(snapshot, past, wanted)) is not None:
             return urgent
-        if not snapshot.traffic.is_whole:  # there may be more traffic, so no replica leaves
-            wanted = {role: max(wanted[role], float(now[role])) for role in Role}
-        is_known = bool(past.plan) and snapshot.traffic.requests_per_s is not None
+        wanted = without_blind_removal(wanted, snapshot)
+        is_planned = bool(past.plan) and snapshot.traffic.requests_per_s is not None
         return Decision(
-            wanted=wanted if is_known else None, reason=reason, ratio=PdRatio.of(wanted), memory=past.memory()
+            wanted=wanted if is_planned else None, reason=reason, ratio=PdRatio.of(wanted), memory=past.memory()
         )
 
     def _adjusted(self, past: _Past, means: tuple[float, ...], now_s: float) -> tuple[_Past, str]:
         """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35)."""
-        config = self._config
-        factors = past.factors
+        config, factors = self._config, past.factors
         if past.forecasts:
             outcomes = zip(past.factors, past.forecasts, means, strict=True)
             factors = tuple(config.correction.updated(*each) for each in outcomes)
@@ -166,31 +169,30 @@ class Dopd(Policy[DopdConfig]):
         return past, "; ".join((f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}", *notes))
 
     def _overload(self, snapshot: Snapshot, past: _Past, planned: Mapping[Role, float]) -> Decision | None:
-        """More replicas, if the load of all replicas that should serve is over a threshold (Algorithm 2, lines 18-23).
+        """More replicas if a role's load is over its threshold, else ``None`` (Algorithm 2, lines 18-23).
 
-        Three differences to the paper's text. Line 22 swaps n_d and n_p. Lines 20 and 21 would also take replicas from
-        a role that is not overloaded. The paper looks at the load again only when adjustPD has ended: while replicas
-        start, no more are added here, or a growing queue would add as many again at every tick.
+        It differs from the paper's text. Line 22 swaps n_d and n_p. Lines 20 and 21 would also remove replicas of a
+        role that is not overloaded. The paper's adjustPD looks at the load again only after replicas have started. So
+        no more are added here while replicas start; else a growing queue would add them again at every tick.
         """
-        now, loads, highest = desired_replicas(snapshot.state.desired), dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0)
+        census = Census.of(snapshot.pools, snapshot.state)
+        present, loads, highest = census.desired, dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0)
         for pool in snapshot.pools:
             role = pool.key.role
-            # Requests that wait on prefill, and the used share of KV on decode; not observed: 0.
+            # Requests that wait on prefill, and the used share of KV on decode; 0: not observed.
             values = (each.waiting_requests if role is Role.PREFILL else each.kv_usage_frac for each in pool.replicas)
             loads[role] += math.fsum(value or 0.0 for value in values)
             highest[role] += pool.limits.highest_replicas
         caps = {Role.PREFILL: self._config.queue_requests, Role.DECODE: self._config.kv_cap_frac}
-        needed = {role: math.ceil(loads[role] / caps[role]) for role in Role}
-        census = Census.of(snapshot.pools, snapshot.state)
-        running = {role: census.running[role] - census.withdrawn[role] for role in Role}
-        needed = {role: needed[role] if running[role] >= now[role] else min(needed[role], now[role]) for role in Role}
-        if all(needed[role] <= now[role] for role in Role):
+        are_starting = {role: census.running[role] - census.withdrawn[role] < present[role] for role in Role}
+        needed = {role: 0 if are_starting[role] else math.ceil(loads[role] / caps[role]) for role in Role}
+        if all(needed[role] <= present[role] for role in Role):
             return None
-        wanted = {role: float(max(needed[role], now[role], planned[role])) for role in Role}
+        wanted = {role: float(max(needed[role], present[role], planned[role])) for role in Role}
         # A queue gives a count, not a ratio: if a role cannot have its count, the other role must not follow it.
-        ratio = PdRatio.of({role: min(wanted[role], float(max(highest[role], now[role]))) for role in Role})
+        ratio = PdRatio.of({role: min(wanted[role], float(max(highest[role], present[role]))) for role in Role})
         names = {Role.PREFILL: "prefill_queue_requests", Role.DECODE: "decode_kv_replicas"}
-        shown = tuple(Shown(name=names[role], value=loads[role], target=caps[role] * now[role]) for role in Role)
+        shown = tuple(Shown(name=names[role], value=loads[role], target=caps[role] * present[role]) for role in Role)
         return Decision(
             wanted=wanted,
             reason="overload: " + ", ".join(f"{each.name} {each.value:.4g} for {each.target:.4g}" for each in shown),

@@ -7,18 +7,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoscale.policies.policy import Policy, has_shown_what_it_did, replicas_of
+from autoscale.policies.policy import Policy, is_latency_current, replicas_of
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# Algorithm 3: factor of the replicas after a severe breach of a latency objective.
-_SEVERE = 1.2
-# Algorithm 3: factor after a moderate breach.
-_MODERATE = 1.1
-# Algorithm 3: factor while the latency is far below its objective.
-_RELAX = 0.95
-# A backlog below this share of its mean over the window is falling.
+# Factors on the replicas in Algorithm 3: after a severe breach of a latency objective, after a moderate one, and while
+# the latency is far below its objective.
+_SEVERE, _MODERATE, _RELAXED = 1.2, 1.1, 0.95
+# Share of its mean over the window below which a backlog is falling.
 _FALLING_FRAC = 0.8
 
 
@@ -35,7 +32,7 @@ class Signal(StrEnum):
     TPOT = "tpot"
 
 
-# The role of each signal that grows with the load, and the field of its replicas that shows it.
+# Signals that grow with the load: the role of each, and the field of a replica's statistics with its value.
 _LINEAR = {
     Signal.DECODE_TPS: (Role.DECODE, "decode_tokens_per_s"),
     Signal.PREFILL_TPS: (Role.PREFILL, "prefill_tokens_per_s"),
@@ -50,11 +47,11 @@ class LatencyStepsConfig(StrictConfig):
     """Latencies at which the safety net acts, as shares of the objective (Algorithm 3)."""
 
     severe_frac: float = Field(1.2, gt=0.0)
-    """From this share of the latency objective on, a fifth more replicas (alpha_out)."""
+    """Share of the latency objective from which on a fifth more replicas are wanted (alpha_out)."""
     moderate_frac: float = Field(0.9, gt=0.0)
-    """From this share of the latency objective on, a tenth more replicas (beta_out)."""
+    """Share of the latency objective from which on a tenth more replicas are wanted (beta_out)."""
     relaxed_frac: float = Field(0.4, ge=0.0)
-    """Up to this share of the objective, a twentieth fewer (gamma_in), where a latency is the signal."""
+    """Share of the objective up to which a twentieth fewer are wanted, if a latency is the signal (gamma_in)."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "LatencyStepsConfig":
@@ -67,16 +64,16 @@ class LatencyStepsConfig(StrictConfig):
 
 
 class HeteroScaleConfig(StrictConfig):
-    """The signal, what one replica should show of it, and the safety net."""
+    """The signal, its target per replica, and the safety net."""
 
     kind: Literal["heteroscale"] = "heteroscale"
     signal: Signal = Signal.DECODE_TPS
     target: float | None = Field(None, gt=0.0)
-    """The signal of one replica at the load you want it to run at: tokens/s, or 0..1 for utilisation and SM activity.
-    ttft and tpot take theirs from the objective."""
+    """Value of the signal of one replica at the load that you want: tokens/s, or 0..1 for utilisation and SM activity.
+    Leave it out for ttft and tpot: their target is the objective."""
     latency: LatencyStepsConfig = LatencyStepsConfig()
     backlog_floor_tokens: float = Field(2048.0, ge=0.0)
-    """A backlog is at least this many prompt tokens that wait for prefill."""
+    """Most prompt tokens that may wait for prefill without counting as a backlog."""
 
     @model_validator(mode="after")
     def _check_target(self) -> "HeteroScaleConfig":
@@ -94,87 +91,89 @@ class HeteroScaleConfig(StrictConfig):
 
 
 def negative_feedback(current_replicas: float, latency_s: float, target_s: float, steps: LatencyStepsConfig) -> float:
-    """Replicas expected for a latency (Algorithm 3).
+    """Replicas wanted for a latency (Algorithm 3).
 
-    The printed last branch returns ScaleIn for any latency while only the cooldown for scaling out runs. The paper's
-    text says that a breach adds replicas, and so does this function.
+    The printed last branch returns ScaleIn for any latency while only the cooldown for scaling out runs. Here a breach
+    adds replicas, as in the paper's text.
     """
     if latency_s >= target_s * steps.severe_frac:
         return current_replicas * _SEVERE
     if latency_s >= target_s * steps.moderate_frac:
         return current_replicas * _MODERATE
     if latency_s <= target_s * steps.relaxed_frac:
-        return current_replicas * _RELAX
+        return current_replicas * _RELAXED
     return current_replicas
 
 
 class HeteroScale(Policy[HeteroScaleConfig]):
-    """Replicas of both roles at the ratio, from one signal per replica; TTFT and TPOT are a safety net.
+    """Replicas of both roles at the ratio, from one signal of the replicas; TTFT and TPOT are a safety net.
 
     Source: HeteroScale section 3.3, Algorithms 2 and 3 in Appendix B.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Scale out by the signal or by a latency; scale in by the signal, unless something objects.
+        """Scale out by the signal or by a latency; scale in by the signal, unless there is an objection.
 
-        Objections are: a latency near its objective, a prefill backlog that does not fall, and a serving replica that
-        does not report the signal. They are needed since an overloaded prefill starves decode, so that decode's
-        tokens/s fall: by that signal alone replicas would leave just then.
+        Objections are a latency near its objective, a prefill backlog that does not fall, and a serving replica that
+        does not report the signal. An overloaded prefill starves decode, and then decode's tokens/s fall. That signal
+        alone would remove replicas in the overload.
         """
-        now = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
-        own = self._proportional(snapshot) if self._config.signal in _LINEAR else self._feedback(snapshot, now)
-        net, net_reason = self._safety_net(snapshot, now)
-        if own is None:
-            nothing = f"no replica reports {self._config.signal}"
-            if net > now:
-                return self._decision(net, f"{net_reason}; {nothing}", is_step=True)
-            return Decision(wanted=None, reason=nothing)
-        expected, shown = own
+        present = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
+        is_linear = self._config.signal in _LINEAR
+        by_signal = self._proportional(snapshot) if is_linear else self._feedback(snapshot, present)
+        by_latency, latency_reason = self._safety_net(snapshot, present)
+        if by_signal is None:
+            missing = f"no replica reports {self._config.signal}"
+            if by_latency > present:
+                return self._decision(by_latency, f"{latency_reason}; {missing}", is_step=True)
+            return Decision(wanted=None, reason=missing)
+        leaders, shown = by_signal
         reason = f"{shown.name} {shown.value:.4g} for {shown.target:.4g}"
-        if net > max(expected, now):
-            return self._decision(net, net_reason, shown, is_step=True)
-        if expected < now and (objection := self._objection(snapshot)):
-            return self._decision(now, f"{reason}, but {objection}", shown)
-        return self._decision(expected, reason, shown, is_step=self._config.signal not in _LINEAR)
+        if by_latency > max(leaders, present):
+            return self._decision(by_latency, latency_reason, shown, is_step=True)
+        if leaders < present and (objection := self._objection(snapshot)):
+            return self._decision(present, f"{reason}, but {objection}", shown)
+        return self._decision(leaders, reason, shown, is_step=not is_linear)
 
     def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
+        """Leaders for a signal that grows with the load (Algorithm 2); ``None``: no replica reports it."""
         role, field = _LINEAR[self._config.signal]
         values = [value for replica in replicas_of(snapshot, role) if (value := getattr(replica, field)) is not None]
         if not values or self._config.target is None:
             return None
         mean = math.fsum(values) / len(values)
-        expected = len(values) * mean / self._config.target  # Algorithm 2, first line
+        expected = len(values) * mean / self._config.target  # first line of Algorithm 2
         leaders = expected if role is self._ratio.leader else expected / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
-    def _feedback(self, snapshot: Snapshot, now: int) -> tuple[float, Shown] | None:
-        """Replicas for TTFT or TPOT as the signal itself."""
+    def _feedback(self, snapshot: Snapshot, present: int) -> tuple[float, Shown] | None:
+        """Leaders for TTFT or TPOT as the signal; ``None``: it was not observed."""
         is_ttft = self._config.signal is Signal.TTFT
         latency_s = snapshot.latency.ttft_s if is_ttft else snapshot.latency.tpot_s
         target_s = self._slo.ttft_s if is_ttft else self._slo.tpot_s
         if latency_s is None and snapshot.traffic.is_whole and snapshot.traffic.requests_per_s == 0.0:
-            latency_s = 0.0  # no request came
+            latency_s = 0.0  # there was no request
         if latency_s is None:
             return None
-        expected = negative_feedback(now, latency_s, target_s, self._config.latency)
-        # A twentieth of a few replicas is rounded to one whole replica.
+        expected = negative_feedback(present, latency_s, target_s, self._config.latency)
         shown = Shown(name=self._config.signal, value=latency_s, target=target_s)
-        return expected if expected >= now else math.floor(expected), shown
+        # A twentieth of a few replicas is less than one, and a fraction of a replica cannot leave.
+        return expected if expected >= present else math.floor(expected), shown
 
-    def _safety_net(self, snapshot: Snapshot, now: int) -> tuple[float, str]:
-        """The larger of the counts for TTFT and TPOT, and the reason.
+    def _safety_net(self, snapshot: Snapshot, present: int) -> tuple[float, str]:
+        """The larger of the counts of leaders for TTFT and for TPOT, and the reason.
 
-        No more than now while the last added replicas have not shown their effect on latencies.
+        It is at most ``present`` until latencies show the effect of the last added replicas.
         """
         steps, latency = self._config.latency, snapshot.latency
         latencies = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
         counts = [
-            (negative_feedback(now, value, target, steps), f"{name} {value:.4g} s for {target:.4g} s")
+            (negative_feedback(present, value, target, steps), f"{name} {value:.4g} s for {target:.4g} s")
             for name, value, target in latencies
             if value is not None
         ]
-        most = max(counts, default=(float(now), ""))
-        return most if most[0] <= now or has_shown_what_it_did(snapshot) else (float(now), "")
+        most = max(counts, default=(float(present), ""))
+        return most if most[0] <= present or is_latency_current(snapshot) else (float(present), "")
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         """Why no replica may leave now."""
@@ -203,7 +202,7 @@ def _text(latency_s: float | None) -> str:
 
 
 def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:
-    """Whether more prompt tokens than the floor wait, and the backlog is not falling."""
+    """Whether more prompt tokens than the floor wait, and their number does not fall."""
     *before, (_, latest) = backlog or [(0.0, 0.0)]
     mean = math.fsum(tokens for _, tokens in before) / len(before) if before else 0.0
     return latest > floor_tokens and latest >= _FALLING_FRAC * mean

@@ -51,6 +51,10 @@ class PeriodConfig(StrictConfig):
             return PdRatio.parse(f"{self.prefill}:{self.decode}")
         return self.pd_ratio
 
+    def wanted(self) -> dict[Role, float]:
+        """Replicas of each role; 0 for a count that is left out: the other count and the ratio give it."""
+        return {Role.PREFILL: float(self.prefill or 0), Role.DECODE: float(self.decode or 0)}
+
 
 class PeriodicConfig(StrictConfig):
     """A schedule: the period that began last holds; of two that begin together, the later one in the list."""
@@ -79,7 +83,5 @@ class Periodic(Policy[PeriodicConfig]):
         now = datetime.fromtimestamp(snapshot.now_s // 60 * 60 + 1.0, ZoneInfo(config.time_zone))
         began = [(next(CronSim(each.begins, now, reverse=True)), index) for index, each in enumerate(config.periods)]
         period = config.periods[max(began)[1]]
-        # 0 where a count is left out: the ratio and the other role's count then give it.
-        wanted = {Role.PREFILL: float(period.prefill or 0), Role.DECODE: float(period.decode or 0)}
         reason = f"the period that begins at {period.begins!r}"
-        return Decision(wanted=wanted, reason=reason, ratio=period.ratio or self._ratio, is_step=True)
+        return Decision(wanted=period.wanted(), reason=reason, ratio=period.ratio or self._ratio, is_step=True)

@@ -42,7 +42,7 @@ def admitted_replicas(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
 
 
 def without_blind_removal(wanted: Mapping[Role, float], snapshot: Snapshot) -> dict[Role, float]:
-    """The wanted replicas; at least the present ones if only a part of the traffic was observed."""
+    """The wanted replicas; at least the present ones if a part of the traffic may not have been observed."""
     present = dict.fromkeys(Role, 0) if snapshot.traffic.is_whole else desired_replicas(snapshot.state.desired)
     return {role: max(wanted[role], float(present[role])) for role in Role}
 

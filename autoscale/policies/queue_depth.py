@@ -66,7 +66,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
-        expected, memory = self._expected_arrivals(snapshot, arrivals)
+        expected, memory = self._forecast(snapshot, arrivals)
         wanted = dict.fromkeys(Role, 0.0)
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
@@ -85,9 +85,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
         reason = f"{arrivals:.4g} requests/s{ahead}; {waiting}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
-    def _expected_arrivals(
-        self, snapshot: Snapshot, arrivals: float
-    ) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
+    def _forecast(self, snapshot: Snapshot, arrivals: float) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
         """Arrivals per second after ``lead_s`` by the trend, at least the present ones; and the trend's memory.
 
         A line through less than half of ``trend_s`` is mostly noise, so nothing is extrapolated before.

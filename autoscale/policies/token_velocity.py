@@ -1,4 +1,4 @@
-"""Token velocity: sizes each role by arriving tokens; spare decode replicas take bursts of prompts (TokenScale)."""
+"""Token velocity: sizes each role by arriving tokens; spare decode replicas compute bursts of prompts (TokenScale)."""
 
 import math
 from collections.abc import Mapping
@@ -9,29 +9,29 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.profile import EngineProfile
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, replicas_of
+from autoscale.policies.policy import Policy, ProfiledConfig, admitted_replicas, replicas_of, without_blind_removal
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
-# A measured velocity counts as at least this share of the profile's: prefill that decode holds up is slow too, and more
-# replicas of it would not help.
+# Least measured velocity, as a share of the profile's. Prefill that waits for decode is slow too, and more prefill
+# replicas would not help then.
 _LEAST_PACE_FRAC = 0.5
-# The most points of one start that are remembered.
+# Largest number of points within one start that are remembered.
 _MOST_POINTS = 64
 
 
 class TokenVelocityConfig(ProfiledConfig):
-    """The spare of both roles, and how much of decode's spare may take prompts."""
+    """The spare of both roles, and the share of decode's spare that may compute prompts."""
 
     kind: Literal["token_velocity"] = "token_velocity"
     headroom_frac: float = Field(0.25, ge=0.0, le=10.0)
     """Standing spare: 0.25 fills replicas to 80 %, as llm-d's token-aware path."""
     convertible_frac: float = Field(0.5, ge=0.0, le=1.0)
-    """Share of decode's spare that computes the prompts of a burst shorter than a start of prefill; 0 where prompts are
-    longer than the length rule keeps on decode (local_cap_tokens)."""
+    """Share of decode's spare replicas that compute the prompts of a burst, which is shorter than a start of prefill.
+    Set 0 if prompts are longer than local_cap_tokens: decode then computes none."""
     busy_s: float = Field(20.0, ge=0.0)
-    """After prompts have waited at every prefill replica for this long, its measured pace is its velocity."""
+    """Time for which prompts must wait at every prefill replica until the measured velocity counts, seconds."""
 
 
 def prefill_velocity(profile: EngineProfile, input_tokens: float) -> float:
@@ -44,7 +44,7 @@ def prefill_velocity(profile: EngineProfile, input_tokens: float) -> float:
 
 
 def network_velocity(profile: EngineProfile) -> float:
-    """Prompt tokens per second that one link moves to decode as KV; the base time overlaps with other transfers.
+    """Prompt tokens per second whose KV one link moves to decode; the base time overlaps with other transfers.
 
     Source: TokenScale, network velocity V_N.
     """
@@ -58,10 +58,10 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Tokens that arrive over what one replica of the stage takes, with headroom.
+        """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 
-        Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D; the paper's V_D frees prompt and output tokens, ours
-        produces output at the objective's TPOT, and lambda counts the same ones.
+        Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. The paper's V_D and lambda count prompt and output
+        tokens; here they count output tokens alone, at the objective's TPOT.
         """
         config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
@@ -71,56 +71,54 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
             return Decision(wanted=None, reason="the lengths of what arrives were not observed")
         inputs, outputs = max(1.0, inputs or 0.0), outputs or 0.0
         prompt_tokens_per_s, output_tokens_per_s = rate * inputs, rate * outputs
-        own, busy = self._prefill_velocity(snapshot, inputs)
-        prefill = min(own, network_velocity(config.prefill))
+        compute, busy_memory = self._compute_velocity(snapshot, inputs)
+        prefill = min(compute, network_velocity(config.prefill))
         decode = decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s)
-        standing, series = self._standing(snapshot, prompt_tokens_per_s)
-        now = desired_replicas(snapshot.state.desired)
+        lowest, series = self._lowest_rate(snapshot, prompt_tokens_per_s)
+        present = desired_replicas(snapshot.state.desired)
         running = len(replicas_of(snapshot, Role.DECODE))
-        spare = max(0.0, min(now[Role.DECODE], running) - output_tokens_per_s / decode)
-        lent = config.convertible_frac * spare
+        spare = max(0.0, min(present[Role.DECODE], running) - output_tokens_per_s / decode)
+        convertible = config.convertible_frac * spare
         # Prompts that decode computes itself need no network.
-        most = lent * prefill_velocity(config.decode, inputs) if lent else 0.0
-        absorbed = min(prompt_tokens_per_s - standing, most)
+        most = convertible * prefill_velocity(config.decode, inputs) if convertible else 0.0
+        absorbed = min(prompt_tokens_per_s - lowest, most)
         wanted = {
             Role.PREFILL: (prompt_tokens_per_s - absorbed) / prefill * (1.0 + config.headroom_frac),
             Role.DECODE: output_tokens_per_s / decode * (1.0 + config.headroom_frac),
         }
-        if not traffic.is_whole:  # there may be more traffic, so no replica leaves
-            wanted = {role: max(wanted[role], float(now[role])) for role in Role}
+        wanted = without_blind_removal(wanted, snapshot)
         return Decision(
             wanted=wanted,
             reason=f"{prompt_tokens_per_s:.4g} prompt tokens/s, {absorbed:.4g} of them a burst that decode takes; "
             f"{output_tokens_per_s:.4g} output tokens/s",
             ratio=PdRatio.of(wanted),
             shown=(
-                Shown(name="prompt_tokens_per_s", value=prompt_tokens_per_s, target=now[Role.PREFILL] * prefill),
-                Shown(name="output_tokens_per_s", value=output_tokens_per_s, target=now[Role.DECODE] * decode),
+                Shown(name="prompt_tokens_per_s", value=prompt_tokens_per_s, target=present[Role.PREFILL] * prefill),
+                Shown(name="output_tokens_per_s", value=output_tokens_per_s, target=present[Role.DECODE] * decode),
             ),
-            memory={**series, **busy} if traffic.is_whole else None,
+            memory={**series, **busy_memory} if traffic.is_whole else None,
         )
 
-    def _prefill_velocity(self, snapshot: Snapshot, inputs: float) -> tuple[float, dict[str, tuple[float, ...]]]:
-        """Velocity of a prefill replica, and the policy's memory of it.
+    def _compute_velocity(self, snapshot: Snapshot, inputs: float) -> tuple[float, dict[str, tuple[float, ...]]]:
+        """Prompt tokens per second that a prefill replica computes (V_P), and the policy's memory of it.
 
-        It is measured once prompts have waited at every replica for long enough; before that it is the profile's.
+        It is measured once prompts have waited at every replica for ``busy_s``; before that it is the profile's.
         """
         profiled = prefill_velocity(self._config.prefill, inputs)
-        admitted = frozenset(snapshot.state.admitted)
-        serving = [r for r in replicas_of(snapshot, Role.PREFILL) if not admitted or r.replica_id in admitted]
-        computed = [r.prefill_tokens_per_s for r in serving if r.prefill_tokens_per_s is not None]
-        if not serving or len(computed) < len(serving) or not all(r.waiting_requests for r in serving):
+        serving = admitted_replicas(snapshot, Role.PREFILL)
+        measured = [r.prefill_tokens_per_s for r in serving if r.prefill_tokens_per_s is not None]
+        if not serving or len(measured) < len(serving) or not all(r.waiting_requests for r in serving):
             return profiled, {}
-        since_s = min(snapshot.now_s, *snapshot.state.memory.get("prefill_busy_since_s", ()), math.inf)
+        since_s = min((snapshot.now_s, *snapshot.state.memory.get("prefill_busy_since_s", ())))
         memory: dict[str, tuple[float, ...]] = {"prefill_busy_since_s": (since_s,)}
-        if snapshot.now_s - since_s < self._config.busy_s or not math.isfinite(profiled):
+        if snapshot.now_s - since_s < self._config.busy_s:
             return profiled, memory
-        return max(math.fsum(computed) / len(computed), profiled * _LEAST_PACE_FRAC), memory
+        return max(math.fsum(measured) / len(measured), profiled * _LEAST_PACE_FRAC), memory
 
-    def _standing(self, snapshot: Snapshot, tokens_per_s: float) -> tuple[float, Mapping[str, tuple[float, ...]]]:
+    def _lowest_rate(self, snapshot: Snapshot, tokens_per_s: float) -> tuple[float, Mapping[str, tuple[float, ...]]]:
         """The lowest arrival rate of prompt tokens within one start of prefill, and the memory of it.
 
-        What arrives beyond it is a burst. Only points that may still become the lowest are remembered.
+        Arrivals beyond this rate are a burst. The memory holds the points that may still become the lowest.
         """
         memory, now_s, start_s = snapshot.state.memory, snapshot.now_s, self._config.start_s(Role.PREFILL)
         series = zip(memory.get("prompts_at_s", ()), memory.get("prompt_tokens_per_s", ()), strict=False)

@@ -1,4 +1,4 @@
-"""WVA: sizes each role by itself, so that its replicas keep a spare below saturation (WVA sections III and V)."""
+"""WVA: sizes each role by itself, so that its replicas stay below saturation by a spare (WVA sections III and V)."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, replicas_of
-from autoscale.ratio import PdRatio
+from autoscale.policies.policy import Policy, admitted_replicas
+from autoscale.ratio import PdRatio, whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# Rounding of floating point must not add a replica.
+# Tolerance for rounding errors of a spare, in the metric's unit.
 _EPSILON = 1e-9
 # The metrics of one replica: KV usage (0..1), and waiting requests.
 Load = tuple[float, float]
@@ -22,16 +22,16 @@ Load = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Limits of one metric: a replica is saturated from ``saturated`` (tau) on, and keeps ``spare`` (gamma) free."""
+    """A metric's limits: a replica is saturated from ``saturated`` (tau) on, and should have ``spare`` (gamma) free."""
 
     saturated: float
     spare: float
 
 
 class WvaConfig(StrictConfig):
-    """When a replica is saturated, and how far below that it should stay.
+    """The loads at which a replica is saturated, and the spare that it should have below them.
 
-    The defaults are from the paper's section V-A; the queue's spare is from its code, as the paper gives none.
+    The defaults are from the paper's section V-A; the queue's spare is from its code, since the paper gives none.
     """
 
     kind: Literal["wva"] = "wva"
@@ -40,10 +40,11 @@ class WvaConfig(StrictConfig):
     spare_kv_frac: float = Field(0.3, ge=0.0, description="A lower mean spare of KV scales out (gamma_kv).")
     spare_waiting_requests: float = Field(3.0, ge=0.0, description="A lower mean spare of queue scales out (gamma_q).")
     prefill_aggression_frac: float = Field(1.0, gt=0.0)
-    """Share of both spares that prefill keeps: above 1 it scales out sooner and further."""
-    decode_aggression_frac: float = Field(1.0, gt=0.0, description="Share of both spares that decode keeps.")
+    """Factor on both spares of prefill; above 1 it scales out sooner and further."""
+    decode_aggression_frac: float = Field(1.0, gt=0.0)
+    """Factor on both spares of decode; above 1 it scales out sooner and further."""
     unsaturated_replicas: int = Field(2, ge=2)
-    """No replica leaves while fewer than this many are unsaturated (MinNonSaturatedReplicasForScaleDown)."""
+    """Least number of unsaturated replicas with which a replica may leave (MinNonSaturatedReplicasForScaleDown)."""
 
     @model_validator(mode="after")
     def _check_spares(self) -> "WvaConfig":
@@ -56,7 +57,7 @@ class WvaConfig(StrictConfig):
         return self
 
     def limits(self, role: Role) -> tuple[Limit, Limit]:
-        """The limits of a role, in the order of the metrics."""
+        """The limits of KV usage and of waiting requests of a role."""
         share = self.prefill_aggression_frac if role is Role.PREFILL else self.decode_aggression_frac
         return (
             Limit(saturated=self.saturated_kv_frac, spare=self.spare_kv_frac * share),
@@ -67,17 +68,18 @@ class WvaConfig(StrictConfig):
 def replicas_for_load(load: float, limit: Limit) -> int:
     """``n = ceil((Load_current + delta_safety) / tau)`` for the load of a whole role, with delta_safety = n gamma.
 
-    The safety buffer is that of the n replicas to come, so n = Load / (tau - gamma), and Eq. 3 then holds at once.
+    The safety buffer is that of the n new replicas, so n = Load / (tau - gamma), and Eq. 3 then holds at once.
 
     Source: WVA Eq. 4.
     """
-    return math.ceil(load / (limit.saturated - limit.spare) - _EPSILON)
+    return whole(load / (limit.saturated - limit.spare))
 
 
 def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> int:
-    """How many replicas can leave, the least loaded first, if the other unsaturated ones share their load evenly.
+    """Number of replicas that can leave, the least loaded first, if the other unsaturated ones share their load evenly.
 
-    No replica may become saturated by that. With fewer than ``fewest`` (at least 2) unsaturated replicas none leaves.
+    No replica may become saturated by that. With fewer than ``fewest`` unsaturated replicas, which is at least 2, none
+    leaves.
 
     Source: WVA section III-C2.
     """
@@ -99,7 +101,7 @@ class Wva(Policy[WvaConfig]):
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role by its own saturation, whatever the ratio is then.
+        """Size each role by its own saturation; the ratio follows from the counts.
 
         The counts are a role's totals; the placement chooses the variant, the cheapest first.
         """
@@ -117,23 +119,22 @@ class Wva(Policy[WvaConfig]):
         reason = f"{' and '.join(notes)} replicas are saturated"
         return Decision(wanted=wanted, reason=reason, ratio=PdRatio.of(wanted), is_step=True, shown=tuple(shown))
 
-    def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], now: int) -> int:
+    def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: int) -> int:
         unsaturated = [load for load in loads if not _is_saturated(load, limits)]
         if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
             metrics = zip(zip(*loads, strict=True), limits, strict=True)
+            needed = (replicas_for_load(math.fsum(values), limit) for values, limit in metrics)
             # A low total may hide a few full replicas: at least one more is needed.
-            return max(*(replicas_for_load(math.fsum(values), limit) for values, limit in metrics), len(loads) + 1, now)
-        if len(loads) < now:  # replicas that start will take the load that is still here
-            return now
-        return min(now, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
+            return max(*needed, len(loads) + 1, present)
+        if len(loads) < present:  # replicas that start will take over a part of the load
+            return present
+        return min(present, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
 
 
 def _loads(snapshot: Snapshot, role: Role) -> list[Load] | None:
-    """The metrics of each serving replica of a role; ``None``: a replica does not report them."""
-    admitted, loads = frozenset(snapshot.state.admitted), list[Load]()
-    for replica in replicas_of(snapshot, role):
-        if admitted and replica.replica_id not in admitted:  # not routed to: it is empty, or soon will be
-            continue
+    """The metrics of each replica of a role that gets requests; ``None``: a replica does not report them."""
+    loads = list[Load]()
+    for replica in admitted_replicas(snapshot, role):
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
             return None
         loads.append((replica.kv_usage_frac, replica.waiting_requests))
@@ -146,6 +147,6 @@ def _is_saturated(load: Load, limits: Sequence[Limit]) -> bool:
 
 
 def _has_headroom(loads: Sequence[Load], limits: Sequence[Limit]) -> bool:
-    """Whether the mean spare is at least gamma in every metric: Eq. 3, the condition to scale out, is false."""
+    """Whether the mean spare is at least gamma in every metric; else Eq. 3, the condition to scale out, holds."""
     metrics = zip(zip(*loads, strict=True), limits, strict=True)
     return all(limit.saturated - math.fsum(values) / len(loads) >= limit.spare - _EPSILON for values, limit in metrics)

@@ -42,7 +42,10 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.update(model={"id": "x", "source": "y/z"}), "services and model are given: model is of a service"),
+        (
+            lambda a: a.update(model={"id": "x", "source": "y/z"}),
+            "services and model are given: model is a field of a service",
+        ),
         (lambda a: a.update(services=[]), "services"),
         (lambda a: chat(a)["model"].update(id="qwen3-8b"), "services: the model 'qwen3-8b' is used twice"),
         (lambda a: chat(a)["groups"][0].update(name="offline"), "groups: the name 'offline' is used twice"),
@@ -52,7 +55,7 @@ def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
         ),
         (
             lambda a: chat(a)["groups"][0].update(affinity="s0"),
-            "affinity is s0, and its node_labels pin both roles to no",
+            "affinity is s0, and its node_labels do not pin both roles to one switch",
         ),
         (lambda a: chat(a)["groups"][0].update(affinity="rack"), "affinity"),
         (lambda a: chat(a)["groups"][0].pop("node_labels"), "give it tandem.io/s1"),
