@@ -22,7 +22,7 @@ from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.metrics import process_metrics
 from deployments.pool_config import EMULATOR_KEY
 from deployments.replicas.staging import staged
-from deployments.serve_seam.llm_server import engine_client, start_no_download
+from deployments.serve_seam.llm_server import engine_client, report_no_usage, start_no_download
 from deployments.serve_seam.replica_process import listen_on_node_address, restore_replica_log
 from deployments.serve_seam.start_backoff import StartBackoff
 from deployments.vllm_seam.worker_extension import METHOD_GPU
@@ -112,6 +112,7 @@ class EngineHost:
             loading = llm_config.model_loading_config
             loading.model_source = str(await asyncio.to_thread(staged, Path(str(loading.model_source)), Path(into)))
         start_no_download(llm_config)
+        report_no_usage()
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs

@@ -7,6 +7,7 @@ import logging
 import logging.handlers
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,24 @@ def test_contract_llm_server_start_no_download() -> None:
     download = installed_source("ray/llm/_internal/common/utils/download_utils.py")
     assert "if is_remote_path(model_id):" in download
     assert 'logger.info("No cloud storage mirror configured")\n            return model_id' in download
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("value", "reports"), [("0", 0), ("1", 1)])
+async def test_contract_llm_server_report_no_usage(value: str, reports: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.llm._internal.serve.core.server import llm_server
+
+    from deployments.serve_seam.llm_server import report_no_usage
+
+    class Engine:
+        async def start(self) -> None: ...
+
+    sent = []
+    monkeypatch.setattr(llm_server, "push_telemetry_report_for_all_models", lambda all_models: sent.append(all_models))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", value)
+    report_no_usage()
+    await llm_server.LLMServer._start_engine(SimpleNamespace(engine=Engine(), _llm_config="config"))
+    assert len(sent) == reports
 
 
 def test_contract_llm_server_engine_door() -> None:
