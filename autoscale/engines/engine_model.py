@@ -84,8 +84,9 @@ class EngineModel:
 
     def plan(self, now_s: float, most_steps: int = 1) -> Step | None:
         """The next work, at most ``most_steps`` steps; ``None``: there is nothing to compute."""
-        if self._decoding:
-            self._make_room()
+        # Free the KV that the next step takes: preempt the requests that were admitted last.
+        while self._due_tokens() > self.profile.kv_tokens - self._used_tokens:
+            self._preempt(next(reversed(self.running)))
         if self.deferred:
             self._admit_deferred(now_s)
         chunks = self._chunks() if self._prefilling or self.waiting else ()
@@ -257,11 +258,6 @@ class EngineModel:
         """KV that a later step takes: each request with a full last block gets another block."""
         block = self.profile.block_tokens
         return self._by_phase[-(self._step + after_steps) % block] * block
-
-    def _make_room(self) -> None:
-        """Free the KV that the next step takes: preempt the requests that were admitted last."""
-        while self._due_tokens() > self.profile.kv_tokens - self._used_tokens:
-            self._preempt(next(reversed(self.running)))
 
     def _steps_with_room(self, most_steps: int) -> int:
         """Number of steps for which the free KV suffices, at most ``most_steps``."""

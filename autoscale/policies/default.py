@@ -141,19 +141,18 @@ class Default(Policy[DefaultConfig]):
         self, history: "_History", needed: Mapping[Role, float], present: Mapping[Role, int]
     ) -> dict[Role, float]:
         """The most replicas needed within stay_starts; if history_s holds a burst, those for most remembered work."""
-        config, now_s = self._config, history.series["at_s"][-1]
+        config, at_s = self._config, history.series["at_s"]
         within_s = _BURST_STARTS * config.start_s(Role.PREFILL)
         is_burst = _burst_frac(history.times, np.array(history.series["prefill"]), within_s) > config.burst_frac
         replicas_to_keep = {}
         for role in Role:
-            since_s = now_s - min(config.stay_starts * config.start_s(role), _STAY_FRAC * config.history_s)
+            since_s = at_s[-1] - min(config.stay_starts * config.start_s(role), _STAY_FRAC * config.history_s)
             history.add(f"wanted_{role}", needed[role])
-            # A burst is over before replicas that are added for it serve: keep those of the last bursts.
-            replicas_to_keep[role] = (
-                self._replicas_for_bursts(history, role) if is_burst else history.most_since(f"wanted_{role}", since_s)
-            )
-            # Replicas needed before the first tick are unknown, as in Kubernetes' stabilisation window.
-            if history.series["at_s"][0] > since_s:
+            if is_burst:  # it is over before replicas that are added for it serve: keep those of the last bursts
+                replicas_to_keep[role] = self._replicas_for_bursts(history, role)
+            else:
+                replicas_to_keep[role] = max(history.series[f"wanted_{role}"][bisect_left(at_s, since_s) :])
+            if at_s[0] > since_s:  # earlier needs are unknown, as in Kubernetes' stabilisation window
                 replicas_to_keep[role] = max(replicas_to_keep[role], present[role])
         return replicas_to_keep
 
@@ -251,10 +250,6 @@ class _History:
     def add(self, name: str, value: float) -> None:
         """Add the value of this tick to a series."""
         self.series[name] = (*self.series[name], value)
-
-    def most_since(self, name: str, since_s: float) -> float:
-        """The largest value of a series since a time."""
-        return max(self.series[name][bisect_left(self.series["at_s"], since_s) :])
 
     def expected(self, name: str, ago_s: float) -> float | None:
         """The forecast for now, made ``ago_s`` before or a tick later; ``None``: that forecast is not judged."""

@@ -78,8 +78,7 @@ def replicas_for_load(load: float, limit: Limit) -> int:
 def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> int:
     """Number of replicas that can leave, the least loaded first, if the other unsaturated ones share their load evenly.
 
-    No replica may become saturated by that. With fewer than ``fewest`` unsaturated replicas, which is at least 2, none
-    leaves.
+    No replica may become saturated by that. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves.
 
     Source: WVA section III-C2.
     """

@@ -29,7 +29,7 @@ STANDARD_ERRORS = 3.88
 
 
 def slots(count: int) -> EngineProfile:
-    """An engine that serves so many at one time, each as if it were alone."""
+    """An engine that serves at most ``count`` requests at one time, each as if it were alone."""
     return EngineProfile.model_validate(
         {
             "name": "slots",
@@ -72,7 +72,7 @@ def simulated_waits_s(trace: Sequence[TraceRequest], profile: EngineProfile) -> 
 
 
 def exact_waits_s(trace: Sequence[TraceRequest], servers: int) -> list[float]:
-    """Who comes first gets the server that is free first (Kiefer and Wolfowitz, 1955)."""
+    """Waits if each request gets the server that is free first (Kiefer and Wolfowitz, 1955)."""
     free_s = [0.0] * servers
     heapify(free_s)
     waits = []
@@ -115,7 +115,7 @@ def _deviation(values: Sequence[float], expected: float) -> float:
     return float((means.mean() - expected) / (means.std(ddof=1) / math.sqrt(BATCHES)))
 
 
-# The more servers, the fewer requests wait; the busier, the longer what was lasts. Both need longer traces.
+# With more servers fewer requests wait, and busier servers forget their past later. Both need longer traces.
 @pytest.mark.parametrize(
     ("servers", "utilization", "count"),
     [
@@ -147,7 +147,7 @@ def test_waits_are_those_of_mmc(servers: int, utilization: float, count: int) ->
     ("servers", "slots_there", "utilization", "count"),
     [(1, 2, 0.7, 4200), (4, 5, 0.7, 4200), (4, 3, 0.7, 4200), (16, 17, 0.9, 10_500)],
 )
-def test_one_slot_more_or_fewer_is_told_apart(servers: int, slots_there: int, utilization: float, count: int) -> None:
+def test_one_slot_more_or_fewer_is_noticed(servers: int, slots_there: int, utilization: float, count: int) -> None:
     trace = poisson_trace(servers, utilization, count, seed=0)
-    found = deviations(simulated_waits_s(trace, slots(slots_there)), servers, utilization)
-    assert max(abs(deviation) for deviation in found) > STANDARD_ERRORS
+    measured = deviations(simulated_waits_s(trace, slots(slots_there)), servers, utilization)
+    assert max(abs(deviation) for deviation in measured) > STANDARD_ERRORS

@@ -1,7 +1,7 @@
-"""What other systems do, so that the simulator can compare Tandem with them (pure).
+"""The policies of other systems, with which the simulator compares Tandem (pure).
 
-Enters and leaves the same as in ``autoscale.policies``. Each file names the other system, its version and the source
-files that it follows. Only ``autoscale.sim`` reads this room: no live application can be sized by these policies.
+The same enters and leaves as in ``autoscale.policies``. Each file names the other system, its version and the source
+files that it follows. Only ``autoscale.sim`` reads this room: these policies cannot size a live application.
 """
 
 from collections.abc import Callable, Mapping

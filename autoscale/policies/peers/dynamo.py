@@ -1,9 +1,9 @@
-"""Dynamo's planner, version 1.6.1: forecast demand over an engine's capacity, and single steps by engines' state.
+"""Dynamo's planner 1.6.1: counts by forecast demand over an engine's capacity, and steps of one by engines' state.
 
 Source: ai-dynamo 1.6.1, ``planner/core``: ``throughput_scaling.py`` (_throughput_disagg), ``load_scaling.py``
 (_advance_load_disagg), ``state_machine.py`` (what may move while replicas start), ``perf_model/engine_query.py``
 (_find_prefill_capacity, _find_decode_capacity, get_queued_prefill_time) and ``perf_model/ais_adapter.py``. Its times
-come from a tuned model of forward passes, here from the profile. Budget and least counts are the guard's here.
+come from a tuned model of forward passes; here they come from the profile. Here the guard applies budget and bounds.
 """
 
 import math
@@ -20,32 +20,32 @@ from autoscale.policies.peers.dynamo_sla import TrafficDemand, next_demand, with
 from autoscale.policies.peers.independent import Memory, decided, is_due, serving_replicas, standing
 from autoscale.policies.policy import Policy, ProfiledConfig
 from autoscale.ratio import whole
-from autoscale.types import Decision, Shown, Snapshot
+from autoscale.types import Decision, ReplicaStats, Shown, Snapshot
 from kvtransfer.topology import Role
 
-# The most batches that are tried: MAX_CAPACITY_SEARCH_CANDIDATES.
+# Largest number of batches that are tried: MAX_CAPACITY_SEARCH_CANDIDATES.
 _MOST_BATCHES = 128
 
 
 class DynamoConfig(ProfiledConfig):
-    """Which of the two loops run, how often, and their limits; the defaults are those of ``SLAPlannerDefaults``."""
+    """Which of the two loops run, their intervals and limits; the defaults are those of ``SLAPlannerDefaults``."""
 
     kind: Literal["dynamo"] = "dynamo"
     target: Literal["sla", "throughput", "latency"] = "sla"
-    """optimization_target; throughput and latency use only the reactive loop, with thresholds."""
+    """optimization_target; for throughput and latency only the reactive loop runs, by thresholds."""
     is_predictive: bool = True
-    """enable_throughput_scaling; with both loops, its counts are the least of the reactive loop."""
+    """enable_throughput_scaling; if both loops run, the reactive loop wants at least the counts of this one."""
     is_reactive: bool = Field(False, description="enable_load_scaling.")
     adjustment_s: float = Field(180.0, gt=0.0, description="throughput_adjustment_interval_seconds.")
     reaction_s: float = Field(5.0, gt=0.0, description="load_adjustment_interval_seconds.")
     step_replicas: int = Field(8, ge=1, description="max_throughput_scaling_replicas of each role, up or down.")
     slack_frac: float = Field(0.8, gt=0.0, le=1.0, description="load_scaling_down_sensitivity.")
     cached_frac: float = Field(0.0, ge=0.0, le=0.95)
-    """KV hit rate: share of a prompt that a prefix cache has."""
+    """KV hit rate: share of a prompt that prefix caches hold."""
     longest_tokens: int | None = Field(None, ge=1)
-    """Longest context of a request; thresholds of prefill are shares of it."""
+    """Longest context of a request, of which the thresholds of prefill are shares."""
     forecast: ForecastConfig = LastValueConfig()
-    """load_predictor: last_value is its constant; Dynamo's arima finds its order itself."""
+    """load_predictor; last_value is Dynamo's constant, and Dynamo's arima chooses its order itself."""
 
     @model_validator(mode="after")
     def _check_loops(self) -> "DynamoConfig":
@@ -58,7 +58,7 @@ class DynamoConfig(ProfiledConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLoad:
-    """One decode engine: requests in its batch or waiting for it, and the KV of both, tokens."""
+    """Load of one decode engine: requests in its batch or waiting for it, and the KV of both, tokens."""
 
     requests: float
     kv_tokens: float
@@ -66,7 +66,7 @@ class DecodeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """One engine from ``up`` on adds an engine; all engines below ``down`` allow one fewer."""
+    """If one engine is above ``up``, an engine is added; if all are below ``down``, one is removed."""
 
     up: float
     down: float
@@ -74,12 +74,12 @@ class Thresholds:
     is_down_inclusive: bool
 
 
-# Thresholds of queued prompt tokens over the longest context, by optimization target.
+# Thresholds of queued prompt tokens over the longest context, for each optimization target.
 PREFILL_THRESHOLDS = {
     "throughput": Thresholds(up=1.0, down=0.1, is_up_inclusive=True, is_down_inclusive=False),
     "latency": Thresholds(up=0.1, down=0.0, is_up_inclusive=True, is_down_inclusive=True),
 }
-# Thresholds of wanted KV over all KV, by optimization target.
+# Thresholds of needed KV over all KV of an engine, for each optimization target.
 DECODE_THRESHOLDS = {
     "throughput": Thresholds(up=1.0, down=0.6, is_up_inclusive=False, is_down_inclusive=False),
     "latency": Thresholds(up=0.4, down=0.1, is_up_inclusive=False, is_down_inclusive=False),
@@ -94,9 +94,9 @@ def prefill_s(profile: EngineProfile, tokens: float) -> float:
 
 
 def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float) -> float:
-    """Requests per second of one engine: ``batch / TTFT`` of the best batch that keeps the objective, else of any.
+    """Requests per second of one engine: ``batch / TTFT`` of the best batch that meets the objective, else of any.
 
-    ``input_tokens``: mean tokens to compute of a prompt.
+    ``input_tokens``: mean number of a prompt's tokens that prefill computes.
     """
     tokens = max(1, math.ceil(input_tokens))
     batches = _batches(max(1, min(profile.max_running, profile.max_batch_tokens // tokens)))
@@ -105,9 +105,9 @@ def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float)
 
 
 def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: float, itl_s: float) -> float | None:
-    """Requests per second of one engine: ``batch / (OSL * ITL)`` of the best batch that keeps the objective.
+    """Requests per second of one engine: ``batch / (OSL * ITL)`` of the best batch that meets the ITL, else of any.
 
-    ``None``: not even one request of these mean lengths fits its KV.
+    ``None``: one request of these mean lengths does not fit the KV.
     """
     outputs = max(1, math.ceil(output_tokens))
     context = max(1, math.ceil(input_tokens) + outputs // 2)
@@ -119,21 +119,20 @@ def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: 
 
 
 def _batches(most: int) -> list[int]:
-    """Every batch up to the largest, or _MOST_BATCHES evenly spaced ones."""
-    if most <= _MOST_BATCHES:
-        return list(range(1, most + 1))
-    return [1 + index * (most - 1) // (_MOST_BATCHES - 1) for index in range(_MOST_BATCHES)]
+    """All batches up to ``most``, or _MOST_BATCHES evenly spaced ones."""
+    count = min(most, _MOST_BATCHES)
+    return [1 + index * (most - 1) // max(1, count - 1) for index in range(count)]
 
 
 def _best(rates: Iterable[tuple[float, float]], limit_s: float) -> float:
-    """The highest rate with a time inside the limit; without one, the highest rate."""
+    """The highest rate with a time within the limit; if no time is, the highest rate."""
     return max((seconds <= limit_s, rate) for rate, seconds in rates)[1]
 
 
-# The functions below return the wanted engines, or None for no change. The present count means: give up the engines
-# that still start.
+# The functions below return the wanted number of engines, or None for no change. If they return the number of serving
+# engines, engines that still start are cancelled.
 def engines_by_threshold(values: Sequence[float], limits: Thresholds) -> int | None:
-    """One more if any engine is above; one fewer if all are below and the others would not be above then.
+    """One more if any engine is above; one fewer if all are below, and stay below ``up`` after that.
 
     Source: the targets "throughput" and "latency" of ``load_scaling.py``.
     """
@@ -151,8 +150,8 @@ def prefill_engines_by_ttft(
 ) -> int | None:
     """One more if every engine would miss the TTFT; one fewer if the others could share one engine's queue.
 
-    ``queued_tokens``: prompt tokens that wait at each engine; ``input_tokens``: length of the next prompt. After a
-    scale-in, queues may take ``slack_frac`` of the objective less the prompt's own time.
+    ``queued_tokens``: prompt tokens that wait at each engine. ``input_tokens``: length of the next prompt. After a
+    scale-in, a queue may take ``slack_frac`` of the objective less the prompt's own time.
     """
     count, profile = len(queued_tokens), config.prefill
     if all(prefill_s(profile, queued + input_tokens) > ttft_s for queued in queued_tokens):
@@ -169,7 +168,7 @@ def decode_engines_by_itl(
 ) -> int | None:
     """One more if every engine would miss the ITL; one fewer if the others could share one engine's load.
 
-    ``context_tokens``: KV of the next request. After a scale-in, steps may take ``slack_frac`` of the objective.
+    ``context_tokens``: KV of the next request. After a scale-in, a step may take ``slack_frac`` of the objective.
     """
     count, profile = len(loads), config.decode
 
@@ -191,7 +190,7 @@ class Dynamo(Policy[DynamoConfig]):
     """Replicas of each role from the forecast demand, from the engines' queues and KV, or from both."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The counts of the predictive loop, or of the reactive loop, which are not fewer than those of the former."""
+        """The counts of the predictive loop, or those of the reactive loop, which are at least the former."""
         config, now = self._config, (snapshot.now_s,)
         is_reactive = config.is_reactive or config.target != "sla"
         memory: dict[str, tuple[float, ...]] = {"began_s": now, **snapshot.state.memory}
@@ -199,29 +198,29 @@ class Dynamo(Policy[DynamoConfig]):
         predicted: dict[Role, int] | None = None
         if config.is_predictive and config.target == "sla":
             memory |= with_traffic(snapshot, memory)
-            is_over = is_due(snapshot, memory, "began_s", config.adjustment_s)
-            if not is_over and not is_reactive:
+            is_adjusted = is_due(snapshot, memory, "began_s", config.adjustment_s)
+            if not is_adjusted and not is_reactive:
                 return standing(snapshot, f"it adjusts every {config.adjustment_s:g} s", memory=memory)
-            if is_over:
+            if is_adjusted:
                 demand, memory = next_demand(memory, snapshot.now_s, config.adjustment_s, config.forecast)
                 memory["began_s"] = now
                 predicted = None if demand is None else self._predicted(demand, ready)
-                # If one role cannot be sized, neither role moves.
+                # If one role cannot be sized, both roles stay.
                 memory["floor"] = tuple(float((predicted or ready)[role]) for role in Role)
         if not is_reactive:
             if predicted is None:
                 return decided(snapshot, None, "no demand was observed, or a request does not fit", memory=memory)
-            return _moved(snapshot, predicted, ready, "demand over what an engine serves", memory=memory)
+            return _at_floor(snapshot, predicted, ready, "demand over what an engine serves", memory=memory)
         if "reacted_s" in memory and not is_due(snapshot, memory, "reacted_s", config.reaction_s):
             return standing(snapshot, f"it reacts every {config.reaction_s:g} s", memory=memory)
         memory["reacted_s"] = now
         reacted = self._reacted(snapshot, memory)
         if reacted is None:
             return decided(snapshot, None, "not every replica reports its queue and its KV", memory=memory)
-        return _moved(snapshot, reacted, ready, "what engines show", memory=memory)
+        return _at_floor(snapshot, reacted, ready, "what engines show", memory=memory)
 
     def _predicted(self, demand: TrafficDemand, ready: Mapping[Role, int]) -> dict[Role, int] | None:
-        """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` from the serving replicas."""
+        """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` more or fewer than serve."""
         config, slo = self._config, self._slo
         inputs, outputs = demand.input_tokens, demand.output_tokens
         prefill = prefill_capacity(config.prefill, inputs * (1.0 - config.cached_frac), slo.ttft_s)
@@ -233,45 +232,48 @@ class Dynamo(Policy[DynamoConfig]):
         return {role: min(max(counts[role], ready[role] - step, 0), ready[role] + step) for role in Role}
 
     def _reacted(self, snapshot: Snapshot, memory: dict[str, tuple[float, ...]]) -> dict[Role, int | None] | None:
-        """Replicas of each role by its engines' state; ``None``: an engine does not report."""
+        """Wanted engines of each role by its engines' state; ``None``: an engine does not report."""
         config, serving = self._config, serving_replicas(snapshot)
         if (inputs := snapshot.traffic.input_tokens_mean) is not None:
             memory["input_tokens"] = (inputs,)
         (inputs,) = memory.get("input_tokens", (0.0,))
-        queued = [r.queued_prefill_tokens for r in serving[Role.PREFILL]]
-        queues = [tokens for tokens in queued if tokens is not None]
-        kv = config.decode.kv_tokens
-        loads, running, used_tokens = list[DecodeLoad](), list[float](), list[float]()
-        for r in serving[Role.DECODE]:
-            if r.running_requests is not None and r.waiting_requests is not None and r.kv_usage_frac is not None:
-                running.append(r.running_requests)
-                used_tokens.append(r.kv_usage_frac * kv)
-                requests = r.running_requests + (r.waiting_requests + (r.deferred_requests or 0.0))
-                # Requests that wait for their KV hold its room already.
-                kv_tokens = used_tokens[-1] + r.waiting_requests * inputs
-                loads.append(DecodeLoad(requests=requests, kv_tokens=kv_tokens))
-        if not queues or not loads or len(queues) < len(queued) or len(loads) < len(serving[Role.DECODE]):
+        queues = [tokens for r in serving[Role.PREFILL] if (tokens := r.queued_prefill_tokens) is not None]
+        kv, decoders = config.decode.kv_tokens, serving[Role.DECODE]
+        loads = [load for r in decoders if (load := _decode_load(r, kv, inputs)) is not None]
+        if not queues or not loads or len(queues) < len(serving[Role.PREFILL]) or len(loads) < len(decoders):
             return None
         if config.target != "sla":
             shares = [tokens / (config.longest_tokens or 1) for tokens in queues]
             prefill = engines_by_threshold(shares, PREFILL_THRESHOLDS[config.target])
             decode = engines_by_threshold([load.kv_tokens / kv for load in loads], DECODE_THRESHOLDS[config.target])
         else:
-            computed, in_batches = 1.0 - config.cached_frac, math.fsum(running)
-            computed_queues = [tokens * computed for tokens in queues]
-            prefill = prefill_engines_by_ttft(computed_queues, inputs * computed, self._slo.ttft_s, config)
-            context_tokens = math.fsum(used_tokens) / in_batches if in_batches else inputs
+            computed_frac = 1.0 - config.cached_frac
+            computed_queues = [tokens * computed_frac for tokens in queues]
+            prefill = prefill_engines_by_ttft(computed_queues, inputs * computed_frac, self._slo.ttft_s, config)
+            running = math.fsum(r.running_requests or 0.0 for r in decoders)
+            used_tokens = math.fsum((r.kv_usage_frac or 0.0) * kv for r in decoders)
+            context_tokens = used_tokens / running if running else inputs
             decode = decode_engines_by_itl(loads, context_tokens, self._slo.tpot_s, config)
         counts, present = {Role.PREFILL: prefill, Role.DECODE: decode}, desired_replicas(snapshot.state.desired)
-        # The last engine leaves only while another one starts, which then does not come.
+        # The last engine leaves only while another one starts, and cancels that one.
         are_starting = {role: present[role] > len(serving[role]) for role in Role}
         return {role: None if count == 0 and not are_starting[role] else count for role, count in counts.items()}
 
 
-def _moved(
+def _decode_load(replica: ReplicaStats, capacity_tokens: int, input_tokens: float) -> DecodeLoad | None:
+    """The load of a decode engine; ``None``: it does not report. ``input_tokens``: mean prompt of waiting requests."""
+    running, waiting, kv_frac = replica.running_requests, replica.waiting_requests, replica.kv_usage_frac
+    if running is None or waiting is None or kv_frac is None:
+        return None
+    # Deferred requests have room for their KV already.
+    requests = running + (waiting + (replica.deferred_requests or 0.0))
+    return DecodeLoad(requests=requests, kv_tokens=kv_frac * capacity_tokens + waiting * input_tokens)
+
+
+def _at_floor(
     snapshot: Snapshot, counts: Mapping[Role, int | None], ready: Mapping[Role, int], reason: str, *, memory: Memory
 ) -> Decision:
-    """The counts, not below the floor; while replicas start, only counts that give replicas up.
+    """The counts, at least the floor; while replicas start, only counts that cancel or remove replicas.
 
     Source: ``_startup_reduction`` and ``_startup_disagg_decision`` of ``state_machine.py``.
     """

@@ -31,7 +31,7 @@ from kvtransfer.topology import Role
 
 
 class HpaMetric(StrEnum):
-    """A metric of a replica; its mean over a role's replicas is kept at the target."""
+    """A metric of a replica; the HPA moves its mean over a role's replicas to the target."""
 
     GPU_UTILIZATION = "gpu_utilization_frac"
     KV_USAGE = "kv_usage_frac"
@@ -44,25 +44,25 @@ class HpaMetricConfig(StrictConfig):
 
     metric: HpaMetric = HpaMetric.GPU_UTILIZATION
     target: float = Field(0.8, gt=0.0)
-    """Target of the metric's mean: 0..1 for utilization and KV usage, else requests (Kubernetes: 80 %)."""
+    """Target of the metric's mean: 0..1 for utilization and KV usage, else requests. Kubernetes' default is 80 %."""
 
 
 class ScalingRulesConfig(StrictConfig):
-    """HPAScalingRules of one direction with selectPolicy Max: the larger of two steps is allowed per period."""
+    """HPAScalingRules of one direction with selectPolicy Max: the larger of both steps is allowed per period."""
 
     window_s: float = Field(ge=0.0, le=3600.0)
-    """Stabilization window: the most cautious recommendation within it counts."""
+    """Stabilization window, seconds: the recommendation within it that changes least counts."""
     step_replicas: int = Field(0, ge=0, description="Replicas that may be added or removed per period.")
     step_frac: float = Field(0.0, ge=0.0, description="Share of the replicas that may be added or removed per period.")
     period_s: float = Field(15.0, gt=0.0, le=1800.0)
 
 
 class HpaLoopConfig(StrictConfig):
-    """When an HPA acts, and how fast replicas may be added and removed."""
+    """When an HPA acts, and how fast it may add and remove replicas."""
 
     tolerance_frac: float = Field(0.1, ge=0.0, lt=1.0)
-    """A mean this close to its target, as a share, changes nothing."""
-    sync_s: float = Field(15.0, gt=0.0, description="Time between two decisions.")
+    """Distance of the mean from its target, as a share of the target, up to which the count stays."""
+    sync_s: float = Field(15.0, gt=0.0, description="Time between two decisions, seconds.")
     up: ScalingRulesConfig = ScalingRulesConfig(window_s=0.0, step_replicas=4, step_frac=1.0, period_s=15.0)
     down: ScalingRulesConfig = ScalingRulesConfig(window_s=300.0, step_frac=1.0, period_s=15.0)
 
@@ -74,20 +74,21 @@ class HpaConfig(HpaLoopConfig):
     prefill: HpaMetricConfig = HpaMetricConfig()
     decode: HpaMetricConfig = HpaMetricConfig()
     prefill_more: tuple[HpaMetricConfig, ...] = ()
-    """Further prefill metrics: the one that needs most replicas counts."""
+    """Further prefill metrics; the metric that needs most replicas counts."""
     decode_more: tuple[HpaMetricConfig, ...] = ()
-    """Further decode metrics: the one that needs most replicas counts."""
+    """Further decode metrics; the metric that needs most replicas counts."""
 
     def metrics(self, role: Role) -> tuple[HpaMetricConfig, ...]:
-        """The metrics of a role."""
+        """All metrics of a role."""
         return (self.prefill, *self.prefill_more) if role is Role.PREFILL else (self.decode, *self.decode_more)
 
 
 def replicas_for_metric(values: Sequence[float], missing: int, current: int, target: float, tolerance: float) -> int:
     """``ceil(current * metric / target)``, cautious about replicas without the metric (calcPlainMetricReplicas).
 
-    ``values``: the metric of the replicas that report it, at least one; ``missing``: replicas that do not report it
-    count as idle on a growth, and at the target on a shrinkage; ``tolerance``: share of the target without a change.
+    ``values``: the metric of the replicas that report it, at least one. ``missing``: number of replicas that do not.
+    They count as idle if replicas would be added, and as at the target if replicas would be removed. ``tolerance``:
+    share of the target.
     """
     usage = fmean(values) / target
     count = len(values) + missing
@@ -103,10 +104,10 @@ def replicas_for_metric(values: Sequence[float], missing: int, current: int, tar
 def paced(
     desired: int, current: int, now_s: float, series: str, memory: Memory, config: HpaLoopConfig
 ) -> tuple[int, dict[str, tuple[float, ...]]]:
-    """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next time.
+    """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next call.
 
-    ``series``: prefix of the names of its series in ``memory``, which are earlier recommendations, and changes of the
-    counts whatever made them.
+    ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, and all changes of
+    the count, those by others included.
     """
     names = [f"{series}_{name}" for name in ("recommended_at_s", "recommended", "changed_at_s", "changed", "count")]
     advised_at, advised, changed_at, changed, count = (memory.get(name, ()) for name in names)
@@ -133,9 +134,8 @@ def paced(
         stable = max(stable, min(current, int(least)))
 
     earlier.append((now_s, float(desired)))
-    kept = [[at for at, _ in earlier], [n for _, n in earlier], [at for at, _ in changes], [n for _, n in changes]]
-    series_of = dict(zip(names, map(tuple, [*kept, [float(current), now_s]]), strict=True))
-    return stable, series_of
+    columns = [[at for at, _ in earlier], [n for _, n in earlier], [at for at, _ in changes], [n for _, n in changes]]
+    return stable, dict(zip(names, map(tuple, [*columns, [float(current), now_s]]), strict=True))
 
 
 class Hpa(Policy[HpaConfig]):
@@ -160,7 +160,7 @@ class Hpa(Policy[HpaConfig]):
                 shown.append(Shown(name=f"{role}_{each.metric}", value=fmean(values), target=each.target))
             if not advised:
                 continue
-            if len(advised) < len(metrics):  # a metric without reports may need the present replicas
+            if len(advised) < len(metrics):  # the metric without reports may need the present replicas
                 advised.append(present[role])
             wanted[role], series = paced(max(advised), present[role], snapshot.now_s, str(role), memory, config)
             memory.update(series)

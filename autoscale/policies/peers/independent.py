@@ -1,4 +1,4 @@
-"""Shared parts of policies that size each role by itself, as other systems' autoscalers do (pure)."""
+"""Common parts of policies that size each role by itself, as other systems' autoscalers do (pure)."""
 
 from collections.abc import Mapping
 
@@ -10,19 +10,18 @@ from kvtransfer.topology import Role
 
 Memory = Mapping[str, tuple[float, ...]]
 
-# An interval that lacks less than this has passed, seconds.
+# Tolerance for rounding errors of an interval, seconds.
 _EPSILON_S = 1e-6
-# Rounding of floating point must not add a replica.
+# Tolerance for rounding errors of a metric or a number of replicas.
 EPSILON = 1e-9
-# The series of the counts that were wanted last.
+# Name of the series with the last wanted count of each role.
 _WANTED = "wanted"
 
 
 def serving_replicas(snapshot: Snapshot) -> dict[Role, list[ReplicaStats]]:
-    """Running replicas of each role, without withdrawn ones: the other systems would have ended these at once."""
-    state = snapshot.state
-    away = {*state.withdrawn, *state.victims}
-    return {role: [r for r in replicas_of(snapshot, role) if r.replica_id not in away] for role in Role}
+    """Running replicas of each role, without withdrawn ones, which the other systems would have ended at once."""
+    leaving = {*snapshot.state.withdrawn, *snapshot.state.victims}
+    return {role: [r for r in replicas_of(snapshot, role) if r.replica_id not in leaving] for role in Role}
 
 
 def is_due(snapshot: Snapshot, memory: Memory, name: str, interval_s: float) -> bool:
@@ -32,7 +31,7 @@ def is_due(snapshot: Snapshot, memory: Memory, name: str, interval_s: float) -> 
 
 
 def summed(memory: Memory, values: Mapping[str, float | None]) -> dict[str, tuple[float, ...]]:
-    """Series of (sum, count), each with the observation of one tick added; ``None``: nothing to add."""
+    """Series of (sum, count), each with the observation of one tick added; ``None``: not observed."""
     sums: dict[str, tuple[float, ...]] = {}
     for name, value in values.items():
         total, count = memory.get(name, (0.0, 0.0))
@@ -54,19 +53,19 @@ def decided(
     memory: Memory,
     shown: tuple[Shown, ...] = (),
 ) -> Decision:
-    """A decision at the ratio of its own counts, so that neither role moves the other.
+    """A decision at the ratio of its own counts, so that no role moves the other.
 
-    ``memory``: the policy's memory for the next tick, besides the wanted counts.
+    ``memory``: the policy's memory for the next tick, without the wanted counts.
     """
     if wanted is not None:
         memory = {**memory, _WANTED: tuple(wanted[role] for role in Role)}
-    # Even without wanted counts: at the configured ratio the gate would hold back replicas that start.
+    # A ratio is needed even without wanted counts: at the configured one the gate would hold back replicas that start.
     ratio = PdRatio.of(wanted or desired_replicas(snapshot.state.desired))
     return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=shown, memory=memory)
 
 
 def standing(snapshot: Snapshot, reason: str, *, memory: Memory) -> Decision:
-    """The last wanted counts again: a cluster works towards them until others are set."""
+    """A decision for the last wanted counts, towards which the cluster works until there are new ones."""
     last = memory.get(_WANTED)
     return decided(snapshot, None if last is None else dict(zip(Role, last, strict=True)), reason, memory=memory)
 

@@ -15,7 +15,7 @@ MakeProfile = Callable[..., EngineProfile]
 
 def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tuple[float, str]]:
     """Every output token and when it came."""
-    seen = []
+    outputs = []
     inside = [*engine.running, *engine.waiting, *engine.deferred]
     counts = {request: engine.produced(request) for request in inside}
     for _ in range(limit):
@@ -23,18 +23,18 @@ def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tu
         if step is None:
             ready_s = engine.next_ready_s()
             if ready_s is None or ready_s <= now_s:
-                return seen
+                return outputs
             now_s = ready_s
             continue
         now_s += step.duration_s
         engine.apply(step)
         for request, before in counts.items():
             counts[request] = engine.produced(request)
-            seen += [(round(now_s, 6), request.request_id)] * (counts[request] - before)
+            outputs += [(round(now_s, 6), request.request_id)] * (counts[request] - before)
     raise AssertionError("it never ends")
 
 
-def test_a_prompt_alone_takes_what_the_curve_says(make_profile: MakeProfile) -> None:
+def test_a_prompt_alone_takes_the_time_of_the_curve(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile())
     engine.add(ModelRequest("a", input_tokens=90, output_tokens=1))
     assert run(engine) == [(0.1, "a")]
@@ -44,14 +44,14 @@ def test_a_prompt_alone_takes_what_the_curve_says(make_profile: MakeProfile) -> 
 
 def test_a_prompt_that_another_engine_is_to_pull_keeps_its_kv_until_it_is_released(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile())
-    kept = ModelRequest("a", input_tokens=90, output_tokens=1, keeps_kv=True)
-    engine.add(kept)
+    pulled = ModelRequest("a", input_tokens=90, output_tokens=1, keeps_kv=True)
+    engine.add(pulled)
     run(engine)
-    held_frac = engine.kv_usage_frac
-    assert held_frac >= 90 / engine.profile.kv_tokens
-    engine.add(ModelRequest("b", input_tokens=round(engine.profile.kv_tokens * (1 - held_frac)), output_tokens=1))
+    used_frac = engine.kv_usage_frac
+    assert used_frac >= 90 / engine.profile.kv_tokens
+    engine.add(ModelRequest("b", input_tokens=round(engine.profile.kv_tokens * (1 - used_frac)), output_tokens=1))
     assert engine.plan(0.0) is None  # there is no room for it, and its next token
-    engine.release(kept)
+    engine.release(pulled)
     assert engine.kv_usage_frac == 0.0
     assert engine.plan(0.0) is not None
 
@@ -70,9 +70,9 @@ def test_output_comes_step_by_step_and_prefill_of_others_slows_it(make_profile: 
     assert first is not None
     engine.apply(first)
     engine.add(ModelRequest("b", input_tokens=50, output_tokens=2))
-    seen = run(engine, 0.02)
+    outputs = run(engine, 0.02)
     # A step of one decode and 50 prompt tokens, then one of two decodes, then one of one.
-    assert seen == [(0.091, "a"), (0.091, "b"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
+    assert outputs == [(0.091, "a"), (0.091, "b"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
 
 
 def test_a_cached_prefix_is_not_computed_again(make_profile: MakeProfile) -> None:
@@ -112,7 +112,7 @@ def test_a_prompt_whose_kv_was_pulled_is_cached_from_its_first_token_on(make_pro
     assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens
 
 
-def test_who_is_aborted_is_forgotten_though_others_decode_on(make_profile: MakeProfile) -> None:
+def test_an_aborted_request_is_forgotten_while_others_decode(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile(kv_tokens=200_000))
     engine.add(ModelRequest("stays", 10, 100_000))
     for number in range(1000):
@@ -125,7 +125,7 @@ def test_who_is_aborted_is_forgotten_though_others_decode_on(make_profile: MakeP
     assert len(engine._ends) < 100
 
 
-def test_nobody_is_let_in_who_would_take_the_block_that_another_needs_next(make_profile: MakeProfile) -> None:
+def test_no_request_is_admitted_into_a_block_that_another_needs_next(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile(kv_tokens=100))
     engine.add(ModelRequest("a", 45, 40))
     step = engine.plan(0.0)
@@ -142,20 +142,20 @@ def test_without_room_the_last_comer_is_preempted_and_finishes_later(make_profil
     engine = EngineModel(make_profile(kv_tokens=100))
     engine.add(ModelRequest("a", 40, 20))
     engine.add(ModelRequest("b", 40, 20))
-    seen = run(engine)
+    outputs = run(engine)
     assert engine.counters.preemptions >= 1
-    assert sum(name == "a" for _, name in seen) == sum(name == "b" for _, name in seen) == 20
-    assert max(at for at, name in seen if name == "a") < max(at for at, name in seen if name == "b")
+    assert sum(name == "a" for _, name in outputs) == sum(name == "b" for _, name in outputs) == 20
+    assert max(at for at, name in outputs if name == "a") < max(at for at, name in outputs if name == "b")
 
 
-def test_who_waits_for_a_place_in_the_batch_waits_in_order(make_profile: MakeProfile) -> None:
+def test_requests_wait_for_a_place_in_the_batch_in_order(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile(max_running=1))
     for name in "abc":
         engine.add(ModelRequest(name, 10, 2))
     assert [name for _, name in run(engine)] == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_what_can_never_fit_is_refused(make_profile: MakeProfile) -> None:
+def test_a_request_that_can_never_fit_is_refused(make_profile: MakeProfile) -> None:
     with pytest.raises(ValueError, match="1100 tokens do not fit the engine's KV of 1000"):
         EngineModel(make_profile()).add(ModelRequest("a", 1000, 100))
 
@@ -178,7 +178,7 @@ def test_an_abort_frees_everything_wherever_the_request_is(make_profile: MakePro
     sizes=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40), st.booleans()), min_size=1, max_size=30),
     kv=st.integers(20, 60),
 )
-def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
+def test_every_request_gets_every_token_and_kv_is_never_overdrawn(
     make_profile: MakeProfile, sizes: list[tuple[int, int, bool]], kv: int
 ) -> None:
     engine = EngineModel(make_profile(kv_tokens=kv * 10))
@@ -189,7 +189,7 @@ def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
             request = ModelRequest(str(index), prompt, output, hashes, kv_ready_s=0.01 * index if is_remote else None)
             engine.add(request)
             wanted[str(index)] = output
-    now_s, seen = 0.0, dict.fromkeys(wanted, 0)
+    now_s, outputs = 0.0, dict.fromkeys(wanted, 0)
     for _ in range(20_000):
         step = engine.plan(now_s)
         if step is None:
@@ -203,10 +203,10 @@ def test_everyone_gets_every_token_and_kv_is_never_overdrawn(
         now_s += step.duration_s
         _, ended = engine.apply(step)
         for request in ended:
-            seen[request.request_id] = engine.produced(request)
+            outputs[request.request_id] = engine.produced(request)
         assert 0.0 <= engine.kv_usage_frac <= 1.0
         assert len(engine.running) <= 8
-    assert seen == wanted
+    assert outputs == wanted
     assert engine.kv_usage_frac == 0.0
     assert engine.counters.output_tokens == sum(wanted.values())
 
@@ -219,14 +219,14 @@ def test_sms_are_active_for_the_arithmetic_of_a_prompt(make_profile: MakeProfile
 def timeline(
     profile: EngineProfile, arrivals: list[tuple[float, int, int, bool]], *, most_steps: int
 ) -> tuple[dict[str, tuple[float, float]], EngineModel]:
-    """When each request got its first and its last token, with so many steps at a time."""
+    """When each request got its first and its last token, with at most ``most_steps`` steps at a time."""
     engine = EngineModel(profile)
     coming = [
         (at_s, ModelRequest(str(index), prompt, output, kv_ready_s=at_s if is_remote else None))
         for index, (at_s, prompt, output, is_remote) in enumerate(arrivals)
     ]
     first: dict[str, float] = {}
-    seen: dict[str, tuple[float, float]] = {}
+    ends: dict[str, tuple[float, float]] = {}
     began_s, step = 0.0, None
 
     def advance(steps: int) -> None:
@@ -235,12 +235,12 @@ def timeline(
         assert 0.0 <= engine.kv_usage_frac <= 1.0
         first.update((request.request_id, began_s + step.first_s) for request in began)
         assert steps == step.steps or not ended
-        seen.update((r.request_id, (first[r.request_id], began_s + step.time_s(steps))) for r in ended)
+        ends.update((r.request_id, (first[r.request_id], began_s + step.time_s(steps))) for r in ended)
 
     while True:
         step = step or engine.plan(began_s, most_steps)
         if step is None and not coming:
-            return seen, engine
+            return ends, engine
         if coming and (step is None or coming[0][0] < began_s + step.duration_s):
             at_s, request = coming.pop(0)
             engine.add(request)
@@ -296,14 +296,14 @@ def test_many_steps_at_a_time_never_overdraw_kv(
     make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]], kv: int
 ) -> None:
     profile = make_profile(kv_tokens=kv * 10)
-    seen, engine = timeline(profile, in_order(gaps), most_steps=1000)
-    assert len(seen) == len(gaps)
+    ends, engine = timeline(profile, in_order(gaps), most_steps=1000)
+    assert len(ends) == len(gaps)
     assert engine.kv_usage_frac == 0.0
     assert engine.queued_prefill_tokens == 0
     assert engine.counters.output_tokens == sum(output for _, _, output, _ in gaps)
 
 
-def test_time_inside_many_steps_is_told_by_step() -> None:
+def test_steps_that_ended_and_began_follow_from_the_time() -> None:
     step = Step(first_s=0.1, more_s=0.02, steps=4)  # 0.1, 0.22, 0.36, 0.52
     assert [step.ended_by(at) for at in (-1.0, 0.0, 0.09, 0.1, 0.21, 0.36, 0.5, 0.52, 9.0)] == [
         0,

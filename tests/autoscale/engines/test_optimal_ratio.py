@@ -29,10 +29,10 @@ def test_the_equations_by_hand(make_profile: MakeProfile) -> None:
     assert memory.room_bytes == pytest.approx(100e3)
     assert memory.readable_bytes(0.05) == pytest.approx(70e3)
     # Eq. 13: 70 kB / ((4 + 2/2) 1 kB) = 14. Eq. 14: 14 x 0.014 s / (0.034 s x 2).
-    found = optimal_ratio(profile, profile, 4.0, 2.0, tpot_s=0.05, memory=memory)
-    assert found.decode_concurrency == 14
-    assert found.decode_step_s == pytest.approx(0.034)
-    assert found.prefill_per_decode == pytest.approx(14 * 0.014 / (0.034 * 2))
+    best = optimal_ratio(profile, profile, 4.0, 2.0, tpot_s=0.05, memory=memory)
+    assert best.decode_concurrency == 14
+    assert best.decode_step_s == pytest.approx(0.034)
+    assert best.prefill_per_decode == pytest.approx(14 * 0.014 / (0.034 * 2))
     # With more time the room binds: 100 / 5.
     assert optimal_ratio(profile, profile, 4.0, 2.0, tpot_s=0.1, memory=memory).decode_concurrency == 20
 
@@ -40,10 +40,10 @@ def test_the_equations_by_hand(make_profile: MakeProfile) -> None:
 def test_without_hardware_the_profile_says_what_fits(make_profile: MakeProfile) -> None:
     profile = make_profile()
     # 90 + 20/2 tokens: nine fit in 1000 with half a block each, eight may run, and a step of eight takes 28 ms.
-    found = optimal_ratio(profile, profile, 90.0, 20.0, tpot_s=0.05)
-    assert found.decode_concurrency == 8
-    assert found.prefill_per_decode == pytest.approx(8 * 0.1 / (0.028 * 20))
-    assert not found.is_extrapolated
+    best = optimal_ratio(profile, profile, 90.0, 20.0, tpot_s=0.05)
+    assert best.decode_concurrency == 8
+    assert best.prefill_per_decode == pytest.approx(8 * 0.1 / (0.028 * 20))
+    assert not best.is_extrapolated
     assert optimal_ratio(profile, profile, 90.0, 20.0, tpot_s=0.025).decode_concurrency == 5  # 25 ms
 
 
@@ -54,10 +54,10 @@ def test_without_hardware_the_profile_says_what_fits(make_profile: MakeProfile) 
 def test_the_papers_two_ratios_come_from_one_m_prime(
     input_tokens: int, output_tokens: int, expected: float, is_extrapolated: bool
 ) -> None:
-    found = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=MEMORY_TP2)
+    best = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=MEMORY_TP2)
     # 4.56 and 3.18: the second hangs on prefill and decode beyond the table, where the paper's own points are unknown.
-    assert found.prefill_per_decode == pytest.approx(expected, rel=0.08)
-    assert found.is_extrapolated is is_extrapolated
+    assert best.prefill_per_decode == pytest.approx(expected, rel=0.08)
+    assert best.is_extrapolated is is_extrapolated
 
 
 def test_that_m_prime_leaves_the_kv_that_vllm_has_on_two_h100() -> None:
@@ -70,8 +70,8 @@ def test_that_m_prime_leaves_the_kv_that_vllm_has_on_two_h100() -> None:
 def test_both_ratios_hold_for_any_m_prime_nearby(m_prime_gb: float) -> None:
     memory = DecodeMemoryConfig.model_validate({**H100_TP2, "other_bytes": m_prime_gb * 1e9})
     for input_tokens, output_tokens, expected in ((1000, 150, 4.58), (3000, 300, 3.18)):
-        found = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=memory)
-        assert found.prefill_per_decode == pytest.approx(expected, rel=0.08)
+        best = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=memory)
+        assert best.prefill_per_decode == pytest.approx(expected, rel=0.08)
 
 
 @given(inputs=st.floats(1, 1e5), outputs=st.floats(1, 1e4), tpot=st.floats(0.022, 1.0), more=st.floats(1.0, 10.0))
@@ -79,14 +79,14 @@ def test_both_roles_serve_as_much_at_the_ratio_and_longer_prompts_need_more_pref
     inputs: float, outputs: float, tpot: float, more: float
 ) -> None:
     for room in (None, MEMORY_TP2):
-        found = optimal_ratio(TABLE_1, TABLE_1, inputs, outputs, tpot_s=tpot, memory=room)
-        assert 1 <= found.decode_concurrency <= TABLE_1.max_running
-        decode_requests_per_s = found.decode_concurrency / (found.decode_step_s * outputs)
+        best = optimal_ratio(TABLE_1, TABLE_1, inputs, outputs, tpot_s=tpot, memory=room)
+        assert 1 <= best.decode_concurrency <= TABLE_1.max_running
+        decode_requests_per_s = best.decode_concurrency / (best.decode_step_s * outputs)
         prefill_requests_per_s = 1.0 / TABLE_1.prefill.seconds_for(inputs)
-        assert found.prefill_per_decode * prefill_requests_per_s == pytest.approx(decode_requests_per_s)
+        assert best.prefill_per_decode * prefill_requests_per_s == pytest.approx(decode_requests_per_s)
         longer = optimal_ratio(TABLE_1, TABLE_1, inputs * more, outputs, tpot_s=tpot, memory=room)
         assert TABLE_1.prefill.seconds_for(inputs * more) >= TABLE_1.prefill.seconds_for(inputs)
-        assert longer.decode_concurrency <= found.decode_concurrency
+        assert longer.decode_concurrency <= best.decode_concurrency
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(0.0, 10.0), (10.0, 0.0), (-1.0, 10.0), (float("nan"), 10.0)])
@@ -108,7 +108,7 @@ def test_weights_that_cannot_be_read_in_time_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"gpus": 0}, "greater than or equal to 1"),
         ({"gpus": 1, "other_bytes": 20e9}, "1 GPUs with 6e\\+10 bytes each leave no KV"),
@@ -116,6 +116,6 @@ def test_weights_that_cannot_be_read_in_time_are_refused() -> None:
         ({"wheels": 4}, "Extra inputs"),
     ],
 )
-def test_hardware_that_holds_no_kv_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_hardware_that_holds_no_kv_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         DecodeMemoryConfig.model_validate({**H100_TP2, **change})

@@ -156,7 +156,7 @@ def test_a_decoding_engine_keeps_its_sms_as_busy_as_heteroscale_saw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"kv_tokens": 0}, "kv_tokens: Input should be greater than 0"),
         ({"prefill": {"tokens": [1, 1], "seconds": [1, 2]}}, "prefill: prefill.tokens must rise"),
@@ -167,10 +167,10 @@ def test_a_decoding_engine_keeps_its_sms_as_busy_as_heteroscale_saw() -> None:
         ({"wheels": 4}, "wheels: Extra inputs"),
     ],
 )
-def test_what_is_no_profile_is_refused_by_file_and_field(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_a_wrong_profile_is_refused_by_file_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({**json.loads(H100.read_text()), **change}))
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         EngineProfile.load(path)
     assert str(caught.value).startswith(str(path))
 

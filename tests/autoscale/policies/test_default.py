@@ -51,7 +51,7 @@ def ticks(of: Default, rates: list[float], interval_s: float = 5.0, start_s: flo
 
 
 def full_prefill(rate: float) -> float:
-    """Replicas that so many requests/s fill as far as they may be."""
+    """Replicas that a number of requests/s fills up to ``prefill_busy_frac``."""
     return prefill_engines(CONFIG.prefill, rate, 1200.0) / CONFIG.prefill_busy_frac
 
 
@@ -82,7 +82,7 @@ def test_uneven_lengths_cost_more() -> None:
     assert prefill(40_000.0) > 1.2 * prefill(12_000.0)
 
 
-def test_what_prefill_finds_in_its_caches_costs_nothing() -> None:
+def test_cached_prompt_tokens_cost_nothing() -> None:
     def prefill(cached_frac: float | None) -> float:
         traffic = arrivals(100.0, 12_000.0, 300.0, cached_frac=cached_frac)
         wanted = policy(prefill_spare=0.0).decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
@@ -127,26 +127,26 @@ def test_long_answers_are_counted_before_they_end(load: dict[str, float], busy: 
     wanted = policy().decide(Snapshot(now_s=0.0, pools=(decoding(**load),), traffic=traffic)).wanted
     assert wanted is not None
     batch = decode_batch(CONFIG.decode, 1210.0, 0.05)
-    held = 8.0 if busy is None else busy / batch
-    assert held > 10 * 10.0 * 20.0 / decode_tokens_per_s(CONFIG.decode, 1210.0, 0.05)
+    filled = 8.0 if busy is None else busy / batch
+    assert filled > 10 * 10.0 * 20.0 / decode_tokens_per_s(CONFIG.decode, 1210.0, 0.05)
     assert wanted[Role.DECODE] == pytest.approx(
-        max(held / CONFIG.decode_busy_frac, held + CONFIG.decode_spare * math.sqrt(2 * held / batch))
+        max(filled / CONFIG.decode_busy_frac, filled + CONFIG.decode_spare * math.sqrt(2 * filled / batch))
     )
 
 
-def test_a_batch_of_those_who_have_long_contexts_is_smaller() -> None:
+def test_a_batch_of_long_contexts_is_smaller() -> None:
     slo = SloConfig(tpot_s=0.03)  # where steps, and not KV, are what is short
     load = decoding(running_requests=60.0, kv_usage_frac=0.6)
     traffic = arrivals(10.0, 1200.0, 20.0)
     decision = Default(CONFIG, ratio=PdRatio(1, 1), slo=slo).decide(Snapshot(now_s=0.0, pools=(load,), traffic=traffic))
     assert decision.wanted is not None
-    held = 600.0 / decode_batch(CONFIG.decode, 0.6 * CONFIG.decode.kv_tokens / 60.0, 0.03)
-    assert held > 1.2 * 600.0 / decode_batch(CONFIG.decode, 1210.0, 0.03)
-    assert decision.wanted[Role.DECODE] > held
+    filled = 600.0 / decode_batch(CONFIG.decode, 0.6 * CONFIG.decode.kv_tokens / 60.0, 0.03)
+    assert filled > 1.2 * 600.0 / decode_batch(CONFIG.decode, 1210.0, 0.03)
+    assert decision.wanted[Role.DECODE] > filled
 
 
-def test_who_arrives_has_as_long_a_context_as_who_is_there_however_many_replicas_share_them() -> None:
-    """Answers that are long come with long prompts, which means of requests do not say."""
+def test_arriving_requests_count_with_the_contexts_of_those_in_progress_at_any_number_of_replicas() -> None:
+    """Long answers come with long prompts, which the means over requests do not show."""
     context = 3000.0
     few = decoding(running_requests=10.0, kv_usage_frac=10.0 * context / CONFIG.decode.kv_tokens)
     wanted = policy().decide(Snapshot(now_s=0.0, pools=(few,), traffic=arrivals(100.0))).wanted
@@ -165,7 +165,7 @@ def test_few_long_contexts_fill_decode_less_evenly_than_many_short_ones() -> Non
     assert wanted[Role.DECODE] == pytest.approx(decode + CONFIG.decode_spare * math.sqrt(2 * share * decode))
 
 
-def test_on_a_bursts_way_up_nothing_is_followed_ahead() -> None:
+def test_a_rising_burst_is_not_extrapolated() -> None:
     wanted = ticks(policy(), [5.0] * 3 + [20.0, 35.0, 50.0, 65.0, 80.0])[-1].wanted
     assert wanted is not None
     assert wanted[Role.PREFILL] == pytest.approx(full_prefill(80.0))
@@ -254,10 +254,10 @@ def test_a_burst_is_most_of_the_peak_within_three_starts(
     level = ticks(policy(), [base] * 30)[-1].wanted
     assert wanted is not None and level is not None
     for role in Role:
-        assert (wanted[role] > 2.0 * level[role]) is is_burst  # of a ramp's peak only its surprise is kept
+        assert (wanted[role] > 2.0 * level[role]) is is_burst  # of a ramp's peak only the surprise stays
 
 
-def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
+def test_replicas_of_a_burst_stay_and_those_of_a_ramp_do_not() -> None:
     """The same peak, come and gone at once or over five minutes; only the burst's replicas are still there."""
     ramp = [5.0 + 1.25 * n for n in range(60)]
     burst = ticks(policy(stay_starts=2.0), [5.0] * 60 + [80.0] * 12 + [5.0] * 40)[-1].wanted
@@ -267,7 +267,7 @@ def test_what_a_burst_took_stays_and_what_a_ramp_took_does_not() -> None:
 
 
 @pytest.mark.parametrize(("work_frac", "rate"), [(0.85, 80.0), (1.0, 300.0)])
-def test_so_much_of_the_work_of_bursts_is_provided_for_when_they_are_over(work_frac: float, rate: float) -> None:
+def test_replicas_stay_for_a_share_of_the_work_of_past_bursts(work_frac: float, rate: float) -> None:
     """One tick of 300 requests/s is 7 % of all work, and 12 % as it is remembered."""
     rates = ([5.0] * 3 + [80.0] * 9) * 5 + [300.0] + [5.0] * 20
     wanted = ticks(policy(burst_work_frac=work_frac), rates)[-1].wanted
@@ -283,7 +283,7 @@ def test_a_large_burst_fades_where_smaller_ones_follow() -> None:
         assert wanted[Role.PREFILL] == pytest.approx(full_prefill(rate))
 
 
-def test_nobody_leaves_before_it_has_looked_for_a_while() -> None:
+def test_no_replica_leaves_before_the_load_was_observed_for_a_while() -> None:
     state = ControllerState(desired={PoolKey("g0", role): 20 for role in Role})
     wanted = []
     for now_s in (0.0, 100.0, 200.0):
@@ -313,11 +313,11 @@ def test_a_rise_is_followed_ahead_and_a_fall_is_not() -> None:
         assert falling[-1].wanted[role] >= level.wanted[role] * 0.99
 
 
-def test_by_how_much_a_load_came_unexpectedly_is_kept_to_spare() -> None:
-    """A jump by a third, 40 s before which (a start, and what a window takes) nobody had expected it."""
+def test_the_surprise_of_a_load_stays_as_spare() -> None:
+    """A jump by a third that was not forecast 40 s before: a start, and the age of an observation."""
 
     def wanted(rates: list[float], prefill_spare: float = 0.0) -> float:
-        # So short a memory makes the last point all that is known of a load.
+        # With a memory this short the last observation alone counts.
         decision = ticks(policy(memory_s=0.1, stay_starts=0.0, prefill_spare=prefill_spare), rates)[-1]
         assert decision.wanted is not None
         return decision.wanted[Role.PREFILL]
@@ -335,23 +335,23 @@ def test_by_how_much_a_load_came_unexpectedly_is_kept_to_spare() -> None:
     assert wanted([120.0] * 40 + [160.0] * 140) == pytest.approx(high / full_frac)
 
 
-def test_what_was_wanted_stays_for_a_while() -> None:
+def test_wanted_replicas_stay_for_a_while() -> None:
     decisions = ticks(policy(stay_starts=2.0, memory_s=5.0), [80.0] * 6 + [40.0] * 30)
     wanted = [decision.wanted[Role.PREFILL] for decision in decisions if decision.wanted]
     assert wanted[6] == wanted[5]
     assert min(wanted[6:16]) > 1.5 * wanted[-1]
 
 
-def test_what_was_wanted_stays_for_the_longer_the_longer_its_role_takes_to_start() -> None:
+def test_replicas_stay_longer_in_a_role_that_starts_slowly() -> None:
     of = policy(stay_starts=4.0, prefill_start_s=10.0, decode_start_s=30.0, memory_s=1.0)
     wanted = [decision.wanted for decision in ticks(of, [80.0] * 30 + [40.0] * 30) if decision.wanted]
     for role, stays_s in ((Role.PREFILL, 40.0), (Role.DECODE, 120.0)):
         counts = [each[role] for each in wanted]
-        kept = sum(count > 0.9 * counts[29] for count in counts[30:])
-        assert 5.0 * kept == pytest.approx(stays_s, abs=10.0)
+        stayed = sum(count > 0.9 * counts[29] for count in counts[30:])
+        assert 5.0 * stayed == pytest.approx(stays_s, abs=10.0)
 
 
-def test_somebody_leaves_however_long_a_start_takes() -> None:
+def test_replicas_leave_even_if_a_start_is_longer_than_the_history() -> None:
     of = policy(prefill_start_s=900.0, history_s=200.0)
     memory = ticks(of, [20.0] * 60)[-1].memory or {}
     state = ControllerState(memory=memory, desired={PoolKey("g0", role): 50 for role in Role})
@@ -368,7 +368,7 @@ def test_no_traffic_wants_nothing_and_the_bounds_say_the_rest() -> None:
 @pytest.mark.parametrize(
     "traffic", [arrivals(None), arrivals(5.0, is_whole=False), arrivals(5.0, outputs=None), arrivals(5.0, inputs=None)]
 )
-def test_what_was_not_observed_moves_nobody_and_is_not_remembered(traffic: Traffic) -> None:
+def test_traffic_that_was_not_observed_changes_nothing_and_is_not_remembered(traffic: Traffic) -> None:
     decision = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic))
     assert decision.wanted is None
     assert decision.memory is None
@@ -408,7 +408,7 @@ def test_more_arrivals_never_want_fewer(rate: float, more: float) -> None:
     ],
 )
 def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_frac: float, grown: Role) -> None:
-    def wanted(seen: Latency, running: int = 20) -> dict[Role, float]:
+    def wanted(observed: Latency, running: int = 20) -> dict[Role, float]:
         keys = {role: PoolKey("g0", role) for role in Role}
         pools = tuple(
             PoolStats(
@@ -423,12 +423,12 @@ def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_
             for role in Role
         )
         state = ControllerState(desired=dict.fromkeys(keys.values(), 20))
-        snapshot = Snapshot(now_s=0.0, pools=pools, traffic=arrivals(50.0), latency=seen, state=state)
+        snapshot = Snapshot(now_s=0.0, pools=pools, traffic=arrivals(50.0), latency=observed, state=state)
         return dict(policy(stay_starts=0.0).decide(snapshot).wanted or {})
 
     calm, late = wanted(Latency(ttft_s=0.2, tpot_s=0.02)), wanted(latency)
     assert late[grown] == max(22.0, calm[grown])  # where its KV is full it is wanted without the net, too
     (other,) = set(Role) - {grown}
     assert late[other] == calm[other] < 20.0
-    # While who was asked for is still starting, nobody knows yet what it does.
+    # While a replica starts, its effect on latency is not known yet.
     assert wanted(latency, running=19) == wanted(Latency(ttft_s=0.2, tpot_s=0.02), running=19)

@@ -45,7 +45,7 @@ def make_policy(make_profile: Callable[..., EngineProfile]) -> MakePolicy:
 
 
 class Ticks:
-    """A policy that is asked again and again, with what it has remembered."""
+    """A policy that decides tick after tick, each time with its memory."""
 
     def __init__(self, policy: Dopd, make_snapshot: MakeSnapshot, *, counts: tuple[int, int] = (1, 1)) -> None:
         self._policy, self._make, self._counts = policy, make_snapshot, counts
@@ -56,7 +56,7 @@ class Ticks:
         return PoolKey("g0", role)
 
     def at(self, now_s: float, traffic: Traffic = CHAT, **fields: Any) -> Decision:
-        """The decision of a tick, after which its memory is kept."""
+        """The decision of a tick, whose memory goes into the next one."""
         snapshot = self._make(*self._counts, now_s=now_s, traffic=traffic, state=self.state, **fields)
         decision = self._policy.decide(snapshot)
         assert decision == self._policy.decide(snapshot)  # it keeps nothing itself
@@ -127,7 +127,7 @@ def test_an_overload_of_either_role_does_not_wait(make_policy: MakePolicy, make_
     ticks = Ticks(make_policy(), make_snapshot, counts=(2, 4))
     calm = {P: {"waiting_requests": 5.0}, D: {"kv_usage_frac": 0.9}}
     assert not ticks.at(1000.0, stats=calm).is_urgent
-    # 2 x 11 wait, 5 for each: ceil(22/5). 4 x 0.5 of KV would be enough with three, but nobody leaves.
+    # 2 x 11 wait, 5 for each: ceil(22/5). 4 x 0.5 of KV would be enough with three, but no replica leaves.
     queue = ticks.at(1001.0, stats={P: {"waiting_requests": 11.0}, D: {"kv_usage_frac": 0.5}})
     assert queue.wanted == {P: 5.0, D: 4.0}
     assert queue.is_urgent
@@ -148,10 +148,10 @@ def test_after_an_overload_all_stay_until_the_interval_ends(
         ticks.at(at_s)
     assert ticks.at(1012.0, stats={P: {"waiting_requests": 20.0}}).wanted == {P: 4.0, D: 1.0}
     ticks.granted(prefill=4, decode=1)
-    # As many as were asked for start: the same queue is no overload any more.
-    held = ticks.at(1013.0, stats={P: {"waiting_requests": 20.0}})
-    assert held.wanted is None
-    assert held.ratio == PdRatio(4, 1)
+    # The wanted replicas start: the same queue is no overload any more.
+    waiting = ticks.at(1013.0, stats={P: {"waiting_requests": 20.0}})
+    assert waiting.wanted is None
+    assert waiting.ratio == PdRatio(4, 1)
     assert ticks.at(1020.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
 
 
@@ -193,7 +193,7 @@ def test_an_overload_during_an_adjustment_is_learnt_from_too(
     assert decision.memory["dopd_at_s"] == (1010.0,)
 
 
-def test_what_nobody_observed_is_no_decision_and_is_not_forgotten(
+def test_without_observations_there_is_no_decision_and_the_memory_stays(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot)
@@ -210,7 +210,7 @@ def test_what_nobody_observed_is_no_decision_and_is_not_forgotten(
     assert (decision.wanted, decision.reason) == (None, "arrivals and their lengths were not observed yet")
 
 
-def test_arrivals_that_are_not_all_take_nobody_away_and_teach_nothing(
+def test_partly_observed_arrivals_remove_no_replica_and_are_not_remembered(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot, counts=(3, 3))
@@ -230,7 +230,7 @@ def test_a_clock_that_was_set_back_forgets_the_future(make_policy: MakePolicy, m
     assert ticks.at(1025.0).wanted is not None
 
 
-def test_memory_of_another_policy_is_left_alone(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
+def test_memory_of_another_policy_is_not_read(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
     ticks = Ticks(make_policy(), make_snapshot)
     ticks.state = replace(ticks.state, memory={"at_s": (1.0, 2.0), "prefill": (3.0, 4.0)})
     ticks.at(1000.0)
@@ -268,17 +268,19 @@ TRAFFIC = st.builds(
 
 @settings(max_examples=50)
 @given(
-    seen=st.lists(
+    observations=st.lists(
         st.tuples(st.floats(0.1, 30.0), TRAFFIC, st.none() | st.floats(0, 1e3), st.none() | st.floats(0, 1)),
         min_size=1,
         max_size=12,
     )
 )
-def test_whatever_is_seen_is_decided_on_alike_and_counts_are_counts(
-    make_policy: MakePolicy, make_snapshot: MakeSnapshot, seen: list[tuple[float, Traffic, float | None, float | None]]
+def test_decisions_are_deterministic_and_counts_are_finite(
+    make_policy: MakePolicy,
+    make_snapshot: MakeSnapshot,
+    observations: list[tuple[float, Traffic, float | None, float | None]],
 ) -> None:
     ticks, now_s = Ticks(make_policy(history_points=3), make_snapshot, counts=(2, 3)), 1000.0
-    for passed_s, traffic, waiting, usage in seen:
+    for passed_s, traffic, waiting, usage in observations:
         now_s += passed_s
         decision = ticks.at(now_s, traffic, stats={P: {"waiting_requests": waiting}, D: {"kv_usage_frac": usage}})
         if decision.wanted is not None:
@@ -308,7 +310,7 @@ def test_more_requests_or_longer_prompts_never_need_fewer(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"interval_s": 0}, "greater than 0"),
         ({"history_points": 0}, "greater than or equal to 1"),
@@ -318,8 +320,10 @@ def test_more_requests_or_longer_prompts_never_need_fewer(
         ({"wheels": 4}, "Extra inputs"),
     ],
 )
-def test_a_configuration_with_nonsense_is_refused(make_policy: MakePolicy, change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_configuration_with_nonsense_is_refused(
+    make_policy: MakePolicy, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
         make_policy(**change)
 
 

@@ -168,23 +168,24 @@ def test_no_signal_is_no_decision(decide: Callable[..., Decision]) -> None:
 
 
 @given(
-    seen=st.floats(0, 1e5),
+    tokens_per_s=st.floats(0, 1e5),
     more=st.floats(0, 1e5),
     ttft_s=st.none() | st.floats(0, 10),
     ratio=st.sampled_from(["1:5", "1:1", "9:1"]),
 )
 def test_more_decode_tokens_never_want_fewer_replicas(
-    decide: Callable[..., Decision], seen: float, more: float, ttft_s: float | None, ratio: str
+    decide: Callable[..., Decision], tokens_per_s: float, more: float, ttft_s: float | None, ratio: str
 ) -> None:
     low, high = (
-        decide(ratio=ratio, stats=tps(value), latency=Latency(ttft_s=ttft_s)).wanted for value in (seen, seen + more)
+        decide(ratio=ratio, stats=tps(value), latency=Latency(ttft_s=ttft_s)).wanted
+        for value in (tokens_per_s, tokens_per_s + more)
     )
     assert all(high[role] >= low[role] - 1e-6 for role in Role)
     assert high[P] == pytest.approx(high[D] * PdRatio.parse(ratio).per_decode())
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({}, "target is missing"),
         ({"target": 0}, "greater than 0"),
@@ -194,8 +195,8 @@ def test_more_decode_tokens_never_want_fewer_replicas(
         ({"target": 1, "latency": {"relaxed_frac": 1.0}}, "or one step would hide another"),
     ],
 )
-def test_a_wrong_config_is_refused_with_the_fix(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_wrong_config_is_refused_with_the_fix(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         HeteroScaleConfig.model_validate(config)
 
 
@@ -203,7 +204,7 @@ def test_the_eight_signals_are_the_papers() -> None:
     assert len(Signal) == 8
 
 
-def test_users_who_wait_are_heard_though_the_signal_is_silent(decide: Callable[..., Decision]) -> None:
+def test_a_missed_latency_adds_replicas_though_the_signal_is_missing(decide: Callable[..., Decision]) -> None:
     decision = decide(latency=Latency(ttft_s=5.0))
     assert decision.wanted is not None
     assert decision.wanted[D] > 6
@@ -236,7 +237,7 @@ def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
     # Who waited for 5 s was sent at 995.
     [(1001.0, {}, 6.0), (996.0, {}, 6.0), (995.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)],
 )
-def test_latency_asks_for_no_more_before_it_shows_what_has_entered_but_for_who_can_come_back(
+def test_latency_adds_no_replica_before_it_shows_the_last_ones_unless_withdrawn_ones_can_return(
     make_snapshot: MakeSnapshot, settled_s: float, withdrawn: dict[str, float], decode: float
 ) -> None:
     policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
@@ -248,7 +249,7 @@ def test_latency_asks_for_no_more_before_it_shows_what_has_entered_but_for_who_c
     assert decision.wanted[D] == pytest.approx(decode)
 
 
-def test_a_latency_as_the_signal_scales_in_where_nobody_comes(make_snapshot: MakeSnapshot) -> None:
+def test_a_latency_as_the_signal_scales_in_without_requests(make_snapshot: MakeSnapshot) -> None:
     policy = HeteroScale(HeteroScaleConfig(signal=Signal.TTFT), ratio=PdRatio(1, 3), slo=SloConfig())
     desired = {PoolKey("g0", P): 2, PoolKey("g0", D): 6}
     state = ControllerState(desired=desired)

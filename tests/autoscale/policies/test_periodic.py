@@ -83,7 +83,7 @@ def test_counts_and_ratio_of_a_period_reach_the_plan(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"time_zone": "Mars/Olympus"}, "no time zone: give one such as"),
         ({"time_zone": "../etc/passwd"}, "no time zone"),
@@ -97,13 +97,13 @@ def test_counts_and_ratio_of_a_period_reach_the_plan(
         ({"periods": [{"begins": "0 8 * * *", "prefill": 1, "decode": 6}]}, "ratio of 1:6 is impossible"),
     ],
 )
-def test_a_schedule_without_periods_or_with_nonsense_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_schedule_without_periods_or_with_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         PeriodicConfig.model_validate({**WORKDAYS, **change})
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 5)])
-def test_two_counts_are_kept_as_given_though_others_were_nearer_to_the_ratio(
+def test_two_counts_stay_as_configured_though_others_are_nearer_to_the_ratio(
     make_autoscale: Callable[..., Any], make_snapshot: Callable[..., Snapshot], prefill: int, decode: int
 ) -> None:
     periods = [{"begins": "* * * * *", "prefill": prefill, "decode": decode}]
@@ -113,7 +113,7 @@ def test_two_counts_are_kept_as_given_though_others_were_nearer_to_the_ratio(
 
 
 @given(now_s=st.floats(1.7e9, 1.9e9), before_s=st.floats(0.0, 90.0))
-def test_what_holds_depends_on_the_time_alone_and_is_one_of_the_periods(
+def test_the_decision_depends_on_the_time_alone_and_is_one_of_the_periods(
     make_snapshot: Callable[..., Snapshot], now_s: float, before_s: float
 ) -> None:
     config = PeriodicConfig.model_validate(WORKDAYS)

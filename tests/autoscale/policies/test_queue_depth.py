@@ -61,13 +61,15 @@ def test_each_role_by_its_own_queue(make_snapshot: Callable[..., Snapshot]) -> N
     assert decide(snapshot, decode_requests_per_s=5.0).wanted == {P: 0.0, D: 4.0}
 
 
-def test_what_nobody_observed_is_no_decision(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_without_observations_there_is_no_decision(make_snapshot: Callable[..., Snapshot]) -> None:
     blind = make_snapshot(1, 2, traffic=Traffic(requests_per_s=1.0))
     assert decide(blind, prefill_requests_per_s=10.0).wanted is None
     assert decide(make_snapshot(1, 2), prefill_requests_per_s=10.0).wanted is None
-    seen = make_snapshot(1, 2, stats={P: {"waiting_requests": 1.0}}, traffic=Traffic(requests_per_s=1.0))
-    prefill = replace(seen.pools[0], replicas=(*seen.pools[0].replicas, ReplicaStats(replica_id="new", observed_s=0.0)))
-    assert decide(replace(seen, pools=(prefill, seen.pools[1])), prefill_requests_per_s=10.0).wanted is None
+    snapshot = make_snapshot(1, 2, stats={P: {"waiting_requests": 1.0}}, traffic=Traffic(requests_per_s=1.0))
+    prefill = replace(
+        snapshot.pools[0], replicas=(*snapshot.pools[0].replicas, ReplicaStats(replica_id="new", observed_s=0.0))
+    )
+    assert decide(replace(snapshot, pools=(prefill, snapshot.pools[1])), prefill_requests_per_s=10.0).wanted is None
 
 
 @pytest.mark.parametrize("config", [{}, {"prefill_requests_per_s": 0}, {"decode_requests_per_s": 1, "burn_down_s": 0}])
@@ -77,7 +79,7 @@ def test_a_rate_is_needed(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("arrivals", "decode"), [(10.0, 4.0), (30.0, 6.0)])
-def test_arrivals_that_are_not_all_take_nobody_away_and_still_add(
+def test_partly_observed_arrivals_remove_no_replica_and_still_add(
     make_snapshot: Callable[..., Snapshot], arrivals: float, decode: float
 ) -> None:
     stats = {role: {"waiting_requests": 0.0} for role in Role}

@@ -21,7 +21,7 @@ def static(prefill: int, decode: int) -> Static:
     return Static(StaticConfig(prefill=prefill, decode=decode), ratio=PdRatio(1, 3), slo=SloConfig())
 
 
-def test_the_counts_are_those_given_and_so_is_their_ratio(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_counts_and_their_ratio_are_the_configured_ones(make_snapshot: Callable[..., Snapshot]) -> None:
     decision = static(2, 5).decide(make_snapshot(1, 3))
     assert decision.wanted == {P: 2.0, D: 5.0}
     assert decision.ratio == PdRatio(2, 5)
@@ -30,7 +30,7 @@ def test_the_counts_are_those_given_and_so_is_their_ratio(make_snapshot: Callabl
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.floats(0, 1e4))
-def test_nothing_that_is_seen_moves_them(
+def test_no_observation_changes_the_counts(
     make_snapshot: Callable[..., Snapshot], prefill: int, decode: int, arrivals: float
 ) -> None:
     policy = static(prefill, decode)

@@ -27,7 +27,7 @@ MakeProfile = Callable[..., EngineProfile]
 
 @pytest.fixture(scope="session")
 def decide(make_snapshot: Callable[..., Snapshot], make_profile: MakeProfile) -> Callable[..., Decision]:
-    """What is wanted for arrivals of 100 prompt and 50 output tokens each, without headroom unless asked for."""
+    """The decision for arrivals of 100 prompt and 50 output tokens each, by default without headroom."""
 
     def make(
         requests_per_s: float | None,
@@ -123,7 +123,7 @@ def test_a_fall_is_no_burst_and_the_first_sight_of_a_load_neither(decide: Decide
         (1600.0, 3.0, 980.0, 1.25),
         (800.0, 3.0, 981.0, 2.0),  # not long enough: an average over an idle time
         (800.0, 0.0, 980.0, 2.0),
-        (10.0, 3.0, 980.0, 4.0),  # held up: half of the profile's at least
+        (10.0, 3.0, 980.0, 4.0),  # waits for decode: at least half of the profile's
         (0.0, 3.0, 980.0, 4.0),
         (None, 3.0, 980.0, 2.0),
     ],
@@ -139,37 +139,37 @@ def test_what_busy_prefill_computes_is_its_velocity(
     assert decision.memory.get("prefill_busy_since_s") == ((since_s,) if waiting and computed is not None else None)
 
 
-def test_nobody_is_wanted_when_nobody_comes(decide: Decide) -> None:
+def test_no_replica_is_wanted_without_arrivals(decide: Decide) -> None:
     decision = decide(0.0, traffic={"input_tokens_mean": None, "output_tokens_mean": None})
     assert decision.wanted == {P: 0.0, D: 0.0}
     assert decision.ratio == PdRatio(1, 1)
 
 
 @pytest.mark.parametrize(
-    ("rate", "traffic", "said"),
+    ("rate", "traffic", "reason"),
     [
         (None, {}, "no arrivals were observed"),
         (1.0, {"input_tokens_mean": None}, "the lengths of what arrives were not observed"),
         (1.0, {"output_tokens_mean": None}, "the lengths of what arrives were not observed"),
     ],
 )
-def test_what_nobody_observed_is_no_decision(
-    decide: Decide, rate: float | None, traffic: dict[str, None], said: str
+def test_without_observations_there_is_no_decision(
+    decide: Decide, rate: float | None, traffic: dict[str, None], reason: str
 ) -> None:
     decision = decide(rate, traffic=traffic)
-    assert (decision.wanted, decision.memory, decision.reason) == (None, None, said)
+    assert (decision.wanted, decision.memory, decision.reason) == (None, None, reason)
 
 
-def test_arrivals_that_are_not_all_take_nobody_away_and_are_not_remembered(decide: Decide) -> None:
+def test_partly_observed_arrivals_remove_no_replica_and_are_not_remembered(decide: Decide) -> None:
     decision = decide(20.0, (4, 2), traffic={"is_whole": False})
     assert decision.wanted == pytest.approx({P: 4.0, D: 1000.0 / DECODE_TOKENS_PER_S})
     assert decision.memory is None
 
 
 memories = st.lists(st.tuples(st.floats(900, 999), st.floats(0, 1e4)), max_size=8).map(
-    lambda seen: {
-        "prompts_at_s": tuple(sorted(at for at, _ in seen)),
-        "prompt_tokens_per_s": tuple(sorted(n for _, n in seen)),
+    lambda points: {
+        "prompts_at_s": tuple(sorted(at for at, _ in points)),
+        "prompt_tokens_per_s": tuple(sorted(n for _, n in points)),
     }
 )
 

@@ -32,7 +32,7 @@ def decide(snapshot: Snapshot, **config: Any) -> Decision:
 
 @pytest.fixture(scope="session")
 def fleet(make_snapshot: Callable[..., Snapshot]) -> Callable[..., Snapshot]:
-    """Prefill and decode replicas with these loads, as many as desired unless told otherwise."""
+    """Prefill and decode replicas with these loads; by default their number is the desired one."""
 
     def make(prefill: Sequence[Load], decode: Sequence[Load], desired: tuple[int, int] | None = None) -> Snapshot:
         counts = desired or (len(prefill), len(decode))
@@ -76,7 +76,7 @@ def test_the_papers_numbers(fleet: Fleet) -> None:
         ([(0.8, 0.0)], 2.0),
         ([(0.1, 0.0), (0.1, 4.9), (0.8, 2.0)], 4.0),  # spare of the two: (5 + 0.1)/2; 6.9 / 2 = 3.45
         ([(0.1, 5.0), (0.75, 0.0)], 3.0),  # 0.85 / 0.5 and 5 / 2: as one more than there are
-        ([(0.0, 0.0), (0.9, 0.0)], 2.0),  # one unsaturated: nobody leaves
+        ([(0.0, 0.0), (0.9, 0.0)], 2.0),  # one unsaturated: no replica leaves
         ([(0.1, 0.0), (0.1, 0.0), (0.9, 0.0)], 2.0),  # 0.2 on the other one
         ([(0.4, 0.0), (0.4, 0.0), (0.9, 0.0)], 3.0),  # 0.8 would saturate it
         ([(0.0, 0.0)] * 5, 1.0),
@@ -105,7 +105,7 @@ def test_replicas_that_do_not_serve_yet_are_neither_asked_for_twice_nor_taken_aw
     assert decide(fleet(CALM, [IDLE] * 4, desired=(2, 5))).wanted == {P: 2.0, D: 5.0}
 
 
-def test_who_is_out_of_routing_is_no_headroom(fleet: Fleet) -> None:
+def test_a_replica_out_of_routing_is_no_headroom(fleet: Fleet) -> None:
     snapshot = fleet(CALM, [(0.6, 0.0), (0.6, 0.0), IDLE], desired=(2, 2))
     serving = replace(snapshot, state=replace(snapshot.state, admitted=("p0", "p1", "d0", "d1"), withdrawn={"d2": 1.0}))
     assert decide(serving).wanted == {P: 2.0, D: 3.0}  # 1.2 / 0.5
@@ -117,15 +117,15 @@ def test_a_role_may_keep_more_spare_than_the_other(fleet: Fleet) -> None:
     assert decide(snapshot, prefill_aggression_frac=1.5).wanted == {P: 3.0, D: 2.0}  # 0.8 / (0.8 - 0.45)
 
 
-def test_what_nobody_observed_is_no_decision(fleet: Fleet, make_snapshot: Callable[..., Snapshot]) -> None:
+def test_without_observations_there_is_no_decision(fleet: Fleet, make_snapshot: Callable[..., Snapshot]) -> None:
     assert decide(make_snapshot(1, 2)).wanted is None
-    seen = fleet(CALM, CALM)
+    snapshot = fleet(CALM, CALM)
     new = ReplicaStats(replica_id="new", observed_s=0.0, kv_usage_frac=0.1)
-    decode = replace(seen.pools[1], replicas=(*seen.pools[1].replicas, new))
-    blind = decide(replace(seen, pools=(seen.pools[0], decode)))
+    decode = replace(snapshot.pools[1], replicas=(*snapshot.pools[1].replicas, new))
+    blind = decide(replace(snapshot, pools=(snapshot.pools[0], decode)))
     assert blind.wanted is None
     assert blind.reason == "not every decode replica reports its KV usage and its queue"
-    assert decide(replace(seen, pools=(seen.pools[0], replace(decode, replicas=())))).wanted is None
+    assert decide(replace(snapshot, pools=(snapshot.pools[0], replace(decode, replicas=())))).wanted is None
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_what_is_wanted_is_bounded_and_depends_on_the_snapshot_alone(
     assert decision == decide(snapshot)
     assert decision.wanted is not None
     assert decision.memory is None
-    for role, seen in ((P, prefill), (D, decode)):
-        by_load = max(needed(sum(of), limit) for of, limit in zip(zip(*seen, strict=True), LIMITS, strict=True))
-        assert 1.0 <= decision.wanted[role] <= max(len(seen) + 1, by_load)
+    for role, role_loads in ((P, prefill), (D, decode)):
+        by_load = max(needed(sum(of), limit) for of, limit in zip(zip(*role_loads, strict=True), LIMITS, strict=True))
+        assert 1.0 <= decision.wanted[role] <= max(len(role_loads) + 1, by_load)
 
 
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 50), st.floats(0, 0.5), st.floats(0, 20))
@@ -172,8 +172,8 @@ def test_the_count_for_a_load_restores_the_headroom(load: float, saturated: floa
 
 
 @given(loads)
-def test_nobody_is_freed_into_saturation(seen: list[Load]) -> None:
-    unsaturated = [load for load in seen if load[0] < 0.8 and load[1] < 5.0]
+def test_no_replica_is_freed_into_saturation(drawn: list[Load]) -> None:
+    unsaturated = [load for load in drawn if load[0] < 0.8 and load[1] < 5.0]
     freed = freed_replicas(unsaturated, LIMITS, 2)
     assert 0 <= freed <= max(0, len(unsaturated) - 1)
     if freed:

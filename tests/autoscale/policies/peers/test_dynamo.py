@@ -52,7 +52,7 @@ def test_capacity_by_hand(make_profile: MakeProfile) -> None:
     assert decode_capacity(profile, 990.0, 100.0, 0.05) is None
 
 
-def test_ttft_of_all_and_what_is_left_of_it_without_one(make_profile: MakeProfile) -> None:
+def test_ttft_of_all_engines_and_of_the_others_without_one(make_profile: MakeProfile) -> None:
     profile = make_profile()
     ask: Any = {"input_tokens": 90.0, "ttft_s": 0.5, "config": DynamoConfig(prefill=profile, decode=profile)}
     # A prompt by itself takes 0.1 s, which leaves 0.8 x 0.4 = 0.32 s to queues; 100 tokens take 0.11 s.
@@ -157,10 +157,10 @@ def test_an_idle_interval_asks_for_none_and_remembers_the_lengths(
     last = run(make_snapshot, make_profile(), [{"traffic": TRAFFIC}] * 5 + [idle] * 4)[-1]
     assert last.wanted == {P: 0.0, D: 0.0}  # min_endpoint is the guard's
     assert last.memory and last.memory["past_output_tokens"] == pytest.approx((100.0, 100.0))
-    assert run(make_snapshot, make_profile(), [idle] * 5)[-1].wanted is None  # nobody has come yet
+    assert run(make_snapshot, make_profile(), [idle] * 5)[-1].wanted is None  # no request has arrived yet
 
 
-def test_while_replicas_start_only_some_are_given_up(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_while_replicas_start_counts_only_fall(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
     ticks = [{"traffic": TRAFFIC}] * 5
     assert run(make_snapshot, make_profile(), ticks, desired=(3, 6))[-1].wanted == {P: 3.0, D: 6.0}
     calm = [{"traffic": replace(TRAFFIC, requests_per_s=5.0)}] * 5
@@ -174,9 +174,9 @@ def test_the_reactive_loop_steps_and_the_predictive_one_is_its_floor(
     tick = {"traffic": replace(TRAFFIC, requests_per_s=1.0), "stats": IDLE}
     alone = run(make_snapshot, profile, [tick], is_predictive=False, is_reactive=True)[0]
     assert alone.wanted == {P: 1.0, D: 3.0}
-    held = run(make_snapshot, profile, [{**tick, "traffic": TRAFFIC}] * 5, is_reactive=True)
-    assert held[0].wanted == {P: 1.0, D: 3.0}
-    assert held[4].wanted == {P: 3.0, D: 12.0}
+    both_loops = run(make_snapshot, profile, [{**tick, "traffic": TRAFFIC}] * 5, is_reactive=True)
+    assert both_loops[0].wanted == {P: 1.0, D: 3.0}
+    assert both_loops[4].wanted == {P: 3.0, D: 12.0}
     deep = {**IDLE, P: {"queued_prefill_tokens": 1000.0}}
     more = run(make_snapshot, profile, [{**tick, "stats": deep}], is_predictive=False, is_reactive=True)[0]
     assert more.wanted == {P: 3.0, D: 3.0}
@@ -213,7 +213,7 @@ def test_the_easy_targets_need_no_traffic(make_snapshot: MakeSnapshot, make_prof
     }
 
 
-def test_what_nobody_observed_is_no_decision(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_without_observations_there_is_no_decision(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
     last = run(make_snapshot, make_profile(), [{}] * 5)[-1]
     assert last.wanted is None and last.memory and last.memory["began_s"] == (1020.0,)
     too_long = {"traffic": replace(TRAFFIC, input_tokens_mean=2000.0)}

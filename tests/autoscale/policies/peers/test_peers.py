@@ -15,15 +15,15 @@ ROOT = Path(__file__).parents[4]
 INSIDE = (ROOT / "autoscale" / "sim", ROOT / "autoscale" / "policies" / "peers")
 
 
-def test_the_simulator_knows_every_policy_and_a_live_application_those_of_the_product() -> None:
+def test_a_simulation_can_name_every_policy_and_a_live_application_those_of_the_product() -> None:
     assert set(SIM_POLICIES) == {*POLICIES, *SIMULATED_ONLY}
     assert not set(POLICIES) & set(SIMULATED_ONLY)
 
 
 @pytest.mark.parametrize("kind", SIMULATED_ONLY)
 def test_a_live_application_that_names_one_is_refused(kind: str) -> None:
-    said = f"'{kind}' is another system's policy, for the simulator only .* choose one of {', '.join(POLICIES)}"
-    with pytest.raises(ValidationError, match=said):
+    message = f"'{kind}' is another system's policy, for the simulator only .* choose one of {', '.join(POLICIES)}"
+    with pytest.raises(ValidationError, match=message):
         AutoscaleConfig.model_validate({"policy": {"kind": kind}})
 
 
