@@ -26,6 +26,7 @@ from autoscale.decide.controller import Controller
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
+from router.routing import Routing
 from serve_app.checks.yaml_checks import load_serve_yaml
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import driver_environment
@@ -92,16 +93,19 @@ def route_s(rounds: int = _ROUTES) -> list[float]:
 
     from router.ray_router import TandemRouter
 
+    pool = DeploymentID(name="decode:bench_control", app_name="tandem")
     router = TandemRouter.__new__(TandemRouter)  # Serve's own part needs a running controller
+    router._deployment_id = pool
     router.initialize_state()
-    ids = [ReplicaID(f"r{index}", DeploymentID(name="decode:g0")) for index in range(_ROUTED_REPLICAS)]
+    ids = [ReplicaID(f"r{index}", pool) for index in range(_ROUTED_REPLICAS)]
     candidates: list[Any] = [SimpleNamespace(replica_id=name) for name in ids]
 
     async def run() -> list[float]:
         taken = []
         for number in range(rounds):
             metadata = RequestMetadata(request_id=str(number), internal_request_id=str(number), is_streaming=True)
-            request = PendingRequest(args=[SimpleNamespace(work_tokens=number % 97)], kwargs={}, metadata=metadata)
+            routed = SimpleNamespace(routing=Routing(work_tokens=number % 97))
+            request = PendingRequest(args=[routed], kwargs={}, metadata=metadata)
             started_s = time.perf_counter()
             ranks = await router.choose_replicas(candidates, request)
             taken.append(time.perf_counter() - started_s)
