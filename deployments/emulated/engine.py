@@ -38,8 +38,10 @@ class EmulatedEngine(LLMEngine):
         if self._config.max_running is not None:
             profile = profile.model_copy(update={"max_running": self._config.max_running})
         self._model_id = llm_config.model_id
-        max_len = int(llm_config.engine_kwargs.get("max_model_len") or profile.kv_tokens)
-        self._engine_client = EmulatedClient(profile, self._config, max_model_len=max_len)
+        length = int(llm_config.engine_kwargs.get("max_model_len") or 0)
+        # As in vLLM, -1 is no length: the engine takes all that its memory holds.
+        max_model_len = length if length > 0 else profile.kv_tokens
+        self._engine_client = EmulatedClient(profile, self._config, max_model_len=max_model_len)
 
     async def start(self) -> None:
         """Take as long to start as the real engine."""

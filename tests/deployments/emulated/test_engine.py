@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autoscale.engines.profile import EngineProfile
 from deployments.config import ModelConfig, ServiceConfig
 from deployments.pool_config import GroupConfig, RoleConfig
 from deployments.vllm_seam.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
@@ -20,8 +21,7 @@ pytestmark = pytest.mark.vllm
 PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json"
 
 
-@pytest.fixture(name="engine")
-async def _engine() -> AsyncIterator[Any]:
+def make_engine(max_model_len: int) -> Any:
     """An engine twenty times as fast as its profile, ready at once."""
     from deployments.emulated.engine import EmulatedEngine
     from deployments.options import llm_config
@@ -31,15 +31,24 @@ async def _engine() -> AsyncIterator[Any]:
     )
     service = ServiceConfig(
         model=ModelConfig(id="m", source="org/m"),
-        engine_kwargs={"max_model_len": 4096},
+        engine_kwargs={"max_model_len": max_model_len},
         groups=(GroupConfig(name="g0", decode=pool),),
     )
-    config = llm_config(service, Role.DECODE, pool, kv_transfer=ConnectorConfig())
-    engine = EmulatedEngine(config)
+    return EmulatedEngine(llm_config(service, Role.DECODE, pool, kv_transfer=ConnectorConfig()))
+
+
+@pytest.fixture(name="engine")
+async def _engine() -> AsyncIterator[Any]:
+    engine = make_engine(max_model_len=4096)
     await engine.start()
     yield engine
     await engine.check_health()
     engine._engine_client._task.cancel()
+
+
+@pytest.mark.parametrize(("set_to", "context"), [(4096, 4096), (-1, EngineProfile.load(PROFILE).kv_tokens)])
+def test_a_context_that_is_no_length_is_what_the_memory_holds(set_to: int, context: int) -> None:
+    assert make_engine(set_to)._engine_client.model_config.max_model_len == context
 
 
 def request(**fields: Any) -> Any:
