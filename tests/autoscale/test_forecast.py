@@ -34,7 +34,7 @@ def test_a_level_forgets_by_time_and_not_by_values() -> None:
     config = EwmaConfig(level_s=10.0)
     # 0, and after 10 s a 10: 1/e of the level is still the old one.
     assert ahead(config, [0.0, 10.0], [0.0, 10.0], 50.0) == pytest.approx(10.0 * (1 - math.exp(-1)))
-    # After 20 s more at 10 it is 1/e^3, whether somebody looked in between or not.
+    # After 20 s more at 10 it is 1/e^3, whether it was read in between or not.
     expected = pytest.approx(10.0 * (1 - math.exp(-3)))
     assert ahead(config, [0.0, 10.0, 30.0], [0.0, 10.0, 10.0], 0.0) == expected
     assert ahead(config, [0.0, 10.0, 13.0, 30.0], [0.0, 10.0, 10.0, 10.0], 0.0) == expected

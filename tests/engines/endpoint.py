@@ -56,7 +56,7 @@ def samples(app: Any, *names: str) -> list[tuple[dict[str, str], float]]:
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait until something holds; by default for less than KV that nobody reads is kept, which is 60 s."""
+    """Wait until something holds; by default for less than the 60 s that unread KV is kept."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline

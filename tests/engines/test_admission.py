@@ -1,4 +1,4 @@
-"""An endpoint that wants keys and of which far too much is asked, on emulated engines: who is let in and served."""
+"""An endpoint with keys and far too much load, on emulated engines: which requests are let in and served."""
 
 import asyncio
 import time
@@ -145,7 +145,7 @@ def test_with_no_decode_replica_the_answer_is_503_at_once(app: Any) -> None:
     answer = None
     while answer is None or answer.status_code != 503:
         assert time.monotonic() < until_s
-        with suppress(requests.Timeout):  # who came before it was known waits for another replica
+        with suppress(requests.Timeout):  # a request that came before the loss was known waits for another replica
             answer = ask(app, timeout_s=1.0)
     assert int(answer.headers["Retry-After"]) >= 1
     assert "no decode replica runs" in answer.json()["error"]["message"]

@@ -179,7 +179,7 @@ def test_counts_by_hand_come_with_the_gate_and_go_softly(seen: Seen) -> None:
         return ready == serving == (2, 2)
 
     wait_until(grown, seen.status)
-    # 1:1 within one replica: the second prefill is ready first and within the band, so nobody had to wait.
+    # 1:1 within one replica: the second prefill is ready first and within the band, so neither had to wait.
     assert max(held) == 0
     first = set(seen.last().plan.admitted)
     seen.control.scale(1, 1)
@@ -222,7 +222,7 @@ def kill(app: Any, kind: str) -> float:
     return time.time()
 
 
-def test_who_drains_when_serves_controller_dies_is_who_goes(seen: Seen, emulated: Any) -> None:
+def test_the_replica_that_drains_when_serves_controller_dies_is_the_one_that_goes(seen: Seen, emulated: Any) -> None:
     seen.control.scale(2, 2)
     wait_until(lambda: seen.serving() == (2, 2), seen.status)
     # About 45 s of decoding each, on both decode replicas.
@@ -266,12 +266,12 @@ def test_a_policy_changed_while_serves_controller_is_dead_decides_when_it_is_bac
     periods = [{"begins": "* * * * *", "decode": 2}]
     seen.control.tune({"policy": {"kind": "periodic", "periods": periods}}, "two of each, whatever comes")
     wait_until(lambda: seen.serving() == (2, 2), seen.status)
-    # Nobody was restarted for it.
+    # No replica was restarted for it.
     assert before < {name for names in seen.last().running.values() for name in names}
 
 
 def test_replicas_that_never_become_ready_are_given_up_in_both_roles(seen: Seen) -> None:
-    # Decode starts in 8 s and more, so within 4 s nobody is.
+    # Decode starts in 8 s and more, so within 4 s no replica is ready.
     periods = [{"begins": "* * * * *", "decode": 2}]
     changes = {"policy": {"kind": "periodic", "periods": periods}, "no_room_s": 4.0, "no_room_retry_s": 20.0}
     seen.control.tune(changes, "less time than a start takes")

@@ -93,7 +93,7 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
                 await asyncio.sleep(1.0 / PER_S)
             assert set(await asyncio.gather(*asked)) == {200}
             assert await ejected(app) == 1
-        # Three, those on their way within the second that it takes to tell everybody, and a probe after five; fewer
+        # Three, those on their way within the second that it takes to tell all callers, and a probe after five; fewer
         # where connections are cut before a request is accepted: it goes on within the router, which counts as well.
         assert failed_over(app) - failures <= 3 + PER_S + 2
         alone = decoded(app)

@@ -1,4 +1,4 @@
-"""An endpoint on emulated engines: what it shows to whom, what it bounds, and what its logs keep to themselves."""
+"""An endpoint on emulated engines: what it shows to which client, what it bounds, and what its logs leave out."""
 
 import asyncio
 import socket
@@ -84,7 +84,7 @@ async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any)
         other.resume()
 
 
-async def test_whoever_waits_for_the_only_proxy_to_come_back_finds_its_routes_there(app: Any) -> None:
+async def test_a_client_that_waits_for_the_only_proxy_finds_its_routes_when_it_is_back(app: Any) -> None:
     kill_proxy(app.processes())
     statuses: list[int | None] = []
 
@@ -97,7 +97,7 @@ async def test_whoever_waits_for_the_only_proxy_to_come_back_finds_its_routes_th
 
     await eventually(is_back, within_s=WAIT_S)
     assert set(statuses) == {None, 200}
-    # It keeps memory that it has freed, and nobody else does.
+    # It alone keeps memory that it has freed.
     keeping = set()
     for one in app.processes():
         with suppress(psutil.Error):

@@ -28,7 +28,7 @@ def test_a_replica_that_was_heard_of_long_ago_is_no_other_way() -> None:
     assert peers.is_cut_off(61.0)
 
 
-def test_who_is_cut_off_looks_once_a_minute_whether_there_is_somebody_else() -> None:
+def test_a_replica_that_is_cut_off_looks_once_a_minute_for_another_peer() -> None:
     peers = known("a")
     peers.failed("a", 0.0)
     looks = []
@@ -90,7 +90,7 @@ def test_a_probe_that_shows_nothing_leaves_the_next_one_to_another_prompt() -> N
     assert peers.probe(2.5) is None
     assert peers.probe(3.0) == "a"
     assert peers.probe(62.9) is None
-    assert peers.probe(63.0) == "a"  # nobody heard of the last one for a minute
+    assert peers.probe(63.0) == "a"  # the last probe has had no result for a minute
 
 
 def test_replicas_that_nobody_hears_of_are_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""Who goes on, who waits and in which order, who is refused and who is dropped."""
+"""Which requests go on, wait (and in which order), are refused, or are dropped."""
 
 import itertools
 import random
@@ -61,7 +61,7 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> Non
     assert "4 s" in refusal.message
 
 
-def test_nobody_is_refused_before_somebody_has_waited() -> None:
+def test_no_request_is_refused_before_one_has_waited() -> None:
     full, now_s = busy(waits_s=0.1)
     assert full.arrive(asked(), now_s) is None
 
@@ -249,7 +249,7 @@ def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
         held.arrive(asked(key="short"), 0.0)
     held.passed(0.0)
     held._capacity.tokens_s = 1.0
-    held.arrive(asked(key="other"), 0.0)  # somebody waits: nothing is forgotten
+    held.arrive(asked(key="other"), 0.0)  # a request waits: nothing is forgotten
     for key in ("long", "short"):
         held.arrive(asked(key=key), 0.0)
     starts = {key: held._shares[Priority.NORMAL].start(key) for key in ("long", "short")}
@@ -276,7 +276,7 @@ def test_who_was_dropped_pays_nothing() -> None:
     assert full._shares[Priority.NORMAL].start("a") == start
     assert full.late(0.7) == [waits[0]]
     assert full._limits._keys["a"].tokens is not None
-    assert full._limits._keys["a"].tokens.empty_s(1000.0, 0.7) == 0.0  # all that may be kept
+    assert full._limits._uses["a"].tokens.wait_s(1000.0, 0.7) == 0.0  # all that may be kept
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
 

@@ -23,7 +23,7 @@ def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> Non
     assert capacity.tokens_s == pytest.approx(1600.0)
     for second in range(81, 120):
         capacity.count_prompt(500)
-        capacity.learn(float(second))  # somebody waited: this is what it can do
+        capacity.learn(float(second))  # a request waited, so this rate is the capacity
     assert capacity.tokens_s == pytest.approx(500.0, rel=0.01)
 
 
@@ -125,7 +125,7 @@ def test_streams_grow_back_while_pace_is_good(holds_back: bool, least: float, mo
     assert decode.second(10, 0.5) == pytest.approx(5.0)
     while decode.second(5, 0.02) == 5.0:  # the slow round fades
         assert decode.now_s < 10.0
-    # To a quarter more than was there in the rounds that count, of 5 and of 10, where somebody is held back; else by a
+    # To a quarter more than was there in the rounds that count, of 5 and of 10, where a request is held back; else by a
     # fiftieth each round.
     rounds = [decode.second(5, 0.02, holds_back=holds_back) for _ in range(4)]
     assert rounds == sorted(rounds)

@@ -1,4 +1,4 @@
-"""Who gets no traffic, for how long, and how they return."""
+"""Which replicas get no traffic, for how long, and how they return."""
 
 import pytest
 

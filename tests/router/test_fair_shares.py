@@ -4,7 +4,7 @@ from router.fair_shares import FairShares
 
 
 def test_turns_are_those_of_the_papers_start_tags() -> None:
-    """S = max(v, F of the key's last), F = S + cost / share, v = S of who is served (Goyal, Vin, Cheng, eq. 1-4)."""
+    """S = max(v, F of the key's last), F = S + cost / share, v = S in service (Goyal, Vin, Cheng, eq. 1-4)."""
     shares = FairShares()
     starts = []
     for key, cost in (("a", 10.0), ("a", 10.0), ("b", 5.0), ("b", 5.0)):
@@ -12,7 +12,7 @@ def test_turns_are_those_of_the_papers_start_tags() -> None:
         shares.charge(key, starts[-1], cost)
     assert starts == [0.0, 10.0, 0.0, 5.0]
     shares.begin(10.0)
-    assert shares.start("c") == 10.0  # who comes later is owed nothing
+    assert shares.start("c") == 10.0  # a key that comes later is owed nothing
     assert shares.start("a") == 20.0
     assert shares.start("b") == 10.0
 

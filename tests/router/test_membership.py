@@ -1,4 +1,4 @@
-"""Who may be routed to, and that a silent coordinator stops nobody."""
+"""Which replicas may get requests, and that a silent coordinator stops none of them."""
 
 from router.membership import Membership, obeyed, routable
 

@@ -98,7 +98,7 @@ def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_an
 
 
 def test_nothing_asks_a_serve_that_was_left(root: Path) -> None:
-    # Serve's handles report for ever, from a thread of their own, and Ray starts a cluster for who asks without one.
+    # Serve's handles report for ever, from a thread of their own, and Ray starts a cluster for a caller that has none.
     script = """
 import time
 from pathlib import Path

@@ -234,7 +234,7 @@ def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
 
 @pytest.mark.parametrize(
     ("settled_s", "withdrawn", "decode"),
-    # Who waited for 5 s was sent at 995.
+    # A request that has waited for 5 s was sent at 995.
     [(1001.0, {}, 6.0), (996.0, {}, 6.0), (995.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)],
 )
 def test_latency_adds_no_replica_before_it_shows_the_last_ones_unless_withdrawn_ones_can_return(

@@ -172,7 +172,7 @@ def test_every_request_ends_with_its_tokens_and_again_the_same_way(
 
 @pytest.fixture(name="make_cluster")
 def _make_cluster(make_profile: MakeProfile) -> Callable[..., VirtualCluster]:
-    """One group with so many replicas of each role."""
+    """One group with this number of replicas of each role."""
 
     def make(prefill: int, decode: int, **router: Any) -> VirtualCluster:
         keys = {role: PoolKey("g0", role) for role in Role}

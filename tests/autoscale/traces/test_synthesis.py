@@ -44,7 +44,7 @@ def counted(config: WorkloadConfig, bin_s: float, seed: int = 0) -> Floats:
 
 
 def lengths(config: dict[str, Any], requests: int = 20_000) -> Floats:
-    """Prompt lengths, about so many."""
+    """Prompt lengths, about this number."""
     rate = {"kind": "constant", "requests_per_s": requests / 100.0}
     both = {"kind": "separate", "input_tokens": config, "output_tokens": {"kind": "constant", "tokens": 1}}
     return np.array([request.input_tokens for request in made(workload(rate, 100.0, lengths=both))])

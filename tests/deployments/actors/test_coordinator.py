@@ -1,4 +1,4 @@
-"""What the coordinator tells whom, keeps and refuses; Ray's store and names are a dictionary here."""
+"""What the coordinator tells, keeps and refuses; Ray's store and names are a dictionary here."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ SERVICE = {
 
 @pytest.fixture(name="world")
 def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Ray's key-value store, the actor's name, who is alive, and where the log goes."""
+    """Ray's key-value store, the actor's name, which actors are alive, and where the log goes."""
     from deployments.actors import coordinator as module
     from router import ray_kv
 

@@ -158,7 +158,7 @@ def test_a_reader_that_takes_its_time_says_nothing_of_the_engines() -> None:
 
 
 def made(requests: int = 0, **config: Any) -> Intake:
-    """An intake with a gate that has so many requests."""
+    """An intake with a gate that has this number of requests."""
     gate: Any = SimpleNamespace(requests=requests)
     return Intake(RequestLimits(AdmissionConfig.model_validate(config), 1), None, [gate, gate])
 

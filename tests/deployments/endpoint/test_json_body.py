@@ -49,7 +49,7 @@ def test_what_takes_long_to_parse_is_refused_before_it_is_parsed(name: str) -> N
     thing, ends = HEAVY[name]
     raw = many(thing, 250_000, ends)
     assert "more than 150000" in refused(raw).message
-    assert "more than 150000" in refused(raw[:-1]).message  # broken JSON, which nobody noticed
+    assert "more than 150000" in refused(raw[:-1]).message  # the broken JSON behind it was not read
     json_object(many(thing, 60_000, ends), lambda count: None)
 
 
@@ -64,7 +64,7 @@ def test_a_number_that_takes_long_to_read_is_refused(number: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * 24, "1e999", "0.00012345678901234567", "-1.7976931348623157e308"])
-def test_a_number_that_somebody_may_send_passes(number: str) -> None:
+def test_a_number_that_a_client_may_send_passes(number: str) -> None:
     assert json_object(f'{{"x": {number}}}'.encode(), lambda count: None) == {"x": json.loads(number)}
 
 

@@ -1,4 +1,4 @@
-"""Who of a node's ingress replicas serves the metrics, and what becomes of a port that is somebody else's."""
+"""Which of a node's ingress replicas serves the metrics, and what happens if another process has the port."""
 
 import asyncio
 import socket
@@ -42,7 +42,7 @@ async def _start(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def read(port: int, path: str = "/metrics") -> bytes | int | None:
-    """The page, the status of an error, or ``None`` where nobody listens."""
+    """The page, the status of an error, or ``None`` if no process listens."""
 
     def ask() -> bytes | int | None:
         try:
@@ -77,7 +77,7 @@ async def test_one_replica_serves_and_another_takes_over_without_a_word(
     assert not caplog.records
 
 
-async def test_a_port_that_is_somebody_elses_is_told_once_and_taken_when_it_is_free(
+async def test_a_port_of_another_process_is_logged_once_and_taken_when_it_is_free(
     start: Start, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as taken:
@@ -101,7 +101,7 @@ async def test_another_applications_port_is_told(start: Start, port: int, caplog
 
 
 async def test_an_address_that_is_not_this_machines_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    start(b"page", host="192.0.2.1")  # for documents alone: nobody's
+    start(b"page", host="192.0.2.1")  # an address for documentation, which no machine has
     await asyncio.sleep(0.3)
     assert [record.getMessage().startswith("no metrics on 192.0.2.1:") for record in caplog.records] == [True]
 

@@ -228,7 +228,7 @@ async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(
     made.handles["a"].next = [(None, [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
     made.handles["b"].next = [("b0", [whole()])]
     assert await made.answer() == [whole()]
-    # Where all are full, that is said, and nobody was asked twice.
+    # If all are full, the error says so, and no replica was asked twice.
     made.handles["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
     made.handles["b"].next = [("b0", [full("no room")])]
     (frame,) = await made.answer()
@@ -247,7 +247,7 @@ async def test_a_group_that_was_never_asked_may_have_room(clock: Clock, monkeypa
 async def test_a_replica_that_is_held_has_no_room_for_anybody(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.wire.messages import full
 
-    know(monkeypatch, a=["a0"])  # beside a1, to which nobody is routed
+    know(monkeypatch, a=["a0"])  # beside a1, which gets no requests
     made = Pools(clock)
     made.handles["a"].next = [("a0", [full("no room")])]
     (frame,) = await made.answer()
@@ -259,7 +259,7 @@ async def test_who_is_asked_again_is_not_asked_for_ever(clock: Clock, monkeypatc
 
     know(monkeypatch, a=["a0", "a1"])
     made = Pools(clock)
-    # The router goes back to whom it was to leave out where it finds nobody else.
+    # The router goes back to the replica that it should leave out if it finds no other.
     made.handles["a"].next = [("a0", [full("no room")]), ("a0", [full("no room")])]
     (frame,) = await made.answer()
     assert frame.status == 429 and not made.handles["a"].next
@@ -287,7 +287,7 @@ async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
     pool, counted = made.handles["a"], metrics.RETRIED._value.get()
     pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
     assert await made.answer() == [whole()]
-    assert metrics.RETRIED._value.get() == counted  # it has lost nobody
+    assert metrics.RETRIED._value.get() == counted  # it has lost no request
     assert [request.routing.exclude for request in pool.requests] == [set(), {"a0"}]
     pool.next = [(name, [full("no room")]) for name in names]  # each is asked once
     (frame,) = await made.answer()

@@ -138,7 +138,7 @@ async def test_requests_of_a_key_count_from_before_their_first_byte_until_they_h
         Body(bodies, "a")
 
 
-# In a process of its own, of whose memory nobody else has a part: texts between which something stays.
+# In a process of its own, so that no other test's memory counts: texts between which something stays.
 SCRIPT = """
 import asyncio, psutil
 from deployments.endpoint.request_body import Trim

@@ -139,7 +139,7 @@ print(json.dumps([core for claim in claims for core in claim.cores]))
     assert Counter(run_python(script, str(tmp_path))) == dict.fromkeys(CORES, 3)
 
 
-HOST = "127.0.0.3"  # loopback, and nobody else's
+HOST = "127.0.0.3"  # loopback, and used by no other test
 
 
 def bound(port: int) -> socket.socket:

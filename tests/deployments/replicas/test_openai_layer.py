@@ -46,7 +46,7 @@ def test_more_than_anybody_needs_is_refused(endpoint: str, fields: dict[str, Any
         ("completions", {"prompt": ["x"] * 32, "n": 32}),
     ],
 )
-def test_what_somebody_may_need_passes(endpoint: str, fields: dict[str, Any]) -> None:
+def test_what_a_client_may_need_passes(endpoint: str, fields: dict[str, Any]) -> None:
     assert parse_request(endpoint, {"model": "m", **fields}, "id").n == fields.get("n", 1)
 
 

@@ -17,7 +17,7 @@ from tests.lab.drill.links import Connection, silence
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-# Of what prefill keeps for nobody: far below its lease of 60 s.
+# Time that prefill may keep unread KV, seconds: far below its lease of 60 s.
 FREED_S = 30.0
 SO_DETACH_FILTER = 27
 
@@ -63,7 +63,7 @@ async def test_a_link_that_breaks_is_made_anew(app: Any, fault: Any, why: str, w
     fault(app.processes())
     got, took_s = await ask(app, 70, f"{salt}-after")
     assert got == expected
-    assert took_s < within_s  # nobody waits for longer than pull_timeout_s
+    assert took_s < within_s  # no request waits for longer than pull_timeout_s
     await eventually(lambda: total(app, "tandem_link_failures_total", why=why) == failures + 1)
     await until_repaired(app, repairs, salt)
     await eventually(lambda: not total(app, "vllm:kv_cache_usage_perc", role="prefill"), within_s=FREED_S)

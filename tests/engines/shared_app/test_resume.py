@@ -37,7 +37,7 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy chat with usage": ("chat", CHAT),
     "a prompt for remote prefill": ("completions", {**COMPLETION, "prompt": prompt_ids(300, seed=6)}),
     "logit bias": ("completions", {**COMPLETION, "logit_bias": {"500": 5.0}}),
-    "at least so many tokens": ("completions", {**COMPLETION, "min_tokens": 20, "logit_bias": {"1": 50.0}}),
+    "at least a number of tokens": ("completions", {**COMPLETION, "min_tokens": 20, "logit_bias": {"1": 50.0}}),
     "greedy with penalties": ("completions", {**COMPLETION, "presence_penalty": 1.5, "repetition_penalty": 1.3}),
     "seeded": ("completions", {**COMPLETION, "temperature": 1.0, "seed": 7}),
     "seeded with penalties": ("chat", {**CHAT, "temperature": 1.0, "seed": 7, "frequency_penalty": 1.0}),
@@ -111,7 +111,7 @@ def whole_of(ask: Any, endpoint: str, body: dict[str, Any]) -> list[Frame]:
 
 
 def cut(frames: list[Frame], at: int) -> Any:
-    """What the ingress knows after so many frames."""
+    """What the ingress knows after this number of frames."""
     sent = SentFrames()
     for frame in frames[:at]:
         sent.add(frame.text, frame.outputs)

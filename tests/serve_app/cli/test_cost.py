@@ -60,7 +60,7 @@ def simulated_hours(calls_per_hour: float, call_s: float, start_s: float, idle_s
     rng, now_s, here_s, until_s = random.Random(1), 0.0, 0.0, 0.0
     for _ in range(200_000):
         now_s += rng.expovariate(calls_per_hour / 3600.0)
-        if now_s >= until_s:  # nobody is there: a start, then this call and a stay
+        if now_s >= until_s:  # no replica is there: a start, then this call, then the idle time
             here_s += start_s + call_s + idle_s
             until_s = now_s + start_s + call_s + idle_s
         elif now_s + call_s + idle_s > until_s:
@@ -78,7 +78,7 @@ def test_the_formula_is_what_a_simulation_gives(
 ) -> None:
     found = budget(calls_per_hour=calls_per_hour, call_s=call_s, cold_start_s=start_s, idle_s=idle_s)
     share = simulated_hours(calls_per_hour, call_s, start_s, idle_s)
-    # The formula lets nobody call while a replica starts; that is 2 % of the last case.
+    # The formula has no call while a replica starts; that is 2 % of the last case.
     assert cost(found)["from zero"] == pytest.approx(72.0 * share, rel=0.03)
 
 

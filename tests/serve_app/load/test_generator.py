@@ -33,7 +33,7 @@ def test_ttft_and_tpot_are_what_the_endpoint_did(make_endpoint: MakeEndpoint) ->
     ((first_s, *_, last_s),) = endpoint.tokens_s
     assert record.error is None
     assert record.ttft_s is not None
-    # Nobody sees a token before it is sent; on a busy machine the way to the server and back takes up to 0.2 s.
+    # No token is seen before it is sent; on a busy machine the way to the server and back takes up to 0.2 s.
     assert first_s - endpoint.arrived_s[0] <= record.ttft_s < first_s - endpoint.arrived_s[0] + 0.2
     assert record.tpot_s == pytest.approx((last_s - first_s) / 8, abs=0.2 / 8)
 
@@ -167,7 +167,7 @@ def test_replay_waits_for_no_answer_and_for_no_free_connection(
     assert [record.error for record in records] == [None] * count
 
 
-def test_records_keep_the_order_of_the_trace_whoever_ends_first(make_endpoint: MakeEndpoint) -> None:
+def test_records_keep_the_order_of_the_trace_whichever_ends_first(make_endpoint: MakeEndpoint) -> None:
     endpoint = make_endpoint(tokens(gap_s=0.05))
     records = replay(endpoint.url, one(0.0, 1, 6), one(0.01, 2, 1), one(0.02, 3, 3))
     assert [record.input_tokens for record in records] == [1, 2, 3]

@@ -21,7 +21,7 @@ from serve_app.checks.yaml_checks import ConfigError, parse_app_config
 from serve_app.config import AppConfig
 from serve_app.local.preflight import check_machine
 
-HOST = "127.0.0.4"  # loopback, and nobody else's
+HOST = "127.0.0.4"  # loopback, and used by no other test
 CPU = {"name": "g0", "prefill": {"replicas": 2}, "decode": {"replicas": 1}}
 GPU = {role: {"placement": {"accelerator_type": "H100"}} for role in ("prefill", "decode")}
 
@@ -162,7 +162,7 @@ def test_port_of_a_server_that_has_just_ended_is_free(make_config: MakeConfig) -
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection((HOST, port)):
-            server.accept()[0].close()  # who closes first keeps the port in TIME_WAIT
+            server.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
     check_machine(make_config(), host=HOST, port=port)
 
 
@@ -177,7 +177,7 @@ def test_port_that_only_root_may_use_is_refused_to_others(
 ) -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     if first == 0:
-        pytest.skip("this kernel lets everybody use every port")
+        pytest.skip("this kernel lets every user bind every port")
     script = """
 import json, os, sys
 from serve_app.config import AppConfig
@@ -207,7 +207,7 @@ def test_address_of_another_machine_is_refused_and_no_process_is_blamed(
     make_config: MakeConfig, listener: tuple[int, int]
 ) -> None:
     _, port = listener
-    # An address of nobody's (RFC 5737).
+    # An address for documentation, which no machine has (RFC 5737).
     line = complaint(make_config(), port, "192.0.2.1")
     assert line.startswith(f"192.0.2.1:{port} cannot be used: ")
     assert line.endswith("; use an http_options.host of this machine, such as 127.0.0.1")

@@ -100,7 +100,7 @@ def test_the_delay_is_the_one_that_ray_counts(start: int, ticks: list[tuple[floa
 def snapshot(
     make_snapshot: MakeSnapshot, ongoing: tuple[float | None, float | None], *, now_s: float, memory: Any, **fields: Any
 ) -> Snapshot:
-    """Two prefill and four decode replicas, each with so many ongoing requests: half running, half waiting."""
+    """Two prefill and four decode replicas, each with this number of ongoing requests: half running, half waiting."""
     stats = {
         role: {} if each is None else {"running_requests": each / 2, "waiting_requests": each / 2}
         for role, each in zip(Role, ongoing, strict=True)
