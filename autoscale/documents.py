@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without repeated names: PyYAML would silently take the last one."""
+    """Refuses a mapping with a repeated name: PyYAML would silently take the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -33,7 +33,7 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path}: not a text file") from None
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    # The others come from PyYAML's constructors, for values such as 2024-13-45 or !!bool x, and from deep nesting.
+    # PyYAML raises the others for values such as 2024-13-45 or !!bool x, and for deep nesting.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(document, dict):

@@ -12,14 +12,15 @@ from pydantic import Field, model_validator
 
 from kvtransfer.strict_config import StrictConfig
 
-# A series counts as constant if it varies by less than this share of its values; also the rounding error of a number of
-# steps.
+# A series counts as constant if it varies by less than this share of its values.
 _CONSTANT_FRAC = 1e-9
+# Tolerance for rounding errors of a number of steps.
+_STEP_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A forecast in the series' own unit, at least 0; ``fallback``: why it is only the last value."""
+    """A forecast in the unit of the series, at least 0; ``fallback``: the reason if it is only the last value."""
 
     value: float
     fallback: str | None = None
@@ -27,7 +28,9 @@ class Forecast:
 
 class _Forecaster(StrictConfig):
     def forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
-        """The value at ``horizon_s`` after the last one of a series, which has its values at rising ``times_s``.
+        """The value that a series will have ``horizon_s`` after its last time.
+
+        ``times_s``: the time of each of ``values``, rising.
 
         Raises:
             ValueError: there are no values, a number is not finite, or times do not rise.
@@ -70,16 +73,17 @@ class EwmaConfig(_Forecaster):
         for (before_s, _), (at_s, value) in pairwise(zip(times_s, values, strict=True)):
             passed_s = at_s - before_s
             expected = level + slope * self._undamped_s(passed_s)
-            risen = expected - math.expm1(-passed_s / self.level_s) * (value - expected) - level
+            rise = expected + _new_weight(passed_s, self.level_s) * (value - expected) - level
             if self.trend_s is not None:
-                faded = slope * math.exp(-passed_s / self.damping_s)
-                slope = faded - math.expm1(-passed_s / self.trend_s) * (risen / passed_s - faded)
-            level += risen
+                faded_slope = slope * math.exp(-passed_s / self.damping_s)
+                new_slope = rise / passed_s
+                slope = faded_slope + _new_weight(passed_s, self.trend_s) * (new_slope - faded_slope)
+            level += rise
         return Forecast(value=level + slope * self._undamped_s(horizon_s))
 
     def _undamped_s(self, passed_s: float) -> float:
-        """Time in which an undamped slope rises as far as the damped one does in ``passed_s``."""
-        return -self.damping_s * math.expm1(-passed_s / self.damping_s)
+        """A shorter time, in which a constant slope rises as far as the damped trend does in ``passed_s``."""
+        return self.damping_s * _new_weight(passed_s, self.damping_s)
 
 
 class ArimaConfig(_Forecaster):
@@ -100,21 +104,25 @@ class ArimaConfig(_Forecaster):
 
     def _forecast(self, times_s: Sequence[float], values: Sequence[float], horizon_s: float) -> Forecast:
         p, d, q = self.order
-        fewest = d + 2 * (p + q + 1)  # two values per parameter
+        fewest = d + 2 * (p + q + 1)  # two values per parameter, and one that each difference takes away
         last = values[-1]
         if len(values) < fewest:
             return Forecast(value=last, fallback=f"{len(values)} values, ARIMA{self.order} needs {fewest}")
-        step_s, series = _regular(times_s, values)
-        steps = math.ceil(horizon_s / step_s - _CONSTANT_FRAC)
+        step_s, series = _at_equal_steps(times_s, values)
+        steps = math.ceil(horizon_s / step_s - _STEP_EPSILON)
+        # A model is not trusted further ahead than its series reaches back.
         if len(series) < fewest or steps > len(series):
             return Forecast(value=last, fallback=f"{len(series)} steps of {step_s:.3g} s are too few for ARIMA")
         low, high = float(series.min()), float(series.max())
         if high - low <= _CONSTANT_FRAC * max(abs(low), abs(high)):
             return Forecast(value=last, fallback="the series is constant")
-        try:  # between 0 and 1, since the fit ends where the likelihood changes by little
-            path = _fitted_path((series - low) / (high - low), self.order, max(1, steps)) * (high - low) + low
+        try:
+            # The fit ends when the likelihood changes by little. Scaled to 0..1, that means the same in every unit.
+            scaled = (series - low) / (high - low)
+            path = _fitted_path(scaled, self.order, max(1, steps)) * (high - low) + low
         except (ValueError, IndexError, ZeroDivisionError) as error:  # a singular matrix is a ValueError too
             return Forecast(value=last, fallback=f"ARIMA{self.order} does not fit: {error}")
+        # Between two steps the forecast is on a straight line; step 0 is the last value.
         value = float(np.interp(horizon_s / step_s, np.arange(len(path) + 1), np.append(last, path)))
         if not math.isfinite(value):
             return Forecast(value=last, fallback=f"ARIMA{self.order} forecasts {value}")
@@ -127,8 +135,8 @@ ForecastConfig = Annotated[LastValueConfig | EwmaConfig | ArimaConfig, Field(dis
 class CorrectionConfig(StrictConfig):
     """Forecasts are divided by a factor: the mean ratio of earlier forecasts to observed values.
 
-    DOPD takes the newest ratio alone (section II-A), which is ``weight_frac`` 1. On traces that made one-step errors a
-    tenth to a half larger, since it amplifies noise. With ``weight_frac`` 0.1 the errors stay as they are.
+    DOPD takes the newest ratio alone (section II-A), which is ``weight_frac`` 1. Tried on traces, this made one-step
+    errors 10 to 50 % larger, since it amplifies noise. With ``weight_frac`` 0.1, errors are as large as without it.
     """
 
     weight_frac: float = Field(0.1, ge=0.0, le=1.0)
@@ -141,17 +149,27 @@ class CorrectionConfig(StrictConfig):
 
         ``factor``: the factor before, 1 at first; ``predicted``: the forecast without correction.
         """
-        ratio = 1.0 if predicted == observed else math.inf if observed <= 0.0 else predicted / observed
+        ratio = predicted / observed if observed > 0.0 else math.inf
+        if predicted == observed:
+            ratio = 1.0  # both may be 0
         before, newest = (min(max(value, 1.0 / self.most), self.most) for value in (factor, ratio))
         return math.exp((1.0 - self.weight_frac) * math.log(before) + self.weight_frac * math.log(newest))
 
 
-def _regular(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, np.ndarray]:
-    """The median step, and the series interpolated at this step back from the last value."""
+def _new_weight(passed_s: float, memory_s: float) -> float:
+    """Weight of a new value, ``passed_s`` after the last one: ``1 - exp(-passed_s / memory_s)``."""
+    return -math.expm1(-passed_s / memory_s)
+
+
+def _at_equal_steps(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, np.ndarray]:
+    """The median step of the times, and the series at this step: it ends with the last value, others are interpolated.
+
+    It has at most as many values as before, so it leaves out the oldest times if there are gaps.
+    """
     step_s = float(np.median(np.diff(times_s)))
-    count = min(len(values), int((times_s[-1] - times_s[0]) / step_s + _CONSTANT_FRAC) + 1)
-    at = times_s[-1] - step_s * np.arange(count - 1, -1, -1)
-    return step_s, np.interp(at, times_s, values)
+    count = min(len(values), int((times_s[-1] - times_s[0]) / step_s + _STEP_EPSILON) + 1)
+    at_s = times_s[-1] - step_s * np.arange(count - 1, -1, -1)
+    return step_s, np.interp(at_s, times_s, values)
 
 
 def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) -> np.ndarray:
@@ -167,7 +185,9 @@ def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) ->
     p, d, q = order
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # about convergence: the caller checks the forecast
+        # A series without differences has a mean, which is fitted too.
         model = ARIMA(series, order=order, trend="n" if d else "c", concentrate_scale=True)
+        # The state before the first value is unknown: it has a huge variance, and the first values do not count.
         model.initialize_approximate_diffuse()
         model.loglikelihood_burn = model.k_states
         start = [*([] if d else [np.mean(series)]), *[0.1] * (p + q)]

@@ -1,4 +1,7 @@
-"""Counts of replicas by role: desired, running, withdrawn and ending (pure)."""
+"""Counts of replicas by role: desired, running, withdrawn and ending (pure).
+
+A withdrawn replica gets no more requests, but may return. A victim must stop.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,9 +27,9 @@ class Census:
 
     Attributes:
         desired: replicas that should serve.
-        running: running replicas, without victims.
-        withdrawn: running replicas that are out of routing and may return.
-        ending: victims that still hold their GPUs.
+        running: running replicas, with withdrawn ones but without victims.
+        withdrawn: running replicas that get no more requests, but may return.
+        ending: victims that still hold their GPUs, whether they still run or have left routing.
     """
 
     desired: Mapping[Role, int]
@@ -40,8 +43,8 @@ class Census:
         running, withdrawn, ending = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
         victims = set(state.victims)
         for pool in pools:
-            role, stopping = pool.key.role, count_among(pool, victims)
-            running[role] += len(pool.replicas) - stopping
+            role, running_victims = pool.key.role, count_among(pool, victims)
+            running[role] += len(pool.replicas) - running_victims
             withdrawn[role] += count_among(pool, state.withdrawn)
-            ending[role] += len(pool.draining) + stopping
+            ending[role] += len(pool.draining) + running_victims
         return cls(desired=desired_replicas(state.desired), running=running, withdrawn=withdrawn, ending=ending)

@@ -1,4 +1,7 @@
-"""The P/D ratio, and rounding that keeps it by moving both roles in one step (pure)."""
+"""The P/D ratio, and rounding that keeps it by moving both roles in one step (pure).
+
+Leaders are the replicas of the ratio's larger role (decode if both are equal), followers those of the other role.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,20 +15,22 @@ from pydantic_core import CoreSchema, core_schema
 
 from kvtransfer.topology import Role
 
-# Bounds of ratios: the range that production needs, HeteroScale section 4.1.
+# Bounds of configured ratios: the range that production needs, HeteroScale section 4.1.
 _LOWEST = Fraction(1, 5)
 _HIGHEST = Fraction(9, 1)
-# A ratio given as a decimal becomes the nearest fraction with at most this denominator.
+# A decimal ratio becomes the nearest fraction with at most this denominator.
 _MAX_DENOMINATOR = 60
-# Tolerance for rounding errors of a count times a ratio, replicas.
+# Tolerance for rounding errors of a count times a ratio, replicas: 3.0000000001 is 3.
 _EPSILON = 1e-9
+# Highest count of each role in ``BOUNDLESS``: more than any cluster has.
+_BOUNDLESS_REPLICAS = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
 class PdRatio:
     """Prefill replicas to decode replicas, in lowest terms; written ``P:D``.
 
-    ``0:1`` is the ratio of aggregated groups: they have decode replicas alone, which compute prompts too.
+    ``0:1`` is the ratio of aggregated groups: they have only decode replicas, which compute prompts too.
     """
 
     prefill: int
@@ -60,9 +65,9 @@ class PdRatio:
 
     @classmethod
     def of(cls, wanted: Mapping[Role, float]) -> Self:
-        """The ratio of two counts in small whole numbers; a count below 1 becomes 1."""
-        ratio = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
-        near = ratio.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)
+        """The ratio of two counts, near to it in small whole numbers; a count below 1 counts as 1."""
+        exact = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
+        near = exact.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)  # 0 would mean aggregated
         return cls(near.numerator, near.denominator)
 
     @property
@@ -91,8 +96,8 @@ class PdRatio:
         return min(self.prefill, self.decode) / max(self.prefill, self.decode)
 
     def leaders(self, wanted: Mapping[Role, float]) -> float:
-        """The least replicas of the larger role with which both roles have their wanted replicas."""
-        if not self.follower_share:
+        """The fewest leaders with which, at the ratio, both roles have their wanted replicas; not whole."""
+        if not self.follower_share:  # aggregated: there are no followers
             return wanted[self.leader]
         return max(wanted[self.leader], wanted[self.follower] / self.follower_share)
 
@@ -101,7 +106,7 @@ class PdRatio:
         return self.prefill / self.decode
 
     def deviation(self, prefill: float, decode: float) -> float:
-        """Distance of the counts from the ratio in followers: ``|P - r D|`` for r <= 1, ``|P / r - D|`` for r > 1."""
+        """Followers too many or too few for the ratio: ``|P - r D|`` for r <= 1, ``|P / r - D|`` for r > 1."""
         if self.leader is Role.DECODE:
             return abs(prefill - decode * self.follower_share)
         return abs(prefill * self.follower_share - decode)
@@ -132,12 +137,13 @@ class Room:
 
     @classmethod
     def of(cls, pools: Iterable[tuple[Role, int, int, float]], budget_gpus: int | None) -> Self:
-        """The room of several pools; each: role, lowest and highest count, GPUs per replica."""
+        """The room of several pools; each has its role, lowest and highest count, and GPUs per replica."""
         lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0.0)
-        for role, low, high, each in pools:
-            lowest[role] += low
-            highest[role] += high
-            gpus[role] = max(gpus[role], each)
+        for role, pool_lowest, pool_highest, pool_gpus in pools:
+            lowest[role] += pool_lowest
+            highest[role] += pool_highest
+            # Pools of a role may differ. With the largest number the budget holds wherever a replica starts.
+            gpus[role] = max(gpus[role], pool_gpus)
         return cls(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=budget_gpus)
 
     def holds(self, counts: Mapping[Role, int]) -> bool:
@@ -146,7 +152,7 @@ class Room:
         return inside and not self.is_over_budget(counts)
 
     def clamp(self, counts: Mapping[Role, float]) -> dict[Role, int]:
-        """The nearest whole counts inside the bounds."""
+        """The counts rounded up, and moved inside the bounds."""
         return {role: min(max(whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
 
     def is_over_budget(self, counts: Mapping[Role, int], ending: Mapping[Role, int] | None = None) -> bool:
@@ -158,28 +164,32 @@ class Room:
 
 
 BOUNDLESS = Room(
-    lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 1 << 20), gpus_per_replica=dict.fromkeys(Role, 0)
+    lowest=dict.fromkeys(Role, 0),
+    highest=dict.fromkeys(Role, _BOUNDLESS_REPLICAS),
+    gpus_per_replica=dict.fromkeys(Role, 0),
 )
 
 
 def joint_counts(
     wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
 ) -> dict[Role, int] | None:
-    """Whole replicas of both roles, within ``band_replicas`` followers of the ratio; ``None``: the room has no such.
+    """Whole counts of both roles within the band; ``None``: no such counts are inside the room.
 
-    They are the fewest leaders, and then the fewest followers, that give each role its wanted replicas. If the room is
-    too small for that, they are the most that it holds. Both come from one step, so neither role moves without the
-    other. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 to the nearest.
+    The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
+    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for them,
+    they are the largest counts that it holds. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0
+    rounds up, 0.5 rounds to the nearest.
     """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     wanted_followers = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
-    first = min(max(whole(ratio.leaders(wanted)), lowest), highest)
-    # More leaders than wanted only if fewer are out of band: the lowest count of followers can force that.
-    for leaders in chain(range(first, lowest - 1, -1), range(first + 1, highest + 1)):
-        fewest = max(room.lowest[follower], whole(leaders * share - band_replicas))
-        most = min(room.highest[follower], math.floor(leaders * share + band_replicas + _EPSILON))
-        followers = max(fewest, min(most, wanted_followers, whole(leaders * share - shortfall_replicas)))
+    wanted_leaders = min(max(whole(ratio.leaders(wanted)), lowest), highest)
+    # First the wanted leaders, then fewer, then more: more help if the lowest count of followers is too high for fewer.
+    for leaders in chain(range(wanted_leaders, lowest - 1, -1), range(wanted_leaders + 1, highest + 1)):
+        at_ratio = leaders * share
+        fewest = max(room.lowest[follower], whole(at_ratio - band_replicas))
+        most = min(room.highest[follower], math.floor(at_ratio + band_replicas + _EPSILON))
+        followers = max(fewest, min(most, wanted_followers, whole(at_ratio - shortfall_replicas)))
         while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
             followers -= 1
         if fewest <= followers <= most:
@@ -193,5 +203,5 @@ def pd_text(counts: Mapping[Role, int]) -> str:
 
 
 def whole(replicas: float) -> int:
-    """The count rounded up, except for rounding errors."""
+    """The count rounded up to a whole number, without rounding errors: 3.0000000001 becomes 3."""
     return math.ceil(replicas - _EPSILON)

@@ -1,4 +1,7 @@
-"""The policy's link to the coordinator, which it must not wait for."""
+"""The policy's link to the coordinator, the actor that stores an application's configuration and controller states.
+
+The policy must not wait for it: calls are sent, and their answers are read in a later call of ``Link.poll``.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,13 +31,14 @@ _RELOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The result of one tick.
+    """The result of one cycle: a tick of each service.
 
     Attributes:
-        decided: snapshot and plan of each service.
+        decided: snapshot and plan of each service, by name.
         lines: lines for the decision log.
         nodes: nodes of the cluster; ``None``: placement ignores nodes.
-        starts: nodes that new replicas of each pool may start on.
+        places: nodes of each replica; ``None``: placement ignores nodes.
+        starts: nodes on which new replicas of each pool may start.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -50,9 +54,11 @@ class Link:
     Attributes:
         controllers: one for each service, with its present configuration.
         pools: pools of each service, as deployed.
+        topology: how nodes are read, and shared limits; ``None``: placement ignores nodes.
+        cordoned: nodes and switches on which no replica may start.
         awaited: services that sleep and for which requests wait.
         resumed: controller states from before a restart, until the policy takes them.
-        confirmed: counts of the last plans that the coordinator stores.
+        confirmed: replica counts of the last plans of which the coordinator confirmed that it stores them.
     """
 
     def __init__(self, app: str) -> None:
@@ -64,17 +70,17 @@ class Link:
         self.awaited: frozenset[str] = frozenset()
         self.resumed: dict[str, ControllerState] | None = None
         self.confirmed: Mapping[PoolKey, int] | None = None
-        self._version: int | None = None
+        self._version: int | None = None  # of the settings read last
         self._handle: Any = None
         self._lookup: Future[Any] | None = None
-        self._looked_s = -float("inf")
-        self._reply: Future[Any] | None = None
-        self._awaiting: Future[Any] | None = None
-        self._update: CycleRecord | None = None
-        self._lines: list[str] = []
-        self._sent: list[str] = []  # lines that the coordinator has not confirmed
+        self._looked_s = -float("inf")  # start of the last look-up
+        self._reply: Future[Any] | None = None  # answer to ``join`` or ``sync``: one at a time
+        self._awaiting: Future[Any] | None = None  # answer to ``awaited``
+        self._update: CycleRecord | None = None  # the newest plans, until they are sent
+        self._lines: list[str] = []  # lines to send with them
+        self._sent_lines: list[str] = []  # lines that were sent and are not confirmed
+        self._sent_counts: Mapping[PoolKey, int] | None = None  # of plans that were sent and are not confirmed
         self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
-        self._sending: Mapping[PoolKey, int] | None = None
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
         """Read answers that have come, and send the last plans if none are on their way."""
@@ -86,28 +92,30 @@ class Link:
             if self._reply is not None and self._reply.done():
                 reply, self._reply = self._reply, None
                 self._read(reply.result())
-                self.confirmed = self._sending or self.confirmed
-                self._sent = []
+                self.confirmed = self._sent_counts or self.confirmed
+                self._sent_lines = []
         except ray.exceptions.RayError:
-            self._turn_to(None)  # it restarts; its last answers still hold
+            self._use(None)  # the coordinator restarts; its last answers still hold
             return
         self._send()
 
     def _look_up(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
-        """Find the coordinator. A redeployed application has another one, though the old one may still answer."""
+        """Find the coordinator again and again: a redeployed application has a new one, but the old one may answer."""
         if self._lookup is not None and self._lookup.done():
             lookup, self._lookup = self._lookup, None
             handle = lookup.result()
             if is_another(handle, self._handle):
                 self._version = None
-                self._turn_to(handle)
+                self._use(handle)
                 self._reply = handle.join.remote().future()
-        elif self._lookup is None and clock_s - self._looked_s >= (_LOOKUP_S if self._handle is None else _RELOOK_S):
+            return
+        interval_s = _LOOKUP_S if self._handle is None else _RELOOK_S
+        if self._lookup is None and clock_s - self._looked_s >= interval_s:
             self._looked_s = clock_s
             self._lookup = thread.submit(find_coordinator, self.app)
 
     def _listen(self) -> None:
-        """Wait in the background for a change of the services for which requests wait."""
+        """Keep one call of the coordinator open, which answers when ``awaited`` changes."""
         if self._awaiting is not None and self._awaiting.done():
             awaiting, self._awaiting = self._awaiting, None
             self.awaited = frozenset(awaiting.result())
@@ -115,19 +123,22 @@ class Link:
             self._awaiting = self._handle.awaited.remote(sorted(self.awaited)).future()
 
     def _send(self) -> None:
+        """Send the newest plans and all lines, unless an answer is still to come."""
         if self._handle is not None and self._reply is None and self._update is not None:
             update, self._update = self._update, None
-            self._sent, self._lines = self._lines, []
-            self._sending = {key: n for one in update.services.values() for key, n in one.plan.counts.items()}
+            self._sent_lines, self._lines = self._lines, []
+            plans = [record.plan for record in update.services.values()]
+            self._sent_counts = {key: count for plan in plans for key, count in plan.counts.items()}
             cycle = CYCLE.dump_python(update, mode="json")
-            self._reply = self._handle.sync.remote(cycle, self._sent).future()
+            self._reply = self._handle.sync.remote(cycle, self._sent_lines).future()
 
-    def _turn_to(self, handle: Any) -> None:
-        """Use this coordinator from now on; it gets the lines again that the last one has not confirmed."""
+    def _use(self, handle: Any) -> None:
+        """Use this coordinator from now on. It gets again the lines that the last one has not confirmed."""
         self._handle, self._awaiting = handle, None
-        self._lines, self._sent, self._sending = [*self._sent, *self._lines], [], None
+        self._lines, self._sent_lines, self._sent_counts = [*self._sent_lines, *self._lines], [], None
 
     def _read(self, reply: dict[str, Any]) -> None:
+        """Take the settings in an answer; a service whose configuration has changed gets a new controller."""
         settings = SETTINGS.validate_python(reply)
         if settings.states and not self.controllers:
             self.resumed = dict(settings.states)
@@ -157,7 +168,7 @@ class Link:
     def publish(self, ticked: Ticked, lines: list[str], call_p99_s: float) -> None:
         """Send plans and log lines to the coordinator.
 
-        While it has not confirmed the last plans, newer plans replace waiting ones; lines are never dropped.
+        While the last plans are not confirmed, these wait, and replace older ones that wait. Lines are never dropped.
         """
         self._lines += lines
         self._update = CycleRecord(

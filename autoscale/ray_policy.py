@@ -1,8 +1,8 @@
-"""The application-level Serve policy: contexts -> snapshots, plans -> counts; nothing is decided here.
+"""The application-level Serve policy: makes snapshots from Serve's contexts, and counts for Serve from plans.
 
-Serve calls it several times a second inside its controller, without timeout or protection. So each call returns the
-counts of the last tick at once: ticks run in a thread of their own, no call waits for the coordinator, and counts stay
-after any error.
+Nothing is decided here. Serve calls the policy several times a second inside its controller, without timeout or
+protection. So each call returns the counts of the last plans at once: a cycle (a tick of each service) runs in a thread
+of its own, no call waits for the coordinator, and counts stay after any error.
 """
 
 import logging
@@ -34,13 +34,13 @@ logger = logging.getLogger("ray.serve")
 
 # Longest wait for replicas that an earlier controller admitted, seconds; then decisions are made without them.
 _RECOVERY_S = 60.0
-# Most causes of failures that are logged, each once.
-_COMPLAINTS = 100
-# Number of calls without a tick behind the reported 99th percentile of their time.
-_CALLS = 1000
+# Each cause of a failure is logged once; after this number of causes, no more are logged.
+_MOST_COMPLAINTS = 100
+# The reported 99th percentile of the duration of calls is that of this number of calls.
+_MEASURED_CALLS = 1000
 
 Contexts = Mapping[Any, Any]
-# Serve's context and series of metrics of each pool.
+# Serve's context of each pool, and its series of metrics: points by metric and replica.
 Observed = Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]]
 # Nodes of each replica that is on nodes, by pool.
 Nodes = Mapping[PoolKey, Mapping[str, tuple[str, ...]]]
@@ -56,22 +56,24 @@ class JointPolicy:
     def __init__(self, **_: Any) -> None:
         self._link: Link | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-tick")
-        self._tick: Future[Ticked] | None = None
+        self._tick: Future[Ticked] | None = None  # the running cycle
         self._signals: dict[str, Signals] = {}
+        # Results of the last cycle: states and plans by service, lacking GPU types, nodes for new replicas.
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
         self._lacking: frozenset[str] = frozenset()
         self._starts: Mapping[PoolKey, tuple[str, ...]] = {}
-        self._counts: dict[PoolKey, int] = {}
+        self._counts: dict[PoolKey, int] = {}  # for Serve
+        # Running replicas, awaited services, and the time, at the start of the last cycle.
         self._running: dict[PoolKey, tuple[str, ...]] = {}
         self._awaited: frozenset[str] = frozenset()
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
-        self._taken_over: frozenset[str] = frozenset()
+        self._taken_over: frozenset[str] = frozenset()  # replicas that an earlier controller admitted
         self._configs_to_log = 0
         self._complaints: set[str] = set()
-        self._keys: dict[Any, PoolKey] = {}
-        self._calls_s: deque[float] = deque(maxlen=_CALLS)
+        self._keys: dict[Any, PoolKey] = {}  # by Serve's id of the deployment
+        self._calls_s: deque[float] = deque(maxlen=_MEASURED_CALLS)  # durations of calls without a tick
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
         """Counts of the deployments for Serve; a deployment that is left out keeps its target."""
@@ -83,7 +85,7 @@ class JointPolicy:
         except Exception as error:
             self._complain(error)
             counts = {}
-        if self._tick is tick:  # a call that neither begins a tick nor acts on one
+        if self._tick is tick:  # this call has neither begun a cycle nor taken its result
             self._calls_s.append(time.perf_counter() - started_s)
         return counts, {}
 
@@ -93,6 +95,7 @@ class JointPolicy:
         return self._keys[deployment_id]
 
     def _step(self, contexts: Contexts) -> None:
+        """Read the coordinator's answers, take the result of a cycle that has ended, and begin one if it is due."""
         clock_s = time.monotonic()
         if self._link is None:
             self._link = Link(next(iter(contexts)).app_name)
@@ -100,16 +103,16 @@ class JointPolicy:
         link.poll(clock_s, self._thread)
         if link.resumed is not None:
             self._states, link.resumed = link.resumed, None
-            self._taken_over = frozenset(name for state in self._states.values() for name in state.admitted)
+            self._taken_over = frozenset(replica for state in self._states.values() for replica in state.admitted)
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
             self._take(tick.result(), link)
         if self._last:
             # A lower count waits until the coordinator stores its plan. If this process ended before, the next one
             # would not know which replicas to stop.
-            least = link.confirmed or self._counts
+            stored = link.confirmed or self._counts
             self._counts = {
-                key: max(count, least.get(key, count))
+                key: max(count, stored.get(key, count))
                 for plan in self._last.values()
                 for key, count in plan.counts.items()
             }
@@ -117,7 +120,7 @@ class JointPolicy:
             self._begin_tick(contexts, link, clock_s)
 
     def _begin_tick(self, contexts: Contexts, link: Link, clock_s: float) -> None:
-        """Begin a tick if the interval is over, or if the replicas or the awaited services have changed."""
+        """Begin a cycle if the interval is over, or if the replicas or the awaited services have changed."""
         running = {
             self._key(name): tuple(replica.unique_id for replica in context.running_replicas)
             for name, context in contexts.items()
@@ -131,7 +134,7 @@ class JointPolicy:
             signals = self._signals.get(name)
             if signals is None or signals.window_s != controller.config.window_s:
                 self._signals[name] = Signals(controller.config.window_s)
-        # Only configurations of before this tick are logged with it.
+        # A configuration that comes while the cycle runs is not logged with it.
         self._configs_to_log = link.unlogged_configs
         blank = Snapshot(
             now_s=time.time(),
@@ -146,26 +149,32 @@ class JointPolicy:
         self._tick = self._thread.submit(self._do_tick, link, link.controllers, observed, blanks)
 
     def _is_recovering(self, clock_s: float, window_s: float) -> bool:
-        """Whether Serve still lacks replicas that an earlier controller admitted, or this process their rates."""
+        """Whether this process still lacks what an earlier controller knew.
+
+        It lacks the rates of replicas in the first half of a window. Serve may lack replicas that are running.
+        """
         if not self._taken_over:
             return False
         age_s = clock_s - self._started_s
-        running = {name for names in self._running.values() for name in names}
-        return age_s < window_s / 2 or (not self._taken_over <= running and age_s < _RECOVERY_S)
+        lacks_rates = age_s < window_s / 2
+        running = {replica for replicas in self._running.values() for replica in replicas}
+        lacks_replicas = not self._taken_over <= running
+        return lacks_rates or (lacks_replicas and age_s < _RECOVERY_S)
 
     def _do_tick(
         self, link: Link, controllers: Mapping[str, Controller], observed: Observed, blanks: Mapping[str, Snapshot]
     ) -> Ticked:
+        """Run a cycle, in the thread; ``blanks``: a snapshot of each service without observations."""
         topology = link.topology
         nodes = places = slots = None
         if topology is not None:
             nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
             slots = Slots(Topology(nodes).with_scarcity())
-        on = None if places is None else _by_pool(places)
+        nodes_of_replicas = None if places is None else _by_pool(places)
         decided = tick_all(
             controllers,
             {
-                name: self._snapshot(name, controller.config, link, observed, blanks[name], on)
+                name: self._snapshot(name, controller.config, link, observed, blanks[name], nodes_of_replicas)
                 for name, controller in controllers.items()
             },
             slots=slots,
@@ -187,7 +196,10 @@ class JointPolicy:
     def _snapshot(
         self, name: str, config: AutoscaleConfig, link: Link, observed: Observed, blank: Snapshot, on: Nodes | None
     ) -> Snapshot:
-        """The blank snapshot filled with the observations of a service; ``on``: ``None`` if placement ignores nodes."""
+        """The blank snapshot, filled with the observations of a service.
+
+        ``on``: nodes of each replica; ``None``: placement ignores nodes.
+        """
         signals, limits, victims = self._signals[name], link.pools[name].root, blank.state.victims
         pools = {key: pool for key, pool in observed.items() if key in limits}
         gauges, complaint = collect(config.collector)
@@ -197,7 +209,7 @@ class JointPolicy:
         signals.add(reports, blank.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in pools}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
-        stopped = [victim for victim in victims if victim not in running]
+        stopped = [victim for victim in victims if victim not in running]  # for Serve: its actor may live on
         stats = []
         for key, (context, _) in pools.items():
             nodes = {} if on is None else on.get(key, {})
@@ -221,7 +233,7 @@ class JointPolicy:
         return replace(blank, pools=tuple(stats), latency=latency, traffic=signals.traffic())
 
     def _take(self, ticked: Ticked, link: Link) -> None:
-        """Pass victims and nodes of the plans to the scheduler hook, and the plans to the coordinator."""
+        """Take the result of a cycle: pass victims and nodes to the scheduler hook, and plans to the coordinator."""
         plans = {name: plan for name, (_, plan) in ticked.decided.items()}
         self._states = {name: plan.state for name, plan in plans.items()}
         self._starts = ticked.starts
@@ -237,7 +249,7 @@ class JointPolicy:
     def _complain(self, error: Exception) -> None:
         """Log each cause once; several times a second would hide all other messages."""
         cause = f"{type(error).__name__}: {error}"
-        if cause not in self._complaints and len(self._complaints) < _COMPLAINTS:
+        if cause not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(cause)
             logger.warning("Tandem's autoscaling holds: %s", cause, exc_info=error)
 
@@ -251,6 +263,7 @@ def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
 
 
 def _p99(values: Sequence[float]) -> float:
+    """The 99th percentile; 0 without values."""
     return sorted(values)[int(0.99 * len(values))] if values else 0.0
 
 
@@ -259,7 +272,8 @@ def _reports(
 ) -> dict[str, tuple[float, dict[str, float]] | None]:
     """Time and values of the last report of each running replica; ``None``: it has not reported.
 
-    ``series``: reported points by metric and replica. ``gauges`` of a collector replace reported values.
+    ``series``: reported points by metric and replica. ``gauges`` of a collector replace reported values. A metric that
+    is not in the last report is left out, though Serve still has its older points.
     """
     reports: dict[str, tuple[float, dict[str, float]] | None] = {}
     for replica in context.running_replicas:

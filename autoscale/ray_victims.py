@@ -1,16 +1,19 @@
-"""The registry through which the policy reaches the scheduler hook; both run in Serve's controller."""
+"""The registry through which the policy tells the scheduler hook which replicas stop, and where new ones may start.
+
+Both run in Serve's controller. The hook is in ``deployments.serve_seam``.
+"""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Victims:
-    """Replicas and nodes that the plans of each application choose.
+    """Replicas and nodes that the plans of each application choose; all by the application's name.
 
     Attributes:
         is_hooked: whether the scheduler hook reads this.
         chosen: replicas that stop next.
-        allowed: nodes that replicas of a deployment may start on; a deployment that is left out may use all.
+        allowed: for each deployment, the nodes on which its replicas may start; one that is left out may use all.
         cordoned: nodes on which no replica may start.
     """
 
@@ -20,6 +23,6 @@ class Victims:
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-# Registry: Serve copies the policy's own module into its controller by value. The hook could not reach globals there,
-# so the registry has a module of its own, and both import the module instead of its object.
+# Registry: Serve copies the policy into its controller by value, with the objects that its module imports by name. So
+# the registry has a module of its own, and the policy imports this module instead: then the hook sees the same object.
 VICTIMS = Victims()

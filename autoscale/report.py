@@ -76,7 +76,7 @@ class Report:
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord], slos: Sequence[Slo] | None = None) -> Self:
-        """The report of a run; ``slos``: the objectives of each record, ``None``: no attainment and no goodput.
+        """The report of a run; ``slos``: the objectives of each record; ``None``: no attainment and no goodput.
 
         Raises:
             ValueError: there are no records, or records and objectives differ in number.
@@ -88,7 +88,7 @@ class Report:
         ok = [record for record in records if record.error is None]
         start = min(record.sent_s for record in records)
         end = max(max(record.last_token_s or 0.0, record.sent_s) for record in records)
-        duration = max(end - start, 1e-9)
+        duration = max(end - start, 1e-9)  # never 0, since rates are divided by it
         met = None if slos is None else sum(slo.is_met(record) for record, slo in zip(records, slos, strict=True))
         return cls(
             requests_ok=len(ok),

@@ -1,4 +1,4 @@
-"""TopologyConfig: how nodes are read, and the limits that all services of an application share (pure)."""
+"""TopologyConfig: where nodes are, and the limits that all services of an application share (pure)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ class TopologyConfig(StrictConfig):
     request until its service grows."""
 
     def under(self, labels: Mapping[str, str], names: Iterable[str]) -> Path:
-        """Names of the switches above a node with these labels and host names; labels win over the inventory."""
+        """Names of the switches above a node with these labels and names; a label wins over the inventory."""
         listed = next((self.inventory[name] for name in names if name in self.inventory), {})
         return tuple(
             label or listed.get(tier.name.lower(), "")  # type: ignore[call-overload]

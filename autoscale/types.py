@@ -1,4 +1,8 @@
-"""The values of the control plane: pools and their replicas, a snapshot, and the plan made from it (pure)."""
+"""The values of the control plane: pools and their replicas, a snapshot, and the plan made from it (pure).
+
+A tick is one decision about one service: a snapshot goes in, a plan comes out. Leaders are the replicas of the ratio's
+larger role. ``autoscale.decide`` explains the other terms.
+"""
 
 import math
 from collections.abc import Mapping
@@ -50,12 +54,12 @@ class Demand:
         selector: labels that a node must have.
         gpu_type: type of its GPUs; ``None``: it has no GPU.
         workers: number of workers of its engine; each is one bundle of its placement group.
-        gpus_per_worker: may be a fraction.
+        gpus_per_worker: GPUs of each bundle, perhaps a fraction.
         cpus_per_worker: CPUs of each bundle.
         cpus_per_replica: further CPUs, on the node of the first worker.
         strategy: how Ray spreads the bundles over nodes.
-        parts: instances of a replica that consists of several, such as attention and FFN instances. All lie under one
-            switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
+        parts: demands of the instances that a replica consists of, such as attention and FFN instances; empty: it is
+            one instance. All are under one switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
     """
 
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -88,9 +92,9 @@ class ReplicaStats:
 
     Attributes:
         observed_s: time of its last report, or of its first appearance if it has not reported.
-        prefill_tokens_per_s: computed prompt tokens, without those from a prefix cache.
+        prefill_tokens_per_s: computed prompt tokens, without tokens from a prefix cache.
         deferred_requests: requests that wait for KV from another engine.
-        unread_kv_requests: prompts whose KV prefill keeps until decode has pulled it.
+        unread_kv_requests: prompts whose KV a prefill engine keeps until decode has pulled it.
         handoff_s: mean time of the last handoffs, from prefill's answer to the first token.
     """
 
@@ -117,9 +121,9 @@ class PoolLimits:
         link_tier: how far KV travels inside the group.
         demand: needs of one replica; ``None``: placement ignores nodes.
         cost: cost of a replica hour, in any currency; 0 for all pools: costs are unknown.
-        preference: position of its GPU type in the service's order of preference, from 0.
+        preference: position of its GPU type in the service's order of preference; 0 is the first choice.
         affinity: highest level at which all nodes of the group must share a switch.
-        is_preemptible: its replicas are the first to leave if more important services lack room.
+        is_preemptible: whether its replicas are the first to leave if more important services lack room.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -142,8 +146,9 @@ class PoolStats:
     Attributes:
         replicas: running replicas, the oldest first.
         draining: victims that have stopped serving but still hold their GPUs.
-        held_replicas: number of replicas on nodes, without victims; ``None``: placement ignores nodes.
-        on: nodes of each replica that has its room, victims included.
+        held_replicas: number of replicas on nodes, without victims; ``None``: placement ignores nodes. They are not
+            the ``held`` replicas of the state.
+        on: nodes of each replica that is on nodes, by replica id, with victims.
     """
 
     key: PoolKey
@@ -179,12 +184,13 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Latency quantiles of the last window, seconds; ``None``: no request was measured.
+    """Latency of the last window, seconds: quantiles, and one mean; ``None``: no request was measured.
 
     Attributes:
-        ttft_s: a request that still waits for its first token counts with its time until now, so that a stalled
-            service does not look idle. The time of a long prompt is scaled by ``SloConfig.ttft_share``.
-        ttft_mean_s: mean over requests that got their first token, not scaled.
+        ttft_s: quantile of the TTFT. A request that still waits for its first token counts with its time until now, so
+            that a stalled service does not look idle. The time of a long prompt is scaled by ``SloConfig.ttft_share``.
+        tpot_s: quantile of the TPOT.
+        ttft_mean_s: mean TTFT of requests that got their first token, not scaled.
     """
 
     ttft_s: float | None = None
@@ -200,7 +206,7 @@ class Traffic:
         input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
             an average prompt token, and exceeds the plain mean if lengths vary.
         cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
-        is_whole: whether all requests were observed.
+        is_whole: whether the requests of all decode replicas were observed.
     """
 
     requests_per_s: float | None = None
@@ -218,24 +224,31 @@ class ControllerState:
     So a log replays from any line, and a restarted controller continues where the last one stopped.
 
     Attributes:
-        desired: replicas that should serve, by pool, without withdrawn ones.
+        ticked_s: time of the last tick.
+        desired: number of replicas of each pool that should serve, without withdrawn ones.
         desired_before: value of ``desired`` before the withdrawn replicas left.
         tried: number of leaders that the policy wanted at the last scale-in.
-        missed: of the last scale-in after which latency missed its objective, the leaders that the policy wanted; and
-            the number of such scale-ins in a row.
-        held: running replicas that get no requests: they wait for the other role, or are warm.
-        withdrawn: replicas out of routing that may return, with the time since when.
+        missed: about the last scale-in after which latency missed its objective: the number of leaders that the policy
+            wanted, and the number of such scale-ins in a row.
+        scaled_out_s: time of the last scale-out.
+        scaled_in_s: time of the last scale-in.
+        admitted: replicas that get requests.
+        held: running replicas that get no requests yet: they wait for the other role, or are warm.
+        withdrawn: replicas that get no more requests but may return, each with the time when it was withdrawn.
         victims: replicas that must stop.
-        backlog: (time, prompt tokens that waited for prefill).
-        missing_since_s: pools with fewer running replicas than Serve's target: when the count last rose, and the count.
-        capped: pools that lack room: until when they get no more replicas, and how many replicas have room.
+        backlog: points of the last window: time, and prompt tokens that waited for prefill.
+        missing_since_s: pools with fewer running replicas than Serve's target. For each: when the number of running
+            replicas last rose or was first too low, and this number.
+        capped: pools that lack room for more replicas. For each: until when it gets no more, and how many have room.
         lost_s: when a replica that was no victim last vanished.
-        settled_s: from this time on, all latencies are from after the last replica entered.
-        yielding: pools whose room a more important service needs: until when, and the most replicas that they may have.
+        settled_s: from this time on, the window has only latencies from after the last replica entered.
+        yielding: pools whose room a more important service needs. For each: until when, and the most replicas that it
+            may have.
         idle_since_s: time since when no request has come.
-        warm: running replicas beyond ``desired``, which get no requests.
-        unplaced_since_s: pools with replicas on no node: when the count on nodes last rose, and the count.
-        memory: number series of the policy.
+        warm: number of running replicas of each pool beyond ``desired``, which get no requests.
+        unplaced_since_s: pools with replicas on no node. For each: when the number of replicas on nodes last rose or
+            was first too low, and this number.
+        memory: series of numbers that the policy remembers, by name.
     """
 
     ticked_s: float | None = None
@@ -280,9 +293,9 @@ class Snapshot:
         is_recovering: Serve's controller has just started and does not know its replicas yet.
         is_awaited: the service sleeps and requests wait for it.
         nodes: nodes with the room that earlier services of the cycle left; ``None``: placement ignores nodes.
-        gpus_left: GPUs by type that budgets of the application leave.
-        claims: the most replicas that pools may have from now on, since a more important service needs their room.
-        claimed: replicas whose room that service needs.
+        gpus_left: GPUs by type that the application's budgets leave to this service.
+        claims: pools whose room a more important service needs, each with the most replicas that it may keep.
+        claimed: replicas whose room the more important service needs.
         warm_replicas: number of warm replicas that the service may have now; ``None``: as configured.
     """
 
@@ -302,7 +315,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A signal behind a decision, in its own unit, and its target."""
+    """A signal that a policy used for its decision, for logs: its value and its target, in the signal's own unit."""
 
     name: str
     value: float
@@ -314,9 +327,9 @@ class Decision:
     """The wish of a policy.
 
     Attributes:
-        wanted: replicas of each role, not yet whole, bounded or at the ratio; ``None``: change nothing.
-        ratio: ratio to keep instead of the configured one.
-        is_step: exempt from the guard's hysteresis: a step of a feedback loop, or a fixed count.
+        wanted: replicas of each role, perhaps a fraction, out of bounds or off the ratio; ``None``: change nothing.
+        ratio: ratio to keep instead of the configured one; ``None``: the configured one.
+        is_step: exempt from the guard's hysteresis, since it is a step of a feedback loop or a fixed count.
         is_urgent: skips cooldown and damping, never bounds or budget.
         memory: the policy's memory in the next snapshot's state; ``None``: as in this one.
     """
@@ -330,7 +343,7 @@ class Decision:
     memory: Mapping[str, tuple[float, ...]] | None = None
 
     def leaders(self, ratio: PdRatio) -> float | None:
-        """The least replicas of the ratio's larger role with which both roles have their wanted replicas."""
+        """The fewest leaders with which both roles have their wanted replicas; ``None``: the policy changes nothing."""
         return None if self.wanted is None else ratio.leaders(self.wanted)
 
 
@@ -351,13 +364,13 @@ class NoteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A change of a decision by the controller: a kind for programs, a text for people."""
+    """One change that the controller made to a decision: a kind for programs, a text for people."""
 
     kind: NoteKind
     text: str
 
 
-# A note in logs and stored states, of which older ones have the text alone.
+# A note as logs and stored states have it: older versions stored the text alone.
 StoredNote = Annotated[
     Note, BeforeValidator(lambda note: Note(NoteKind.UNKNOWN, note) if isinstance(note, str) else note)
 ]
@@ -367,17 +380,17 @@ StoredNote = Annotated[
 class Plan:
     """The result of a tick.
 
-    A running replica that is not in ``admitted``, ``withdrawn`` or ``victims`` waits until the other role has caught
-    up, or is warm.
+    A running replica that is not in ``admitted``, ``withdrawn`` or ``victims`` is held: it waits until the other role
+    has caught up, or it is warm.
 
     Attributes:
-        counts: replicas of each pool for Serve, withdrawn ones included.
+        counts: number of replicas of each pool that Serve shall run, with withdrawn ones.
         admitted: replicas that get requests.
         reinstated: withdrawn replicas that are admitted again.
-        held_back: changes of the decision by the guard and later stages.
-        pending: replicas of each role that no group has room for.
+        held_back: changes that the guard and later stages made to the decision.
+        pending: number of replicas of each role that no group has room for.
         passed_over: groups without room for a new replica, each with the reason.
-        nodes: nodes that new replicas of a pool may be on; a pool that is left out may use all.
+        nodes: nodes on which new replicas of a pool may start; a pool that is left out may use all nodes.
     """
 
     counts: Mapping[PoolKey, int]

@@ -5,7 +5,8 @@ from pydantic_core import ErrorDetails
 
 from autoscale.policies import POLICIES
 
-# Pydantic adds the name of the policy to the location of its fields, after ``policy``; it is no field of the document.
+# Parts of a location that are no fields of the document, each with the part before it: pydantic adds the policy's name
+# after ``policy``.
 _TAGS = {("policy", kind) for kind in POLICIES}
 
 
@@ -20,8 +21,9 @@ def explain(error: ValidationError, root: tuple[str | int, ...] = ()) -> str:
             continue
         if loc[: len(root)] == root:
             loc = loc[len(root) :]
-        loc = tuple(part for before, part in zip(("", *loc), loc, strict=False) if (before, part) not in _TAGS)
-        where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in loc) or "args"
+        with_part_before = zip(("", *loc), loc, strict=False)
+        shown = [part for before, part in with_part_before if (before, part) not in _TAGS]
+        where = ".".join(str(part) if str(part).isprintable() else repr(part) for part in shown) or "args"
         problems.append(f"{where}: {_message(item)}")
     return "; ".join(problems)
 
@@ -36,7 +38,7 @@ def _message(item: ErrorDetails) -> str:
         return f"kind {item['ctx']['tag']!r} is unknown: give one of {item['ctx']['expected_tags']}"
     if kind == "missing":
         return "is required; add it"
-    if isinstance(value, dict) and not kind.endswith("_type"):
+    if isinstance(value, dict) and not kind.endswith("_type"):  # a rule about several fields: the message has them
         return message
     try:
         return f"{message}, got {value!r:.80}"

@@ -1,4 +1,4 @@
-"""The deployment graph: the endpoint calls every group's decode pool, and this its prefill pool, if it has one."""
+"""The deployment graph: the endpoint calls each group's decode pool, and a decode pool its group's prefill pool."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from deployments.replicas.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 
-_SHUTDOWN_S = 30.0  # time beyond the longest request that a stopping replica of the endpoint has, seconds
+_SHUTDOWN_S = 30.0  # time, seconds, that a stopping replica of the endpoint has in addition to the longest request
 _SURGE_PERCENT = 25  # share of the endpoint's replicas that start before old ones stop, so that one always answers
 
 
@@ -36,9 +36,9 @@ def build_graph(
 ) -> Application:
     """Bind every deployment of an application. Raises ValueError: an engine argument that vLLM does not know."""
     actors = [_actor("health_board", HealthBoard, config=services[0].router.outlier.model_dump(mode="json"))]
-    if sized := [service.model_dump(mode="json") for service in services if service.autoscale is not None]:
-        nodes = None if topology is None else topology.model_dump(mode="json")
-        actors.append(_actor("coordinator", Coordinator, services=sized, topology=nodes))
+    if autoscaled := [service.model_dump(mode="json") for service in services if service.autoscale is not None]:
+        plain_topology = None if topology is None else topology.model_dump(mode="json")
+        actors.append(_actor("coordinator", Coordinator, services=autoscaled, topology=plain_topology))
     return (
         serve.deployment(Ingress)
         .options(
@@ -76,6 +76,7 @@ def _service(
                 "cores_per_worker": pool.cores_per_worker,
                 "engine_silence_s": pool.engine_silence_s,
             }
+            # Each replica that calls the pool has a router of its own.
             if key.role is Role.PREFILL:
                 servers, routers = prefills, group.decode.max_replicas or group.decode.replicas
             else:

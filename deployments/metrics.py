@@ -1,4 +1,4 @@
-"""Tandem's Prometheus metrics, and the merge of every process's metrics into one page."""
+"""Tandem's Prometheus metrics, and one page of the metrics of all processes."""
 
 import itertools
 from collections.abc import Iterable

@@ -13,7 +13,7 @@ from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-_NEVER_S = 1e9  # period that never ends, seconds
+_NEVER_S = 1e9  # period, seconds, of what should never happen
 _HEALTH_CHECK_S = 2.0  # longest time until Serve replaces a replica that has ended, seconds; Serve's default is 10
 
 
@@ -28,8 +28,8 @@ def llm_config(
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool.
 
-    ``routers``: number of routers that send to the pool. ``gpu_resource``: Ray's resource of the pool's GPUs; ``None``:
-    GPU. Raises ValueError: vLLM does not know an engine argument; the error has the nearest name that it knows.
+    ``routers``: number of routers that send to the pool. ``gpu_resource``: name of Ray's resource for the pool's GPUs;
+    ``None``: ``GPU``. Raises ValueError: vLLM does not know an engine argument; the error has the most similar name.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
@@ -41,7 +41,7 @@ def llm_config(
     if pool.emulator is not None:
         # Ray Serve LLM's own variable for another engine class.
         env["RAYLLM_VLLM_ENGINE_CLS"] = "deployments.emulated.engine.EmulatedEngine"
-        # Replicas run in another folder.
+        # Replicas run in another folder, so the path must be absolute.
         emulator = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
         experimental[EMULATOR_KEY] = emulator.model_dump(mode="json")
     return LLMConfig(
@@ -77,10 +77,11 @@ def llm_config(
 
 
 def _replica_options(pool: RoleConfig, report_s: float | None) -> dict[str, Any]:
-    """Serve's number of replicas: a fixed one, or bounds for the autoscaling policy, without Serve's own damping.
+    """Serve's options for the number of replicas: a fixed one, or bounds for the autoscaling policy.
 
-    ``report_s``: period of the replicas' reports; ``None``: the pool is not autoscaled. ``initial_replicas`` is not
-    set, since any change of the deployment would reset the number to it.
+    ``report_s``: period of the replicas' reports; ``None``: the pool is not autoscaled. Serve's own delays are 0, since
+    Tandem's guard damps changes. ``initial_replicas`` is not set: any change of the deployment would reset the number
+    of replicas to it.
     """
     if report_s is None:
         return {"num_replicas": pool.replicas}
@@ -91,7 +92,7 @@ def _replica_options(pool: RoleConfig, report_s: float | None) -> dict[str, Any]
             "upscale_delay_s": 0.0,
             "downscale_delay_s": 0.0,
             "metrics_interval_s": report_s,
-            "look_back_period_s": 1.25 * report_s,
+            "look_back_period_s": 1.25 * report_s,  # more than a period, or a report could be empty
         }
     }
 

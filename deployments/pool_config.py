@@ -29,7 +29,7 @@ EMULATOR_KEY = "tandem_emulator"
 
 
 def _check_selector(selector: str) -> str:
-    values(selector)
+    values(selector)  # raises ValueError for a malformed one
     return selector
 
 
@@ -78,7 +78,7 @@ class EmulatorConfig(StrictConfig):
     max_running: int | None = Field(None, ge=1)
     """Most requests in a batch. Left out, the profile's."""
     chunk_s: float = Field(0.1, ge=0.0)
-    """Time, seconds, whose tokens are sent as one chunk."""
+    """The tokens of this time, seconds, are sent as one chunk."""
 
 
 class RoleConfig(StrictConfig):

@@ -1,4 +1,7 @@
-"""Node labels that name the switches above a node, and how far apart they put two pools (pure)."""
+"""Node labels that name the switches above a node, and how far two pools are apart by such labels (pure).
+
+A pool *demands* labels: its replicas run only on nodes that satisfy them (``kvtransfer.selectors``).
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -34,26 +37,33 @@ class TopologyLabels(StrictConfig):
         return tuple(labels.get(self.of(tier), "") for tier in TIERS)
 
     def link_tier(self, prefill: Mapping[str, str], decode: Mapping[str, str]) -> LinkTier:
-        """Distance of KV between two pools, by the node labels that they demand; ``S2`` if these do not show it."""
+        """The lowest level that two pools surely share, by the labels that they demand; ``S2`` if these show none."""
         same, apart = self._shared(prefill, decode)
-        least = min(same, LinkTier.S2)
-        return least if apart is None else max(least, LinkTier(apart + 1))
+        shared = min(same, LinkTier.S2)
+        if apart is None:
+            return shared
+        # Pools under different switches share at best the level above these.
+        return max(shared, LinkTier(apart + 1))
 
     def named_tier(self, prefill: Mapping[str, str], decode: Mapping[str, str]) -> LinkTier:
-        """The lowest level to which the demanded node labels pin both pools; ``NONE``: to no common level."""
+        """The lowest level at which the demanded node labels name one switch for both pools; ``NONE``: at no level."""
         return self._shared(prefill, decode)[0]
 
     def _shared(self, prefill: Mapping[str, str], decode: Mapping[str, str]) -> tuple[LinkTier, LinkTier | None]:
-        """The lowest common level with no difference above it, and the highest level at which the pools differ."""
+        """The lowest level at which both pools demand the same switch, and the highest at which they demand two.
+
+        Levels below a difference do not count. ``NONE`` and ``None``: there is no such level.
+        """
         same = LinkTier.NONE
         for level in TIERS:
             selectors = (labels.get(self.of(level), "") for labels in (prefill, decode))
             # An expression such as !a or in(a,b) names no switch.
-            one, other = ("" if selector.startswith(("!", "in(")) else selector for selector in selectors)
-            if one and other and one != other:
+            switches = ["" if selector.startswith(("!", "in(")) else selector for selector in selectors]
+            if not all(switches):
+                continue
+            if switches[0] != switches[1]:
                 return same, level
-            if one and one == other:
-                same = level
+            same = level
         return same, None
 
 

@@ -1,6 +1,7 @@
 """Nodes and the switches above them: how far apart two nodes are, and how scarce a switch is (pure).
 
-A set of nodes is an integer with one bit per node, so that a cluster of thousands is searched in microseconds.
+A set of nodes is an integer with one bit per node: ``&`` intersects two sets, ``|`` joins them, and ``a & ~b`` removes
+``b``. So a cluster of thousands of nodes is searched in microseconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,14 +26,14 @@ class Role(StrEnum):
 
 
 class LinkTier(IntEnum):
-    """The lowest level that two nodes share: rack, minipod, bigpod, cluster or site (HeteroScale section 2.2)."""
+    """The lowest level that several nodes share (HeteroScale section 2.2)."""
 
-    S0 = 0
-    S1 = 1
-    S2 = 2
+    S0 = 0  # rack switch
+    S1 = 1  # minipod switch
+    S2 = 2  # bigpod switch
     CLUSTER = 3
     DATA_CENTRE = 4
-    NONE = 5
+    NONE = 5  # they share no level
 
 
 def _named_affinity(value: Any) -> Any:
@@ -44,7 +45,7 @@ def _named_affinity(value: Any) -> Any:
     return LinkTier[value.upper()]
 
 
-# Written as the level's name.
+# A level in a configuration, where it is written as its name.
 Affinity = Annotated[
     LinkTier,
     BeforeValidator(
@@ -55,7 +56,10 @@ Affinity = Annotated[
 
 
 class SubgroupPriority(IntEnum):
-    """Scarcity of the switch above a node: RDMA subgroups, from common to scarce (HeteroScale section 3.4)."""
+    """Scarcity of the switches above a node, from common to scarce: RDMA subgroups (HeteroScale section 3.4).
+
+    Heterogeneous: several GPU types are below the switch, which few switches have.
+    """
 
     S2_HOMOGENEOUS = 0
     S2_HETEROGENEOUS = 1
@@ -64,7 +68,7 @@ class SubgroupPriority(IntEnum):
 
 # Levels from the top down.
 TIERS = (LinkTier.DATA_CENTRE, LinkTier.CLUSTER, LinkTier.S2, LinkTier.S1, LinkTier.S0)
-# Names from the data centre down to a level; switches of two minipods may have one name.
+# Names from the data centre down to a level. One name is not enough, since switches of two minipods may have the same.
 Path = tuple[str, ...]
 
 
@@ -74,7 +78,7 @@ class Node:
 
     name: str  # Ray's id of the node
     labels: Mapping[str, str] = field(default_factory=dict)
-    under: Path = ("",) * len(TIERS)  # names of its data centre, cluster, S2, S1 and S0 switch; empty if unknown
+    under: Path = ("",) * len(TIERS)  # names of its data centre, cluster, S2, S1 and S0 switch; unknown ones are empty
     gpu_type: str | None = None  # ``None``: it has no GPU
     gpus: float = 0.0
     free_gpus: float = 0.0
@@ -82,8 +86,8 @@ class Node:
     free_cpus: float = 0.0
     is_cordoned: bool = False  # whether it takes no new replica
     host: str = ""  # its host name, which several nodes on one machine share
-    scarcity: SubgroupPriority | None = None  # of its switches in the cluster; ``None``: by the nodes beside it
-    contradiction: str = ""  # labels and resources that do not agree, in words
+    scarcity: SubgroupPriority | None = None  # ``None``: follows from the other nodes of the topology
+    contradiction: str = ""  # text about labels and resources that do not agree; empty: they agree
 
 
 def path(node: Node, tier: LinkTier) -> Path | None:
@@ -93,12 +97,12 @@ def path(node: Node, tier: LinkTier) -> Path | None:
 
 
 class Topology:
-    """The nodes of one instant by the switches above them; built anew for each cycle (HeteroScale section 3.4)."""
+    """The nodes of one instant by the switches above them; it does not change later (HeteroScale section 3.4)."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes: Sequence[Node] = sorted(nodes, key=lambda node: node.name)
-        self._selected: dict[tuple[str, str], NodeSet] = {}
-        self._labelled: dict[str, dict[str | None, NodeSet]] = {}
+        self._selected: dict[tuple[str, str], NodeSet] = {}  # cache: nodes by label key and selector
+        self._labelled: dict[str, dict[str | None, NodeSet]] = {}  # cache: nodes by label key and value
 
     @cached_property
     def index(self) -> Mapping[str, int]:
@@ -108,24 +112,24 @@ class Topology:
     @cached_property
     def everywhere(self) -> NodeSet:
         """All nodes."""
-        return (1 << len(self.nodes)) - 1
+        return (1 << len(self.nodes)) - 1  # as many bits as nodes
 
     @cached_property
     def usable(self) -> NodeSet:
         """Nodes that are not cordoned."""
-        return self._by(lambda node: node.is_cordoned).get(False, 0)
+        return self._sets_by(lambda node: node.is_cordoned).get(False, 0)
 
     @cached_property
     def of_type(self) -> Mapping[str | None, NodeSet]:
         """Nodes by GPU type; ``None``: nodes without a GPU."""
-        return self._by(lambda node: node.gpu_type)
+        return self._sets_by(lambda node: node.gpu_type)
 
     @cached_property
     def domains(self) -> Mapping[LinkTier, Mapping[Path, NodeSet]]:
         """Nodes below each switch, cluster and data centre."""
         domains = {}
         for tier in TIERS:
-            below = self._by(lambda node, tier=tier: path(node, tier))
+            below = self._sets_by(lambda node, tier=tier: path(node, tier))
             domains[tier] = {names: nodes for names, nodes in below.items() if names is not None}
         return domains
 
@@ -133,14 +137,14 @@ class Topology:
     def subgroups(self) -> Mapping[SubgroupPriority, NodeSet]:
         """Nodes by scarcity, from common to scarce.
 
-        An S1 switch with several GPU types is the scarcest, then the rest of an S2 switch with several types. All other
-        nodes are common, also those without a GPU or with unknown switches.
+        Nodes below an S1 switch with several GPU types are the scarcest, then the other nodes below an S2 switch with
+        several types. All other nodes are common, also those without a GPU or with unknown switches.
         """
-        marked = self._by(lambda node: node.scarcity)
-        if None not in marked:
-            return {priority: marked.get(priority, 0) for priority in SubgroupPriority}
-        gpus = self.everywhere & ~self.of_type.get(None, 0)
-        s1, s2 = self._mixed(LinkTier.S1) & gpus, self._mixed(LinkTier.S2) & gpus
+        stored = self._sets_by(lambda node: node.scarcity)
+        if None not in stored:
+            return {priority: stored.get(priority, 0) for priority in SubgroupPriority}
+        gpu_nodes = self.everywhere & ~self.of_type.get(None, 0)
+        s1, s2 = self._mixed(LinkTier.S1) & gpu_nodes, self._mixed(LinkTier.S2) & gpu_nodes
         return {
             SubgroupPriority.S2_HOMOGENEOUS: self.everywhere & ~s1 & ~s2,
             SubgroupPriority.S2_HETEROGENEOUS: s2 & ~s1,
@@ -148,42 +152,47 @@ class Topology:
         }
 
     def with_scarcity(self) -> "Topology":
-        """Copy with each node's scarcity stored, so that a subset keeps the scarcity of the full cluster."""
+        """A copy with each node's scarcity stored, so that a subset of its nodes keeps that of the full cluster."""
         scarcity = {index: priority for priority, nodes in self.subgroups.items() for index in indices(nodes)}
         return Topology(replace(node, scarcity=scarcity[index]) for index, node in enumerate(self.nodes))
 
     def _mixed(self, tier: LinkTier) -> NodeSet:
+        """Nodes below the switches of a level that have several GPU types below them."""
         mixed = 0
         for below in self.domains[tier].values():
-            types = sum(1 for kind, nodes in self.of_type.items() if kind is not None and nodes & below)
-            mixed |= below if types > 1 else 0
+            types = sum(1 for gpu_type, nodes in self.of_type.items() if gpu_type is not None and nodes & below)
+            if types > 1:
+                mixed |= below
         return mixed
 
     def priority(self, nodes: NodeSet) -> SubgroupPriority:
-        """The scarcest subgroup of any of these nodes."""
-        scarce = (priority for priority in reversed(SubgroupPriority) if self.subgroups[priority] & nodes)
-        return next(scarce, SubgroupPriority.S2_HOMOGENEOUS)
+        """The scarcity of the scarcest one of these nodes."""
+        from_scarce = (priority for priority in reversed(SubgroupPriority) if self.subgroups[priority] & nodes)
+        return next(from_scarce, SubgroupPriority.S2_HOMOGENEOUS)
 
     def selected(self, selector: Mapping[str, str]) -> NodeSet:
-        """Nodes that satisfy a label selector, as Ray reads it."""
+        """Nodes that satisfy all parts of a label selector, which is read as Ray does."""
         selected = self.everywhere
         for label in selector.items():
             if label not in self._selected:
-                self._selected[label] = self._demanded(*label)
+                self._selected[label] = self._matching(*label)
             selected &= self._selected[label]
         return selected
 
-    def _demanded(self, key: str, wanted: str) -> NodeSet:
+    def _matching(self, key: str, wanted: str) -> NodeSet:
+        """Nodes whose label ``key`` satisfies the selector ``wanted``."""
         if key not in self._labelled:
-            self._labelled[key] = self._by(lambda node: node.labels.get(key))
+            self._labelled[key] = self._sets_by(lambda node: node.labels.get(key))
         matching = 0
         for value, nodes in self._labelled[key].items():
-            matching |= nodes if matches(value, wanted) else 0
+            if matches(value, wanted):
+                matching |= nodes
         return matching
 
     def tier(self, nodes: NodeSet) -> LinkTier:
         """The lowest level that all of these nodes share; ``NONE``: labels show none."""
         for tier in reversed(TIERS):
+            # The nodes share the level if the first switch that has one of them below it has all of them below it.
             first = next((below for below in self.domains[tier].values() if below & nodes), None)
             if first is not None and nodes & ~first == 0:
                 return tier
@@ -193,7 +202,8 @@ class Topology:
         """The nodes of a set, by name."""
         return (self.nodes[index] for index in indices(nodes))
 
-    def _by(self, key: Any) -> dict[Any, NodeSet]:
+    def _sets_by(self, key: Any) -> dict[Any, NodeSet]:
+        """Nodes by the value that ``key`` gives for each."""
         bits: dict[Any, NodeSet] = {}
         for index, node in enumerate(self.nodes):
             value = key(node)
@@ -204,6 +214,6 @@ class Topology:
 def indices(nodes: NodeSet) -> Iterator[int]:
     """The indices of the nodes of a set, rising."""
     while nodes:
-        lowest = nodes & -nodes
+        lowest = nodes & -nodes  # the lowest bit of the set alone
         yield lowest.bit_length() - 1
         nodes ^= lowest

@@ -1,17 +1,17 @@
 """Estimate, by one decode replica, of the tokens that wait on its prefill pool (pure)."""
 
-# Age at which a prefill replica's report of its queue no longer counts.
+# Age at which a prefill replica's report of its queue no longer counts, seconds.
 _REPORT_FRESH_S = 1.0
-# Age of the last report at which a prefill replica counts as gone.
+# Age of its last report at which a prefill replica counts as gone, seconds.
 _REPLICA_GONE_S = 60.0
 
 
 class PrefillBacklog:
-    """Tokens that wait on prefill, from the prompts that this replica sent and the reports in the answers."""
+    """Tokens that wait on prefill, by the prompts that this replica has sent and by the reports in their answers."""
 
     def __init__(self) -> None:
         self.in_flight_tokens = 0
-        self._reports: dict[str, tuple[float, int]] = {}
+        self._reports: dict[str, tuple[float, int]] = {}  # time and queued tokens of each replica's last report
 
     def sent(self, tokens: int) -> None:
         """A prompt was sent to prefill."""
@@ -22,13 +22,17 @@ class PrefillBacklog:
         self.in_flight_tokens -= tokens
 
     def answered(self, tokens: int, replica_id: str, backlog_tokens: int, now_s: float) -> None:
-        """The call of a prompt was answered; ``backlog_tokens`` waited behind it."""
+        """The call of a prompt was answered; ``backlog_tokens``: prompt tokens that then waited on the replica."""
         self.in_flight_tokens -= tokens
         self._reports[replica_id] = (now_s, backlog_tokens)
 
     def tokens(self, now_s: float) -> int:
-        """Own tokens in flight per prefill replica of the last minute, or the shortest fresh report if that is more."""
+        """Tokens that wait on the prefill replica with the shortest queue.
+
+        They are this replica's own tokens in flight, divided by the number of prefill replicas that have reported in
+        the last minute; or the shortest queue of the fresh reports, if that is longer.
+        """
         self._reports = {k: v for k, v in self._reports.items() if now_s - v[0] < _REPLICA_GONE_S}
-        own = self.in_flight_tokens // max(1, len(self._reports))
-        fresh = [tokens for at, tokens in self._reports.values() if now_s - at < _REPORT_FRESH_S]
-        return max(own, min(fresh, default=0))
+        own_tokens = self.in_flight_tokens // max(1, len(self._reports))
+        fresh_reports = [tokens for at_s, tokens in self._reports.values() if now_s - at_s < _REPORT_FRESH_S]
+        return max(own_tokens, min(fresh_reports, default=0))

@@ -1,4 +1,4 @@
-"""Settings of routing, each with its unit; DECISIONS 8 has the measurements behind the defaults."""
+"""Settings of routing; decision 8 in docs/decisions has the measurements behind the defaults."""
 
 from typing import Literal, Self
 
@@ -9,24 +9,27 @@ from router.ejection import OutlierConfig
 
 
 class LengthConfig(StrictConfig):
-    """Bounds of the length-aware rule (``router.length``)."""
+    """Bounds of the length-aware rule (``router.length``): which prompts a decode replica computes itself.
+
+    The *bound* is the number of uncached prompt tokens up to which it does.
+    """
 
     local_max_tokens: int = Field(128, ge=0)
-    """Uncached prompt tokens up to which decode computes a prompt itself. 0, with local_cap_tokens 0, sends all prompts
-    to prefill. Default: a measured one (DECISIONS 8)."""
+    """Uncached prompt tokens up to which decode computes a prompt itself (the bound). 0, with local_cap_tokens 0, sends
+    all prompts to prefill. The default is measured (DECISIONS 8)."""
     local_cap_tokens: int = Field(2048, ge=0)
-    """Uncached prompt tokens above which decode never computes a prompt, however long the prefill queue is: it limits
-    how long one local prefill stalls the streams beside it."""
+    """Uncached prompt tokens above which decode never computes a prompt, however long the prefill queue is. This limits
+    the time for which one local prefill stalls the streams on the replica."""
     local_tokens_per_output_token: float = Field(8.0, ge=0.0)
-    """Uncached prompt tokens per output token of an average answer, a second cap of the bound: in long answers a stall
-    counts less per token."""
+    """Uncached prompt tokens per output token of the mean answer: the bound rises at most to the mean answer's tokens
+    times this. In a long answer a stall counts less per token."""
     backlog_share_frac: float = Field(0.5, ge=0.0, le=1.0)
-    """Tokens by which the bound rises per token that waits on prefill and not on decode."""
+    """Tokens by which the bound (local_max_tokens) rises per prompt token that waits on prefill and not on decode."""
     decode_room_frac: float = Field(0.3, gt=0.0, le=1.0)
-    """Free share of batch slots and KV on decode, 0 to 1, from which the bound may rise."""
+    """Free share of batch slots and KV on decode, 0 to 1, from which the bound (local_max_tokens) may rise."""
     decode_busy_frac: float = Field(0.2, gt=0.0, le=1.0)
-    """Free share of batch slots and KV on decode, 0 to 1, below which the bound falls in proportion, to 0 when nothing
-    is free."""
+    """Free share of batch slots and KV on decode, 0 to 1, below which the bound (local_max_tokens) falls in proportion.
+    It is 0 when nothing is free."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -49,14 +52,14 @@ class RouterConfig(StrictConfig):
     policy: Literal["least_tokens", "round_robin"] = "least_tokens"
     """Order in which the replicas of a pool are tried: fewest queued tokens first, or in turn."""
     asked_replicas: int = Field(4, ge=0, le=64)
-    """Replicas that each router asks for their queue before it chooses one, where several routers send to a pool
-    (DECISIONS 44 and 87). 0: a router trusts its own count."""
+    """Replicas that each router asks for their queue before it chooses one, if several routers send to the pool
+    (DECISIONS 44 and 87). 0: a router relies on its own count."""
     length: LengthConfig = LengthConfig()
     outlier: OutlierConfig = OutlierConfig()
     prefill_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
-    """Time, seconds, after which decode computes a prompt that no prefill replica has answered; Serve itself waits
-    without limit while no replica is up. Choose more than the longest queue on prefill that is worth waiting for."""
+    """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
+    without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""
 
     def asked(self, routers: int) -> int:
-        """Replicas that are asked for their queue where this number of routers sends to a pool."""
+        """Replicas of a pool that a router asks for their queue; ``routers``: number of the pool's routers."""
         return self.asked_replicas if routers > 1 and self.policy == "least_tokens" else 0

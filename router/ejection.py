@@ -1,8 +1,9 @@
 """Which replicas get no traffic for a while because they fail or are slow, and when one request tests them (pure).
 
 Source: the pattern is Envoy's outlier detection (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier):
-consecutive failures, ejections that grow longer, a panic threshold. Here the observations of all callers count
-together, and a replica returns by one probe at a time instead of by the clock alone.
+consecutive failures, ejections that grow longer, a panic threshold. Two things differ here: the observations of all
+callers count together, and a replica returns only after a *probe*, one request that tests whether it still fails. A
+*suspect* is a replica that has failed lately, ejected or not.
 """
 
 from collections import deque
@@ -21,13 +22,13 @@ class OutlierConfig(StrictConfig):
     """Bounds of ejection."""
 
     failures: int = Field(3, ge=1, le=100)
-    """Number of failures among a replica's last answers that ejects it, if at least half of these answers failed."""
+    """Number of failures that ejects a replica, if at least half of its last answers are failures."""
     ejection_s: float = Field(5.0, gt=0.0)
-    """Length of a replica's first ejection, seconds. Then one request tests the replica. Each failed test doubles the
-    length."""
+    """Length of a replica's first ejection, seconds. After that one request tests the replica. Each failed test doubles
+    the length."""
     most_ejection_s: float = Field(60.0, gt=0.0, description="Longest ejection of a replica, seconds.")
     most_frac: float = Field(0.5, ge=0.0, le=1.0)
-    """Largest share of a pool that may be ejected, 0..1. If more replicas fail, the whole pool gets traffic."""
+    """Largest share of a pool that may be ejected, 0..1. If more replicas are ejected, the whole pool gets traffic."""
     slow_factor: float = Field(5.0, gt=1.0)
     """An answer this many times slower than the median of its pool counts as a failure."""
     slow_tpot_s: float = Field(0.25, ge=0.0)
@@ -39,15 +40,17 @@ class OutlierConfig(StrictConfig):
 def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -> list[str]:
     """The replicas of a pool that get traffic: all of them if more than ``most_frac`` are ejected."""
     healthy = [name for name in names if name not in ejected]
-    return healthy if healthy and len(names) - len(healthy) <= most_frac * len(names) else list(names)
+    is_within = len(names) - len(healthy) <= most_frac * len(names)
+    return healthy if healthy and is_within else list(names)
 
 
 class UsualPace:
-    """The usual time per token of one pool's answers to one caller; per token, because answers differ in length."""
+    """The usual pace of one pool's answers to one caller. It is a time per token, since answers differ in length."""
 
-    # Number of last answers whose median is the usual time. More follow a change of the load later, fewer scatter more.
+    # Number of last answers whose median is the usual pace. More follow a change of the load later, fewer scatter more.
     _MEDIAN_ANSWERS = 101
-    # Number of answers before any counts as slow. With fewer, the first answers decide what is usual.
+    # Number of answers that must have come before any counts as slow. With fewer, the first answers decide what is
+    # usual.
     _LEAST_ANSWERS = 10
 
     def __init__(self, config: OutlierConfig) -> None:
@@ -55,7 +58,7 @@ class UsualPace:
         self._paces_s: deque[float] = deque(maxlen=self._MEDIAN_ANSWERS)
 
     def is_slow(self, pace_s: float, least_s: float) -> bool:
-        """Whether an answer was slower than ``least_s`` and much slower than usual. Afterwards it counts as usual."""
+        """Whether an answer took more than ``least_s`` and much more than usual. Then it joins the last answers."""
         may_be_slow = pace_s > least_s and len(self._paces_s) >= self._LEAST_ANSWERS
         is_slow = may_be_slow and pace_s > self._slow_factor * median(self._paces_s)
         self._paces_s.append(pace_s)
@@ -63,10 +66,10 @@ class UsualPace:
 
 
 class Measure(StrEnum):
-    """What an answer is judged by. Each measure counts alone: an answer without a pace says nothing about speed."""
+    """How an answer is judged. Each measure has its own counts: an answer without a pace says nothing about speed."""
 
-    ERROR = "error"
-    PACE = "pace"
+    ERROR = "error"  # whether it failed
+    PACE = "pace"  # whether it was slow
 
 
 class Observation(NamedTuple):
@@ -91,11 +94,11 @@ class _Suspect:
 
 
 def _is_failing(answers: Collection[bool], least_failures: int) -> bool:
-    """Whether the last answers, counted back to some answer, are half failures, and at least ``least_failures``."""
-    failed = 0
+    """Whether a number N exists, so that of the last N answers half and at least ``least_failures`` are failures."""
+    failures = 0
     for count, has_failed in enumerate(reversed(list(answers)), start=1):
-        failed += has_failed
-        if failed >= least_failures and 2 * failed >= count:
+        failures += has_failed
+        if failures >= least_failures and 2 * failures >= count:
             return True
     return False
 
@@ -106,17 +109,17 @@ class Outliers:
     Observations of all callers count together.
     """
 
-    # Longest wait for the result of a probe, seconds; then another request may test the replica. It covers a whole
-    # answer. A larger value ejects a replica longer after a probe that showed nothing.
+    # Longest wait for the result of a probe, seconds; then another request may test the replica. It is long enough for
+    # a whole answer. A larger value keeps a replica ejected for longer after a probe without a result.
     _PROBE_S = 60.0
-    # Time without observations after which a suspect is forgotten, seconds: it has gone, or it failed for a moment. A
-    # larger value remembers for longer that a replica was ejected, and the names of those that have gone.
+    # Time without observations after which a suspect is forgotten, seconds: it has gone, or it failed for a moment
+    # only. A larger value remembers for longer that a replica was ejected, and also replicas that have gone.
     _FORGET_S = 600.0
-    # Least number of last answers of each measure that count. Twice ``failures`` if that is more, so that half of the
-    # answers can be that many failures.
+    # Number of last answers of each measure that count. It becomes twice ``failures`` if that is more, so that half of
+    # the answers can be that many failures.
     _LEAST_ANSWERS = 10
-    # Largest number of ejections that counts for the length, which doubles with each. Without it the length would in
-    # the end leave a float's range; ``most_ejection_s`` cuts it long before.
+    # Largest number of ejections that counts for the length, which doubles with each. Without it the power of 2 would
+    # at last exceed a float. ``most_ejection_s`` limits the length long before.
     _MOST_EJECTIONS = 30
 
     def __init__(self, config: OutlierConfig) -> None:
@@ -145,11 +148,11 @@ class Outliers:
         least = self._config.failures
         if observation.has_failed and any(_is_failing(each, least) for each in suspect.failures.values()):
             self._eject(suspect, now_s)
-        elif not any(map(any, suspect.failures.values())):
+        elif not any(map(any, suspect.failures.values())):  # none of the last answers failed
             del self._suspects[observation.replica_id]
 
     def suspects(self) -> frozenset[str]:
-        """Replicas that have failed lately; of these, callers report every answer, of others only failures."""
+        """Replicas that have failed lately. Callers report all their answers, and of other replicas only failures."""
         return frozenset(self._suspects)
 
     def ejected(self, now_s: float) -> frozenset[str]:

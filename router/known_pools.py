@@ -1,6 +1,7 @@
 """Which deployments have replicas, as far as the request routers of this process know.
 
-A module of its own: Serve sends the router's class by value, and with it copies of the globals beside it.
+This is a module of its own, since it has a global. Serve pickles the router's class by value, and each copy would bring
+its own copy of a global in the same module.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,9 @@
-"""The length-aware rule: which prompts the decode replica prefills itself."""
+"""The length-aware rule: which prompts the decode replica prefills itself.
+
+A prompt's *effective length* is its number of tokens that are not in the decode replica's prefix cache. The *bound* is
+the effective length up to which the decode replica prefills a prompt itself (LOCAL). It moves with the load. A longer
+prompt goes to a prefill replica (REMOTE).
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,16 +23,16 @@ class PathReason(StrEnum):
 
     # LOCAL by the length-aware rule.
     SHORT = "short"  # the whole prompt is within the bound
-    CACHED = "cached"  # the prompt is longer, but its uncached part is within the bound
-    PREFILL_BACKLOG = "prefill_backlog"  # the uncached part is within the bound only because prefill has a backlog
+    CACHED = "cached"  # the prompt is longer, but its effective length is within the bound
+    PREFILL_BACKLOG = "prefill_backlog"  # the effective length is within the bound only because prefill has a backlog
     # REMOTE by the length-aware rule.
-    LONG = "long"  # the uncached part is above the bound
-    DECODE_BUSY = "decode_busy"  # the uncached part is above the bound only because decode is busy
-    # LOCAL without the rule, or after it chose REMOTE.
+    LONG = "long"  # the effective length is above the bound
+    DECODE_BUSY = "decode_busy"  # the effective length is above the bound only because decode is busy
+    # LOCAL without the rule, or after the rule chose REMOTE.
     NOT_TRANSFERABLE = "not_transferable"  # the KV of such a request cannot be handed over
     AGGREGATED = "aggregated"  # the group has no prefill pool
     PREFILL_FAILED = "prefill_failed"  # no prefill replica computed the prompt
-    KV_LATE = "kv_late"  # the lease on prefill may have ended before decode could extend it
+    KV_LATE = "kv_late"  # prefill may have freed the KV: its lease may have ended before decode could extend it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class PathDecision:
     path: PrefillPath
     reason: PathReason
     effective_tokens: int  # prompt tokens that are not in the decode replica's prefix cache
-    bound_tokens: float  # the most effective tokens for which the path is LOCAL, under the present load
+    bound_tokens: float  # the bound under the present load
 
 
 def prefill_path(
@@ -70,15 +75,15 @@ def prefill_path(
 ) -> PathDecision:
     """Choose LOCAL or REMOTE prefill for one prompt: LOCAL if its effective length is within the bound.
 
-    A short prefill gains nothing from another engine, because the transfer of its KV takes as long (DOPD section 4.3:
-    36 ms of prefill at 100 tokens against 15-80 ms of transfer).
+    A short prompt gains nothing from a prefill replica, because the transfer of its KV takes as long as its prefill
+    (DOPD section 4.3: at 100 tokens 36 ms of prefill, and 15-80 ms of transfer).
 
     Args:
         input_tokens: length of the prompt.
         cached_tokens: prompt tokens in this decode replica's prefix cache; 0 when unknown.
         prefill_backlog_tokens: prompt tokens that wait or run on the prefill pool; ``None``: not observed.
         decode: load of this decode replica.
-        config: the bounds.
+        config: settings of the rule.
     """
     effective = max(0, input_tokens - cached_tokens)
     bound = _bound_tokens(prefill_backlog_tokens, decode, config)
@@ -92,18 +97,20 @@ def prefill_path(
 
 def _reason(input_tokens: int, effective_tokens: int, bound_tokens: float, usual_bound_tokens: int) -> PathReason:
     """Why the path was taken; ``usual_bound_tokens``: the bound without backlog on prefill and with room on decode."""
+    is_usually_local = effective_tokens <= usual_bound_tokens
     if effective_tokens > bound_tokens:
-        return PathReason.DECODE_BUSY if effective_tokens <= usual_bound_tokens else PathReason.LONG
-    if effective_tokens > usual_bound_tokens:
+        return PathReason.DECODE_BUSY if is_usually_local else PathReason.LONG
+    if not is_usually_local:
         return PathReason.PREFILL_BACKLOG
-    return PathReason.CACHED if input_tokens > min(bound_tokens, usual_bound_tokens) else PathReason.SHORT
+    is_short = input_tokens <= min(bound_tokens, usual_bound_tokens)
+    return PathReason.SHORT if is_short else PathReason.CACHED
 
 
 def _bound_tokens(backlog_tokens: int | None, decode: DecodeLoad, config: LengthConfig) -> float:
-    """The most uncached tokens that decode prefills itself.
+    """The bound: ``local_max_tokens`` in general.
 
-    It is ``local_max_tokens``. It falls towards 0 as a busy decode replica runs out of slots or KV, and it rises with
-    the backlog on prefill while decode has room.
+    It falls towards 0 as a busy decode replica runs out of batch slots or KV. It rises with the backlog on prefill
+    while decode has room.
     """
     usual_bound = float(config.local_max_tokens)
     headroom = decode.headroom_frac()
@@ -113,15 +120,15 @@ def _bound_tokens(backlog_tokens: int | None, decode: DecodeLoad, config: Length
         return usual_bound * headroom / config.decode_busy_frac
     if backlog_tokens is None or headroom < config.decode_room_frac:
         return usual_bound
-    # Prompts already queued on decode count against the backlog, or a burst would pile up there at once.
-    excess = max(0, backlog_tokens - decode.local_prefill_tokens)
-    return min(_cap_tokens(decode, config), usual_bound + config.backlog_share_frac * excess)
+    # Prompt tokens that wait on decode are subtracted. Otherwise all prompts of a burst would go to decode at once.
+    excess_tokens = max(0, backlog_tokens - decode.local_prefill_tokens)
+    return min(_cap_tokens(decode, config), usual_bound + config.backlog_share_frac * excess_tokens)
 
 
 def _cap_tokens(decode: DecodeLoad, config: LengthConfig) -> float:
-    """The highest bound that a backlog can bring.
+    """The highest bound that a backlog on prefill can cause.
 
-    A local prefill stalls the streams beside it. The longer the answers are, the less a stall counts per token.
+    A local prefill stalls the streams on the replica. The longer the answers are, the less a stall counts per token.
     """
     by_answers = config.local_tokens_per_output_token * (decode.output_tokens_mean or 0.0)
     return max(float(config.local_max_tokens), min(float(config.local_cap_tokens), by_answers))

@@ -1,4 +1,7 @@
-"""Replicas of a pool that get requests: those that the plan admits, or all if no plan holds (pure)."""
+"""Replicas of a pool that get requests: those that the plan admits, or all if no plan holds (pure).
+
+A plan holds while the coordinator answers: after a long silence it may be stale.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +9,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Admitted replicas of an application by the last plan, and the pools that have any."""
+    """The replicas of an application that the last plan admits."""
 
     admitted: frozenset[str]
     heard_s: float  # time of the coordinator's last answer
-    pools: frozenset[str] = frozenset()
+    pools: frozenset[str] = frozenset()  # pools that have an admitted replica
 
 
 def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> Membership | None:
-    """The membership if it holds; ``None``: it is unknown, or the coordinator was silent for longer than allowed."""
+    """The membership if it holds; ``None``: it is unknown, or the last answer is older than ``silence_s``."""
     return membership if membership is not None and now_s - membership.heard_s <= silence_s else None
 
 
 def routable(replica_ids: Sequence[str], admitted: frozenset[str] | None) -> Sequence[str]:
-    """Replicas that may get requests; one that the plan does not admit yet gets none.
+    """Those of the replicas that the plan admits; ``admitted``: ``None`` if no plan holds.
 
-    All replicas, if no plan holds or it admits none of these: a stale plan must not stop the service.
+    They are all replicas if no plan holds or the plan admits none of them: a stale plan must not stop the service.
     """
     if admitted is None:
         return replica_ids

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """One candidate replica as a router sees it."""
+    """One replica that a router may choose, and its queue as the router knows it."""
 
     replica_id: str
     queued_tokens: int = 0
 
 
+# Orders replicas, best first. Its arguments: the replicas, the number of orders so far, a source of randomness.
 RoutingPolicy = Callable[[Sequence[ReplicaView], int, random.Random], list[ReplicaView]]
 
 
 def least_tokens(replicas: Sequence[ReplicaView], turn: int, rng: random.Random) -> list[ReplicaView]:
-    """Fewest queued tokens first; ties in random order, or low load would always land on the first replica."""
+    """Fewest queued tokens first. Ties are in random order: otherwise a low load would all go to the first replica."""
     return sorted(replicas, key=lambda replica: (replica.queued_tokens, rng.random()))
 
 
@@ -37,7 +38,8 @@ class PoolRouter:
     """Counts its own tokens in flight to each replica, and orders the replicas that it may route to.
 
     It does not see what other routers send, so it asks the best few replicas for their queue: ``ask`` names them, and
-    ``informed`` takes their answers, in the unit of its own requests.
+    ``informed`` takes their answers. Tokens here are the unit of ``Routing.work_tokens``; where all requests weigh 1,
+    the answers are numbers of requests.
     """
 
     def __init__(self, policy: str, asked_replicas: int, rng: random.Random) -> None:
@@ -45,8 +47,10 @@ class PoolRouter:
         self._asked_replicas = asked_replicas
         self._rng = rng
         self._turn = 0
-        self._in_flight: dict[tuple[str, str], list[int]] = {}  # tokens by replica and request
-        self._tokens: Counter[str] = Counter()  # in flight, by replica
+        # Tokens by replica and request: a list, since a request may be sent to a replica again before its first end
+        # there.
+        self._in_flight: dict[tuple[str, str], list[int]] = {}
+        self._tokens: Counter[str] = Counter()  # tokens in flight by replica
         self._names: Collection[str] = ()
         self._views: dict[str, ReplicaView] = {}
 
@@ -62,26 +66,28 @@ class PoolRouter:
         return self._order(list(self._views.values()), self._turn, self._rng)
 
     def ask(self, ordered: Sequence[ReplicaView]) -> list[str]:
-        """Replicas to ask for their queue before one is chosen; a single replica is not asked."""
+        """Names of the replicas to ask for their queue before one is chosen; a single replica is not asked."""
         return [view.replica_id for view in ordered[: self._asked_replicas]] if len(ordered) > 1 else []
 
     def informed(self, ordered: Sequence[ReplicaView], answers: Mapping[str, int | None]) -> list[ReplicaView]:
-        """The order after the answers; replicas that did not answer (``None``) come last.
+        """The order after the answers: first the replicas that answered, then those not asked, then the silent ones.
 
-        A replica's queue is its answer, or this router's own tokens if that is more: the answer holds the tokens of
-        every router, but not those that are still on their way.
+        ``ordered``: the order that ``ask`` got. ``answers``: queue by replica, ``None`` without answer. A replica's
+        queue is its answer, or this router's own tokens if that is more: the answer counts the tokens of every router,
+        but not those that are still on their way.
         """
-        informed = [self._view(name, answer) for name, answer in answers.items() if answer is not None]
-        silent = [view for view in ordered if answers.get(view.replica_id, 0) is None]
-        return [*self._order(informed, self._turn, self._rng), *ordered[len(answers) :], *silent]
+        answered = [self._view(name, answer) for name, answer in answers.items() if answer is not None]
+        not_asked = ordered[len(answers) :]  # the first ones were asked
+        silent = [view for view in ordered if view.replica_id in answers and answers[view.replica_id] is None]
+        return [*self._order(answered, self._turn, self._rng), *not_asked, *silent]
 
     def begin(self, replica_id: str, request_id: str, tokens: int) -> None:
-        """Count a request that goes to a replica, perhaps again before its first end there is known."""
+        """Count a request that goes to a replica."""
         self._in_flight.setdefault((replica_id, request_id), []).append(tokens)
         self._add(replica_id, tokens)
 
     def end(self, replica_id: str, request_id: str) -> None:
-        """Stop counting a request; one that is not in flight changes nothing."""
+        """Stop counting a request. If it is not in flight, nothing changes."""
         tokens = self._in_flight.get((replica_id, request_id))
         if tokens is None:
             return

@@ -6,11 +6,11 @@ from itertools import takewhile
 
 
 class PrefixIndex:
-    """Bounded, least-recently-used index of chained block hashes.
+    """Bounded index of chained block hashes; the least recently used blocks leave first.
 
-    No engine API tells how much of a prompt is cached (the cache is in the core process), so a decode replica remembers
-    the blocks that it served. A block's key covers everything before it: two prompts share exactly their common leading
-    blocks, as in vLLM's own cache.
+    No engine API tells how much of a prompt is cached, since the cache is in the engine's core process. So a decode
+    replica remembers the blocks that it has served. A block's key is a hash over all tokens up to its end: two prompts
+    share exactly their common leading blocks, as in vLLM's own cache.
     """
 
     def __init__(self, *, block_tokens: int, max_blocks: int) -> None:
@@ -23,12 +23,13 @@ class PrefixIndex:
         return len(self._blocks)
 
     def cached_tokens(self, token_ids: Sequence[int], salt: str = "") -> int:
-        """Leading tokens of this prompt that are probably cached: whole blocks, and never the last token.
+        """Number of leading tokens of this prompt that are probably cached: whole blocks, and never the last token.
 
-        The engine recomputes at least the last prompt token, to have something to sample from.
+        The engine always computes the last prompt token, since it samples the first output token from it.
+        ``salt``: prompts with different salts share no blocks.
         """
-        usable = max(0, len(token_ids) - 1) // self.block_tokens
-        hits = list(takewhile(self._blocks.__contains__, self._keys(token_ids, salt, usable)))
+        usable_blocks = max(0, len(token_ids) - 1) // self.block_tokens
+        hits = list(takewhile(self._blocks.__contains__, self._keys(token_ids, salt, usable_blocks)))
         self._touch(hits)
         return len(hits) * self.block_tokens
 
@@ -39,16 +40,17 @@ class PrefixIndex:
             self._blocks.popitem(last=False)
 
     def _touch(self, keys: list[int]) -> None:
-        # Last block first, so that the oldest entry of a prompt is its tail: a head without its tail is still a hit,
-        # and vLLM frees a request's blocks in this order too.
+        # A prompt's last block is touched first, so that it leaves first: the blocks before it are of use without it,
+        # but it is of no use without them. vLLM frees a request's blocks in this order too.
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
 
     def _keys(self, token_ids: Sequence[int], salt: str, blocks: int) -> list[int]:
+        """Keys of the first ``blocks`` blocks of a sequence."""
         keys = []
-        parent = hash(salt)
+        key = hash(salt)
         for start in range(0, blocks * self.block_tokens, self.block_tokens):
-            parent = hash((parent, *token_ids[start : start + self.block_tokens]))
-            keys.append(parent)
+            key = hash((key, *token_ids[start : start + self.block_tokens]))
+            keys.append(key)
         return keys

@@ -1,4 +1,9 @@
-"""An application's own actors: found under a key, since Serve chooses their names, and followed by their clients."""
+"""An application's own actors (coordinator, health board): how they are announced, found and followed by clients.
+
+Serve chooses the names of these actors. So each actor *announces* itself: it writes its name into Ray's key-value
+store, under a key that depends on the application alone. To *follow* an actor means to ask it for its next answer again
+and again. Each answer has a version; the actor answers once it has a newer one, or after some seconds.
+"""
 
 import asyncio
 import logging
@@ -13,9 +18,9 @@ from router import ray_kv
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
-# Time between two looks whether an actor is still the announced one.
+# Time between two looks of an actor whether the announced one still exists, seconds.
 _ANNOUNCE_S = 5.0
-# Time until a client looks again for an actor that is not there or does not answer.
+# Time until a client looks again for an actor that does not exist or does not answer, seconds.
 _RETRY_S = 1.0
 
 
@@ -26,33 +31,33 @@ def find_actor(key: bytes) -> Any:
         return None
     try:
         return ray.get_actor(name.decode(), namespace=NAMESPACE)
-    except ValueError:  # being restarted
+    except ValueError:  # the announced actor has ended
         return None
 
 
 async def keep_announced(key: bytes, name: str) -> None:
-    """Announce an actor: the one started last holds the key, and if it ends the one that remains takes the key over."""
+    """Announce an actor, and go on for ever. The actor that started last has the key; if it ends, another takes it."""
     ray_kv.put(key, name.encode())
     while True:
         await asyncio.sleep(_ANNOUNCE_S)
-        with suppress(Exception):  # Ray's store is away for a moment
+        with suppress(Exception):  # Ray's store may not answer for a moment
             if await asyncio.to_thread(find_actor, key) is None:
                 ray_kv.put(key, name.encode())
 
 
 def is_another(found: Any, handle: Any) -> bool:
-    """Whether an actor was found that a client does not have yet: the first, or that of a redeployed application.
+    """Whether a client must follow another actor from now on: its first one, or the one after a redeploy.
 
-    The actor of the earlier deployment may still answer.
+    ``found``: the announced actor. ``handle``: the client's present one, which may still answer after a redeploy.
     """
     return found is not None and found != handle
 
 
 async def follow(key: bytes, ask: Callable[[Any, int], Awaitable[int]], lose: Callable[[], None]) -> None:
-    """Ask the actor that is announced under a key again and again, until this process leaves Ray.
+    """Follow the actor that is announced under a key, until this process leaves Ray.
 
-    ``ask`` gets the handle and the version of the answer before, or -1, and returns the version of its answer; ``lose``
-    is called when the actor does not answer.
+    ``ask`` gets the handle and the version of the last answer, or -1. It returns the version of the next answer.
+    ``lose`` is called when the actor does not answer.
     """
     handle: Any = None
     version = -1
@@ -64,7 +69,7 @@ async def follow(key: bytes, ask: Callable[[Any, int], Awaitable[int]], lose: Ca
             if handle is not None:
                 version = await ask(handle, version)
                 continue
-        except Exception as error:  # whatever it is, this must go on
+        except Exception as error:  # whatever the error is, the client must go on
             logger.debug("the actor %s does not answer: %s", key, error)
             handle, version = None, -1
             lose()
@@ -78,12 +83,12 @@ class Bell:
         self._event = asyncio.Event()
 
     def ring(self) -> None:
-        """Something has changed."""
+        """Wake the tasks that wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
     async def wait(self, at_most_s: float) -> None:
-        """Until the next change, or for this time."""
+        """Wait for the next ring, or for this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()

@@ -1,4 +1,7 @@
-"""An application's coordinator: how to find it, its stored state, and the membership that it sends to every router."""
+"""An application's coordinator: how to find it, its stored state, and the membership that it sends to every router.
+
+The membership says which replicas the autoscaler's last plan admits. Here are also questions to a replica's own actor.
+"""
 
 import time
 from typing import Any
@@ -12,10 +15,10 @@ from router import ray_kv
 from router.membership import Membership, obeyed
 from router.ray_actors import NAMESPACE, find_actor, follow
 
-# Age, seconds, above which a membership no longer holds: three answers are missing, since the coordinator answers every
-# 5 s even when nothing has changed.
+# Age, seconds, above which a membership no longer holds: three answers are missing by then, since the coordinator
+# answers every 5 s even when nothing has changed.
 _SILENCE_S = 15.0
-# Time, seconds, that a replica has for its answer; one large prompt can hold up its event loop for seconds.
+# Time, seconds, in which a replica must answer: one large prompt can block its event loop for seconds.
 _ANSWER_S = 5.0
 
 
@@ -94,12 +97,12 @@ class MembershipFeed:
         self._app = app
 
     def now(self) -> Membership | None:
-        """The membership that holds now; ``None``: it is unknown or too old."""
+        """The membership if it holds now; ``None``: it is unknown or too old."""
         return obeyed(self.membership, now_s=time.monotonic(), silence_s=_SILENCE_S)
 
     async def run(self) -> None:
         """Follow the coordinator until this process leaves Ray."""
-        # A lost coordinator changes nothing here: the last membership holds until it is too old.
+        # When the coordinator is lost, nothing has to be done: the last membership holds until it is too old.
         await follow(coordinator_key(self._app), self._watch, lambda: None)
 
     async def _watch(self, coordinator: Any, version: int) -> int:
@@ -109,7 +112,7 @@ class MembershipFeed:
         return int(new_version)
 
     def _store(self, admitted_by_pool: dict[str, list[str]] | None) -> None:
-        """Store the admitted replicas by pool; ``None``: the autoscaling policy is silent, so no plan holds."""
+        """Store the admitted replicas by pool; ``None``: the coordinator gets no plans any more, so none holds."""
         if admitted_by_pool is None:
             self.membership = None
             return

@@ -16,9 +16,9 @@ from router.routing import Routing
 
 logger = logging.getLogger(__name__)
 
-# Most observations that wait for the board; further ones are dropped. A caller with a board has far fewer.
+# Most observations that wait for the board; further ones are dropped. While the board answers, far fewer wait.
 _MOST_OBSERVATIONS = 1000
-# Longest wait of a request, seconds, for the board's answer whether it may test an ejected replica.
+# Longest time, seconds, for which a request waits for the board to grant a probe.
 _GRANT_S = 0.2
 
 
@@ -35,15 +35,14 @@ class HealthFeed:
         self.pool = pool
         self.usual_pace = UsualPace(config)
         self._board: Any = None
-        # From the board's last answer: ejected replicas of the application, replicas of it that have failed lately, and
-        # ejected replicas of the pool that some request may test now.
-        self._ejected: frozenset[str] = frozenset()
-        self._suspects: frozenset[str] = frozenset()
-        self._due: set[str] = set()
-        self._probes: set[str] = set()  # replicas that this caller's requests may test: the board has granted it
-        self._probe_requests: dict[str, asyncio.Task[None]] = {}  # by replica: the board has not answered yet
+        # The next three are from the board's last answer.
+        self._ejected: frozenset[str] = frozenset()  # ejected replicas of the application
+        self._suspects: frozenset[str] = frozenset()  # replicas of the application that have failed lately
+        self._due: set[str] = set()  # ejected replicas of the pool for which the board may grant a probe
+        self._granted: set[str] = set()  # replicas that this caller may test, and has not tested yet
+        self._grants: dict[str, asyncio.Task[None]] = {}  # by replica: calls that ask the board for a probe
         self._unsent: list[Observation] = []
-        # Replicas whose failure waits for the board. The board publishes them as suspects soon after it has the report.
+        # Replicas with a failure in _unsent. Soon after the board has it, they are in _suspects.
         self._new_failures: set[str] = set()
         self._has_unsent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -57,41 +56,43 @@ class HealthFeed:
 
     async def guide(self) -> tuple[frozenset[str], str | None]:
         """Replicas that the next call avoids, and the ejected replica that it tests, if the board grants a probe."""
-        probe = self._take_probe() or await self._request_probe()
+        probe = self._take_granted() or await self._request_probe()
         return self._ejected - {probe}, probe
 
-    def _take_probe(self) -> str | None:
-        """A replica that the board has let this caller test, and no request of it has tested yet."""
-        self._probes &= self._ejected
-        return self._probes.pop() if self._probes else None
+    def _take_granted(self) -> str | None:
+        """A replica whose probe the board has granted, for one request; ``None``: there is none."""
+        self._granted &= self._ejected
+        return self._granted.pop() if self._granted else None
 
     async def _request_probe(self) -> str | None:
         """Ask the board for the probe of a replica that is due; ``None``: none is due, or the board did not grant it.
 
-        The board may answer late. The probe is then this caller's alone, so its next request makes the probe.
+        If the board answers too late for this request, the next request of this caller makes the probe. The board has
+        granted it to no other caller.
         """
-        self._due -= self._probe_requests.keys()
+        self._due -= self._grants.keys()
         if not self._due:
             return None
         replica_id = self._due.pop()
-        self._probe_requests[replica_id] = request = asyncio.create_task(self._ask(replica_id))
-        await asyncio.wait([request], timeout=_GRANT_S)
-        if replica_id not in self._probes:
+        self._grants[replica_id] = grant = asyncio.create_task(self._ask(replica_id))
+        await asyncio.wait([grant], timeout=_GRANT_S)
+        if replica_id not in self._granted:
             return None
-        self._probes.discard(replica_id)
+        self._granted.discard(replica_id)
         return replica_id
 
     async def _ask(self, replica_id: str) -> None:
+        """Ask the board for a probe, and store the grant."""
         try:
             if await self._board.probe.remote(replica_id):
-                self._probes.add(replica_id)
-        except Exception as error:  # without a board the replica stays ejected until a new board begins anew
+                self._granted.add(replica_id)
+        except Exception as error:  # the board is lost, so there is no probe
             logger.debug("the health board did not grant a probe of %s: %s", replica_id, error)
         finally:
-            del self._probe_requests[replica_id]
+            del self._grants[replica_id]
 
     def needs_answers(self, replica_id: str) -> bool:
-        """Whether the board needs a replica's good answers too: it has failed lately. Of others failures are enough."""
+        """Whether the board needs a replica's good answers too, since it has failed lately."""
         return replica_id in self._suspects or replica_id in self._new_failures
 
     def report(self, observation: Observation) -> None:
@@ -105,7 +106,7 @@ class HealthFeed:
     def return_probe(self, replica_id: str) -> None:
         """Let this caller's next request make a probe that was not made, or that showed nothing."""
         if replica_id in self._ejected:
-            self._probes.add(replica_id)
+            self._granted.add(replica_id)
 
     async def _watch(self, board: Any, version: int) -> int:
         """Wait for the board's next answer and store it. Returns the version of the answer."""
@@ -115,7 +116,7 @@ class HealthFeed:
         return version
 
     def _lose(self) -> None:
-        """The board does not answer: no replica is avoided until it does."""
+        """The board does not answer. Until it does, no replica is avoided."""
         self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
 
     async def _report(self) -> None:
@@ -127,9 +128,9 @@ class HealthFeed:
                 board = await asyncio.to_thread(find_actor, self._key)
                 if board is not None:
                     await board.observe.remote(self.pool, observations)
-            except Exception as error:  # the observations are lost; a replica that still fails shows it again
+            except Exception as error:  # the observations are lost; a replica that still fails will fail other calls
                 logger.debug("the health board did not take %d observations: %s", len(observations), error)
-            self._new_failures &= {one.replica_id for one in self._unsent}
+            self._new_failures &= {each.replica_id for each in self._unsent}
 
 
 class CallHealth:
@@ -150,7 +151,7 @@ class CallHealth:
                 self._probe = None
 
     def report_failure(self) -> None:
-        """Report that the call failed at its replica, and the replicas that could not be reached before."""
+        """Report that the call failed at its replica, and also the replicas that could not be reached before it."""
         self.report_unreached()
         self._report(Measure.ERROR, has_failed=True)
 
@@ -166,13 +167,13 @@ class CallHealth:
         self._report(Measure.PACE, has_failed=self._feed.usual_pace.is_slow(pace_s, least_s))
 
     def end(self) -> None:
-        """The call has ended. A probe that it did not make, or that showed nothing, is for another request."""
+        """The call has ended. If it did not make its probe, or the probe showed nothing, another request makes it."""
         self.report_unreached()
         if self._probe is not None:
             self._feed.return_probe(self._probe)
 
     def _report(self, measure: Measure, *, has_failed: bool) -> None:
-        """Report one result of the replica that has the call, if the board needs it."""
+        """Report a result of the replica that has the call, if the board needs it."""
         replica_id = self._choice.replica_id
         if replica_id is None:
             return

@@ -14,7 +14,7 @@ def put(key: bytes, value: bytes) -> None:
 
 
 def get(key: bytes) -> bytes | None:
-    """The note of a key; ``None`` if the store has none."""
+    """The note of a key; ``None``: the store has none."""
     value: bytes | None = _internal_kv_get(key)
     return value
 

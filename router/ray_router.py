@@ -1,4 +1,4 @@
-"""Which replica of a deployment Serve sends a request to: Serve's request router around the pure ``PoolRouter``."""
+"""Chooses the replica of a deployment to which Serve sends a request: Serve's request router with a ``PoolRouter``."""
 
 import asyncio
 import logging
@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 # Name of a prefill replica's queue in its routing stats: prompt tokens that wait there or are being computed.
 QUEUED_TOKENS = "queued_tokens"
-# Longest wait of a request, seconds, for a replica that it does not exclude. Then it may go to an excluded one.
+# Longest time, seconds, for which a request waits for a replica that it does not exclude. Then it may go to an excluded
+# one.
 _EXCLUDED_S = 5.0
-# Longest wait for a replica's queue, seconds; Serve's own (RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S).
+# Longest wait for the report of a replica's queue, seconds: that of RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S.
 _ANSWER_S = 0.1
-# Time, seconds, for which a replica that could not be reached is tried last.
+# Time, seconds, for which a replica is tried last after it could not be reached.
 _UNREACHED_S = 5.0
 
 
@@ -37,8 +38,8 @@ class TandemRouter(RequestRouter):
 
     Needs: ``_deployment_id`` and ``_choose_replica_for_request`` of Serve's ``RequestRouter``, ``_actor_handle`` of its
     ``RunningReplica``, and ``should_backoff`` of ``routing_context``.
-    Without it: no request is routed, or the caller does not learn which replica got its request; queues of prefill are
-    not asked.
+    Without it: no request is routed, or the caller does not learn which replica got its request. Prefill replicas are
+    not asked for their queues.
     """
 
     def initialize_state(
@@ -56,46 +57,50 @@ class TandemRouter(RequestRouter):
             policy: a name in ``router.pool_router.POLICIES``.
             is_gated: whether the plan of a coordinator says which replicas get requests.
             asked_replicas: number of replicas that are asked for their queue before one is chosen.
-            asks_tokens: whether a queue is measured in waiting tokens, which replicas report in
-                ``record_routing_stats`` as ``QUEUED_TOKENS``. If not, it is a number of requests.
+            asks_tokens: whether a queue is a number of tokens, which replicas report in ``record_routing_stats`` as
+                ``QUEUED_TOKENS``. If not, it is a number of requests.
             most_ejected_frac: largest share of the pool that is avoided, 0..1; see ``router.ejection.usable``.
         """
         known_pools.add(self._deployment_id.name, self)
         self._asks_tokens = asks_tokens
         self._most_ejected_frac = most_ejected_frac
         self._pool = PoolRouter(policy, asked_replicas, random.Random())
-        # Candidates and admitted replicas that the views of ``_pool`` show.
-        self._shown: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
+        # Candidates and admitted replicas for which the replicas of ``_pool`` were set.
+        self._refreshed_for: tuple[list[RunningReplica], frozenset[str] | None] = ([], None)
         self._by_id: dict[str, RunningReplica] = {}  # the candidates
         self._unreached_s: dict[str, float] = {}  # monotonic time at which a replica could not be reached
-        self._feed: MembershipFeed | None = None
+        self._feed: MembershipFeed | None = None  # ``None``: no coordinator says which replicas get requests
         if is_gated:
             self._feed = MembershipFeed(self._deployment_id.app_name)
-            # The loop itself holds its tasks only weakly.
+            # Kept, since the loop itself has only weak references to its tasks.
             self._feed_task = asyncio.get_running_loop().create_task(self._feed.run())
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The candidates that the request may go to, best first; each is a rank of its own."""
+        """The candidates that the request may go to, best first.
+
+        Serve tries the lists in turn and has its own order within a list. So each list has one candidate.
+        """
         if pending_request is not None:
-            # Without this Serve calls again at once after an empty answer, in a loop that blocks the process.
+            # Without it, Serve calls again at once after an empty answer, in a loop that blocks the process.
             pending_request.routing_context.should_backoff = True
         self._refresh(candidate_replicas)
         routing = _routing(pending_request)
         has_waited = pending_request is not None and time.time() - pending_request.created_at > _EXCLUDED_S
         ordered = await self._informed(self._permitted(self._pool.order(), routing, has_waited=has_waited))
-        last = {routing.last_resort, *self._unreached()} - {None}
-        if last or routing.probe is not None:
-            ordered.sort(key=lambda view: (view.replica_id in last, view.replica_id != routing.probe))
-        # A replica that has gone during the questions is no candidate any more.
+        tried_last = {routing.last_resort, *self._unreached()} - {None}
+        if tried_last or routing.probe is not None:
+            # The sort is stable: the order stays, except that the probe comes first and ``tried_last`` at the end.
+            ordered.sort(key=lambda view: (view.replica_id in tried_last, view.replica_id != routing.probe))
+        # Replicas that have gone while queues were asked are no candidates any more.
         return [[self._by_id[view.replica_id]] for view in ordered if view.replica_id in self._by_id]
 
     def _permitted(self, views: list[ReplicaView], routing: Routing, *, has_waited: bool) -> list[ReplicaView]:
-        """The replicas that a request may go to, in the same order; empty: it waits for a replica."""
+        """The replicas that a request may go to, in the same order; empty: the request waits for a replica."""
         permitted = [view for view in views if view.replica_id not in routing.exclude]
         if not permitted and has_waited:
-            # The excluded replicas that died have left the pool by now. Of the others only a connection was lost.
+            # Excluded replicas that died have left the pool by now. Those that are still here lost only a connection.
             permitted = views
         if not routing.avoid:
             return permitted
@@ -126,31 +131,32 @@ class TandemRouter(RequestRouter):
             async with asyncio.timeout(_ANSWER_S):
                 if not self._asks_tokens:
                     return int(await replica.get_queue_len(deadline_s=_ANSWER_S))
-                # The same call as in get_queue_len; Serve has no public way to ask a replica something else.
+                # A call like that in get_queue_len. Serve has no public way to ask a replica for something else.
                 return int((await replica._actor_handle.record_routing_stats.remote())[QUEUED_TOKENS])
         except Exception as error:  # the replica may be dying, which Serve notices by itself
             logger.debug("%s did not report its queue: %s", replica_id, error)
             return None
 
     def _refresh(self, candidates: list[RunningReplica]) -> None:
-        """Show the pool the replicas that requests may go to. With many replicas this is the most expensive step."""
+        """Set the replicas that requests may go to. With many replicas this is the most expensive step."""
         admitted = self._admitted()
         # Serve makes a new list at every change of the candidates, and the feed a new set at every change of the plan.
-        if candidates is self._shown[0] and admitted is self._shown[1]:
+        # So it is enough to compare the objects.
+        if candidates is self._refreshed_for[0] and admitted is self._refreshed_for[1]:
             return
-        self._shown = candidates, admitted
+        self._refreshed_for = candidates, admitted
         self._by_id = {replica.replica_id.unique_id: replica for replica in candidates}
         self._pool.set_replicas(routable(list(self._by_id), admitted))
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Serve's private method that gives a request its replica; Serve then sends the request there.
+        """Serve's private method that chooses a replica for a request; Serve then sends the request there.
 
-        Serve alone would try for ever if no replica can be reached.
+        Serve's own method would try for ever if no replica can be reached.
 
         Raises:
-            RayServeException: the router chose a replica again that could not be reached: it has no better one.
+            RayServeException: a replica could not be reached for this request twice, since the router has no other one.
         """
         if is_retry:
             self._withdraw(_routing(pending_request).choice)
@@ -159,7 +165,7 @@ class TandemRouter(RequestRouter):
         return replica
 
     def _withdraw(self, choice: Choice) -> None:
-        """Clear a choice whose replica has not taken the request: it is full, or could not be reached."""
+        """Clear a choice, since the chosen replica has not taken the request: it is full, or could not be reached."""
         name = choice.replica_id
         if name is None:
             return
@@ -186,20 +192,21 @@ class TandemRouter(RequestRouter):
         return set(self._unreached_s)
 
     def record_choice(self, pending_request: PendingRequest, replica_id: str) -> None:
-        """Count the request's tokens to the replica that gets it, and give the choice to the caller.
+        """Count the request's tokens for the replica that gets it, and tell the caller which one it is.
 
-        This is not ``on_request_routed``: Serve calls that once a replica has accepted, and one that hangs never does.
+        ``on_request_routed`` would be too late: Serve calls it once a replica has accepted, which one that hangs never
+        does.
         """
         routing = _routing(pending_request)
         routing.choice.replica_id = replica_id
         self._pool.begin(replica_id, pending_request.metadata.internal_request_id, routing.work_tokens)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Stop counting the request's tokens. Serve calls this after each attempt, also if no replica took it."""
+        """Stop counting the request's tokens. Serve calls this after each attempt, also an unsuccessful one."""
         self._pool.end(replica_id.unique_id, internal_request_id)
 
 
 def _routing(pending: PendingRequest | None) -> Routing:
-    """The routing facts of a request; the default ones for calls without any, such as health checks."""
+    """The ``Routing`` of a request; the default one for calls without, such as health checks."""
     first = pending.args[0] if pending is not None and pending.args else None
     return getattr(first, "routing", None) or Routing()

@@ -8,8 +8,9 @@ from router.admission_config import AdmissionConfig, Priority
 # Longest Retry-After of a refusal, seconds.
 _MOST_RETRY_AFTER_S = 60.0
 # Share of max_requests that is reserved for each priority above a request's own.
-_ROOM_FRAC = 0.05
-# A key may use the unused rate of this time, seconds, at once. A minute here would allow two minutes' requests in one.
+_RESERVED_FRAC = 0.05
+# Time, seconds: a key that has sent nothing may send the requests of this time at once. With 60 s, a key could send the
+# requests of two minutes within one minute.
 _BURST_S = 10.0
 
 
@@ -23,113 +24,126 @@ class Refusal:
 
 
 def refusal(reason: str, what: str, retry_after_s: float) -> Refusal:
-    """A refusal; the time to come again is rounded up and bounded."""
+    """A refusal; ``what``: its reason for the client. The time is rounded up and bounded."""
     after_s = float(math.ceil(min(_MOST_RETRY_AFTER_S, max(1.0, retry_after_s))))
     return Refusal(reason=reason, message=f"{what}; send it again after {after_s:g} s", retry_after_s=after_s)
 
 
 class _Bucket:
-    """Token bucket that holds at most ``_BURST_S`` of its rate, but at least 1; its level may be negative."""
+    """Token bucket that holds at most ``_BURST_S`` of its rate, but at least 1. A level below 0 is a debt."""
 
-    def __init__(self, rate_s: float, now_s: float) -> None:
-        self._rate_s = rate_s
-        self._most = max(1.0, rate_s * _BURST_S)
-        self.level, self._at_s = self._most, now_s
+    def __init__(self, per_s: float, now_s: float) -> None:
+        self._per_s = per_s
+        self._most = max(1.0, per_s * _BURST_S)
+        self.level, self._filled_s = self._most, now_s
 
-    def empty_s(self, least: float, now_s: float) -> float:
-        """Time until the bucket holds ``least``, seconds; 0 if it does."""
-        self.level = min(self._most, self.level + self._rate_s * (now_s - self._at_s))
-        self._at_s = now_s
-        return max(0.0, (least - self.level) / self._rate_s)
+    def wait_s(self, least: float, now_s: float) -> float:
+        """Fill the bucket up to now. Returns the time until it holds ``least``, seconds; 0 if it does."""
+        self.level = min(self._most, self.level + self._per_s * (now_s - self._filled_s))
+        self._filled_s = now_s
+        return max(0.0, (least - self.level) / self._per_s)
 
 
 @dataclass(slots=True)
-class _Key:
-    requests: _Bucket | None
+class _KeyUse:
+    """What one API key may still send, and what it has sent."""
+
+    requests: _Bucket | None  # ``None``: no limit
     tokens: _Bucket | None
-    here: int = 0
+    request_count: int = 0  # requests of the key that wait or are being answered
 
 
 class RequestLimits:
     """Requests of all models at one replica of the endpoint: their number, and the rates of each API key."""
 
     def __init__(self, config: AdmissionConfig, replicas: int) -> None:
-        """``replicas``: of the endpoint, which share each key's rates equally."""
+        """``replicas``: number of the endpoint's replicas; each allows an equal part of a key's rates."""
         self._config = config
         self._replicas = replicas
-        self._keys: dict[str | None, _Key] = {}
+        self._uses: dict[str | None, _KeyUse] = {}
 
     def refuse(self, key: str | None, priority: Priority, requests: int, now_s: float) -> Refusal | None:
-        """Whether a request of this key is refused before its body is read; ``requests``: number of others."""
+        """Whether a request is refused before its body is read.
+
+        ``key``: name of its API key. ``requests``: number of other requests at this replica of the endpoint.
+        """
         return self.refuse_full(requests, self.priority(key, priority)) or self.refuse_key(key, now_s)
 
     def priority(self, key: str | None, priority: Priority) -> Priority:
-        """The priority that a request of this key gets."""
-        return max(priority, Priority[self._config.limits(key).highest_priority.upper()])
+        """The priority that a request of this key gets: the requested one, or the key's highest if that is lower."""
+        highest = Priority[self._config.limits(key).highest_priority.upper()]
+        return max(priority, highest)  # the larger number is the lower priority
 
     def refuse_full(self, requests: int, priority: Priority) -> Refusal | None:
         """Refuse a request of this priority if this number of other requests leaves no room for it."""
         most = self._config.max_requests
-        most_of_priority = most - int(_ROOM_FRAC * most) * priority
+        higher_priorities = int(priority)  # priorities count from 0, the highest
+        most_of_priority = most - int(_RESERVED_FRAC * most) * higher_priorities
         if requests < most_of_priority:
             return None
         name = priority.name.lower()
-        what = f"{requests} requests are here, and one of {name} priority enters below {most_of_priority}"
-        return refusal("requests", f"{what} (admission.max_requests is {most})", 1.0)
+        what = (
+            f"this replica of the endpoint has {requests} requests, and takes one of {name} priority only while it has "
+            f"fewer than {most_of_priority} (admission.max_requests is {most})"
+        )
+        return refusal("requests", what, 1.0)
 
-    def refuse_key(self, name: str | None, now_s: float) -> Refusal | None:
+    def refuse_key(self, key: str | None, now_s: float) -> Refusal | None:
         """Refuse one more request of a key that has reached a limit."""
-        limits, key = self._config.limits(name), self._key(name, now_s)
-        if limits.max_requests is not None and key.here >= limits.max_requests:
-            return refusal("key", f"{key.here} requests of this key are here (max_requests)", 1.0)
+        limits, use = self._config.limits(key), self._use(key, now_s)
+        if limits.max_requests is not None and use.request_count >= limits.max_requests:
+            what = f"this replica of the endpoint has {use.request_count} requests of this key (max_requests)"
+            return refusal("key", what, 1.0)
         rates = (
-            ("requests", key.requests, limits.requests_per_minute),
-            ("tokens", key.tokens, limits.tokens_per_minute),
+            ("requests", use.requests, limits.requests_per_minute),
+            ("tokens", use.tokens, limits.tokens_per_minute),
         )
         for what, bucket, per_minute in rates:
-            if bucket is not None and (after_s := bucket.empty_s(1.0, now_s)):
-                worth = f"of which {_BURST_S:g} s' worth may come at once"
-                return refusal("key", f"{what} of this key come faster than {per_minute:g} a minute, {worth}", after_s)
+            # One token is enough to enter: a prompt that needs more leaves a debt, which later requests wait for.
+            if bucket is not None and (after_s := bucket.wait_s(1.0, now_s)):
+                burst = f"of which those of {_BURST_S:g} s may come at once"
+                return refusal("key", f"{what} of this key come faster than {per_minute:g} a minute, {burst}", after_s)
         return None
 
-    def enter(self, name: str | None, tokens: int, now_s: float) -> Refusal | None:
+    def enter(self, key: str | None, tokens: int, now_s: float) -> Refusal | None:
         """Count a request and its prompt tokens for its key until ``leave``; or refuse it."""
-        if (refused := self.refuse_key(name, now_s)) is not None:
+        if (refused := self.refuse_key(key, now_s)) is not None:
             return refused
-        self._charge(name, requests=1, tokens=tokens)
-        self._keys[name].here += 1
+        self._charge(key, requests=1, tokens=tokens)
+        self._uses[key].request_count += 1
         return None
 
-    def refund(self, name: str | None, tokens: int) -> None:
+    def refund(self, key: str | None, tokens: int) -> None:
         """Return a request and its prompt tokens to its key: no engine has computed anything for it."""
-        self._charge(name, requests=-1, tokens=-tokens)
+        self._charge(key, requests=-1, tokens=-tokens)
 
-    def body_refused(self, name: str | None, now_s: float) -> None:
+    def body_refused(self, key: str | None, now_s: float) -> None:
         """Charge a request whose body is refused: the body had to be read."""
-        self._key(name, now_s)
-        self._charge(name, requests=1)
+        self._use(key, now_s)  # it may be the key's first request, which has no buckets yet
+        self._charge(key, requests=1)
 
-    def spend(self, name: str | None, tokens: int) -> None:
+    def spend(self, key: str | None, tokens: int) -> None:
         """Charge output tokens of a key's requests."""
-        self._charge(name, tokens=tokens)
+        self._charge(key, tokens=tokens)
 
-    def leave(self, name: str | None) -> None:
+    def leave(self, key: str | None) -> None:
         """End one request of a key."""
-        self._keys[name].here -= 1
+        self._uses[key].request_count -= 1
 
-    def _charge(self, name: str | None, requests: int = 0, tokens: int = 0) -> None:
-        key = self._keys[name]
-        if key.requests is not None:
-            key.requests.level -= requests
-        if key.tokens is not None:
-            key.tokens.level -= tokens
+    def _charge(self, key: str | None, requests: int = 0, tokens: int = 0) -> None:
+        use = self._uses[key]
+        if use.requests is not None:
+            use.requests.level -= requests
+        if use.tokens is not None:
+            use.tokens.level -= tokens
 
-    def _key(self, name: str | None, now_s: float) -> _Key:
-        if name not in self._keys:
-            limits = self._config.limits(name)
+    def _use(self, key: str | None, now_s: float) -> _KeyUse:
+        """What a key has used, with full buckets at its first request."""
+        if key not in self._uses:
+            limits = self._config.limits(key)
 
             def bucket(per_minute: float | None) -> _Bucket | None:
                 return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
 
-            self._keys[name] = _Key(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))
-        return self._keys[name]
+            self._uses[key] = _KeyUse(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))
+        return self._uses[key]

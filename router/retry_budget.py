@@ -9,17 +9,18 @@ class RetryBudget:
     """
 
     def __init__(self, *, share_frac: float = 0.2, most: float = 10.0) -> None:
+        """``share_frac``: retries per request; ``most``: retries that the bucket holds, with which it begins."""
         self._share_frac = share_frac
         self._most = most
-        self._left = most
+        self._retries = most
 
     def request(self) -> None:
         """Count a request."""
-        self._left = min(self._most, self._left + self._share_frac)
+        self._retries = min(self._most, self._retries + self._share_frac)
 
     def take(self) -> bool:
         """Take one retry; ``False``: the budget is empty."""
-        if self._left < 1.0:
+        if self._retries < 1.0:
             return False
-        self._left -= 1.0
+        self._retries -= 1.0
         return True

@@ -1,16 +1,20 @@
-"""The time per token of a stream, by how long its caller waited for it (pure)."""
+"""The pace of a stream: the time per token for which its caller waited for the replica (pure)."""
 
 
 class StreamPace:
-    """One stream from its first token on; an answer in one piece has no pace.
+    """The pace of one stream from its first token on; an answer in one piece has no pace.
 
-    Time in which the caller does not wait for the replica, for example while its client reads, does not count. Where
-    that is most of the time, the pace of the replica cannot be seen.
+    Time in which the caller does not wait for the replica does not count, for example while its client reads. If that
+    is most of the time, the pace of the replica cannot be seen.
     """
 
-    _LEAST_TOKENS = 8  # of a stream that has ended; fewer are no evidence
-    _ENOUGH_TOKENS = 64  # a stream that goes on is judged at these
-    _LEAST_WAITED_FRAC = 0.5  # of the time since the first token, spent waiting for the replica
+    # Least tokens of a stream that has ended; with fewer it is not judged.
+    _LEAST_TOKENS = 8
+    # Tokens at which a stream that goes on is judged.
+    _ENOUGH_TOKENS = 64
+    # Least share of the time since the first token in which the caller waited for the replica; below it the stream is
+    # not judged.
+    _LEAST_WAITED_FRAC = 0.5
 
     def __init__(self) -> None:
         self._first_s: float | None = None
@@ -19,21 +23,22 @@ class StreamPace:
         self._is_judged = False
 
     def frame(self, tokens: int, waited_s: float, now_s: float) -> float | None:
-        """Count a frame that the caller waited for; seconds per token, once, as soon as enough tokens have come."""
+        """Count a frame and the wait for it. Returns the pace once, when enough tokens have come; else ``None``."""
         if self._first_s is None:
             if tokens:
                 self._first_s = now_s
             return None
         self._waited_s += waited_s
         self._tokens += tokens
-        return self._judged_s(self._ENOUGH_TOKENS, now_s)
+        return self._pace_s(self._ENOUGH_TOKENS, now_s)
 
     def ended(self, waited_s: float, now_s: float) -> float | None:
-        """Count the wait for a frame that did not come; seconds per token, unless ``frame`` has returned them."""
+        """Count the last wait, for a frame that did not come. Returns the pace, unless ``frame`` has returned it."""
         self._waited_s += waited_s
-        return self._judged_s(self._LEAST_TOKENS, now_s)
+        return self._pace_s(self._LEAST_TOKENS, now_s)
 
-    def _judged_s(self, least_tokens: int, now_s: float) -> float | None:
+    def _pace_s(self, least_tokens: int, now_s: float) -> float | None:
+        """Seconds per token, once; ``None``: it has been returned, or it cannot be seen."""
         if self._first_s is None or self._is_judged or self._tokens < least_tokens:
             return None
         if self._waited_s < self._LEAST_WAITED_FRAC * (now_s - self._first_s):

@@ -9,7 +9,7 @@ from serve_app.checks.yaml_checks import parse_app_config
 
 def build(args: dict[str, Any]) -> Application:
     """The application of one ``args`` mapping; raises ConfigError with the field, its value and what to do."""
-    from deployments.graph import build_graph  # imports vllm: seconds, and only needed where the graph is built
+    from deployments.graph import build_graph  # not above: it imports vllm, which takes seconds
 
     config = parse_app_config(args)
     return build_graph(

@@ -41,7 +41,8 @@ class AppConfig(StrictConfig):
         service = {name: value[name] for name in ServiceConfig.model_fields if name in value}
         if "services" not in value:
             return {**{name: field for name, field in value.items() if name not in service}, "services": [service]}
-        for name in service:
+        if service:
+            name = next(iter(service))
             raise ValueError(f"services and {name} are given: {name} is a field of a service, so put it into one")
         return value
 
@@ -129,25 +130,27 @@ class AppConfig(StrictConfig):
             if service.autoscale is not None:
                 check_fits(service.autoscale, service.pool_limits(self.topology))
         topology = self.topology or TopologyConfig()
-        roles = {service.model.id: list(service.role_configs().values()) for service in self.services}
-        every_role = [role for each in roles.values() for role in each]
-        limits = {"topology.budget_gpus": (topology.budget_gpus, every_role)}
+        pools = {service.model.id: list(service.role_configs().values()) for service in self.services}
+        all_pools = [pool for service_pools in pools.values() for pool in service_pools]
+        # By name of the field: GPUs by type, and the pools that share them.
+        limits = {"topology.budget_gpus": (topology.budget_gpus, all_pools)}
         for model, autoscale in autoscales.items():
-            limits[f"autoscale.quota_gpus of {model}"] = (autoscale.quota_gpus, roles[model])
-        types = {kind for role in every_role for kind in role.demand.gpus_by_type()}
-        # A misspelt type would have no limit, or no cost and so grow first.
+            limits[f"autoscale.quota_gpus of {model}"] = (autoscale.quota_gpus, pools[model])
+        types = {kind for pool in all_pools for kind in pool.demand.gpus_by_type()}
+        # With a misspelt type in a limit, the type that was meant would have no limit.
         for name, (limit, _) in limits.items():
             if unknown := sorted(limit.keys() - types):
-                has = ", ".join(sorted(types)) or "none"
-                raise ValueError(f"{name} has GPUs of type {unknown[0]}, and no group has any (they have {has})")
-        without = sorted(types - topology.cost_per_gpu_hour.keys())
-        if topology.cost_per_gpu_hour and without:
+                known = ", ".join(sorted(types)) or "none"
+                raise ValueError(f"{name} has GPUs of type {unknown[0]}, and no group has any (they have {known})")
+        # A type without a cost would grow first, since the cheapest pools do.
+        without_cost = sorted(types - topology.cost_per_gpu_hour.keys())
+        if topology.cost_per_gpu_hour and without_cost:
             raise ValueError(
-                f"topology.cost_per_gpu_hour has no {without[0]}, which would seem to cost nothing: give every type "
-                "that groups have"
+                f"topology.cost_per_gpu_hour has no {without_cost[0]}, which would seem to cost nothing: give every "
+                "type that groups have"
             )
-        for name, (limit, limited) in limits.items():
-            _check_limit(name, limit, limited)
+        for name, (limit, limited_pools) in limits.items():
+            _check_limit(name, limit, limited_pools)
         for service in self.services:
             _check_idle(service)
 
@@ -177,27 +180,31 @@ class AppConfig(StrictConfig):
 
 
 def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:
-    """Check that GPUs by type suffice for the lowest counts of these pools, and, unless 0, for one replica of each."""
-    least: dict[str, float] = {}
-    smallest: dict[str, float] = {}
+    """Check that ``limit``, GPUs by type, suffices for the lowest counts of ``pools``, and for the smallest replica.
+
+    0 GPUs of a type are allowed: its pools then stay empty. ``name``: the limit's field.
+    """
+    lowest_gpus: dict[str, float] = {}
+    smallest_replica_gpus: dict[str, float] = {}
     for pool in pools:
         for kind, gpus in pool.demand.gpus_by_type().items():
-            least[kind] = least.get(kind, 0.0) + pool.replicas * gpus
-            smallest[kind] = min(smallest.get(kind, gpus), gpus)
+            lowest_gpus[kind] = lowest_gpus.get(kind, 0.0) + pool.replicas * gpus
+            smallest_replica_gpus[kind] = min(smallest_replica_gpus.get(kind, gpus), gpus)
     for kind, gpus in limit.items():
-        if least.get(kind, 0.0) > gpus + _EPSILON:
+        if lowest_gpus.get(kind, 0.0) > gpus + _EPSILON:
             raise ValueError(
-                f"{name}: {gpus:g} GPUs of type {kind} are less than the {least[kind]:g} that the lowest counts of all "
-                "groups take: raise it, or lower replicas"
+                f"{name}: {gpus:g} GPUs of type {kind} are less than the {lowest_gpus[kind]:g} that the lowest counts "
+                "of all groups take: raise it, or lower replicas"
             )
-        if smallest.get(kind, 0.0) > gpus + _EPSILON and gpus:  # 0 GPUs: the type is not used
+        if gpus and smallest_replica_gpus.get(kind, 0.0) > gpus + _EPSILON:
             raise ValueError(
-                f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest[kind]:g}: raise it, or "
-                "leave the groups of that type out"
+                f"{name}: {gpus:g} GPUs of type {kind} hold no replica, which takes {smallest_replica_gpus[kind]:g}: "
+                "raise it, or leave the groups of that type out"
             )
 
 
 def _check_idle(service: ServiceConfig) -> None:
+    """Check that a service that goes to zero when it is idle has no pool that always keeps replicas."""
     pools = [str(key) for key, pool in service.role_configs().items() if pool.replicas]
     if pools and service.autoscale is not None and service.autoscale.idle_to_zero_s is not None:
         raise ValueError(

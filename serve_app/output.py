@@ -1,4 +1,4 @@
-"""Writes a file that a command was asked for."""
+"""Writes the file that an option of a command names."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ from serve_app.checks.yaml_checks import ConfigError
 
 
 def write_file(path: Path | None, text: str, option: str) -> None:
-    """Write ``text``, its folder too, where ``option`` of the command named a file; raises ConfigError if it cannot."""
+    """Write ``text`` to ``path``, and make its folder; ``None``: the option was not given, and nothing is written.
+
+    ``option``: the option's name, for the error. Raises ConfigError: the file cannot be written.
+    """
     if path is None:
         return
     try:

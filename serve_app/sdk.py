@@ -66,7 +66,7 @@ def deploy(
         driver_environment()
     import ray  # only after the environment is set
 
-    # Local clusters would share the default port of metrics with other clusters of this machine.
+    # A port of its own for the metrics page: another cluster of this machine may have the default port.
     document, config = _read(source, free_ports(1)[0] if address is None else None)
     if ray.is_initialized():
         raise DeployError(
@@ -99,7 +99,7 @@ class App:
         """``cluster``: the local cluster that ``deploy`` started; ``None``: the application is on a running cluster."""
         self.config = config
         self.name = _name(document)
-        self.url = ""  # of the endpoint; known once the application is submitted
+        self.url = ""  # URL of the endpoint; known once the application is submitted
         self._document = document
         self._address = address
         self._cluster = cluster
@@ -132,11 +132,11 @@ class App:
 
     @contextmanager
     def _ray_errors(self) -> Iterator[None]:
-        """Turn Ray's own errors, such as that of a lost cluster, into a DeployError in one line."""
+        """Turn an error of Ray itself, such as a lost cluster, into a DeployError in one line."""
         try:
             yield
         except Exception as error:
-            if type(error).__module__.startswith("ray."):  # by name: Ray may not be imported yet
+            if type(error).__module__.startswith("ray."):  # no isinstance: Ray may not be imported yet
                 raise DeployError(f"application {self.name}: {first_cause([str(error)])}") from error
             raise
 
@@ -154,7 +154,7 @@ class App:
             on_status: as in ``deploy``.
 
         Raises:
-            ConfigError: the configuration does not fit, or is of another application. Nothing was changed.
+            ConfigError: the configuration does not fit, or belongs to another application. Nothing was changed.
             DeployError: the application does not run with the new configuration after ``timeout_s``, or the cluster is
                 lost.
         """
@@ -283,7 +283,10 @@ def _name(document: Mapping[str, Any]) -> str:
 
 
 def _read(source: Path | str | Mapping[str, Any], metrics_port: int | None) -> tuple[dict[str, Any], AppConfig]:
-    """A checked Serve YAML or mapping; ``metrics_port``: used if the configuration has none; ``None``: the default."""
+    """A checked Serve YAML or mapping.
+
+    ``metrics_port``: port of the metrics page if the configuration has none; ``None``: the default port.
+    """
     document, config = read_application(source)
     if metrics_port is None or "metrics_port" in config.ingress.model_fields_set:
         return document, config

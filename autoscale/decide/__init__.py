@@ -2,7 +2,22 @@
 
 Enters: snapshots (``autoscale.types``), configuration, nodes and their topology, and the wish of a policy of
 ``autoscale.policies``. Leaves: plans, and lines of the decision log. Everything here is pure: no clock, no Ray, no file
-but the log that is replayed. ``cycle`` decides about all services of an application, ``controller`` about one, by
-stages that stand beside their rules. Each stage takes a ``Draft`` and nothing else, so it can be tested alone.
-``status`` has the messages between processes. Cooldowns, limits, budgets and placement are here and nowhere else.
+but the log that is replayed. Cooldowns, limits, budgets and placement are here and nowhere else.
+
+A tick is one decision about one service; a cycle has one tick of each service of an application. ``controller`` does a
+tick by stages, ``cycle`` does a cycle. A stage is a function that takes a ``Draft`` and nothing else, so it can be
+tested alone. ``status`` has the messages between processes.
+
+Terms:
+    pool: replicas of one role in one group; KV moves only inside a group.
+    leader, follower: a replica of the ratio's larger role (decode if both are equal), and one of the other role.
+    unit: one leader, and the followers that the ratio requires with it.
+    guard, gate: the guard limits the wanted counts; the gate chooses which ready replicas serve.
+    admitted: gets requests. warm: runs as a reserve without requests. held: runs without requests, since it is warm or
+        the gate has not admitted it.
+    withdrawn: gets no more requests, but may return. victim: must stop.
+    pending: wanted, but no group has room for it.
+    overdue: a pool with replicas that have waited for a node for more than ``no_node_s``. stuck: such a replica, if the
+        pool's lowest count requires it.
+    claim: a demand of a more important service for the room of a less important one.
 """

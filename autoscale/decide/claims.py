@@ -1,7 +1,9 @@
-"""Claims: room that less important services give up for replicas of a more important one that lack it (pure).
+"""Claims: less important services give up room for replicas of a more important service that finds none (pure).
 
-WVA's constrained mode and HeteroScale's priorities. Each claim is tried out first: with it, the claimant must find room
-inside its own quota, affinity and budgets. Replicas that leave already are not claimed.
+The claimant is the service that lacks room; givers are services that may have to give it up. A giver gives whole units:
+a leader (a replica of the ratio's larger role) with the followers (replicas of the other role) that only it needs. Each
+claim is tried out first: with it, the claimant must find room inside its own quota, affinity and budgets. Replicas that
+leave already are not claimed. Source: WVA's constrained mode and HeteroScale's priorities.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -16,27 +18,29 @@ from autoscale.headcount import desired_replicas
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
 
-# Most units that are tried out for one claim.
+# Most units that are tried out for one claim: each trial places the claimant again, and a cycle shall take less than a
+# second (docs/decisions/placement.md 174).
 _MOST_UNITS = 32
 
 
 @dataclass(slots=True)
 class Claimed:
-    """The most replicas that pools of a service may have, and the names of replicas whose room is claimed."""
+    """What is claimed of one giver: the most replicas that its pools may have, and replicas whose room is claimed."""
 
-    most: dict[PoolKey, int] = field(default_factory=dict)
-    replicas: list[str] = field(default_factory=list)
+    most_replicas: dict[PoolKey, int] = field(default_factory=dict)
+    replica_ids: list[str] = field(default_factory=list)
 
 
+# By name of the giver.
 Claims = MutableMapping[str, Claimed]
-# Configuration and snapshot of services that may have to give room, by name.
+# Configuration and snapshot of each giver, by name.
 Givers = Mapping[str, tuple[AutoscaleConfig, Snapshot]]
 # A replica that would leave: its pool, and the nodes that it is on.
 Departure = tuple[PoolStats, tuple[str, ...]]
 
 
 class Shortage:
-    """The replicas that lack room in the plan of one service, and trials of whether they would find it."""
+    """The replicas that lack room in the claimant's plan, and trials of whether they would find room."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Shortage:
         ratio, override = plan.decision.ratio or config.pd_ratio, config.override
         self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts)
         self._current = plan.state.desired
-        # Replicas that the plan placed have their room already.
+        # Replicas that the plan placed have their room already, so a trial must not take room for them again.
         self._pools = [
             replace(pool, held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)))
             for pool in limited(config, snapshot.pools, plan.state)
@@ -62,18 +66,19 @@ class Shortage:
         self._candidates = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in self._pools)
 
     def may_use(self, nodes: Iterable[str]) -> bool:
-        """Whether its replicas may be on one of these nodes."""
+        """Whether the claimant's replicas may be on one of these nodes."""
         if self._slots is None:
             return True
         index = self._slots.topology.index
-        return any(name in index and self._candidates >> index[name] & 1 for name in nodes)
+        node_set = sum({1 << index[name] for name in nodes if name in index})  # one bit per node
+        return bool(self._candidates & node_set)
 
     def is_limited(self, kinds: set[str]) -> bool:
-        """Whether a budget limits its GPUs of one of these types."""
+        """Whether a budget limits GPUs of one of these types that the claimant uses."""
         return any(kind in self._budget for kind in kinds & self.types)
 
     def pending(self, departures: Iterable[Departure]) -> int:
-        """Number of replicas that would lack room once these replicas have left."""
+        """Number of the claimant's replicas that would lack room once these replicas have left."""
         slots = None if self._slots is None else self._slots.copy()
         budget, quota = dict(self._budget), dict(self._quota)
         for pool, nodes in departures:
@@ -89,7 +94,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """Replicas that a group would give, by name, and the remaining counts of its pools."""
+    """A unit that a group would give: its replicas that leave, by id, and the counts of its pools after that."""
 
     service: str
     group: str
@@ -98,10 +103,15 @@ class _Unit:
 
 
 def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims: Claims) -> bool:
-    """Claim units of less important services if the claimant finds room with them; returns whether any was tried.
+    """Claim units of the givers if the claimant finds room with them; returns whether anything was tried out.
 
-    Groups of preemptible variants give first, then the dearest, none below its lowest counts. Room of replicas that
-    leave any of the ``others`` counts as free. ``givers``: the least important first. New claims go into ``claims``.
+    Preemptible groups give first, then the most expensive ones, none below its lowest counts.
+
+    Args:
+        shortage: the claimant's replicas that lack room.
+        others: all other services; room of replicas that leave them already counts as free.
+        givers: the givers, the least important first.
+        claims: claims of this cycle, to which new ones are added.
     """
     leaving = [departure for snapshot in others for departure in _leaving(snapshot)]
     if not leaving and not any(_offered(shortage, givers, claims)):
@@ -110,52 +120,58 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
     if pending < shortage.pending(()):
         _keep_yielding(givers, claims)
     units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if pending else []
-    fewest = shortage.pending([*leaving, *_departures(units)]) if units else pending
-    if fewest == pending:
+    # With all units: what these do not help, fewer of them do not help either.
+    fewest_pending = shortage.pending([*leaving, *_departures(units)]) if units else pending
+    if fewest_pending == pending:
         return True
 
     def is_enough(some: list[_Unit]) -> bool:
-        return shortage.pending([*leaving, *_departures(some)]) == fewest
+        """Whether these units help the claimant as much as all units."""
+        return shortage.pending([*leaving, *_departures(some)]) == fewest_pending
 
-    needed = next(n for n in range(1, len(units) + 1) if is_enough(units[:n]))
-    for unit in _useful(units[:needed], is_enough):
+    first_units = next(units[:number] for number in range(1, len(units) + 1) if is_enough(units[:number]))
+    for unit in _needed(first_units, is_enough):
         claimed = claims.setdefault(unit.service, Claimed())
-        claimed.most.update(unit.counts)
-        claimed.replicas += unit.departures
+        claimed.most_replicas.update(unit.counts)
+        claimed.replica_ids += unit.departures
     return True
 
 
 def _keep_yielding(givers: Givers, claims: Claims) -> None:
     """Repeat earlier claims, so that services which made room do not take it back while the claimant waits for it."""
     for name, (_, snapshot) in givers.items():
-        most = claims.setdefault(name, Claimed()).most
-        most.update({key: min(count, most.get(key, count)) for key, (_, count) in snapshot.state.yielding.items()})
+        most_replicas = claims.setdefault(name, Claimed()).most_replicas
+        for key, (_, count) in snapshot.state.yielding.items():
+            most_replicas[key] = min(count, most_replicas.get(key, count))
 
 
 def _offered(shortage: Shortage, givers: Givers, claims: Mapping[str, Claimed]) -> Iterator[_Unit]:
-    """The units that may be claimed, in the order in which services and their groups give them."""
+    """The units that may be claimed, in the order in which services and their groups give them.
+
+    A group offers units if the claimant may use its nodes, or if a budget limits the GPUs that both use.
+    """
     for service, (config, snapshot) in givers.items():
-        desired, claimed = snapshot.state.desired_and_warm, claims.get(service, Claimed()).most
+        desired, most_replicas = snapshot.state.desired_and_warm, claims.get(service, Claimed()).most_replicas
         leaving = {*snapshot.state.victims, *snapshot.state.withdrawn}
         for pair in _pairs(config, snapshot) if any(desired.values()) else ():
             kinds = {kind for pool in pair for kind in pool.gpus_by_type()}
             if not kinds & shortage.types:
                 continue
-            counts = {pool.key: claimed.get(pool.key, desired.get(pool.key, 0)) for pool in pair}
+            counts = {pool.key: most_replicas.get(pool.key, desired.get(pool.key, 0)) for pool in pair}
             names = {pool.key: _in_leaving_order(pool, counts[pool.key], leaving, shortage) for pool in pair}
             nodes = {node for pool in pair for name in names[pool.key] if name for node in pool.on.get(name, ())}
             if shortage.may_use(nodes) or shortage.is_limited(kinds):
                 yield from _units_of_group(service, pair, counts, names, config.pd_ratio)
 
 
-def _useful(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
-    """The units that are needed. A group gives its units in order, so only its last units can be left out."""
+def _needed(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
+    """Leave out units that are not needed. A group gives its units in order, so only its last ones can be left out."""
     for group in dict.fromkeys(unit.group for unit in units):
         while own := [unit for unit in units if unit.group == group]:
-            others = [unit for unit in units if unit is not own[-1]]
-            if not is_enough(others):
+            without_last = [unit for unit in units if unit is not own[-1]]
+            if not is_enough(without_last):
                 break
-            units = others
+            units = without_last
     return units
 
 
@@ -166,12 +182,15 @@ def _departures(units: Iterable[_Unit]) -> list[Departure]:
 def _leaving(snapshot: Snapshot) -> list[Departure]:
     """Replicas that leave already, with their nodes if these are known."""
     names = {*snapshot.state.victims, *snapshot.state.withdrawn}
-    leaving: list[Departure] = []
-    for pool in (pool for pool in snapshot.pools if pool.demand is not None and (names or pool.draining)):
-        present = dict.fromkeys([*pool.on, *(replica.replica_id for replica in pool.replicas)])
-        own = dict.fromkeys([*(name for name in present if name in names), *pool.draining])
-        leaving += [(pool, pool.on.get(name, ())) for name in own]
-    return leaving
+    departures: list[Departure] = []
+    for pool in snapshot.pools:
+        if pool.demand is None or not (names or pool.draining):
+            continue
+        present = [*pool.on, *(replica.replica_id for replica in pool.replicas)]
+        # A dict names each replica once, in a fixed order.
+        leaving = dict.fromkeys([*(name for name in present if name in names), *pool.draining])
+        departures += [(pool, pool.on.get(name, ())) for name in leaving]
+    return departures
 
 
 def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats, PoolStats]]:
@@ -190,12 +209,15 @@ def _units_of_group(
     names: Mapping[PoolKey, list[str | None]],
     ratio: PdRatio,
 ) -> Iterator[_Unit]:
-    """One unit after the other: a leader, with the followers that only it needs."""
+    """One unit after the other: a leader, with the followers that only it needs.
+
+    ``names``: replicas of each pool in the order in which they leave.
+    """
     leader, follower = pair
     while counts[leader.key] > leader.limits.lowest_replicas:
-        fewer = counts[leader.key] - 1
-        needed = max(follower.limits.lowest_replicas, whole(fewer * ratio.follower_share))
-        after = {leader.key: fewer, follower.key: min(counts[follower.key], needed)}
+        leaders = counts[leader.key] - 1
+        followers = max(follower.limits.lowest_replicas, whole(leaders * ratio.follower_share))
+        after = {leader.key: leaders, follower.key: min(counts[follower.key], followers)}
         departures: dict[str, Departure] = {}
         for pool in pair:
             for _ in range(counts[pool.key] - after[pool.key]):
@@ -207,13 +229,17 @@ def _units_of_group(
 
 
 def _in_leaving_order(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
-    """A pool's replicas in the order in which they leave; ``None``: a replica that has no room yet.
+    """``count`` replicas of a pool in the order in which they leave; ``None``: a replica that has no room yet.
 
-    Replicas that do not run yet leave first, as in Serve. Of the others those on useful nodes leave first, then the
-    youngest.
+    Replicas that do not run yet leave first, as in Serve. Then those on nodes that the claimant may use, and of these
+    the youngest first.
     """
     running = [replica.replica_id for replica in reversed(pool.replicas) if replica.replica_id not in leaving]
     running.sort(key=lambda name: not shortage.may_use(pool.on.get(name, ())))
-    counted = {*leaving, *running, *pool.draining}
-    present = [*(name for name in pool.on if name not in counted), *running]
-    return [*[None] * (count - len(present)), *present[max(0, len(present) - count) :]]
+    running_or_leaving = {*leaving, *running, *pool.draining}
+    starting = [name for name in pool.on if name not in running_or_leaving]
+    with_room = [*starting, *running]
+    without_room = max(0, count - len(with_room))
+    # More replicas than ``count``: the first ones leave in any case.
+    surplus = max(0, len(with_room) - count)
+    return [*[None] * without_room, *with_room[surplus:]]

@@ -13,7 +13,8 @@ from autoscale.slo import SloConfig
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# Shortest time between two reports of a replica, seconds: each costs it and Serve's controller 1 ms of a core.
+# Shortest time between two reports of a replica, seconds: each report costs the replica and Serve's controller 1 ms of
+# a core.
 _LEAST_REPORT_S = 1.0
 # Longest time between two reports of a replica, seconds.
 _MOST_REPORT_S = 10.0
@@ -63,9 +64,9 @@ class GuardConfig(StrictConfig):
     damping_in_frac: float = Field(0.5, gt=0.0, le=1.0)
     """Share of a wanted shrinkage that one plan takes."""
     step_out_replicas: int = Field(8, ge=1)
-    """Most replicas that one plan adds to the larger role; off the ratio, to each role."""
+    """Most replicas that one plan adds to the larger role, or to each role if the counts are off the ratio."""
     step_in_replicas: int = Field(2, ge=1)
-    """Most replicas that one plan takes from the larger role; off the ratio, from each role."""
+    """Most replicas that one plan takes from the larger role, or from each role if the counts are off the ratio."""
     budget_gpus: int | None = Field(None, ge=1)
     """Most GPUs that both roles together may hold."""
     band_replicas: float = Field(1.0, ge=0.5, le=16.0)
@@ -89,9 +90,11 @@ class GateConfig(StrictConfig):
 class AutoscaleConfig(StrictConfig):
     """How prefill and decode are sized together."""
 
-    # Policies that ``policy`` may name; those of them for groups without prefill; policies that are refused.
+    # Policies that ``policy`` may name.
     policies: ClassVar[Mapping[str, Callable[..., Policy[Any]]]] = POLICIES
+    # Of these policies, those that can size groups without prefill.
     aggregated_policies: ClassVar[tuple[str, ...]] = AGGREGATED
+    # Policies of other systems, for the simulator only.
     refused_policies: ClassVar[tuple[str, ...]] = SIMULATED_ONLY
 
     pd_ratio: PdRatio = Field(PdRatio(1, 1), validate_default=True)
@@ -103,25 +106,27 @@ class AutoscaleConfig(StrictConfig):
     guard: GuardConfig = GuardConfig()
     gate: GateConfig = GateConfig()
     interval_s: float = Field(5.0, ge=0.2, le=60.0)
-    """Time between two decisions. Replicas report twice in the deployed value, but every 1 to 10 s."""
+    """Time between two decisions. Replicas report twice in this time, but at least 1 s and at most 10 s apart. Only a
+    new deployment changes how often they report."""
     window_s: float = Field(20.0, gt=0.0, le=600.0)
     """Time over which rates and quantiles are taken."""
     stale_s: float = Field(15.0, gt=0.0)
     """Age of a replica's last report above which all counts stay."""
     no_room_s: float = Field(900.0, gt=0.0)
-    """Time after which a replica that is not ready is given up for no_room_retry_s, and replicas of the other role with
-    it. Choose more than the longest start takes, with a new node and the model's download."""
+    """Time after which a replica that is not ready is given up for no_room_retry_s. Replicas of the other role that the
+    ratio requires with it are then given up too. Choose more than the longest start takes, with a new node and the
+    model's download."""
     no_room_retry_s: float = Field(300.0, gt=0.0)
     """Time after which a replica that was given up for lack of room is tried again."""
     no_node_s: float = Field(30.0, gt=0.0)
     """Time after which a replica goes to another group because no node of its own group has room."""
     idle_to_zero_s: float | None = Field(None, gt=0.0)
-    """Time without a request after which all replicas stop, if every group has replicas: 0. The next request then waits
-    until a replica has started. Left out: the last replica of each role stays."""
+    """Time without a request after which all replicas stop. It needs replicas: 0 in every group. The next request then
+    waits until a replica has started. Left out: the last replica of each role stays."""
     priority: int = Field(0, ge=-1000, le=1000)
     """Services of an application with a higher priority are placed first."""
     gpu_types: dict[Role, tuple[str, ...]] = Field(default_factory=dict)
-    """GPU types that a role takes, the preferred one first; left out: all alike."""
+    """GPU types that a role takes, the preferred one first. Left out: it takes all types and prefers none."""
     quota_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """Most GPUs of each type that the service may hold."""
     warm_replicas: int = Field(0, ge=0, le=64)
@@ -165,7 +170,7 @@ class AutoscaleConfig(StrictConfig):
         return self
 
     def _check_aggregated(self) -> None:
-        """Refuse prefill counts other than 0 at the ratio 0:1, and of 0 at any other."""
+        """Refuse other prefill counts than 0 at the ratio 0:1, and a prefill count of 0 at any other ratio."""
         if self.pd_ratio.is_aggregated and self.policy.kind not in self.aggregated_policies:
             raise ValueError(
                 f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
@@ -173,16 +178,21 @@ class AutoscaleConfig(StrictConfig):
             )
         for name, counts in (("override", self.override), ("policy", self.policy)):
             prefill = getattr(counts, "prefill", None)
-            if isinstance(prefill, int) and bool(prefill) == self.pd_ratio.is_aggregated:
+            has_prefill = not self.pd_ratio.is_aggregated
+            if isinstance(prefill, int) and (prefill > 0) != has_prefill:
                 raise ValueError(
                     f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: give 0 with 0:1, and 1 "
                     "or more with any other ratio"
                 )
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
-        """Lowest and highest count of a role in a group that was deployed with these; a lowest count of 0 stays 0."""
+        """Lowest and highest count of a role in a group; ``lowest`` and ``highest``: the deployed ones.
+
+        A deployed lowest count of 0 stays 0, so that the group may still sleep.
+        """
         bounds = self.bounds.get(role, BoundsConfig())
-        return (bounds.lowest_replicas or lowest) if lowest else 0, bounds.highest_replicas or highest
+        new_lowest = (bounds.lowest_replicas or lowest) if lowest else 0
+        return new_lowest, bounds.highest_replicas or highest
 
     @property
     def is_frozen(self) -> bool:
@@ -195,7 +205,7 @@ class AutoscaleConfig(StrictConfig):
         return min(max(_LEAST_REPORT_S, self.interval_s / 2), _MOST_REPORT_S)
 
     def check_reports(self, report_s: float) -> None:
-        """Refuse, with a ValueError, times that are too short for replicas that report every ``report_s``."""
+        """Check ``stale_s`` and ``window_s`` against the time between reports; ValueError if one is too short."""
         slower_s = max(self.interval_s, report_s)
         for name, value, harm in (
             ("stale_s", self.stale_s, "every tick would hold"),

@@ -1,4 +1,4 @@
-"""Controller.tick: turns a snapshot into a plan by ten stages, in the order that only this file defines (pure)."""
+"""Controller.tick: turns a snapshot into a plan by ten stages; only this file defines their order (pure)."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,8 @@
 """One cycle over all services of an application: by priority, each with the room that earlier ones left (pure).
 
+A service that finds no room may claim room of less important services (``claims``). These come later in the cycle, so
+their plans obey the claim at once.
+
 Source: HeteroScale Algorithm 4 over services, and WVA's constrained mode (Greedy-by-Saturation): among services of
 equal priority, the one with the least spare capacity comes first, and then the cheaper one.
 """
@@ -17,7 +20,8 @@ from autoscale.decide.slots import Slots
 from autoscale.types import ControllerState, Plan, Snapshot
 from kvtransfer.topology import Role
 
-# Most services that claim room in one cycle, since each claim is tried unit by unit; the others claim later.
+# Most services that claim room in one cycle; the others claim in a later cycle. Trying out claims takes most of such a
+# cycle's time, and a cycle shall take less than a second (docs/decisions/placement.md 174).
 _MOST_CLAIMANTS = 16
 
 
@@ -35,12 +39,13 @@ def tick_all(
     Args:
         controllers: the controller of each service.
         snapshots: snapshots of the same services, without nodes, budgets and claims.
-        slots: free room of the cluster, from which placed replicas are taken; its nodes store their scarcity
-            (``Topology.with_scarcity``). ``None``: placement ignores nodes.
+        slots: free room of the cluster, from which this call takes the room of placed replicas; its nodes store their
+            scarcity (``Topology.with_scarcity``). ``None``: placement ignores nodes.
         budget_gpus: most GPUs of each type that all services together may hold.
         warm_replicas: warm replicas that the services share. Services that are awake get one each in turn: the most
             important first, and among equals the one that has some already.
-        lacking_types: GPU types that were lacking in the last cycle; services on these types get no warm replicas.
+        lacking_types: what ``lacking_types()`` returned for the last cycle; services on these types get no warm
+            replicas.
     """
     budget_left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
@@ -51,14 +56,14 @@ def tick_all(
     claimants = 0
     decided: dict[str, tuple[Snapshot, Plan]] = {}
     for number, name in enumerate(order):
-        claimed = claims.get(name, Claimed())
+        claimed = claims.get(name, Claimed())  # by services earlier in the order
         snapshot, plan = decided[name] = _tick(
             controllers[name],
             replace(
                 snapshots[name],
                 gpus_left=dict(budget_left),
-                claims=claimed.most,
-                claimed=tuple(claimed.replicas),
+                claims=claimed.most_replicas,
+                claimed=tuple(claimed.replica_ids),
                 warm_replicas=warm[name],
             ),
             slots,
@@ -67,13 +72,14 @@ def tick_all(
         if plan.pending and claimants < _MOST_CLAIMANTS:
             shortage = Shortage(controllers[name].config, snapshot, plan, slots, budget_left)
             others = [snapshots[other] for other in order if other != name]
-            givers = {
+            givers = {  # the least important service first
                 other: (controllers[other].config, snapshots[other])
                 for other in reversed(order[number + 1 :])
                 if controllers[other].config.priority < controllers[name].config.priority
                 and not controllers[other].config.is_frozen
             }
-            claimants += claim(shortage, others, givers, claims)
+            if claim(shortage, others, givers, claims):
+                claimants += 1
     return decided
 
 
@@ -81,9 +87,9 @@ def _tick(controller: Controller, snapshot: Snapshot, slots: Slots | None) -> tu
     """The plan of a service, and its snapshot with the nodes that the plan may depend on."""
     if slots is None:
         return snapshot, controller.tick(snapshot)
-    free = slots.free()
+    free = slots.free()  # before the plan takes room
     plan = controller.tick(snapshot, slots)
-    # Only these nodes, since thousands of them would take most of the cycle's time.
+    # Other snapshots get no nodes: copying thousands of nodes for each service would take most of the cycle's time.
     is_dependent = _depends_on_nodes(snapshot, plan)
     nodes = slots.nodes((pool.demand for pool in snapshot.pools), free) if is_dependent else ()
     return replace(snapshot, nodes=nodes), plan
@@ -95,6 +101,7 @@ def _spend(budget_left: dict[str, float], gpus: Mapping[str, float]) -> None:
 
 
 def _added_gpus(snapshot: Snapshot, state: ControllerState) -> dict[str, float]:
+    """GPUs by type that a plan adds. A plan that needs fewer frees none yet: replicas that leave still hold theirs."""
     before = held_gpus(snapshot.pools, snapshot.state.desired_and_warm)
     after = held_gpus(snapshot.pools, state.desired_and_warm)
     return {kind: max(0.0, gpus - before.get(kind, 0.0)) for kind, gpus in after.items()}
@@ -103,9 +110,11 @@ def _added_gpus(snapshot: Snapshot, state: ControllerState) -> dict[str, float]:
 def _depends_on_nodes(snapshot: Snapshot, plan: Plan) -> bool:
     """Whether a plan may depend on the free room of nodes, or on the replicas on the scarcest nodes."""
     before, after = snapshot.state, plan.state
-    is_placed = after.desired_and_warm != before.desired_and_warm or plan.pending or plan.passed_over or plan.nodes
-    has_chosen = after.warm or plan.victims != before.victims or plan.withdrawn != tuple(before.withdrawn)
-    return bool(is_placed or has_chosen)
+    has_sought_room = (
+        after.desired_and_warm != before.desired_and_warm or plan.pending or plan.passed_over or plan.nodes
+    )
+    has_chosen_replicas = after.warm or plan.victims != before.victims or plan.withdrawn != tuple(before.withdrawn)
+    return bool(has_sought_room or has_chosen_replicas)
 
 
 def lacking_types(decided: Mapping[str, tuple[Snapshot, Plan]]) -> frozenset[str]:
@@ -126,20 +135,25 @@ def _warm_replicas(
     shared_replicas: int,
     lacking: frozenset[str],
 ) -> dict[str, int]:
-    """Number of warm replicas that each service may have: its own, and its share of the application's."""
-    able = [
+    """Warm replicas that each service may have: those of its own configuration, and its share of the shared ones.
+
+    None for a service that sleeps, or that uses a lacking GPU type.
+    """
+    eligible = [
         name
         for name in order
         if not snapshots[name].state.is_asleep
         and not any(kind in lacking for pool in snapshots[name].pools for kind in pool.gpus_by_type())
     ]
-    able.sort(key=lambda name: (-controllers[name].config.priority, not snapshots[name].state.warm))
-    share = shared(shared_replicas, able)
-    return {name: controllers[name].config.warm_replicas + share[name] if name in share else 0 for name in order}
+    eligible.sort(key=lambda name: (-controllers[name].config.priority, not snapshots[name].state.warm))
+    warm = dict.fromkeys(order, 0)
+    for name, share in shared(shared_replicas, eligible).items():
+        warm[name] = controllers[name].config.warm_replicas + share
+    return warm
 
 
 def shared(warm_replicas: int, order: Sequence[str]) -> dict[str, int]:
-    """Each service's share of an application's warm replicas: one each in turn, in the order of services."""
+    """Each service's share of an application's warm replicas, given out one by one in the order of services."""
     share = dict.fromkeys(order, 0)
     for name in islice(cycle(order), warm_replicas):
         share[name] += 1
@@ -158,7 +172,7 @@ def in_order(configs: Mapping[str, AutoscaleConfig], snapshots: Mapping[str, Sna
 
 
 def _spare_frac(snapshot: Snapshot) -> float:
-    """The free share of KV cache, in the role that has the smaller share; 1 if no replica reports it."""
+    """The mean free share of the KV cache, in the role where it is smaller; 1 if no replica reports it."""
     used: dict[Role, list[float]] = {role: [] for role in Role}
     for pool in snapshot.pools:
         used[pool.key.role] += [r.kv_usage_frac for r in pool.replicas if r.kv_usage_frac is not None]

@@ -19,20 +19,20 @@ _LIMITS = tuple(field.name for field in fields(PoolLimits))
 
 
 def config_line(service: str, config: AutoscaleConfig, now_s: float, why: str) -> str:
-    """The line with the configuration of a service for the lines after it; ``why``: the cause of its change."""
+    """The line with the configuration that holds for the service's lines after it; ``why``: the cause of its change."""
     return json.dumps({"service": service, "at_s": now_s, "why": why, "config": config.model_dump(mode="json")})
 
 
 def decision_line(service: str, snapshot: Snapshot, plan: Plan) -> str:
-    """The line of one changed decision about a service; a pool's limits are beside its counts, not nested."""
+    """The line of one changed decision about a service; the limits of a pool are beside its counts, not nested."""
     document = _SNAPSHOT.dump_python(snapshot, mode="json")
     for pool in document["pools"]:
-        pool |= pool.pop("limits")
+        pool |= pool.pop("limits")  # changes the pool inside the document
     return json.dumps({"service": service, "snapshot": document, "plan": PLAN.dump_python(plan, mode="json")})
 
 
 def _nested(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot of a log, with the limits of each pool nested again."""
+    """A snapshot of a log, with the limits of each pool nested again: the inverse of ``decision_line``."""
     pools = []
     for pool in snapshot["pools"]:
         limits = {name: pool[name] for name in _LIMITS if name in pool}
@@ -41,12 +41,12 @@ def _nested(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_news(plan: Plan, last: Plan | None) -> bool:
-    """Whether a plan differs from the last one in more than its time and its figures."""
+    """Whether a plan has other decisions than the last one; times and figures alone are no news."""
     return last is None or _decided(plan) != _decided(last)
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    # Without texts that change in each tick: a cooldown counts down, and a hold states ages.
+    """The parts of a plan that are news, without texts that change in each tick: a cooldown's time, a hold's ages."""
     notes = tuple(note for note in plan.held_back if note.kind is not NoteKind.COOLDOWN)
     is_held = plan.decision.wanted is None
     return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, is_held, plan.pending, plan.passed_over
@@ -68,7 +68,7 @@ class Difference:
 def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Iterator[Difference | None]:
     """Compute every plan of a log again; yields ``None`` for each plan that is the same.
 
-    ``config`` replaces the logged ones.
+    ``config`` replaces all configurations of the log.
 
     Raises:
         ValueError: a line is no line of a decision log, or a decision comes before any configuration.
@@ -93,14 +93,14 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
             raise ValueError(f"line {number} is a decision before any configuration: give one with --config")
         plan = controller.tick(snapshot)
         again = PLAN.dump_python(plan, mode="json")
-        if _are_alike(plan.held_back, notes):
+        if _are_alike(plan.held_back, notes):  # only texts may differ, and these are not compared
             logged["held_back"] = again["held_back"]
-        fields = {name: (logged.get(name), again[name]) for name in again if again[name] != logged.get(name)}
-        yield Difference(line=number, service=service, now_s=snapshot.now_s, fields=fields) if fields else None
+        differing = {name: (logged.get(name), again[name]) for name in again if again[name] != logged.get(name)}
+        yield Difference(line=number, service=service, now_s=snapshot.now_s, fields=differing) if differing else None
 
 
 def _are_alike(notes: Sequence[Note], logged: Sequence[Note]) -> bool:
-    """Whether notes have the same kinds, whatever their texts; older logs have no kinds."""
+    """Whether notes have the same kinds, whatever their texts; notes of older logs are of unknown kind."""
     return len(notes) == len(logged) and all(
         old.kind in (NoteKind.UNKNOWN, new.kind) for new, old in zip(notes, logged, strict=True)
     )

@@ -22,19 +22,26 @@ class Draft:
     stages fails at once.
 
     Attributes:
-        snapshot: input; its state is that of the last tick.
+        snapshot: input; its state is the state after the last tick.
         slots: free room of nodes, from which placed replicas are taken.
-        state: state of the last tick, brought up to date; later stages turn it into the plan's.
+        state: the snapshot's state, brought up to date; later stages turn it into the plan's state.
+        census: replicas of each role that should serve, run, are withdrawn or must stop.
         pools: pools of the snapshot, with all limits applied.
+        room: limits of both roles' counts over all pools.
         overdue: pools with replicas that have waited for a node for too long.
         hold: why the policy's wish is ignored; ``None``: it is followed.
         may_leave: whether replicas may leave: latency meets its objective, or people or claims want fewer.
         is_missed: whether latency misses its objective while replicas are withdrawn, so that they come back.
-        stuck: replicas of each role that lowest counts require and that find no node.
+        decision: the policy's wish, or what replaces it.
+        falls_asleep: whether all replicas stop in this tick, since no request comes.
+        stuck: replicas of each role that lowest counts require but that have waited for a node for too long.
         current: replicas of each role that should serve now, without stuck ones.
         wanted: replicas of each role that should serve from now on.
-        final_counts: wanted replicas once leaving replicas have freed their GPUs.
+        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
+        counts: replicas of each pool for Serve.
+        admitted: replicas that get requests.
+        held: running replicas that get no requests: they wait for the other role, or are warm.
     """
 
     config: AutoscaleConfig
@@ -84,13 +91,14 @@ class Draft:
 def emit(draft: Draft) -> Plan:
     """The plan of a draft that has gone through all stages."""
     state, decision, placed = draft.state, draft.decision, draft.placed
-    admitted, before = frozenset(draft.admitted), frozenset(state.admitted)
+    admitted = frozenset(draft.admitted)
+    has_new = not admitted <= frozenset(state.admitted)
     state = replace(
         state,
         ticked_s=draft.now_s,
         admitted=tuple(draft.admitted),
         held=tuple(draft.held),
-        settled_s=draft.now_s + draft.config.window_s if admitted - before else state.settled_s,
+        settled_s=draft.now_s + draft.config.window_s if has_new else state.settled_s,
         memory=state.memory if decision.memory is None else decision.memory,
     )
     return Plan(
@@ -109,7 +117,7 @@ def emit(draft: Draft) -> Plan:
 
 
 def unchanged(snapshot: Snapshot, reason: str) -> Plan:
-    """The plan that changes nothing. Timers start anew, since no tick observed the time before."""
+    """The plan that changes nothing. Timers start anew, since no tick observed the time until now."""
     state = replace(
         snapshot.state,
         withdrawn=dict.fromkeys(snapshot.state.withdrawn, snapshot.now_s),

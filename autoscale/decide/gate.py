@@ -1,4 +1,8 @@
-"""Decides which ready replicas serve, which leave first, and which withdrawn ones come back (pure)."""
+"""The gate: decides which ready replicas serve, which leave first, and which withdrawn ones come back (pure).
+
+A withdrawn replica gets no more requests. It is observed for a time: it comes back if it is needed again, and becomes a
+victim if not. A victim must stop. A ready replica that the gate does not admit is held: it waits for the other role.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -24,18 +28,20 @@ def leave(draft: Draft) -> None:
     may_leave = (draft.may_leave or draft.is_exchange) and not draft.config.is_observing
     for pool in draft.snapshot.pools:
         away = count_among(pool, state.withdrawn) + count_among(pool, state.victims)
-        surplus = len(pool.replicas) - away - state.desired[pool.key] - state.warm.get(pool.key, 0)
+        wanted = state.desired[pool.key] + state.warm.get(pool.key, 0)
+        surplus = len(pool.replicas) - away - wanted
         if surplus < 0:
             _come_back(pool, -surplus, withdrawn)
         elif surplus > 0 and may_leave:
             _send_away(draft, pool, surplus, withdrawn, victims)
-    ended = _end_observation(draft, withdrawn, victims)
+    has_ended = _end_observation(draft, withdrawn, victims)
     draft.state = replace(
         state,
         withdrawn=withdrawn,
         victims=tuple(sorted(victims)),
         desired_before=state.desired_before if withdrawn else {},
-        missed=None if ended and not withdrawn else state.missed,
+        # All replicas of the scale-in were observed to the end and not missed: it was not harmful.
+        missed=None if has_ended and not withdrawn else state.missed,
     )
 
 
@@ -50,7 +56,7 @@ def _come_back(pool: PoolStats, count: int, withdrawn: dict[str, float]) -> None
 def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, float], victims: set[str]) -> None:
     """Take ``count`` replicas out of service: withdraw those that serve, and stop the others at once.
 
-    In an exchange, and when the service falls asleep, all stop at once.
+    All stop at once in an exchange (one role gives its GPUs to the other), and when the service falls asleep.
     """
     admitted, leave_at_once = frozenset(draft.state.admitted), draft.is_exchange or draft.falls_asleep
     serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
@@ -62,7 +68,7 @@ def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, f
 
 
 def _end_observation(draft: Draft, withdrawn: dict[str, float], victims: set[str]) -> bool:
-    """Stop withdrawn replicas after the time of observation, if scale-in is allowed. Returns whether any stops."""
+    """Stop withdrawn replicas after the time of observation, if replicas may leave. Returns whether any stops."""
     if draft.hold is not None or not draft.may_leave:
         return False
     latest_s = draft.now_s - draft.config.gate.observation_s
@@ -80,16 +86,15 @@ def admit(draft: Draft) -> None:
     ready: dict[str, dict[Role, list[str]]] = {}
     draft.counts, draft.admitted, draft.held = {}, [], []
     for pool in draft.snapshot.pools:
-        group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
+        ready_in_group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
         staying = [replica for replica in pool.replicas if replica.replica_id not in away]
         desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
         running = max(desired + warm, len(staying)) + count_among(pool, state.withdrawn)
         draft.counts[pool.key] = desired if config.is_observing else running
         # The replicas that would leave first are the warm ones.
-        number = len(staying) - desired if warm else 0
-        idle = choose_victims(staying, before, number, scarcity(pool, draft.slots) if warm else {})
+        idle = choose_victims(staying, before, len(staying) - desired, scarcity(pool, draft.slots)) if warm else []
         draft.held += idle
-        group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in idle]
+        ready_in_group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in idle]
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
     for group in ready.values():
         names = [*group[Role.PREFILL], *group[Role.DECODE]]
@@ -105,9 +110,10 @@ def admissible(
 ) -> list[str]:
     """The replicas of one group that may serve; ``ready``: its ready replicas by role, the oldest first.
 
-    Replicas that were admitted ``before`` stay. Others enter, the oldest first, while the counts are within
-    ``band_replicas`` of the ratio, but at least one of each role. Source: HeteroScale section 3.4: service discovery of
-    the larger role is suspended until the other has caught up.
+    Replicas that were admitted ``before`` stay. Others enter, the oldest first, while the group is at most
+    ``band_replicas`` followers (replicas of the ratio's smaller role) off the ratio; one of each role enters in any
+    case. Source: HeteroScale section 3.4: service discovery of the larger role is suspended until the other has caught
+    up.
     """
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
     if not any(new.values()):
@@ -125,15 +131,18 @@ def admissible(
 def _largest_counts(
     least: Mapping[Role, int], most: Mapping[Role, int], ratio: PdRatio, band_replicas: float
 ) -> dict[Role, int]:
-    """The largest counts from ``least`` to ``most`` inside the band, or else the counts nearest to it."""
+    """The largest counts from ``least`` to ``most`` that are at most ``band_replicas`` off the ratio.
+
+    If there are none, the counts that are nearest to that.
+    """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     for leaders in range(most[leader], least[leader] - 1, -1):
         followers = min(most[follower], int(leaders * share + band_replicas + _EPSILON))
         if followers >= least[follower] and leaders * share - followers <= band_replicas + _EPSILON:
             return {leader: leaders, follower: followers}
-    if most[follower] < least[leader] * share:  # too few followers, all of them needed
+    if most[follower] < least[leader] * share:  # too few followers: all of them, and as few leaders as possible
         return {leader: least[leader], follower: most[follower]}
-    return {leader: most[leader], follower: least[follower]}
+    return {leader: most[leader], follower: least[follower]}  # too many followers
 
 
 def choose_victims(
@@ -143,14 +152,23 @@ def choose_victims(
     scarcity: Mapping[str, int] = MappingProxyType({}),
     claimed: Collection[str] = (),
 ) -> list[str]:
-    """The ``number`` replicas that leave first: claimed, held, on the scarcest node, with the least work, the youngest.
+    """The ``number`` replicas of a pool that leave first.
 
-    ``replicas``: replicas of one pool, the oldest first; ``claimed``: names whose room a more important service needs.
+    Claimed ones leave first; then those that are not admitted, those on the scarcest nodes, those with the least work,
+    and the youngest.
+
+    Args:
+        replicas: replicas of one pool, the oldest first.
+        admitted: replicas that get requests.
+        number: number of replicas that leave.
+        scarcity: scarcity of the nodes of each replica.
+        claimed: replicas whose room a more important service needs.
     """
     if number <= 0:
         return []
 
-    def cost(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, int, float, float, int]:
+    def worth(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, int, float, float, int]:
+        """The parts are compared from left to right; the lowest leaves first."""
         index, replica = entry
         return (
             replica.replica_id not in claimed,
@@ -161,7 +179,7 @@ def choose_victims(
             -index,
         )
 
-    return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=cost)[:number]]
+    return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=worth)[:number]]
 
 
 def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
@@ -169,7 +187,8 @@ def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
     if slots is None:
         return {}
     topology = slots.topology
-    return {
-        replica: int(topology.priority(sum(1 << topology.index[name] for name in nodes if name in topology.index)))
-        for replica, nodes in pool.on.items()
-    }
+    result = {}
+    for replica, names in pool.on.items():
+        nodes = sum(1 << topology.index[name] for name in names if name in topology.index)  # one bit per node
+        result[replica] = int(topology.priority(nodes))
+    return result

@@ -1,4 +1,8 @@
-"""One group during placement: its counts, the followers that its leaders need, and its rank (pure)."""
+"""One group during placement: its counts, the followers that its leaders need, and its rank (pure).
+
+A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
+The rank decides which group gets the next leader, and which group loses one.
+"""
 
 import math
 from collections.abc import Collection, Mapping
@@ -9,17 +13,19 @@ from autoscale.ratio import PdRatio, whole
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role, SubgroupPriority
 
-# Largest distance of a group from the ratio, replicas of the smaller role: the gate's default.
+# A group may have this many followers more or fewer than the ratio gives to its leaders. It is the default of
+# ``gate.band_replicas``: beyond its own band the gate would not let all replicas of the group serve.
 _BAND_REPLICAS = 1.0
+# Added before a count is rounded down, so that 2.9999999999 counts as 3.
 _EPSILON = 1e-9
 
 
 class Group:
-    """Counts of one group's pools, which the placement moves.
+    """Replica counts of one group's pools; placement changes them step by step.
 
     Attributes:
         counts: replicas of each role, without stuck ones.
-        stuck: replicas of each role that the lowest count requires and that have waited for a node for too long.
+        stuck: replicas of each role that ``lowest_replicas`` requires and that have waited for a node for too long.
         closed: roles that take no more replicas in this cycle.
         passed_over: why the group did not grow although it should; empty if it grew or should not.
         cannot_grow: why the group takes no replica at all; ``None``: it may take some.
@@ -35,7 +41,7 @@ class Group:
     ) -> None:
         self.name, self.pools = name, pools
         self.leader, self.follower = pools[ratio.leader], pools[ratio.follower]
-        self._share = ratio.follower_share
+        self._followers_per_leader = ratio.follower_share
         self.counts = {
             role: min(max(current.get(pool.key, 0), pool.limits.lowest_replicas), pool.limits.highest_replicas)
             for role, pool in pools.items()
@@ -47,36 +53,44 @@ class Group:
         self._scarcity, self.cannot_grow = _scarcity_and_fault(pools.values(), slots)
 
     def close(self, role: Role) -> None:
-        """Give up replicas of a role that have waited for a node for too long, except those of the lowest count."""
+        """Close a role for this cycle: count only its replicas that are on nodes.
+
+        Of the others, those that ``lowest_replicas`` requires become stuck, and the rest is dropped.
+        """
         pool = self.pools[role]
         self.closed.add(role)
         self.stuck[role] = stuck_replicas(pool, self.counts[role])
         self.counts[role] = pool.held_replicas or 0
-        self.passed_over = self.full(pool)
+        self.passed_over = self.why_full(pool)
 
     def rank_to_grow(self) -> tuple[float, ...]:
-        """Rank by scarcity of the free room: the group with the lowest rank gets the next leader."""
+        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room."""
         return self._rank(max(self._scarcity_of_room(pool) for pool in self.pools.values()))
 
     def rank_to_shrink(self) -> tuple[float, ...]:
-        """Rank by scarcity of all its nodes: the group with the highest rank loses the next leader."""
+        """The group with the highest rank loses the next leader; the scarcity is that of all its nodes."""
         return self._rank(self._scarcity)
 
     def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
+        """The six parts of rule 1 of ``placement.place``, compared from left to right."""
         leader, follower = self.leader.limits, self.follower.limits
-        cost = leader.cost + self._share * follower.cost
         preference = leader.preference + follower.preference
-        return scarcity, preference, cost, leader.link_tier, not self.leaders, self.leaders
+        unit_cost = leader.cost + self._followers_per_leader * follower.cost
+        is_empty = not self.leaders
+        return scarcity, preference, unit_cost, leader.link_tier, is_empty, self.leaders
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
-        """Scarcity of the least scarce nodes with room for one replica."""
+        """Scarcity of the nodes that one more replica would be on; without room, that of all nodes of the group."""
         if self._slots is None or pool.demand is None:
             return SubgroupPriority.S2_HOMOGENEOUS
+        # Room is taken only to see where it is.
         taken = self._slots.take(pool.demand)
         if taken is None:
             return self._scarcity
         self._slots.give_back(taken)
-        return self._slots.topology.priority(sum(1 << index for index, _, _ in taken))
+        # A node set has one bit per node. Two parts of a replica may be on one node.
+        nodes = sum({1 << index for index, _, _ in taken})
+        return self._slots.topology.priority(nodes)
 
     @property
     def leaders(self) -> int:
@@ -94,40 +108,50 @@ class Group:
 
     @property
     def _lowest_followers(self) -> int:
-        """The lowest count of followers, without stuck ones."""
+        """The lowest count of followers, less those of them that are stuck."""
         return max(0, self.follower.limits.lowest_replicas - self.stuck[self.follower.key.role])
 
-    def needed(self, more_leaders: int = 0) -> int:
-        """The fewest followers with which all leaders may serve; a group without leaders needs its lowest count."""
+    def fewest_to_serve(self, more_leaders: int = 0) -> int:
+        """The fewest followers with which all leaders may serve; without leaders, the lowest count of followers."""
         leaders = self.leaders + more_leaders
-        if leaders <= 0 or not self._share:
+        if leaders <= 0 or not self._followers_per_leader:
             return self._lowest_followers
-        return max(self._lowest_followers, 1, whole(leaders * self._share - _BAND_REPLICAS))
+        # ``whole`` rounds up.
+        return max(self._lowest_followers, 1, whole(leaders * self._followers_per_leader - _BAND_REPLICAS))
 
-    def least(self) -> int:
-        """The fewest followers that stay: the lowest count, and one if the group serves."""
-        return max(self.leaders > 0 and self._share > 0.0, self._lowest_followers)
+    def fewest_that_stay(self) -> int:
+        """The fewest followers that stay: the lowest count, but at least one if the group serves."""
+        needs_one = self.leaders > 0 and self._followers_per_leader > 0.0
+        return max(1 if needs_one else 0, self._lowest_followers)
 
-    def due(self, more_leaders: int = 0) -> int:
-        """The followers that the leaders have at the ratio."""
+    def at_ratio(self, more_leaders: int = 0) -> int:
+        """The followers that the ratio requires with the leaders, rounded up."""
         leaders = self.leaders + more_leaders
-        return max(self.needed(more_leaders), whole(leaders * self._share))
+        return max(self.fewest_to_serve(more_leaders), whole(leaders * self._followers_per_leader))
 
-    def most(self) -> int:
+    def most_to_serve(self) -> int:
         """The most followers that may serve with the leaders."""
         if not self.leaders:
             return 0
-        return max(self.needed(), math.floor(self.leaders * self._share + _BAND_REPLICAS + _EPSILON))
+        most = math.floor(self.leaders * self._followers_per_leader + _BAND_REPLICAS + _EPSILON)
+        return max(self.fewest_to_serve(), most)
 
     def surplus(self) -> float:
-        """Followers above the ratio."""
-        return self.followers - self.leaders * self._share
+        """Followers above the ratio; negative below it."""
+        return self.followers - self.leaders * self._followers_per_leader
 
-    def until_relieved(self) -> int:
-        """Number of leaders that must leave before the group needs one follower less."""
-        return self.leaders - math.floor((self.needed() - 1 + _BAND_REPLICAS) / self._share + _EPSILON)
+    def leaders_to_relieve(self) -> int:
+        """Number of leaders that must leave before the group needs one follower less.
 
-    def can(self, pool: PoolStats, step: int) -> bool:
+        For a group whose leaders need followers, so the ratio is not 0. The last follower is needed as long as there is
+        a leader; a group whose leaders require at most one gets 0 or less here, so it is emptied before other groups.
+        """
+        # The formula of ``fewest_to_serve``, solved for the leaders.
+        followers = self.fewest_to_serve() - 1
+        allowed_leaders = math.floor((followers + _BAND_REPLICAS) / self._followers_per_leader + _EPSILON)
+        return self.leaders - allowed_leaders
+
+    def allows(self, pool: PoolStats, step: int) -> bool:
         """Whether a pool's bounds allow to add ``step`` replicas, or to remove them if it is negative."""
         return pool.limits.lowest_replicas <= self.placed(pool.key.role) + step <= self.highest(pool)
 
@@ -135,15 +159,15 @@ class Group:
         """The most replicas that a pool may have in this cycle."""
         return self.placed(pool.key.role) if pool.key.role in self.closed else pool.limits.highest_replicas
 
-    def full(self, pool: PoolStats) -> str:
-        """Message that a pool takes no more replicas."""
+    def why_full(self, pool: PoolStats) -> str:
+        """Message why a pool takes no more replicas."""
         if pool.key.role in self.closed:
-            return f"what {pool.key} was to have has found no node"
+            return f"{pool.key} found no node for the replicas that it should get"
         return f"{pool.key} is at its {pool.limits.highest_replicas} replicas"
 
 
 def _scarcity_and_fault(pools: Collection[PoolStats], slots: Slots | None) -> tuple[SubgroupPriority, str | None]:
-    """Scarcity of a group's nodes, and why the group may not grow: its nodes are further apart than its affinity."""
+    """Scarcity of a group's nodes, and why the group may not grow, if its nodes are too far apart for its affinity."""
     nodes = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in pools)
     if slots is None or not nodes:
         return SubgroupPriority.S2_HOMOGENEOUS, None
@@ -151,8 +175,12 @@ def _scarcity_and_fault(pools: Collection[PoolStats], slots: Slots | None) -> tu
     scarcity = topology.priority(nodes)
     if topology.tier(nodes) <= affinity:
         return scarcity, None
-    first = nodes & -nodes
-    near = next((below for below in topology.domains[affinity].values() if below & first), first)
-    names = [next(topology.listed(part)).name for part in (first, nodes & ~near) if part]
-    fault = f"{' and '.join(names)} do not share one" if len(names) > 1 else f"no label names that of {names[0]}"
+    first = nodes & -nodes  # the lowest bit of the set: its first node
+    near_first = next((below for below in topology.domains[affinity].values() if below & first), first)
+    first_node = next(topology.listed(first))
+    far_node = next(topology.listed(nodes & ~near_first), None)
+    if far_node is None:
+        fault = f"{first_node.name} has no label for it"
+    else:
+        fault = f"{first_node.name} and {far_node.name} do not share one"
     return scarcity, f"its affinity requires one {affinity.name.lower()} above all its nodes: {fault}"

@@ -24,7 +24,8 @@ _MOST_DOUBLINGS = 4
 def guard(draft: Draft) -> None:
     """A stage: turn the decision into whole replicas of both roles; a service that falls asleep has no limits."""
     draft.stuck = stuck_by_role(draft.pools, draft.state, draft.overdue)
-    # Other groups get replicas in place of stuck ones. If stuck ones counted, more would be added in every tick.
+    # Stuck replicas (on no node, but required by lowest counts) are not counted, since other groups get replicas in
+    # their place. If they counted, more would be added in every tick.
     draft.current = {
         role: max(count - draft.stuck[role], min(count, draft.room.lowest[role]))
         for role, count in draft.census.desired.items()
@@ -43,9 +44,9 @@ def guard(draft: Draft) -> None:
 
 
 def exchange(draft: Draft) -> None:
-    """A stage: while latency misses its objective no replica leaves, unless one role must give GPUs to the other.
+    """A stage: while a latency misses its objective no replica leaves, unless one role must give GPUs to the other.
 
-    Replicas are still added, as far as the budget allows.
+    The latter is an exchange. Replicas are still added, as far as the budget allows.
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
     if draft.may_leave or draft.is_exchange:
@@ -62,7 +63,8 @@ def exchange(draft: Draft) -> None:
 def _is_exchange(draft: Draft) -> bool:
     """Whether one role must shrink because the budget has no room for the growth of the other.
 
-    The policy wants more of the role that requests wait for. If no replica left, they would wait for ever.
+    Requests wait for the role that the policy wants to grow. If no replica of the other role left, they would wait for
+    ever.
     """
     wanted, current, ending = draft.decision.wanted, draft.current, draft.census.ending
     if wanted is None:
@@ -76,7 +78,7 @@ def _is_exchange(draft: Draft) -> bool:
 
 
 def _inside_budget(draft: Draft, counts: dict[Role, int]) -> dict[Role, int]:
-    """The counts without the added replicas that exceed the budget."""
+    """The counts, without added replicas for which the budget has no room."""
     while draft.room.is_over_budget(counts, draft.census.ending):
         most_grown = max(Role, key=lambda role: counts[role] - draft.current[role])
         if counts[most_grown] <= draft.current[most_grown]:
@@ -91,8 +93,9 @@ class Verdict:
 
     Attributes:
         counts: replicas of each role that should serve from this tick on.
-        notes: limits that changed the decision.
-        final_counts: counts once leaving replicas have freed their GPUs; ``None``: the same as ``counts``.
+        notes: the limits that changed the decision.
+        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs; ``None``: the
+            same as ``counts``.
     """
 
     counts: Mapping[Role, int]
@@ -119,14 +122,15 @@ class Guard:
         if wanted is None:
             return self._unchanged()
         is_at_ratio, leader_count = self._is_at_ratio(), self.current[self.ratio.leader]
-        least = leader_count * (1 - self.config.hysteresis_in_frac)
-        most = leader_count * (1 + self.config.hysteresis_out_frac)
-        is_small = not decision.is_step and least <= wanted <= most
+        smallest_scale_in = leader_count * (1 - self.config.hysteresis_in_frac)
+        smallest_scale_out = leader_count * (1 + self.config.hysteresis_out_frac)
+        is_small = not decision.is_step and smallest_scale_in <= wanted <= smallest_scale_out
         objection = self._objection(decision, wanted) if wanted < leader_count and not is_small else None
-        if (is_small or objection) and is_at_ratio and not self._is_follower_short(decision):
+        do_leaders_stay = is_small or objection is not None
+        if do_leaders_stay and is_at_ratio and not self._is_follower_short(decision):
             return self._unchanged(objection)
         # If the number of leaders stays, the counts can still return to the ratio.
-        leaders = leader_count if is_small or objection else wanted
+        leaders = leader_count if do_leaders_stay else wanted
         if is_at_ratio and self._counts_at_ratio(leaders, BOUNDLESS) == self.current:
             return self._unchanged()
         return self._move(decision, leaders, is_at_ratio, [] if objection is None else [objection])
@@ -142,6 +146,7 @@ class Guard:
         return Verdict(counts=self.current, notes=() if note is None else (note,))
 
     def _counts_at_ratio(self, leaders: float, room: Room) -> dict[Role, int] | None:
+        """Whole counts of both roles for a number of leaders; ``None``: the room has none at the ratio."""
         ratio, guard = self.ratio, self.config
         wanted = {ratio.leader: leaders, ratio.follower: 0.0}
         return joint_counts(wanted, ratio, room, guard.band_replicas, guard.shortfall_replicas)
@@ -173,16 +178,18 @@ class Guard:
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
     def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
-        """The counts that one tick may reach and that are nearest to these."""
-        current, config, limited = self.current, self.config, dict[Role, int]()
+        """Of the counts that one tick may reach, those nearest to ``counts``."""
+        limited = dict[Role, int]()
         for role, count in counts.items():
-            lowest, highest = current[role] - config.step_in_replicas, current[role] + config.step_out_replicas
+            lowest = self.current[role] - self.config.step_in_replicas
+            highest = self.current[role] + self.config.step_out_replicas
+            reached = min(max(count, lowest), highest)
             # A count outside the bounds returns at once, since replicas outside them have no room.
-            limited[role] = min(max(min(max(count, lowest), highest), self.room.lowest[role]), self.room.highest[role])
+            limited[role] = min(max(reached, self.room.lowest[role]), self.room.highest[role])
         return limited
 
     def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
-        """The counts of this tick, in which leaving replicas still hold their GPUs.
+        """The counts for this tick, on the way to ``counts``: leaving replicas still hold their GPUs in it.
 
         If the budget cannot hold leaving and added replicas together, no replica is added in this tick.
         """
@@ -200,10 +207,11 @@ class Guard:
     def _is_at_ratio(self) -> bool:
         """Whether the current counts are as near to the ratio as rounding and the room allow."""
         current = self.current
-        # Rounding leaves less than a whole replica off the ratio; band_replicas may be narrower.
-        most = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON
+        # Rounding leaves the counts less than one replica off the ratio: at most 1 - _EPSILON with the tolerance that
+        # is added here. A narrower band_replicas is the limit instead.
+        most_deviation = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON
         deviation = self.ratio.deviation(current[Role.PREFILL], current[Role.DECODE])
-        if self.room.holds(current) and deviation <= most:
+        if self.room.holds(current) and deviation <= most_deviation:
             return True
         return self._counts_at_ratio(current[self.ratio.leader], self.room) == current
 
@@ -212,26 +220,29 @@ class Guard:
         if self.is_loss_fresh and not decision.is_step:
             text = "a replica was lost: the signals of the other replicas do not show all of the load"
             return Note(NoteKind.REPLICA_LOST, text)
-        cooldowns = self._cooldowns(leaders)
-        why = " after scale-ins after which a latency missed its objective" if cooldowns > 1.0 else ""
-        return self._cooldown(decision, self.config.cooldown_in_s * cooldowns, why)
+        factor = self._cooldown_factor(leaders)
+        why = " after scale-ins after which a latency missed its objective" if factor > 1.0 else ""
+        return self._cooldown(decision, self.config.cooldown_in_s * factor, why)
 
     def _cooldown_out(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
         """The cooldown against a scale-out or a return to the ratio, if it still runs."""
         # A return to the ratio may remove replicas too. Replicas outside bounds and budget are removed in any case.
         is_removal = any(counts[role] < self.current[role] for role in Role) and self.room.holds(self.current)
-        cooldowns = self._cooldowns(decision.leaders(self.ratio)) if is_removal else 1.0
-        return self._cooldown(decision, self.config.cooldown_out_s * cooldowns)
+        factor = self._cooldown_factor(decision.leaders(self.ratio)) if is_removal else 1.0
+        return self._cooldown(decision, self.config.cooldown_out_s * factor)
 
     def _cooldown(self, decision: Decision, cooldown_s: float, why: str = "") -> Note | None:
-        left_s = 0.0 if decision.is_urgent or self.since_change_s is None else cooldown_s - self.since_change_s
+        """A note if a cooldown still runs; an urgent decision skips it."""
+        if decision.is_urgent or self.since_change_s is None:
+            return None
+        left_s = cooldown_s - self.since_change_s
         return Note(NoteKind.COOLDOWN, f"cooldown: {left_s:.1f} s left{why}") if left_s > 0.0 else None
 
-    def _cooldowns(self, leaders: float | None) -> float:
+    def _cooldown_factor(self, leaders: float | None) -> float:
         """Number of cooldowns to wait before a removal; ``leaders``: the number that the policy wants.
 
-        1 doubles with each scale-in in a row after which a latency missed its objective, while the policy wants about
-        the same number of leaders.
+        It is 1, and doubles with each scale-in in a row after which a latency missed its objective. It is 1 again once
+        the policy wants another number of leaders than at these scale-ins, with a difference above hysteresis.
         """
         if leaders is None or self.missed is None:
             return 1.0
@@ -241,9 +252,10 @@ class Guard:
         return 2.0 ** min(scale_ins, _MOST_DOUBLINGS)
 
     def _is_follower_short(self, decision: Decision) -> bool:
-        """Whether a policy that sizes each role by itself wants more followers than hysteresis ignores.
+        """Whether a policy that sizes each role by itself wants more followers, by more than hysteresis ignores.
 
-        At a configured ratio only rounding makes followers short, by less than one.
+        Such a policy gives its own ratio. At the configured ratio only rounding makes followers short, by less than
+        one.
         """
         follower = self.ratio.follower
         if decision.ratio is None or decision.wanted is None:
@@ -251,6 +263,7 @@ class Guard:
         return whole(decision.wanted[follower]) > self.current[follower] * (1 + self.config.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:
+        """The part of the way to this number of leaders that one plan takes."""
         leader_count, config = self.current[self.ratio.leader], self.config
         if leaders >= leader_count:
             return leader_count + config.damping_out_frac * (leaders - leader_count)

@@ -1,4 +1,8 @@
-"""Limits of counts: bounds, room, claims, GPUs; and replicas that wait for a node (pure)."""
+"""Limits of counts: bounds, lack of room, claims and GPUs; and replicas that wait for a node (pure).
+
+A replica is stuck if its pool's lowest count requires it but no node has had room for it for too long. Pools with
+replicas that have waited for a node for too long are overdue.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,22 +24,28 @@ def bounded(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> list[PoolSta
 
 
 def limited(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> list[PoolStats]:
-    """The pools with the configured bounds applied, and with the caps of pools that lack room or yield theirs."""
+    """The pools with all limits applied: configured bounds, and caps of pools that lack room or must yield theirs."""
     result = []
     for pool in bounded(config, pools):
         lowest, highest = pool.limits.lowest_replicas, pool.limits.highest_replicas
-        caps = [timed[pool.key][1] for timed in (state.capped, state.yielding) if pool.key in timed]
-        result.append(pool.bounded(lowest, min([highest, *(max(cap, lowest) for cap in caps)])))
+        for timed_caps in (state.capped, state.yielding):
+            if pool.key in timed_caps:
+                _, cap = timed_caps[pool.key]
+                highest = min(highest, max(cap, lowest))
+        result.append(pool.bounded(lowest, highest))
     return result
 
 
 def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> Room:
-    """The room of both roles in these pools. At least one replica of a role stays: only sleep takes the last one."""
-    limits = [(pool.key.role, pool.limits) for pool in pools]
-    room = Room.of(
-        ((role, one.lowest_replicas, one.highest_replicas, one.gpus_per_replica) for role, one in limits),
-        config.guard.budget_gpus,
-    )
+    """The room of both roles in these pools: the sums of their bounds, and the GPU budget.
+
+    At least one replica of each role that has pools stays: only sleep takes the last one.
+    """
+    bounds = [
+        (pool.key.role, pool.limits.lowest_replicas, pool.limits.highest_replicas, pool.limits.gpus_per_replica)
+        for pool in pools
+    ]
+    room = Room.of(bounds, config.guard.budget_gpus)
     return replace(room, lowest={role: max(min(1, room.highest[role]), count) for role, count in room.lowest.items()})
 
 
@@ -46,7 +56,7 @@ def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:
 
 
 def kept_ratio(config: AutoscaleConfig, ratio: PdRatio, counts: Mapping[Role, float]) -> PdRatio:
-    """The ratio that groups keep: the one of ``counts`` if counts set by hand are off the given ratio."""
+    """The ratio that groups keep: normally ``ratio``; if counts set by hand are off it, the ratio of ``counts``."""
     return PdRatio.of(counts) if is_off_ratio_by_hand(config, ratio) else ratio
 
 
@@ -55,6 +65,7 @@ def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dic
     total: dict[str, float] = {}
     for pool in pools:
         on_nodes = len(pool.replicas) if pool.held_replicas is None else pool.held_replicas
+        # ``pool.on`` includes victims, ``on_nodes`` does not.
         leaving = max(len(pool.draining), len(pool.on) - on_nodes)
         count = max(on_nodes, desired.get(pool.key, 0)) + leaving
         for kind, gpus in pool.gpus_by_type().items():
@@ -63,7 +74,7 @@ def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dic
 
 
 def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> dict[str, float]:
-    """GPUs by type that the service may still add."""
+    """GPUs by type that the service may still add; a type without a quota is left out."""
     if not config.quota_gpus:
         return {}
     gpus = held_gpus(pools, state.desired_and_warm)
@@ -76,14 +87,14 @@ def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> fro
 
 
 def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:
-    """Number of replicas of an overdue pool that are on no node and that its lowest count requires."""
+    """Number of stuck replicas of an overdue pool: they are on no node, and its lowest count requires them."""
     if pool.held_replicas is None:
         return 0
     return max(0, min(pool.limits.lowest_replicas, wanted_replicas) - pool.held_replicas)
 
 
 def stuck_by_role(pools: Sequence[PoolStats], state: ControllerState, overdue: Collection[PoolKey]) -> dict[Role, int]:
-    """Stuck replicas of each role."""
+    """Number of stuck replicas of each role; ``overdue``: the overdue pools."""
     stuck = dict.fromkeys(Role, 0)
     for pool in pools:
         if pool.key in overdue:

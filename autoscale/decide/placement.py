@@ -2,7 +2,7 @@
 
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
 A group grows by whole units: one leader and the followers that the ratio requires with it. A unit that no group can
-take stays pending. Source: HeteroScale Algorithm 4 for one request.
+take stays pending: wanted, without room. Source: HeteroScale Algorithm 4 for one request.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,8 @@ class Placed:
         warm: running replicas of each pool beyond the serving ones, which get no requests yet.
         pending: replicas of each role that no group has room for.
         passed_over: groups without room for a new replica, by name, each with the reason.
-        nodes: nodes that new replicas of a growing pool may be on: no scarcer ones than those that had room. An empty
-            tuple excludes cordoned nodes alone.
+        nodes: nodes that new replicas of a growing pool may be on: no scarcer ones than those that had room. Empty: all
+            nodes that its demand allows and that are not cordoned.
     """
 
     counts: Mapping[PoolKey, int]
@@ -54,7 +54,8 @@ def place(
        types; lowest cost of a leader with its followers; shortest way of KV; groups with leaders before empty ones;
        fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C).
     2. Leaders are removed in the opposite order.
-    3. A group keeps only leaders for which there are followers, beside those of other groups' lowest counts.
+    3. A group keeps only the leaders for which it can have followers. Followers that the lowest counts of other groups
+       require stay there.
     4. A follower goes to the group that is furthest below the ratio, since KV moves only inside a group.
     5. All replicas of a role count alike, whatever their variant.
 
@@ -65,12 +66,13 @@ def place(
         ratio: P/D ratio that each group keeps.
         slots: free room of nodes, from which placed replicas are taken; ``None``: room is unlimited.
         limits: GPUs by type that each budget leaves, from which placed replicas are taken.
-        overdue: pools with replicas that have waited for a node for too long; other groups get these replicas.
+        overdue: pools with replicas that have waited for a node for too long; other groups get replicas in their place.
         spare_followers: followers that may be added beyond ``counts``. A group that serves has one replica of each role
-            at any ratio, so an empty group may need one more if no other group has room for a leader.
+            at any ratio, so a leader in an empty group may need a follower more than the ratio requires.
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
+        # An aggregated group has no prefill pool.
         absent = {role: PoolStats.absent(PoolKey(pool.key.group, role)) for role in Role}
         by_group.setdefault(pool.key.group, absent)[pool.key.role] = pool
     groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
@@ -80,7 +82,7 @@ def place(
     followers = spread.fit_leaders(counts, spare_followers)
     spread.fit_followers({**counts, ratio.follower: followers})
     spread.rescue({**counts, ratio.follower: followers})
-    spread.give_up()
+    spread.drop_useless_prefill()
     placed = {group.pools[role].key: group.placed(role) for group in groups for role in Role}
     total = {role: sum(group.counts[role] for group in groups) for role in Role}
     return Placed(

@@ -1,8 +1,8 @@
 """Places the wanted and the warm replicas of a service, and writes the change into the state (pure).
 
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
-Warm replicas run and get no requests. Serving and warm replicas are placed together, and the serving ones are then
-chosen among all, so warm replicas are in the groups where the service grows. A warm replica needs no start to serve.
+Warm replicas run as a reserve without requests, so they need no start to serve. Serving and warm replicas are placed
+together, and the serving ones are then chosen among all. So warm replicas are in the groups where the service grows.
 """
 
 from collections.abc import Mapping
@@ -66,6 +66,7 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRati
     )
     if counts_with_warm == counts and not state.warm:
         return placed
+    # Serving replicas are placed again, with the placed replicas of each pool as its highest count.
     most = placed.counts
     inside = [pool.bounded(min(pool.limits.lowest_replicas, most[pool.key]), most[pool.key]) for pool in draft.pools]
     serving = placement.place(counts, state.desired, inside, ratio, spare_followers=spare_followers).counts
@@ -82,13 +83,18 @@ def _is_change(draft: Draft, counts_with_warm: Mapping[Role, int]) -> bool:
     """Whether other counts are wanted, or the same counts in other groups."""
     if draft.wanted != draft.current:
         return True
-    is_beyond = any(draft.state.desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
-    is_moved = draft.overdue or is_beyond or counts_with_warm != desired_replicas(draft.state.desired_and_warm)
-    return bool(is_moved) and not draft.config.is_frozen
+    if draft.config.is_frozen:
+        return False
+    is_beyond_limits = any(draft.state.desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
+    is_warm_changed = counts_with_warm != desired_replicas(draft.state.desired_and_warm)
+    return bool(draft.overdue) or is_beyond_limits or is_warm_changed
 
 
 def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -> int:
-    """Number of followers that may be added within bounds and budget, at most one for each group but the first."""
+    """Number of followers beyond ``counts`` that bounds and budget allow, at most one for each group but one.
+
+    With as many leaders as groups, the ratio may require a single follower, but each group that serves needs one.
+    """
     follower, groups = ratio.follower, {pool.key.group for pool in draft.snapshot.pools}
     for more in range(len(groups) - 1, 0, -1):
         with_more = {**counts, follower: counts[follower] + more}
@@ -109,6 +115,7 @@ def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
 
 
 def _remember_change(draft: Draft) -> None:
+    """Write the new counts into the state, with the time of the change and the counts before a removal."""
     desired, state = draft.placed.counts, draft.state
     if desired == state.desired:
         return

@@ -11,8 +11,8 @@ from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
-# Longest gap between two ticks over which timers go on, intervals. A smaller number would restart timers after a slow
-# tick. A larger one would count time that no tick has observed.
+# Longest gap between two ticks over which timers go on, as a multiple of ``interval_s``. A smaller number would restart
+# timers after a slow tick. A larger one would count time that no tick has observed.
 _STALL_INTERVALS = 10
 # Most points of the backlog: they are part of the state in each line of the decision log. At the default interval of
 # 5 s the default window of 20 s has 5 points.
@@ -21,7 +21,7 @@ _BACKLOG_POINTS = 64
 # (docs/decisions/placement.md 163).
 _YIELD_S = 30.0
 
-# By pool: an instant in seconds, and a count of replicas.
+# By pool: an instant in seconds (of the past or of the future), and a count of replicas.
 TimedCounts = Mapping[PoolKey, tuple[float, int]]
 
 
@@ -36,7 +36,7 @@ def reconcile(draft: Draft) -> None:
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
-    """Whether the gap since the last tick is too long for timers to go on, or negative because the clock went back."""
+    """Whether the time since the last tick is too long for timers to go on, or negative because the clock went back."""
     ticked_s = snapshot.state.ticked_s
     longest_gap_s = _STALL_INTERVALS * config.interval_s
     return ticked_s is not None and not 0 <= snapshot.now_s - ticked_s <= longest_gap_s
@@ -76,7 +76,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
 
 
 def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:
-    """The state after such a gap: timers of what ticks must observe without a break start anew, and caps end."""
+    """The state after a gap: timers that need an observation without a break start anew, and caps end."""
     return replace(
         state,
         withdrawn=dict.fromkeys(state.withdrawn, now_s),
@@ -93,9 +93,9 @@ def _victims(
 ) -> list[str]:
     """Victims that still run or drain, without those that Serve keeps.
 
-    Without the scheduler hook Serve may stop other replicas than the victims. Once a pool is down to its wanted count,
-    its victims that still run go on running, so they are victims no longer. A draining victim stays a victim, since
-    Serve's controller takes it for a running replica after a restart.
+    Without the scheduler hook Serve may stop other replicas than the victims. Once a pool has its wanted count, its
+    victims that still run go on running, so they are victims no longer. A draining victim stays a victim, since Serve's
+    controller takes it for a running replica after a restart.
     """
     state = snapshot.state
     victims = [replica_id for replica_id in state.victims if replica_id in present]
@@ -110,9 +110,9 @@ def _victims(
 def _below_target(
     snapshot: Snapshot, last_timers: TimedCounts, count_of: Callable[[PoolStats], int | None]
 ) -> TimedCounts:
-    """Pools with a count below Serve's target: when it last rose or was first too low, and the count.
+    """Pools whose count is below Serve's target: when the count last rose or was first too low, and the count.
 
-    ``last_timers``: the result of the last tick. ``count_of``: the count of a pool; ``None``: not observed.
+    ``last_timers``: the result of the last tick. ``count_of``: gives the count of a pool; ``None``: not observed.
     """
     now_s = snapshot.now_s
     timers: dict[PoolKey, tuple[float, int]] = {}
@@ -120,7 +120,8 @@ def _below_target(
         count = count_of(pool)
         if count is not None and count < pool.target_replicas:
             since_s, last_count = last_timers.get(pool.key, (now_s, count))
-            timers[pool.key] = (now_s if count > last_count else min(since_s, now_s), count)
+            has_risen = count > last_count
+            timers[pool.key] = (now_s if has_risen else min(since_s, now_s), count)
     return timers
 
 
@@ -131,16 +132,18 @@ def _capped(
     missing: TimedCounts,
     victims: Collection[str],
 ) -> TimedCounts:
-    """Pools that lack room for more replicas: until when they get no more, and how many replicas have found room.
+    """Pools that lack room for more replicas: until when they get no more, and the number of replicas that have room.
 
-    The number of replicas that have found room stays when one is lost or withdrawn: another one may take its room.
+    This number stays when a replica is lost or withdrawn: another one may take its room.
     """
     now_s = snapshot.now_s
     capped = {key: (until_s, count) for key, (until_s, count) in last_capped.items() if now_s < until_s}
     for pool in snapshot.pools:
         key = pool.key
-        if key in missing and now_s - missing[key][0] > config.no_room_s and key not in capped:
-            capped[key] = (now_s + config.no_room_retry_s, 0)
+        if key in missing and key not in capped:
+            since_s, _ = missing[key]
+            if now_s - since_s > config.no_room_s:
+                capped[key] = (now_s + config.no_room_retry_s, 0)
         if key in capped:
             until_s, count = capped[key]
             capped[key] = (until_s, max(count, len(pool.replicas) - count_among(pool, victims)))
@@ -155,7 +158,7 @@ def _yielding(snapshot: Snapshot) -> TimedCounts:
 
 
 def _backlog(snapshot: Snapshot, window_s: float) -> tuple[tuple[float, float], ...]:
-    """Points of the last window, the oldest first: an instant, and the prompt tokens that then waited for prefill."""
+    """Points of the last window, the oldest first: an instant, and the prompt tokens that waited for prefill then."""
     now_s, oldest_s = snapshot.now_s, snapshot.now_s - window_s
     prefill = [replica for pool in snapshot.pools if pool.key.role is Role.PREFILL for replica in pool.replicas]
     tokens = math.fsum([replica.queued_prefill_tokens or 0.0 for replica in prefill])
@@ -178,5 +181,5 @@ def _is_idle(snapshot: Snapshot) -> bool:
 
 
 def _not_after(at_s: float | None, now_s: float) -> float | None:
-    """An instant of the past, which is now if the clock went back; ``None`` stays ``None``."""
+    """The instant, or now if it is in the future because the clock went back; ``None`` stays ``None``."""
     return None if at_s is None else min(at_s, now_s)

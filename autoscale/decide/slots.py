@@ -1,7 +1,8 @@
 """Free GPUs and CPUs of nodes, and the choice of nodes for a replica (pure).
 
 HeteroScale section 3.4, virtual allocation: room that is taken is gone for the rest of the cycle. Room of leaving
-replicas is free in the next cycle, which builds its slots anew.
+replicas becomes free once they are gone, since each cycle builds its slots anew from the nodes.
+A ``NodeSet`` is an integer with one bit per node: ``&`` is what two sets share, ``|`` their union.
 """
 
 import math
@@ -14,7 +15,7 @@ from kvtransfer.topology import Node, NodeSet, Topology, indices
 
 # Tolerance for rounding errors of GPUs and CPUs.
 _EPSILON = 1e-6
-# Room that was taken: for each node its index, GPUs and CPUs.
+# Room that was taken: index of the node, GPUs and CPUs. A node may occur twice.
 Taken = list[tuple[int, float, float]]
 
 
@@ -25,23 +26,24 @@ class Slots:
         self.topology = topology
         self._gpus = [node.free_gpus for node in topology.nodes]
         self._cpus = [node.free_cpus for node in topology.nodes]
+        # Nodes by their free GPUs, so that a search looks at a few numbers instead of thousands of nodes.
         self._by_gpus = defaultdict[float, NodeSet](int)
         for index, free in enumerate(self._gpus):
             self._by_gpus[_rounded(free)] |= 1 << index
 
     def copy(self) -> "Slots":
         """An independent copy of the free room, for a trial."""
-        copied = object.__new__(type(self))
+        copied = object.__new__(type(self))  # without __init__, which would start from the nodes again
         copied.topology = self.topology
         copied._gpus, copied._cpus, copied._by_gpus = self._gpus[:], self._cpus[:], self._by_gpus.copy()
         return copied
 
     def vacate(self, demand: Demand, names: Iterable[str]) -> None:
-        """Free the room of a replica on these nodes."""
-        on = [index for name in names if (index := self.topology.index.get(name)) is not None]
+        """Free the room of a replica on these nodes, in equal parts: which worker is on which node is not known."""
+        own = [index for name in names if (index := self.topology.index.get(name)) is not None]
         parts = demand.parts or (demand,)
         cpus = math.fsum(part.workers * part.cpus_per_worker + part.cpus_per_replica for part in parts)
-        self.give_back([(index, demand.gpus / len(on), cpus / len(on)) for index in on])
+        self.give_back([(index, demand.gpus / len(own), cpus / len(own)) for index in own])
 
     def candidates(self, demand: Demand) -> NodeSet:
         """The nodes that a replica may be on, whether they have room or not."""
@@ -65,19 +67,19 @@ class Slots:
         return self._take_parts(demand) if demand.parts else self._take(demand, self.candidates(demand))
 
     def free(self) -> tuple[list[float], list[float]]:
-        """Free GPUs and CPUs of each node."""
+        """Free GPUs and CPUs of each node, in the order of the topology's nodes."""
         return self._gpus[:], self._cpus[:]
 
     def nodes(self, demands: Iterable[Demand | None], free: tuple[list[float], list[float]]) -> tuple[Node, ...]:
-        """The nodes that any of these replicas may be on, with this ``free`` room."""
-        chosen = self.candidates_of_any(demands)
-        return tuple(
-            node
-            if (node.free_gpus, node.free_cpus) == (gpus, cpus)  # unchanged, as most are
-            else replace(node, free_gpus=gpus, free_cpus=cpus)
-            for index, (node, gpus, cpus) in enumerate(zip(self.topology.nodes, *free, strict=True))
-            if chosen >> index & 1
-        )
+        """The nodes that any of these replicas may be on, with the room that ``free()`` returned earlier."""
+        all_gpus, all_cpus = free
+        nodes = []
+        for index in indices(self.candidates_of_any(demands)):
+            node, gpus, cpus = self.topology.nodes[index], all_gpus[index], all_cpus[index]
+            if (node.free_gpus, node.free_cpus) != (gpus, cpus):  # most nodes are unchanged, and a copy takes time
+                node = replace(node, free_gpus=gpus, free_cpus=cpus)
+            nodes.append(node)
+        return tuple(nodes)
 
     def give_back(self, taken: Taken) -> None:
         """Free room that was taken."""
@@ -89,7 +91,11 @@ class Slots:
         return math.fsum(free * (self._by_gpus[free] & nodes).bit_count() for free in self._by_gpus)
 
     def fragmented_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
-        """Share of the free GPUs on nodes where no ``unit`` of any group fits; ``None``: no GPU is free."""
+        """Share of the free GPUs that are on nodes of no unit that fits; ``None``: no GPU is free.
+
+        ``units``: the demands of the replicas of each group's smallest unit (``least_units``). The nodes of a unit are
+        all nodes that its replicas may be on.
+        """
         useful = 0
         for unit in units:
             trial = self.copy()
@@ -99,7 +105,11 @@ class Slots:
         return 1.0 - self.free_gpus(useful) / free if free else None
 
     def _take_parts(self, demand: Demand) -> Taken | None:
-        # The least scarce switch, and of those the fullest, so that empty ones stay empty.
+        """Take room for all parts of a replica below one switch.
+
+        The switch is the least scarce, and of equally scarce ones that with the fewest free GPUs, so that empty ones
+        stay empty.
+        """
         below = self.topology.domains[demand.within].values()
         ranked = sorted(below, key=lambda nodes: (self.topology.priority(nodes), self.free_gpus(nodes)))
         for nodes in ranked:
@@ -115,24 +125,25 @@ class Slots:
         return None
 
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
-        wider = 0
-        for nodes in self.topology.subgroups.values():
-            narrow = among & nodes & self.topology.usable
-            wider |= narrow
-            if not narrow:
+        """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires."""
+        up_to_here: NodeSet = 0  # nodes of this scarcity and of all lower ones
+        for subgroup in self.topology.subgroups.values():
+            of_this_scarcity = among & subgroup & self.topology.usable
+            up_to_here |= of_this_scarcity
+            if not of_this_scarcity:
                 continue
             if demand.strategy in ("PACK", "STRICT_PACK") or demand.workers == 1:
-                index = self._best_fit(demand, narrow)
+                index = self._best_fit(demand, of_this_scarcity)
                 if index is not None:
                     return self._occupy([(index, demand.workers)], demand)
             if demand.strategy != "STRICT_PACK" and demand.workers > 1:
-                spread = self._scattered(demand, wider)
+                spread = self._scattered(demand, up_to_here)
                 if spread is not None:
                     return self._occupy(spread, demand)
         return None
 
     def _best_fit(self, demand: Demand, among: NodeSet) -> int | None:
-        """The node that has room for the whole replica and the fewest free GPUs."""
+        """The node with the fewest free GPUs that has room for the whole replica."""
         gpus = demand.gpus
         cpus = demand.workers * demand.cpus_per_worker + demand.cpus_per_replica
         for free in sorted(self._by_gpus):
@@ -144,7 +155,10 @@ class Slots:
         return None
 
     def _scattered(self, demand: Demand, among: NodeSet) -> list[tuple[int, int]] | None:
-        """Nodes and the number of workers on each; the first node also gives the CPUs of the replica itself."""
+        """Nodes and the number of workers on each, the nodes with room for most workers first; ``None``: no room.
+
+        The first node also gives the CPUs of the replica itself.
+        """
         rooms = [
             (self._workers(index, demand, 0.0), index)
             for free, nodes in self._by_gpus.items()
@@ -152,31 +166,35 @@ class Slots:
             for index in indices(nodes & among)
         ]
         rooms.sort(key=lambda room: (-room[0], room[1]))
-        most = 1 if demand.strategy in ("SPREAD", "STRICT_SPREAD") else demand.workers
+        most_on_node = 1 if demand.strategy in ("SPREAD", "STRICT_SPREAD") else demand.workers
         while True:
             chosen, missing = list[tuple[int, int]](), demand.workers
-            for room, index in rooms:
-                own = demand.cpus_per_replica if not chosen else 0.0
-                count = min(missing, most, room if not own else self._workers(index, demand, own))
+            for workers, index in rooms:
+                if not chosen and demand.cpus_per_replica:
+                    workers = self._workers(index, demand, demand.cpus_per_replica)
+                count = min(missing, most_on_node, workers)
                 if count > 0:
                     chosen.append((index, count))
                     missing -= count
                 if not missing:
                     return chosen
-            if demand.strategy != "SPREAD" or most >= demand.workers:
+            if demand.strategy != "SPREAD" or most_on_node >= demand.workers:
                 return None
-            most += 1  # SPREAD puts more workers on a node only if it must
+            most_on_node += 1  # SPREAD puts more workers on a node only if it must
 
     def _workers(self, index: int, demand: Demand, own_cpus: float) -> int:
         """Number of workers that a node has room for, beside ``own_cpus`` of the replica itself."""
-        rooms = [demand.workers]
+        if self._cpus[index] < own_cpus - _EPSILON:
+            return 0
+        limits = [demand.workers]
         if demand.gpus_per_worker:
-            rooms.append(int((self._gpus[index] + _EPSILON) / demand.gpus_per_worker))
+            limits.append(int((self._gpus[index] + _EPSILON) / demand.gpus_per_worker))
         if demand.cpus_per_worker:
-            rooms.append(int((self._cpus[index] - own_cpus + _EPSILON) / demand.cpus_per_worker))
-        return max(0, min(rooms)) if self._cpus[index] >= own_cpus - _EPSILON else 0
+            limits.append(int((self._cpus[index] - own_cpus + _EPSILON) / demand.cpus_per_worker))
+        return max(0, min(limits))
 
     def _occupy(self, chosen: Sequence[tuple[int, int]], demand: Demand) -> Taken:
+        """Take the room of a replica; ``chosen``: nodes and the number of workers on each."""
         taken = []
         for number, (index, workers) in enumerate(chosen):
             gpus = workers * demand.gpus_per_worker
@@ -193,7 +211,7 @@ class Slots:
 
 
 def _rounded(gpus: float) -> float:
-    """Free GPUs as a key without the rounding errors of fractions."""
+    """Free GPUs as a key of a dict, without the rounding errors of fractions."""
     return round(gpus, 4)
 
 

@@ -1,7 +1,9 @@
-"""Messages between policy, coordinator, commands and metrics (pure).
+"""Messages between Tandem's policy, its coordinator, commands and metrics, and the coordinator's stored state (pure).
 
-Each message is a frozen dataclass. ``CYCLE``, ``SETTINGS`` and ``STATUS`` turn it into plain values to send or store,
-so processes with different versions of this code understand each other.
+The policy (``autoscale.ray_policy``) runs in Ray Serve's controller; the coordinator is an actor of the application.
+After each cycle the policy sends a ``CycleRecord`` and gets ``Settings``. Commands and metrics get a ``Status``.
+Each message is a frozen dataclass. ``CYCLE``, ``SETTINGS`` and ``STATUS`` turn it into plain values to send, so
+processes with different versions of this code understand each other.
 """
 
 import json
@@ -23,7 +25,7 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """The plan of one service, with the replica ids of each pool, the latency and the traffic behind it."""
+    """The plan of one service, the replica ids of each pool, and the latency and traffic that the plan is based on."""
 
     plan: Plan
     running: Mapping[PoolKey, tuple[str, ...]]
@@ -39,8 +41,9 @@ class CycleRecord:
     Attributes:
         nodes: nodes of the cluster; ``None``: the application has no topology.
         places: pool and nodes of each replica that is on nodes; ``None``: the application has no topology.
-        policy_call_p99_s: 99th percentile of the time of policy calls without a tick.
-        is_hooked: whether Serve's scheduler follows the plans' choice of replicas and nodes.
+        policy_call_p99_s: 99th percentile of the time that a policy call takes. Calls that begin or end a tick are left
+            out: Ray Serve calls the policy more often than it ticks.
+        is_hooked: whether Ray Serve's scheduler follows the plans' choice of replicas and nodes.
     """
 
     services: Mapping[str, PlanRecord]
@@ -52,7 +55,7 @@ class CycleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """The configuration of one service from now on; ``why``: the cause of its change, for the decision log."""
+    """The configuration of one service from now on; ``why``: the cause of the last change, for the decision log."""
 
     config: AutoscaleConfig
     pools: Pools
@@ -66,7 +69,8 @@ class Settings:
     Attributes:
         version: grows with each change.
         cordoned: nodes and switches that get no new replica.
-        states: controller states from before a restart, by service; empty except in the answer to ``join``.
+        states: controller states of the previous policy, by service, for a policy that has just started; otherwise
+            empty.
     """
 
     version: int
@@ -80,7 +84,8 @@ class Settings:
 class ServiceStatus:
     """One service of a running application.
 
-    ``tuned``: fields that differ from the deployed ones; ``last``: its last plan, ``None`` before the first.
+    ``tuned``: fields of the configuration that differ from the deployed ones; ``last``: its last plan, ``None`` before
+    the first.
     """
 
     config: AutoscaleConfig
@@ -93,7 +98,7 @@ class ServiceStatus:
 class Status:
     """A running application, from the coordinator to commands and metrics.
 
-    Fields with a name of ``CycleRecord`` are from the last cycle.
+    Fields that ``CycleRecord`` has too are from the last cycle.
     """
 
     log_path: str
@@ -124,6 +129,7 @@ class CoordinatorState:
 
     def to_json(self) -> bytes:
         """The state as JSON."""
+        # Not dump_json: it writes an infinite number as null, which is refused when the state is read again.
         return json.dumps(_STATE.dump_python(self, mode="json")).encode()
 
 

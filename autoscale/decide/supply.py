@@ -1,4 +1,4 @@
-"""Supply for new replicas of a service: GPUs that budgets leave, room on nodes, nodes to start on (pure)."""
+"""Supply for new replicas of a service: the GPUs that budgets leave, room on nodes, and nodes to start on (pure)."""
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -9,29 +9,30 @@ from autoscale.decide.slots import Slots, Taken
 from autoscale.types import Demand, PoolKey, PoolStats
 from kvtransfer.topology import NodeSet
 
+# Tolerance for rounding errors of GPUs.
 _EPSILON = 1e-9
-# GPUs of each type that a budget leaves.
+# GPUs of each type that a budget leaves; a type that is left out has no limit.
 Limit = MutableMapping[str, float]
 # A pool, and the number of replicas that it gains.
-Wanted = tuple[PoolStats, int]
+Gain = tuple[PoolStats, int]
 
 
 class Supply:
-    """Room on nodes and in budgets, which shrinks as it is taken; ``groups``: the groups before any replica moves."""
+    """Room on nodes and in budgets, which shrinks as it is taken; ``groups``: groups that placement has not changed."""
 
     def __init__(self, groups: Sequence[Group], slots: Slots | None, limits: Sequence[Limit]) -> None:
         self._slots, self._limits = slots, limits
         self._chosen: dict[PoolKey, tuple[PoolStats, NodeSet]] = {}
-        # Withdrawn replicas still hold their room, so they need none to come back.
+        # Replicas on nodes beyond a pool's count are withdrawn. They hold their room, so they need none to come back.
         self._withdrawn = {
             pool.key: max(0, (pool.held_replicas or 0) - group.counts[role])
             for group in groups
             for role, pool in group.pools.items()
         }
 
-    def take(self, *wanted: Wanted) -> str | None:
-        """Take room for new replicas of each pool, all or nothing; returns why there is no room."""
-        new = [(pool, max(0, count - self._withdrawn[pool.key])) for pool, count in wanted]
+    def take(self, *gains: Gain) -> str | None:
+        """Take room for new replicas of each pool, all or nothing; returns why there is no room, or ``None``."""
+        new = [(pool, max(0, count - self._withdrawn[pool.key])) for pool, count in gains]
         gpus: dict[str, float] = {}
         for pool, count in new:
             for kind, each in pool.gpus_by_type().items():
@@ -41,15 +42,15 @@ class Supply:
                 return f"a budget leaves {max(0.0, limit[kind]):g} GPUs of type {kind}, and {needed:g} are needed"
         if (lacking := self.take_room(new)) is not None:
             return lacking
-        for pool, count in wanted:
+        for pool, count in gains:
             self._withdrawn[pool.key] = max(0, self._withdrawn[pool.key] - count)
         for limit, (kind, needed) in product(self._limits, gpus.items()):
             if kind in limit:
                 limit[kind] -= needed
         return None
 
-    def take_room(self, new: Sequence[Wanted]) -> str | None:
-        """As ``take``, but on nodes alone."""
+    def take_room(self, new: Sequence[Gain]) -> str | None:
+        """Take room on nodes alone, not from budgets, for replicas that hold none yet; otherwise as ``take``."""
         if self._slots is None:
             return None
         taken: list[tuple[PoolStats, Taken]] = []
@@ -63,6 +64,7 @@ class Supply:
                 taken.append((pool, room))
         for pool, room in taken:
             _, nodes = self._chosen.get(pool.key, (pool, 0))
+            # A set, since parts of one replica may share a node. A node set has one bit per node.
             self._chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
         return None
 
@@ -74,11 +76,11 @@ class Supply:
             beside = f" beside the other {other_replicas} of its unit" if other_replicas else ""
             return f"no node has room for a replica of {pool.key}{beside}"
         labels = ", ".join(f"{name}={value}" for name, value in pool.demand.selector.items())
-        wanted = [f"GPUs of type {kind}" for kind in pool.gpus_by_type()] + ([f"labels {labels}"] if labels else [])
-        return f"no node that is alive has {' and '.join(wanted)}, as {pool.key} demands"
+        demanded = [f"GPUs of type {kind}" for kind in pool.gpus_by_type()] + ([f"labels {labels}"] if labels else [])
+        return f"no node that is alive has {' and '.join(demanded)}, as {pool.key} demands"
 
     def nodes(self) -> dict[PoolKey, tuple[str, ...]]:
-        """See ``Placed.nodes``."""
+        """Nodes that new replicas of each growing pool may be on (``placement.Placed.nodes``)."""
         return {
             key: () if pool.demand is None or self._slots is None else no_scarcer(self._slots, pool.demand, nodes)
             for key, (pool, nodes) in self._chosen.items()
@@ -88,12 +90,14 @@ class Supply:
 def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
     """The nodes that a replica may be on and that are no scarcer than ``nodes``, without cordoned ones.
 
-    Empty: no node is scarcer, so the scheduler hook excludes cordoned nodes alone.
+    Empty: no node is scarcer. The scheduler hook then excludes cordoned nodes alone, and no list of all nodes is sent.
     """
-    topology, wanted = slots.topology, slots.candidates(demand)
+    topology, candidates = slots.topology, slots.candidates(demand)
     scarcest = topology.priority(nodes)
-    allowed = sum(below for priority, below in topology.subgroups.items() if priority <= scarcest) & wanted
-    return () if allowed == wanted else tuple(node.name for node in topology.listed(allowed & topology.usable))
+    # Each node is in one subgroup, so the sum of the sets is their union.
+    no_scarcer_nodes = sum(subgroup for priority, subgroup in topology.subgroups.items() if priority <= scarcest)
+    allowed = candidates & no_scarcer_nodes
+    return () if allowed == candidates else tuple(node.name for node in topology.listed(allowed & topology.usable))
 
 
 def start_nodes(
@@ -105,8 +109,9 @@ def start_nodes(
 ) -> dict[PoolKey, tuple[str, ...]]:
     """The nodes that replicas of each pool may start on; a pool that is left out may use all that its demand allows.
 
-    Until a pool has its ``counts``, they are the ``planned`` nodes (``Placed.nodes``), or those of the cycle
-    ``before``. After that a replica that replaces a lost one goes to no scarcer node than the pool's others are on.
+    A pool that grows in this cycle uses its ``planned`` nodes (``Placed.nodes``). Until it has its count (``counts``),
+    it goes on using its nodes of the last cycle (``before``). After that, a replica that replaces a lost one goes to no
+    scarcer node than the pool's other replicas are on.
     """
     allowed: dict[PoolKey, tuple[str, ...]] = {}
     for pool in pools:

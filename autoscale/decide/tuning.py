@@ -13,7 +13,7 @@ from kvtransfer.topology import Role
 
 
 class Pools(RootModel[dict[PoolKey, PoolLimits]]):
-    """What each pool of one service was deployed with."""
+    """The limits of each pool of one service, as deployed."""
 
 
 def tuned(base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> AutoscaleConfig:
@@ -57,8 +57,8 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     """Refuse a configuration that the pools cannot follow.
 
     Raises:
-        ValueError: bounds reach beyond the deployed ones; bounds or a budget have no effect; no counts inside both are
-            at the ratio; or the counts of a period or of the override lie outside bounds or budget.
+        ValueError: bounds reach beyond the deployed ones; bounds or a budget have no effect; no counts inside bounds
+            and budget are at the ratio; or the counts of a period or of the override lie outside bounds or budget.
     """
     _check_bounds(config, pools)
     _check_budget(config, pools)
@@ -129,9 +129,10 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
                 f"replicas of the smaller role off the ratio {ratio_to_keep}: give one of the two counts alone, or "
                 "give the period its own pd_ratio"
             )
-    ratio = period.ratio or config.pd_ratio
-    wanted = _counts_at_ratio(period.wanted(), ratio, config, BOUNDLESS)
-    if wanted is not None and wanted != _counts_at_ratio(period.wanted(), ratio, config, room):
+    # Bounds and budget must not change the period's counts, which keep their own ratio if both are given.
+    counts_ratio = period.ratio or config.pd_ratio
+    wanted = _counts_at_ratio(period.wanted(), counts_ratio, config, BOUNDLESS)
+    if wanted is not None and wanted != _counts_at_ratio(period.wanted(), counts_ratio, config, room):
         raise ValueError(
             f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies {_outside_text(room)}: "
             "change its counts, the bounds or the budget"

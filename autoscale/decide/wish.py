@@ -1,4 +1,7 @@
-"""The policy's wish and its limits from outside the guard: holds, counts by hand, sleep, missed latency (pure)."""
+"""The policy's wish, and what replaces it before the guard: holds, counts by hand, sleep, missed latency (pure).
+
+A hold: the policy's wish is ignored in this tick, and no count changes.
+"""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +22,8 @@ _ASLEEP = Decision(wanted=None, reason="it sleeps until a request waits for it")
 def hold(draft: Draft) -> None:
     """A stage: decide whether the policy's wish is ignored in this tick, and whether replicas may leave.
 
-    No replica leaves while latency misses its objective, unless people have set counts or limits.
+    No replica leaves while a latency misses its objective, unless people have set counts or limits, or a more important
+    service claims room.
     """
     draft.hold = _hold_reason(draft.snapshot, draft.config)
     draft.may_leave = (
@@ -34,6 +38,7 @@ def hold(draft: Draft) -> None:
 
 
 def _hold_reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+    """Why the policy's wish is ignored in this tick; ``None``: it is followed."""
     if config.is_paused:
         return "paused by hand"
     if is_after_a_gap(snapshot, config):
@@ -45,7 +50,7 @@ def _hold_reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
-    """A message if no replica of a role runs although some should; pools that lack a node do not count."""
+    """A message if no replica of a role runs although some should; overdue pools, which lack a node, do not count."""
     overdue = overdue_pools(snapshot.state, snapshot.now_s, config.no_node_s)
     awake = [pool for pool in snapshot.pools if pool.target_replicas and pool.key not in overdue]
     for role in Role:
@@ -56,6 +61,7 @@ def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
+    """A message if the last report of a replica is too old."""
     for pool in snapshot.pools:
         for replica in pool.replicas:
             if replica.observed_s < snapshot.now_s - config.stale_s:
@@ -65,25 +71,27 @@ def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _latency_now(draft: Draft) -> Latency:
-    """Latency, without a TTFT of requests that arrived before the last replica entered.
+    """The latency, without a TTFT that is longer than the time since the last replica entered.
 
-    After an overload such requests may wait for minutes in the queues of older replicas.
+    Requests with such a TTFT arrived earlier. After an overload they may wait for minutes in the queues of older
+    replicas.
     """
     latency, settled_s = draft.snapshot.latency, draft.state.settled_s
     if settled_s is None or latency.ttft_s is None:
         return latency
     entered_s = settled_s - draft.config.window_s
-    return latency if latency.ttft_s <= draft.now_s - entered_s else replace(latency, ttft_s=None)
+    is_from_before = latency.ttft_s > draft.now_s - entered_s
+    return replace(latency, ttft_s=None) if is_from_before else latency
 
 
 def _is_beyond_limits(draft: Draft) -> bool:
-    """Whether more replicas run than bounds or budget allow, as after a tuning."""
+    """Whether more replicas run than bounds or budget allow, as after people have lowered them."""
     room, running = room_of(draft.config, bounded(draft.config, draft.snapshot.pools)), draft.census.running
     return room.is_over_budget(running) or any(running[role] > room.highest[role] for role in Role)
 
 
 def decide(draft: Draft) -> None:
-    """A stage: get the policy's decision, then apply the hold or else the counts set by hand."""
+    """A stage: get the policy's decision; a hold replaces it, or else counts set by hand."""
     decision = draft.policy.decide(replace(draft.snapshot, state=draft.state))
     if draft.config.pd_ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
@@ -121,12 +129,13 @@ def sleep(draft: Draft) -> None:
 
 
 def _is_idle_for_long(draft: Draft) -> bool:
+    """Whether the service has been idle for ``idle_to_zero_s``."""
     since_s, idle_s = draft.state.idle_since_s, draft.config.idle_to_zero_s
     return idle_s is not None and since_s is not None and draft.now_s - since_s >= idle_s
 
 
 def _woken(ratio: PdRatio) -> Decision:
-    """One replica of the larger role at once; the guard adds its followers."""
+    """One replica of the ratio's larger role at once; the guard adds those of the other role."""
     wanted = {ratio.leader: 1.0, ratio.follower: 0.0}
     return Decision(wanted=wanted, reason="requests wait for it", is_step=True, is_urgent=True)
 
@@ -137,12 +146,13 @@ def bring_back(draft: Draft) -> None:
         return
     state, missed = draft.state, draft.state.missed
     if state.tried is not None:
-        missed = (state.tried, 1 if missed is None else missed[1] + 1)
+        scale_ins_before = 0 if missed is None else missed[1]
+        missed = (state.tried, scale_ins_before + 1)
     draft.state = replace(
         state,
         desired=_desired_before(draft),
         desired_before={},
-        # They skip the gate, which would hold replicas that were to leave for another ratio.
+        # They skip the gate: if they left for a change of the ratio, it would hold them.
         admitted=(*state.admitted, *state.withdrawn),
         withdrawn={},
         scaled_out_s=draft.now_s,
@@ -153,7 +163,10 @@ def bring_back(draft: Draft) -> None:
 
 
 def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
-    """Counts before the scale-in; if these lack room or are off the ratio, the present counts with the withdrawn."""
+    """The counts before the scale-in.
+
+    If these lack room or are off the ratio: the present counts and the withdrawn replicas.
+    """
     state = draft.state
     desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
     before = desired_replicas(desired)

@@ -8,12 +8,15 @@ from autoscale.engines.profile import EngineProfile
 def prefill_engines(
     profile: EngineProfile, requests_per_s: float, input_tokens: float, cached_frac: float = 0.0
 ) -> float:
-    """Prefill engines that arriving prompts keep busy; ``cached_frac``: leading share of a prompt in prefix caches."""
+    """Number of prefill engines that arriving prompts keep busy.
+
+    ``cached_frac``: share of a prompt, at its beginning, that prefix caches hold.
+    """
     return requests_per_s * profile.prefill.chunk_s(cached_frac * input_tokens, input_tokens)
 
 
 def handoff_engines(profile: EngineProfile, requests_per_s: float, input_tokens: float) -> float:
-    """Decode replicas whose links arriving prompts keep busy: the limit for long prompts and short answers."""
+    """Number of decode replicas whose links arriving prompts keep busy: the limit if answers are short."""
     return requests_per_s * input_tokens * profile.handoff.kv_bytes_per_token / profile.handoff.bytes_per_s
 
 
@@ -24,9 +27,11 @@ def decode_batch(profile: EngineProfile, context_tokens: float, tpot_s: float) -
 
     Source: DOPD section IV-B, M' and the constraint on TPOT.
     """
-    fits = int(profile.kv_tokens / max(1.0, context_tokens + profile.block_tokens / 2))
-    larger = range(2, min(profile.max_running, fits) + 1)
-    return 1 + bisect_right(larger, tpot_s, key=lambda batch: profile.decode.seconds_for(batch, context_tokens))
+    # On average the last block of a request is half empty.
+    fitting = int(profile.kv_tokens / max(1.0, context_tokens + profile.block_tokens / 2))
+    batches = range(2, min(profile.max_running, fitting) + 1)
+    # A step takes longer with each request in the batch, so the batches that meet the objective come first.
+    return 1 + bisect_right(batches, tpot_s, key=lambda batch: profile.decode.seconds_for(batch, context_tokens))
 
 
 def decode_tokens_per_s(profile: EngineProfile, context_tokens: float, tpot_s: float) -> float:

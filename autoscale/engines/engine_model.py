@@ -2,7 +2,10 @@
 
 The owner of the clock plans the engine's next steps, lets their time pass, and applies them. The emulator plans single
 steps by the wall clock. The simulator plans many decode-only steps at once: every request in the batch gains a token in
-each of them, so the sums over the batch give their time and KV.
+each of them, so sums over the batch give their time and KV, and no step touches a single request.
+
+The phase of a request is its KV length modulo the block's length. A request needs another block in the step that begins
+with full blocks, which is phase 0.
 """
 
 from collections import deque
@@ -13,7 +16,8 @@ from autoscale.engines.engine_step import EPSILON, ModelCounters, ModelRequest, 
 from autoscale.engines.prefix_cache import PrefixCache
 from autoscale.engines.profile import EngineProfile
 
-# Entries of aborted and preempted requests that the heap of ends may contain before they are removed.
+# The heap of ends may have this number of entries more than twice the requests that decode. Then entries of aborted and
+# preempted requests are removed: rarely enough to cost little.
 _STALE_ENDS = 64
 
 
@@ -26,19 +30,19 @@ class EngineModel:
         self.counters = ModelCounters()
         self.waiting: deque[ModelRequest] = deque()
         self.deferred: list[ModelRequest] = []
-        # Running requests in the order of admission. Those that still prefill are in the second one too.
+        # Running requests in the order of admission. Those that still prefill are in ``_prefilling`` too.
         self.running: dict[ModelRequest, None] = {}
         self._prefilling: dict[ModelRequest, None] = {}
         self.queued_prefill_tokens = 0
         self._used_tokens = 0
         self.prefixes = PrefixCache(prefix_block_tokens or profile.block_tokens)
-        self._step = 0
-        # Requests that decode: their number, the tokens of their KV, and their number by KV length at step 0, modulo
-        # the block's length.
+        self._step = 0  # number of steps with decoding requests so far
+        # Requests that decode: their number, the tokens of their KV, and their number by phase at step 0. With each
+        # step all phases grow by one, so the list stays as it is, and the present phase of index i is i + _step.
         self._decoding = 0
         self._context_tokens = 0
         self._by_phase = [0] * profile.block_tokens
-        # Heap of (last step, number that breaks ties, request).
+        # Heap of (last step, number, request); the number orders requests with the same last step.
         self._ends: list[tuple[int, int, ModelRequest]] = []
         self._last_number = 0
         self._without_token: list[ModelRequest] = []  # requests that decode and have no token yet
@@ -70,7 +74,7 @@ class EngineModel:
             self.deferred.remove(request)
 
     def release(self, request: ModelRequest) -> None:
-        """Free the KV that a request occupies before it decodes, or keeps after its end."""
+        """Free the KV that a request reserves before it decodes, or keeps after its end."""
         self._used_tokens -= request.reserved_tokens
         request.reserved_tokens = 0
 
@@ -84,7 +88,7 @@ class EngineModel:
 
     def plan(self, now_s: float, most_steps: int = 1) -> Step | None:
         """The next work, at most ``most_steps`` steps; ``None``: there is nothing to compute."""
-        # Free the KV that the next step takes: preempt the requests that were admitted last.
+        # If the next step takes more KV than is free, preempt the requests that were admitted last.
         while self._due_tokens() > self.profile.kv_tokens - self._used_tokens:
             self._preempt(next(reversed(self.running)))
         if self.deferred:
@@ -101,8 +105,8 @@ class EngineModel:
     def apply(self, step: Step, steps: int | None = None) -> tuple[list[ModelRequest], list[ModelRequest]]:
         """Let a plan's steps pass: all of them, or the first ``steps`` of decode-only steps.
 
-        Returns the requests with their first token, at the end of the first step; and those with their last token, at
-        the end of the last step, which have left the engine.
+        Returns two lists: requests that get their first token at the end of the first step, and requests that get their
+        last token at the end of the last step. The latter have left the engine.
         """
         done = step.steps if steps is None else steps
         counters = self.counters
@@ -125,7 +129,10 @@ class EngineModel:
     def _apply_chunks(
         self, chunks: Sequence[tuple[ModelRequest, int]], first: list[ModelRequest], ended: list[ModelRequest]
     ) -> int:
-        """The prompt tokens of the chunks; adds to the lists of requests with their first or last token."""
+        """Compute the chunks, and return their prompt tokens.
+
+        Adds to the lists of requests with their first and with their last token.
+        """
         counters, total = self.counters, 0
         for request, tokens in chunks:
             if request not in self._prefilling:
@@ -152,19 +159,21 @@ class EngineModel:
         return total
 
     def _decode_line(self) -> tuple[float, float, float]:
+        """``DecodeSurface.line`` of the present batch."""
         return self.profile.decode.line(self._decoding, self._context_tokens / self._decoding)
 
     def _decode_steps(self, most_steps: int) -> Step:
-        """Steps until a request ends, KV runs out, or the profile's next point."""
+        """Steps until a request ends, KV runs out, or the mean context reaches the profile's next point."""
         first_s, more_s, knot_tokens = self._decode_line()
         if most_steps > 1:
             ends = self._ends
             while ends[0][2].ends_at_step != ends[0][0]:
                 heappop(ends)  # preempted or aborted
-            to_knot = knot_tokens - self._context_tokens / self._decoding
             most_steps = min(most_steps, ends[0][0] - self._step)
-            if to_knot < most_steps:
-                most_steps = int(to_knot) + 1
+            # The mean context grows by one token in each step.
+            steps_to_knot = knot_tokens - self._context_tokens / self._decoding
+            if steps_to_knot < most_steps:
+                most_steps = int(steps_to_knot) + 1
             most_steps = self._steps_with_room(most_steps)
         return Step(first_s=first_s, more_s=more_s, steps=most_steps)
 
@@ -218,6 +227,7 @@ class EngineModel:
         self.release(request)
         self._used_tokens += self._in_blocks(computed)
         self._evict()
+        # From here on both are their value at step 0: see ``ModelRequest.ends_at_step``.
         request.computed_tokens -= self._step
         request.produced_tokens -= self._step
         request.ends_at_step = request.output_tokens - request.produced_tokens
@@ -241,6 +251,7 @@ class EngineModel:
         self._used_tokens -= self._in_blocks(request.computed_tokens)
 
     def _pop_ended(self) -> list[ModelRequest]:
+        """Remove and return the decoding requests that have their last token."""
         ended, ends = [], self._ends
         while ends and ends[0][0] <= self._step:
             last_step, _, request = heappop(ends)
@@ -251,18 +262,21 @@ class EngineModel:
         return ended
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether ``tokens`` of KV are free beside the most that decoding requests take in a later step."""
-        return tokens + max(self._by_phase) * self.profile.block_tokens <= self.profile.kv_tokens - self._used_tokens
+        """Whether ``tokens`` of KV are free, besides the most that decoding requests take in any one step."""
+        most_in_a_step = max(self._by_phase) * self.profile.block_tokens
+        return tokens + most_in_a_step <= self.profile.kv_tokens - self._used_tokens
 
     def _due_tokens(self, after_steps: int = 0) -> int:
-        """KV that a later step takes: each request with a full last block gets another block."""
+        """KV that a later step takes: each request whose blocks are full gets another block."""
         block = self.profile.block_tokens
-        return self._by_phase[-(self._step + after_steps) % block] * block
+        phase_at_start = -(self._step + after_steps) % block  # it is phase 0 in that step
+        return self._by_phase[phase_at_start] * block
 
     def _steps_with_room(self, most_steps: int) -> int:
         """Number of steps for which the free KV suffices, at most ``most_steps``."""
         block = self.profile.block_tokens
         free = self.profile.kv_tokens - self._used_tokens
+        # In a cycle of ``block`` steps each request takes one block.
         cycle_tokens = self._decoding * block
         if (most_steps // block + 1) * cycle_tokens <= free:
             return most_steps
@@ -279,12 +293,13 @@ class EngineModel:
         if not self._decoding:
             return
         block = self.profile.block_tokens
+        # In a cycle of ``block`` steps each request takes one block. In the other steps, those of ``_due_tokens`` do:
+        # entries of _by_phase from the one before ``end`` downwards, and then from the end of the list.
         cycles, rest = divmod(steps, block)
-        # The sum of _due_tokens over the remaining steps: entries of _by_phase from ``last`` downwards.
-        last = -self._step % block + 1
-        blocks = sum(self._by_phase[max(0, last - rest) : last])
-        if rest > last:
-            blocks += sum(self._by_phase[block + last - rest :])
+        end = -self._step % block + 1
+        blocks = sum(self._by_phase[max(0, end - rest) : end])
+        if rest > end:
+            blocks += sum(self._by_phase[block + end - rest :])
         taken = (cycles * self._decoding + blocks) * block
         self._used_tokens += taken
         self._context_tokens += self._decoding * steps
@@ -293,18 +308,21 @@ class EngineModel:
             self._evict()
 
     def _cache(self, request: ModelRequest) -> None:
+        """Put a computed prompt into the prefix cache."""
         self.prefixes.remember(request.block_hashes)
         self._evict()
 
     def _evict(self) -> None:
+        """Shrink the prefix cache to the KV that no request occupies."""
         self.prefixes.shrink_to(self.profile.kv_tokens - self._used_tokens)
 
     def _in_blocks(self, tokens: int) -> int:
         """Tokens rounded up to whole blocks."""
-        size = self.profile.block_tokens
-        return -(-tokens // size) * size
+        block = self.profile.block_tokens
+        return (tokens + block - 1) // block * block
 
     def _preempt(self, request: ModelRequest) -> None:
+        """Free the KV of a running request, which waits again and is computed from the start."""
         self.counters.preemptions += 1
         self._remove(request)
         request.computed_tokens = 0

@@ -18,13 +18,14 @@ class ModelRequest:
         output_tokens: length of its answer, at least 1.
         block_hashes: one for each full block of the prompt, over the block and all before it, for the prefix cache.
         kv_ready_s: time at which its KV arrives from another engine; ``None``: this engine computes it.
-        keeps_kv: it keeps its KV after its end, until ``EngineModel.release``: another engine pulls it.
-        cached_tokens: tokens of the prompt that the prefix cache had.
-        computed_tokens: tokens with KV here. While the request decodes, this and ``produced_tokens`` grow by one a
-            step, and both hold the value at step 0 of the engine.
-        produced_tokens: output tokens so far.
-        reserved_tokens: tokens of KV that it occupies before it decodes.
-        ends_at_step: step of the engine that gives it its last token; ``None``: it does not decode.
+        keeps_kv: whether it keeps its KV after its end, until ``EngineModel.release``, so that another engine pulls it.
+        cached_tokens: tokens of the prompt that were in the prefix cache.
+        computed_tokens: tokens with KV here. While the request decodes, see ``ends_at_step``.
+        produced_tokens: output tokens so far. While the request decodes, see ``ends_at_step``.
+        reserved_tokens: tokens of KV that it occupies before it decodes, or keeps after its end.
+        ends_at_step: number of the engine's step that gives it its last token; ``None``: it does not decode. While it
+            decodes, ``computed_tokens`` and ``produced_tokens`` are less by the engine's present step number. So they
+            stay constant, and a step need not change every request.
     """
 
     request_id: str
@@ -41,7 +42,7 @@ class ModelRequest:
 
     @property
     def prompt_left(self) -> int:
-        """Tokens that prefill has yet to compute: of the prompt and, after a preemption, of the output so far."""
+        """Tokens that prefill must still compute: of the prompt and, after a preemption, of the output so far."""
         return self.input_tokens + self.produced_tokens - self.computed_tokens
 
 
@@ -67,18 +68,21 @@ class Step(NamedTuple):
         return steps * (self.first_s + self.more_s * (steps - 1) / 2)
 
     def ended_by(self, elapsed_s: float) -> int:
-        """Number of steps that have ended after a time."""
+        """Number of steps that have ended ``elapsed_s`` after the start of the first one."""
         if elapsed_s <= 0.0:
             return 0
-        # more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s
+        # The number k solves more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s. This form of the solution holds
+        # for more_s = 0 too.
         linear = self.first_s - self.more_s / 2
         root = math.sqrt(max(0.0, linear * linear + 2 * self.more_s * elapsed_s))
         return min(self.steps, int(2 * elapsed_s / (linear + root) + EPSILON))
 
     def begun_by(self, elapsed_s: float) -> int:
-        """Number of steps that have begun after a time, at least 1; a step that has begun cannot be stopped."""
+        """Number of steps that have begun by then, at least 1; a step that has begun cannot be stopped."""
         ended = self.ended_by(elapsed_s)
-        return min(self.steps, max(1, ended + (self.time_s(ended) < elapsed_s - EPSILON)))
+        is_in_step = self.time_s(ended) < elapsed_s - EPSILON
+        begun = ended + 1 if is_in_step else ended
+        return min(self.steps, max(1, begun))
 
     def until(self, steps: int) -> "Step":
         """The first ``steps`` steps."""
@@ -93,8 +97,8 @@ class Step(NamedTuple):
 class ModelCounters:
     """The work of an engine since its start.
 
-    ``cached_tokens``: prompt tokens that the prefix cache had. ``sm_active_s``: time for which its SMs had work, by the
-    roofline of each step: the longer of its arithmetic and its memory traffic.
+    ``cached_tokens``: prompt tokens that were in the prefix cache. ``sm_active_s``: time for which its SMs had work. It
+    comes from the roofline of each step: the longer of its arithmetic and its memory traffic.
     """
 
     output_tokens: int = 0

@@ -10,11 +10,11 @@ from kvtransfer.strict_config import StrictConfig
 
 
 class DecodeMemoryConfig(StrictConfig):
-    """Limits of the KV of one decode replica: GPU memory, and the speed at which GPUs read it."""
+    """Limits of the KV of one decode replica: GPU memory, and the speed at which its GPUs read it."""
 
     gpu_bytes: float = Field(gt=0.0, description="Memory of one GPU (M_gpu).")
     other_bytes: float = Field(ge=0.0)
-    """Memory of one GPU for activations and all else but weights and KV (M'); a tenth by default in vLLM."""
+    """Memory of one GPU for all but weights and KV, such as activations (M'); a tenth by default in vLLM."""
     model_bytes: float = Field(gt=0.0, description="Weights of the model (M_model).")
     gpus: int = Field(1, ge=1, description="GPUs that share the weights (TP).")
     bytes_per_s: float = Field(gt=0.0, description="Memory bandwidth of one GPU by its data sheet (BW).")
@@ -25,7 +25,7 @@ class DecodeMemoryConfig(StrictConfig):
     def _check_room(self) -> "DecodeMemoryConfig":
         if self.room_bytes <= 0.0:
             raise ValueError(
-                f"{self.gpus} GPUs with {self.gpu_bytes - self.other_bytes:.3g} bytes each leave no KV beside "
+                f"{self.gpus} GPUs with {self.gpu_bytes - self.other_bytes:.3g} bytes each leave no room for KV beside "
                 f"{self.model_bytes:.3g} bytes of weights: raise gpus"
             )
         return self
@@ -46,7 +46,7 @@ class DecodeMemoryConfig(StrictConfig):
         weights_s = self.model_bytes / (self.read_frac * self.gpus * self.bytes_per_s)
         if tpot_s <= weights_s:
             raise ValueError(
-                f"tpot_s is {tpot_s:g}, and to read the weights alone takes {weights_s:.3g} s: raise it, or gpus"
+                f"tpot_s is {tpot_s:g}, but reading the weights alone takes {weights_s:.3g} s: raise tpot_s or gpus"
             )
         return (tpot_s - weights_s) * self.read_frac * self.gpus * self.bytes_per_s
 
@@ -87,16 +87,17 @@ def optimal_ratio(
     """
     if not (input_tokens > 0.0 and output_tokens > 0.0):
         raise ValueError(f"{input_tokens:g} input and {output_tokens:g} output tokens: both must be above 0")
-    # Algorithm 2 differs from Eq. 13 and 14, which are used here. Its line 30 takes a step's time at (ISL + OSL)/2, but
-    # the mean KV is ISL + OSL/2. Its lines 30 and 31 count all requests, Eq. 14 those of one decode replica (r / n_d).
+    # Eq. 13 and 14 are used here; the paper's Algorithm 2 differs from them. Its line 30 takes a step's time at
+    # (ISL + OSL)/2, but the mean KV is ISL + OSL/2. Its lines 30 and 31 count all requests, but Eq. 14 counts those of
+    # one decode replica (r / n_d).
     context_tokens = input_tokens + output_tokens / 2
     if memory is None:
         concurrency = decode_batch(decode_profile, context_tokens, tpot_s)
     else:
         # Eq. 13: cc_d = min(V_mem, V_BW) / ((ISL + OSL/2) M_token).
         request_bytes = context_tokens * decode_profile.handoff.kv_bytes_per_token
-        fits = int(min(memory.room_bytes, memory.readable_bytes(tpot_s)) / request_bytes)
-        concurrency = max(1, min(fits, decode_profile.max_running))
+        fitting = int(min(memory.room_bytes, memory.readable_bytes(tpot_s)) / request_bytes)
+        concurrency = max(1, min(fitting, decode_profile.max_running))
     prefill_s = prefill_profile.prefill.seconds_for(input_tokens)
     if prefill_s <= 0.0:
         raise ValueError(f"profile {prefill_profile.name}: {input_tokens:g} tokens take no time: measure it again")

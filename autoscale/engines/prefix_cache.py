@@ -13,11 +13,11 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def leading_tokens(self, block_hashes: Sequence[int]) -> int:
-        """Cached tokens at the start of a prompt; their blocks do not count as used."""
+        """Number of cached tokens at the start of a prompt; their blocks do not count as used now."""
         return len(list(takewhile(self._blocks.__contains__, block_hashes))) * self._block_tokens
 
     def use(self, block_hashes: Sequence[int]) -> int:
-        """Cached tokens at the start of a prompt; their blocks count as used now."""
+        """Number of cached tokens at the start of a prompt; their blocks count as used now."""
         tokens = self.leading_tokens(block_hashes)
         self.remember(block_hashes[: tokens // self._block_tokens])
         return tokens

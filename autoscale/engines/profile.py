@@ -12,6 +12,10 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from autoscale.documents import first_fault
 from kvtransfer.strict_config import StrictConfig
 
+# Beyond the points of a profile a line may fall below 0. So a decode step takes at least this share of the time of the
+# step with the smallest batch and the shortest context.
+_LEAST_STEP_FRAC = 0.5
+
 
 class Source(StrictConfig):
     """Where the numbers of a part of a profile come from."""
@@ -40,11 +44,11 @@ class PrefillCurve(StrictConfig):
 
     @cached_property
     def step_s(self) -> float:
-        """Time of a step without prompt tokens: the first segment extended to zero tokens, seconds."""
+        """Seconds of a step without prompt tokens: the line through the first two points, extended to 0 tokens."""
         return max(0.0, _at(self.tokens, self.seconds, 0.0))
 
     def seconds_for(self, tokens: float) -> float:
-        """Seconds for a prompt; beyond the points, the nearest segment is extended."""
+        """Seconds for a prompt; beyond the points, the line through the nearest two is extended."""
         return max(self.step_s, _at(self.tokens, self.seconds, tokens))
 
     def chunk_s(self, start: float, end: float) -> float:
@@ -62,7 +66,7 @@ class PrefillCurve(StrictConfig):
 
 
 class DecodeSurface(StrictConfig):
-    """Seconds of one decode step, by requests in the batch and their mean context, tokens."""
+    """Seconds of one decode step, by the number of requests in the batch and their mean context, tokens."""
 
     batch: tuple[int, ...] = Field(min_length=2)
     context_tokens: tuple[int, ...] = Field(min_length=1)
@@ -81,7 +85,7 @@ class DecodeSurface(StrictConfig):
         return self
 
     def seconds_for(self, batch: int, context_tokens: float) -> float:
-        """Seconds of a step, bilinear; beyond the points the nearest line is extended.
+        """Seconds of a step, by bilinear interpolation; beyond the points the nearest line is extended.
 
         The result is at least half of the step with the smallest batch and the shortest context.
         """
@@ -90,26 +94,28 @@ class DecodeSurface(StrictConfig):
     def line(self, batch: int, context_tokens: float) -> tuple[float, float, float]:
         """Time of the next decode steps, in each of which every request gains a token.
 
-        Returns the seconds of the first step, the seconds by which each later one is longer, and the mean context in
-        tokens up to which this growth holds.
+        Returns the seconds of the first step, the seconds by which each later one is longer, and the knot: the mean
+        context in tokens up to which this growth holds.
         """
         axis, row = self.context_tokens, self._rows.get(batch) or self._row(batch)
-        least_s = self.step_s[0][0] * 0.5
+        least_s = self.step_s[0][0] * _LEAST_STEP_FRAC
         if len(axis) == 1:
             return max(least_s, row[0]), 0.0, math.inf
         index = min(max(bisect_right(axis, context_tokens), 1), len(axis) - 1)
         slope = (row[index] - row[index - 1]) / (axis[index] - axis[index - 1])
         seconds = row[index - 1] + slope * (context_tokens - axis[index - 1])
-        knot = axis[index] if index < len(axis) - 1 or context_tokens < axis[index] else math.inf
+        is_beyond_points = index == len(axis) - 1 and context_tokens >= axis[index]
+        knot = math.inf if is_beyond_points else axis[index]
         if slope:
-            floor_tokens = context_tokens + (least_s - seconds) / slope
-            if floor_tokens > context_tokens:
-                knot = min(knot, floor_tokens)
+            # The line crosses least_s here: on one side of it steps follow the line, on the other they take least_s.
+            crossing_tokens = context_tokens + (least_s - seconds) / slope
+            if crossing_tokens > context_tokens:
+                knot = min(knot, crossing_tokens)
         is_on_line = seconds > least_s or (seconds == least_s and slope > 0.0)
         return (seconds, slope, knot) if is_on_line else (least_s, 0.0, knot)
 
     def _row(self, batch: int) -> list[float]:
-        """Seconds at each context for one batch; stored, since few batches are used often."""
+        """Seconds at each context for one batch. They are stored, since a run uses few batches, each often."""
         row = self._rows[batch] = [_at(self.batch, column, batch) for column in zip(*self.step_s, strict=True)]
         return row
 
@@ -138,7 +144,7 @@ class Handoff(StrictConfig):
 
 
 class Memory(StrictConfig):
-    """The roofline's memory side, of all GPUs of an engine together."""
+    """Memory traffic of an engine's steps, for its roofline; numbers of all its GPUs together."""
 
     weight_bytes: float = Field(gt=0.0, description="Weights that every step reads.")
     peak_bytes_per_s: float = Field(gt=0.0)
@@ -161,14 +167,14 @@ class EngineProfile(StrictConfig):
     start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
     flops_per_token: float = Field(gt=0.0)
     peak_flops: float = Field(gt=0.0)
-    memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline is arithmetic alone.")
+    memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline counts only arithmetic.")
     sources: tuple[Source, ...] = Field(min_length=1)
 
     def roofline_s(self, tokens: int, context_tokens: int = 0, *, more_tokens: int = 0, steps: int = 1) -> float:
-        """Least time of steps on the hardware, seconds: the longer of each step's arithmetic and memory traffic.
+        """Least time of steps on the hardware, seconds: for each step the longer of its arithmetic and memory traffic.
 
-        ``tokens``: tokens that each step computes. Attention counts by the KV that it reads, not by its arithmetic:
-        ``context_tokens`` in the first step, and ``more_tokens`` more in each later one.
+        ``tokens``: tokens that each step computes. Attention counts only as memory traffic: the first step reads the KV
+        of ``context_tokens``, and each later step that of ``more_tokens`` more than the step before.
         """
         compute_s = tokens * self.flops_per_token / self.peak_flops
         if self.memory is None:
@@ -177,10 +183,12 @@ class EngineProfile(StrictConfig):
         first_s = self.memory.weight_bytes / self.memory.peak_bytes_per_s + context_tokens * kv_s
         more_s = more_tokens * kv_s
         # Memory traffic grows from step to step, arithmetic does not: only in the first steps can arithmetic be longer.
+        compute_bound = steps
         if first_s >= compute_s:
             compute_bound = 0
-        else:
-            compute_bound = min(steps, math.ceil((compute_s - first_s) / more_s)) if more_s else steps
+        elif more_s:
+            compute_bound = min(steps, math.ceil((compute_s - first_s) / more_s))
+        # The other steps, from number ``compute_bound`` to ``steps - 1``, take the mean of the first and the last one.
         memory_bound = steps - compute_bound
         return compute_bound * compute_s + memory_bound * (first_s + more_s * (compute_bound + steps - 1) / 2)
 
@@ -196,6 +204,7 @@ class EngineProfile(StrictConfig):
 
 
 def _loaded(value: Any) -> Any:
+    """The profile at a path; any other value is left to pydantic."""
     return EngineProfile.load(Path(value)) if isinstance(value, str | Path) else value
 
 

@@ -20,12 +20,12 @@ Gauge = Literal[
     "gpu_utilization_frac",
     "sm_activity_frac",
 ]
-# For each replica id: the values of its gauges by name. Every value is finite.
+# Values of gauges by replica id and by the gauge's name. Every value is finite.
 Gauges = Mapping[str, Mapping[str, float]]
 
 
 class RayCollectorConfig(StrictConfig):
-    """No other source: only the replicas' own reports."""
+    """No other source: only the replicas' own reports, which come through Ray Serve."""
 
     kind: Literal["ray"] = "ray"
 
@@ -57,14 +57,14 @@ CollectorConfig = Annotated[
 ]
 
 # Format of the file of a FileCollectorConfig.
-_FILE = TypeAdapter(dict[str, dict[Gauge, FiniteFloat]])
+_GAUGES_FILE = TypeAdapter(dict[str, dict[Gauge, FiniteFloat]])
 
 
 def read_vector(body: bytes, label: str) -> dict[str, float]:
     """Values by replica id from the JSON answer to an instant query; ``label``: the label that holds the replica id.
 
     A series without this label, or without a finite value, is left out. PromQL yields NaN or an infinity instead of an
-    error, for instance after a division by zero, so that value counts as not observed.
+    error, for instance after a division by zero: such a value counts as not observed.
 
     Raises:
         ValueError: the body is not such an answer.
@@ -88,7 +88,7 @@ def read_vector(body: bytes, label: str) -> dict[str, float]:
 def read_gauges(text: str) -> Gauges:
     """The gauges in the text of a JSON file. Raises ValueError: the first fault, such as a value that is not finite."""
     try:
-        document = _FILE.validate_json(text)
+        document = _GAUGES_FILE.validate_json(text)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     return {replica: {str(name): value for name, value in gauges.items()} for replica, gauges in document.items()}

@@ -1,4 +1,4 @@
-"""Reads replicas' gauges from other sources, in the thread of the tick; a source that fails adds nothing."""
+"""Reads replicas' gauges from other sources, in the thread of the tick; a source that fails gives no gauges."""
 
 import time
 import urllib.parse
@@ -17,21 +17,22 @@ from autoscale.observe.collectors import (
 
 
 def _prometheus(config: PrometheusCollectorConfig) -> Gauges:
-    until_s = time.monotonic() + config.timeout_s
-    found: dict[str, dict[str, float]] = {}
+    deadline_s = time.monotonic() + config.timeout_s
+    gauges: dict[str, dict[str, float]] = {}
     for gauge, query in config.queries.items():
         url = f"{config.url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.urlopen(url, timeout=max(0.1, until_s - time.monotonic())) as answer:  # noqa: S310 (http alone)
+        timeout_s = max(0.1, deadline_s - time.monotonic())  # a timeout of 0 or less is an error
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 (the url is http or https)
             values = read_vector(answer.read(), config.replica_label)
         for replica, value in values.items():
-            found.setdefault(replica, {})[gauge] = value
-    return found
+            gauges.setdefault(replica, {})[gauge] = value
+    return gauges
 
 
 def _file(config: FileCollectorConfig) -> Gauges:
     age_s = time.time() - config.path.stat().st_mtime
     if age_s > config.most_age_s:
-        raise ValueError(f"{config.path} was written {age_s:.0f} s ago, and counts for {config.most_age_s:g} s")
+        raise ValueError(f"{config.path} was written {age_s:.0f} s ago, and is used for {config.most_age_s:g} s")
     return read_gauges(config.path.read_text())
 
 
@@ -39,8 +40,8 @@ COLLECTORS: dict[str, Callable[[Any], Gauges]] = {"ray": lambda config: {}, "pro
 
 
 def collect(config: CollectorConfig) -> tuple[Gauges, str | None]:
-    """The gauges of the source, and the reason if they cannot be read; then the replicas' own reports count."""
+    """The gauges of the source, and ``None``; or no gauges, and the reason: then the replicas' own reports count."""
     try:
         return COLLECTORS[config.kind](config), None
-    except (OSError, ValueError) as error:  # urllib's own are OSErrors
+    except (OSError, ValueError) as error:  # the errors of urllib are OSErrors
         return {}, f"collector {config.kind}: {error}"

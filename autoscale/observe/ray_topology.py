@@ -11,14 +11,16 @@ from autoscale.topology_config import TopologyConfig
 from autoscale.types import Places, PoolKey
 from kvtransfer.topology import Node
 
+# Beginning of the name that Serve gives to the placement group of a replica.
 _REPLICA = "SERVE_REPLICA::"
+# Ray shows a node's GPU type as a label, and as a resource with this beginning.
 _TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 
 
 def read_nodes(config: TopologyConfig, cordoned: frozenset[str]) -> list[Node]:
-    """The nodes that are alive; ``cordoned``: nodes and switches by name. Blocks for a few milliseconds.
+    """The nodes that are alive; ``cordoned``: names of nodes and switches. Blocks for a few milliseconds.
 
-    Needs: ``ray._private.state.available_resources_per_node``; Ray's public functions have the sum of all nodes alone.
+    Needs: ``ray._private.state.available_resources_per_node``; Ray's public functions give only the sum of all nodes.
     Without it: the policy cannot be loaded, and Serve refuses the application.
     """
     free = available_resources_per_node()
@@ -46,18 +48,20 @@ def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyCon
 
 
 def _gpus(total: Mapping[str, float], labels: Mapping[str, str], config: TopologyConfig) -> tuple[str | None, str, str]:
-    """The type of a node's GPUs, the resource that counts them, and a contradiction in its labels, if any."""
-    said = {kind: resource for kind, resource in config.gpu_resources.items() if total.get(resource)}
+    """The type of a node's GPUs, the resource that counts them, and a contradiction between its types; empty: none."""
+    # The resource that counts the GPUs, by each type that the node has: first types with a resource of their own.
+    resources = {kind: resource for kind, resource in config.gpu_resources.items() if total.get(resource)}
     if total.get("GPU"):
-        of_resource = [name.removeprefix(_TYPE_RESOURCE) for name in total if name.startswith(_TYPE_RESOURCE)]
-        label = labels.get(_TYPE_LABEL)
-        said |= dict.fromkeys([*of_resource, *([label] if label else [])], "GPU")
-        said = said or {"GPU": "GPU"}
-    if not said:
+        kinds = [name.removeprefix(_TYPE_RESOURCE) for name in total if name.startswith(_TYPE_RESOURCE)]
+        if label := labels.get(_TYPE_LABEL):
+            kinds.append(label)
+        resources |= dict.fromkeys(kinds, "GPU")
+        resources = resources or {"GPU": "GPU"}  # no type is known
+    if not resources:
         return None, "GPU", ""
-    first, *others = said
+    first, *others = resources
     contradiction = f"it has GPUs of type {first} and of {', '.join(others)}, and counts as {first}" if others else ""
-    return first, said[first], contradiction
+    return first, resources[first], contradiction
 
 
 def read_places(app: str) -> Places:
@@ -76,6 +80,7 @@ def read_places(app: str) -> Places:
         try:
             key = PoolKey.parse(deployment)
         except ValueError:
-            continue  # a replica of the endpoint
-        places[replica_id] = key, tuple(dict.fromkeys(group["bundles_to_node_id"].values()))
+            continue  # a replica of another deployment, such as the endpoint
+        nodes = dict.fromkeys(group["bundles_to_node_id"].values())  # each node once, in the order of bundles
+        places[replica_id] = key, tuple(nodes)
     return places

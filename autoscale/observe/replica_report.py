@@ -1,4 +1,4 @@
-"""What a replica reports to the autoscaler: replicas and simulated ones write it, ``signals`` reads it by its names."""
+"""A replica's report to the autoscaler: real and simulated replicas write it, ``signals`` reads its fields by name."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,7 @@ from autoscale.observe.request_stats import RequestStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """Gauges, and counters since the replica's start; ``None``: not observed, and left out."""
+    """Gauges, and counters since the replica's start; ``None``: not observed, so the report leaves it out."""
 
     running_requests: int  # in the engine's batch
     waiting_requests: int  # in the engine's queue
@@ -21,9 +21,9 @@ class ReplicaReport:
     sm_activity_frac: float | None = None
     unread_kv_requests: int | None = None  # prompts whose KV decode has not pulled
     handoffs: int | None = None
-    handoff_s: float | None = None  # total duration of all handoffs
+    handoff_s: float | None = None  # sum of the durations of these handoffs
 
     def values(self, requests: RequestStats | None = None) -> dict[str, float]:
-        """As Serve carries it, with the counts of requests; a test holds that no two figures have one name."""
+        """Figures by name, as Serve carries them; a test checks that ``requests`` uses none of the names here."""
         figures = {name: float(value) for name, value in asdict(self).items() if value is not None}
         return figures if requests is None else {**figures, **requests.report()}

@@ -1,7 +1,7 @@
-"""Waiting times of one decode replica's users, as counters for the autoscaler (pure).
+"""Waiting times of one decode replica's requests, as counters for the autoscaler (pure).
 
-vLLM's own TTFT on decode starts with the transfer of the prompt's KV, so it leaves out prefill; here it starts when the
-request arrived at the endpoint. If long prompts have a longer objective, their TTFT counts in proportion
+vLLM's own TTFT on decode starts with the transfer of the prompt's KV, so it leaves out prefill. Here it starts when the
+request arrives at the endpoint. If long prompts have a longer objective, their TTFT is scaled down
 (``SloConfig.ttft_share``), so that one objective holds for all requests.
 """
 
@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
-# A stream's pace is taken over this time, seconds: engines hand out tokens in chunks.
+# A stream's pace is its recent time per output token. It is measured over this time, seconds: engines return tokens in
+# chunks, so a shorter time would show their size.
 _PACE_S = 2.0
-# Weight of each answer in their mean length, which is then over about the last 64 answers.
+# Weight of a new answer in the mean length of answers, which is so over about the last 64.
 _ANSWER_WEIGHT = 1 / 64
 
 
@@ -22,11 +23,11 @@ class RequestTimer:
 
     def __init__(self, stats: "RequestStats", arrived_s: float, share: float) -> None:
         self._stats = stats
-        self._share = share
+        self._share = share  # of its TTFT that counts
         self._arrived_s = arrived_s
         self._first_s = self._last_s = 0.0
         self.tokens = 0  # output tokens so far
-        self._mark = (0.0, 0)  # time and tokens from which the next pace is taken
+        self._mark = (0.0, 0)  # time and tokens from which the next pace is measured
         self._pace_s: float | None = None
 
     def add_tokens(self, count: int, at_s: float | None = None) -> None:
@@ -55,7 +56,7 @@ class RequestTimer:
         self._stats.first_tokens_s += waited_s
 
     def end(self) -> None:
-        """The request has ended."""
+        """Count the request as ended."""
         self._stats.leave(self)
         if self.tokens:
             self._stats.answer(self.tokens)
@@ -63,20 +64,24 @@ class RequestTimer:
             self._stats.tpot.observe((self._last_s - self._first_s) / (self.tokens - 1))
 
     def waited_s(self, now_s: float) -> float:
-        """How long the request has waited for its first token, in proportion to its objective; seconds."""
+        """Time for which the request has waited for its first token, scaled as its TTFT; seconds."""
         return self._share * max(0.0, now_s - self._arrived_s)
 
     def pace_s(self, now_s: float) -> float | None:
         """Recent time per output token, seconds; ``None``: the stream is too young."""
-        since_s, tokens = self._mark
-        if now_s - since_s >= _PACE_S:
-            self._pace_s = (now_s - since_s) / max(1, self.tokens - tokens)
+        mark_s, mark_tokens = self._mark
+        if now_s - mark_s >= _PACE_S:
+            # A stream without a new token counts as if one came now.
+            self._pace_s = (now_s - mark_s) / max(1, self.tokens - mark_tokens)
             self._mark = (now_s, self.tokens)
         return self._pace_s
 
 
 class RequestStats:
-    """All requests of a replica since it started."""
+    """All requests of a replica since it started.
+
+    ``clock``: the time in seconds. ``ttft_share``: share of the TTFT that counts, by prompt length.
+    """
 
     def __init__(
         self, clock: Callable[[], float], ttft_share: Callable[[int], float] = lambda input_tokens: 1.0
@@ -86,7 +91,7 @@ class RequestStats:
         self.ttft = Histogram(TTFT_EDGES_S)
         self.tpot = Histogram(TPOT_EDGES_S)
         self.first_tokens = 0
-        self.first_tokens_s = 0.0  # sum of plain TTFTs
+        self.first_tokens_s = 0.0  # sum of TTFTs, not scaled
         self.ended = 0
         self.output_tokens = 0
         self.output_tokens_mean: float | None = None  # of about the last 64 answers
@@ -97,9 +102,9 @@ class RequestStats:
         self._waiting: set[RequestTimer] = set()
 
     def begin(self, arrived_s: float, input_tokens: int, *, is_streamed: bool) -> RequestTimer:
-        """A request has reached the replica, after the endpoint at ``arrived_s`` by this object's clock.
+        """Count a request that reaches the replica; ``arrived_s``: its arrival at the endpoint, by this object's clock.
 
-        ``is_streamed``: its tokens are observed as they come; else it never counts as waiting.
+        ``is_streamed``: its tokens are observed as they come; a request that is not streamed never counts as waiting.
         """
         self._begun += 1
         self._input_tokens += input_tokens
@@ -117,12 +122,15 @@ class RequestStats:
         self.output_tokens_mean = mean + (output_tokens - mean) * _ANSWER_WEIGHT
 
     def leave(self, timer: RequestTimer) -> None:
-        """A request neither waits nor streams any more."""
+        """Take a request out of those that wait and those that stream."""
         self._waiting.discard(timer)
         self.streaming.discard(timer)
 
     def report(self) -> dict[str, float]:
-        """Counters and buckets, by the names of ``autoscale.observe.signals``."""
+        """Counters and buckets, by the names of ``autoscale.observe.signals``.
+
+        ``late`` has the requests that still wait for their first token, ``pace`` those that stream.
+        """
         late, pace = Histogram(TTFT_EDGES_S), Histogram(TPOT_EDGES_S)
         now_s = self.clock()
         for timer in self._waiting:

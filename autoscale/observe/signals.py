@@ -1,8 +1,9 @@
 """Rates, means and quantiles of the last window, from the counters and gauges of replicas (pure).
 
-A replica reports cumulative counters and gauges. Rates are differences over the time between two reports of the same
-replica, by its own clock, so they fall when an engine stops. Quantiles come from bucket counts: differences per
-replica, which are then added; quantiles of quantiles are never taken.
+A replica reports gauges, and counters since its start. A rate is the growth of a counter between two reports of one
+replica, divided by the time between them on the replica's clock. So it falls when an engine stops. A quantile comes
+from the counts of buckets: first their growth in each replica, then the sum over replicas. No quantile is taken of
+quantiles.
 """
 
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from autoscale.types import Latency, PoolKey, ReplicaStats, Traffic
 from kvtransfer.topology import Role
 
-# Upper edges of TTFT's buckets, seconds; one more bucket is beyond the last edge.
+# Upper edges of TTFT's buckets, seconds; one more bucket follows after the last edge.
 TTFT_EDGES_S = (0.05, *(n / 10 for n in range(1, 11)), 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 # Upper edges of TPOT's buckets, seconds.
 TPOT_EDGES_S = (*(n / 200 for n in range(1, 11)), 0.06, 0.07, 0.08, 0.1, 0.15, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -22,7 +23,7 @@ TPOT_EDGES_S = (*(n / 200 for n in range(1, 11)), 0.06, 0.07, 0.08, 0.1, 0.15, 0
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observations per bucket; the last bucket is beyond the last edge."""
+    """Counts of observations in each bucket; there is one bucket more than edges."""
 
     edges: tuple[float, ...]
     counts: list[float] = field(default_factory=list)
@@ -43,23 +44,25 @@ class Histogram:
 def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> float | None:
     """The value below which a share (0..1) of the observations lies, by linear interpolation inside its bucket.
 
-    ``None`` without observations; the last edge if the share lies beyond it. ``counts``: one more than ``edges``.
+    ``None``: there are no observations. The last edge: the value is beyond it. ``counts``: one more than ``edges``.
     """
     total = math.fsum(counts)
     if total <= 0.0:
         return None
-    rank, below = share * total, 0.0
+    wanted_below, below = share * total, 0.0
     for index, edge in enumerate(edges):
-        if below + counts[index] >= rank and counts[index] > 0.0:
-            lower = edges[index - 1] if index else 0.0
-            return lower + (edge - lower) * max(0.0, rank - below) / counts[index]
+        if below + counts[index] >= wanted_below and counts[index] > 0.0:
+            lower_edge = edges[index - 1] if index else 0.0
+            share_of_bucket = max(0.0, wanted_below - below) / counts[index]
+            return lower_edge + (edge - lower_edge) * share_of_bucket
         below += counts[index]
     return edges[-1]
 
 
-# The least difference between two clocks, from one report to the next, that shows that a clock was set; seconds.
+# From one report to the next, the replica's clock and the controller's clock may advance by different times. If they
+# differ by more than this, seconds, a clock was set.
 _CLOCK_JUMP_S = 5.0
-# The longest interval between a replica's reports, seconds.
+# Longest time between two reports of a replica, seconds. So the last report is never older than this.
 _MOST_LATE_S = 10.0
 
 # Gauges that a snapshot shows with their last value.
@@ -73,20 +76,22 @@ _GAUGES = (
 )
 # Gauges that change faster than replicas report: a snapshot shows their mean over the window.
 _AVERAGED = ("gpu_utilization_frac", "sm_activity_frac")
-# Names of the buckets: first tokens that came, requests that wait for one, ended requests, requests that stream.
+# Names of buckets. TTFT: counters of first tokens that came; gauges of requests that still wait for their first token.
 _TTFT = [f"ttft_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
 _LATE = [f"late_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
+# TPOT: counters of ended requests; gauges of requests that stream.
 _TPOT = [f"tpot_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
 _PACE = [f"pace_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
 
 
 class ReportWindow:
-    """The reports of one replica in the last window."""
+    """The reports of one replica in the last window; ``appeared_s``: when the replica was first seen."""
 
-    def __init__(self, known_s: float) -> None:
+    def __init__(self, appeared_s: float) -> None:
         self._reports: deque[tuple[float, Mapping[str, float]]] = deque()
-        self.seen_s = known_s
-        # Whether the replica is not new, but its work since the last report is not known.
+        # When the last report came, by the controller's clock.
+        self.seen_s = appeared_s
+        # Whether the last report cannot be compared with the one before it, so that the work between them is not known.
         self.is_interrupted = False
 
     def add(
@@ -94,8 +99,8 @@ class ReportWindow:
     ) -> None:
         """Take in a report; a report with a value that is not finite is dropped, so that the replica becomes stale.
 
-        ``report_s`` is by the replica's own clock; freshness counts by ``now_s``, the controller's. A report is late by
-        ``interval_s``, the time between two calls, at the most.
+        ``report_s`` is a time by the replica's clock, ``now_s`` one by the controller's. ``interval_s``: time between
+        two calls; a report waits for the next call, so it is late by at most this time.
         """
         if not all(math.isfinite(value) for value in values.values()):
             return
@@ -103,15 +108,16 @@ class ReportWindow:
             last_s, last = self._reports[-1]
             if report_s == last_s:
                 return
-            passed_s = report_s - last_s
-            late_s = max(_CLOCK_JUMP_S, min(interval_s, _MOST_LATE_S))
-            is_jump = not 0.0 < passed_s <= window_s or abs(passed_s - (now_s - self.seen_s)) > late_s
-            if is_jump or values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0):
-                # A clock was set, or an engine counts from zero again: rates across this would be wrong.
-                self._reports.clear()
+            passed_s, passed_here_s = report_s - last_s, now_s - self.seen_s
+            tolerance_s = max(_CLOCK_JUMP_S, min(interval_s, _MOST_LATE_S))
+            is_clock_set = not 0.0 < passed_s <= window_s or abs(passed_s - passed_here_s) > tolerance_s
+            is_engine_new = values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0)
+            if is_clock_set or is_engine_new:
+                self._reports.clear()  # a rate from reports before and after this would be wrong
             self.is_interrupted = not self._reports
         self._reports.append((report_s, values))
         self.seen_s = now_s
+        # The first report is the last one from before the window, so that growth is over the whole window.
         while len(self._reports) > 2 and self._reports[1][0] <= report_s - window_s:
             self._reports.popleft()
 
@@ -125,24 +131,24 @@ class ReportWindow:
         return self._reports[-1][1].get(name) if self._reports else None
 
     def mean(self, name: str) -> float | None:
-        """The mean of a gauge over the window; ``None``: not in the last report."""
+        """The mean of a gauge over the window; ``None``: the last report lacks it."""
         if self.latest(name) is None:
             return None
         reported = [value for _, values in self._reports if (value := values.get(name)) is not None]
         return math.fsum(reported) / len(reported)
 
     def gained(self, name: str) -> float | None:
-        """Growth of a counter; ``None``: before the second report, or not reported."""
+        """Growth of a counter; ``None``: there is no second report yet, or the counter is not reported."""
         if self.span_s <= 0.0:
             return None
-        first, last = (self._reports[at][1].get(name) for at in (0, -1))
+        first, last = (self._reports[index][1].get(name) for index in (0, -1))
         return None if first is None or last is None else max(0.0, last - first)
 
     def gained_each(self, names: Sequence[str]) -> list[float]:
-        """Growth of counters that reports leave out while they are 0; before the second report 0."""
+        """Growth of counters that reports leave out while they are 0; all 0 before the second report."""
         if self.span_s <= 0.0:
             return [0.0] * len(names)
-        first, last = (self._reports[at][1] for at in (0, -1))
+        first, last = (self._reports[index][1] for index in (0, -1))
         return [max(0.0, last.get(name, 0.0) - first.get(name, 0.0)) for name in names]
 
     def latest_each(self, names: Sequence[str]) -> list[float]:
@@ -182,10 +188,10 @@ class Signals:
         now_s: float,
         interval_s: float,
     ) -> None:
-        """Take in the running replicas of each pool; replicas that are left out are forgotten.
+        """Take in the reports of the running replicas of each pool; replicas that are left out are forgotten.
 
-        Each has the time and values of its last report, or ``None`` before the first. ``interval_s``: time between two
-        calls.
+        A report is the time and the values of a replica's last report; ``None``: it has not reported yet.
+        ``interval_s``: time between two calls.
         """
         before, self._windows = self._windows, {}
         for key, replicas in reports.items():
@@ -202,26 +208,27 @@ class Signals:
     def latency(self, quantile_frac: float) -> Latency:
         """The quantile of TTFT and TPOT over all decode replicas.
 
-        TTFT counts first tokens, and requests that wait for theirs with the time they have waited so far. TPOT counts
-        requests that have ended, and requests that stream with their present pace.
+        TTFT counts first tokens that came in the window, and requests that still wait, with their time so far. TPOT
+        counts requests that ended in the window, and requests that stream, with their present pace.
         """
-        windows = self._decode()
+        windows = self._decode_windows()
         first_tokens, first_tokens_s = _gained(windows, ("first_tokens", "first_tokens_s"))
         return Latency(
             ttft_mean_s=first_tokens_s / first_tokens if first_tokens else None,
-            ttft_s=quantile(TTFT_EDGES_S, _ended_and_not(windows, _TTFT, _LATE), quantile_frac),
-            tpot_s=quantile(TPOT_EDGES_S, _ended_and_not(windows, _TPOT, _PACE), quantile_frac),
+            ttft_s=quantile(TTFT_EDGES_S, _merged(windows, _TTFT, _LATE), quantile_frac),
+            tpot_s=quantile(TPOT_EDGES_S, _merged(windows, _TPOT, _PACE), quantile_frac),
         )
 
     def traffic(self) -> Traffic:
         """Arrivals and lengths over all decode replicas, where every request arrives; and the cached share of prompts.
 
-        If one of them was interrupted, the traffic is not whole.
+        If the reports of a decode replica were interrupted, the traffic is not whole.
         """
-        everywhere = [window for windows in self._windows.values() for window in windows.values()]
-        cached, computed = _gained(everywhere, ("cached_prefill_tokens", "prefill_tokens"))
-        windows = [window for window in self._decode() if window.span_s > 0.0]
-        is_whole = not any(window.is_interrupted for window in self._decode())
+        all_windows = [window for windows in self._windows.values() for window in windows.values()]
+        cached, computed = _gained(all_windows, ("cached_prefill_tokens", "prefill_tokens"))
+        decode_windows = self._decode_windows()
+        windows = [window for window in decode_windows if window.span_s > 0.0]
+        is_whole = not any(window.is_interrupted for window in decode_windows)
         if not windows:
             return Traffic(is_whole=is_whole)
         rates = [window.rate("requests") for window in windows]
@@ -238,15 +245,15 @@ class Signals:
             is_whole=is_whole,
         )
 
-    def _decode(self) -> list[ReportWindow]:
+    def _decode_windows(self) -> list[ReportWindow]:
         pools = [windows for key, windows in self._windows.items() if key.role is Role.DECODE]
         return [window for windows in pools for window in windows.values()]
 
 
-def _ended_and_not(windows: Sequence[ReportWindow], ended: Sequence[str], going_on: Sequence[str]) -> list[float]:
-    """Per bucket over all replicas: the growth of a counter in the window, and the present value of a gauge."""
-    present = [window.latest_each(going_on) for window in windows]
-    return [math.fsum(column) for column in zip(_gained(windows, ended), *present, strict=True)]
+def _merged(windows: Sequence[ReportWindow], counters: Sequence[str], gauges: Sequence[str]) -> list[float]:
+    """The count of each bucket over all replicas: the growth of its counter, and the present value of its gauge."""
+    present = [window.latest_each(gauges) for window in windows]
+    return [math.fsum(column) for column in zip(_gained(windows, counters), *present, strict=True)]
 
 
 def _gained(windows: Sequence[ReportWindow], names: Sequence[str]) -> list[float]:

@@ -3,6 +3,13 @@
 Enters: a Snapshot, the ratio and the SLO. Leaves: a Decision, with the replicas that the policy wants of each role.
 Bounds and cooldowns are applied in ``autoscale.decide``, not here. A new policy is one file here, one line in POLICIES
 and one in PolicyConfig. The policies of other systems are in ``peers``, for the simulator only.
+
+A policy decides once a *tick*. It has no state: its *memory*, series of numbers by name, comes with the snapshot and
+leaves with the decision. In all files ``present`` is the number of replicas that should serve since the last tick. The
+*guard* bounds and delays decisions and keeps the ratio; the *gate* lets new replicas serve. The *leaders* are the
+replicas of the ratio's larger role, the *followers* those of its smaller role. A *withdrawn* replica gets no requests,
+but it still runs and may return; a *victim* must stop. A *start* is the time from the request for a replica until it is
+ready.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +49,7 @@ POLICIES: Mapping[str, Callable[..., Policy[Any]]] = {
     "wva": Wva,
 }
 
-# Policies that size decode from its own load alone. So they fit groups without prefill too (pd_ratio 0:1).
+# Policies that size decode from its own load alone. So they also fit groups without prefill (pd_ratio 0:1).
 AGGREGATED = ("static", "wva", "queue_depth")
 # Names of the policies in ``peers``; a live application that names one is refused with a reason.
 SIMULATED_ONLY = ("dynamo", "dynamo_sla", "hpa", "llmd_token_aware", "ray_baseline")

@@ -1,4 +1,9 @@
-"""Tandem's own policy: sizes both roles by engine profiles, for the load after one start; latency is a safety net."""
+"""Tandem's own policy: sizes both roles by engine profiles, for the load after one start; latency is a safety net.
+
+A *load* is a number of replicas: those that it keeps busy all the time, by the profiles. There are three loads (see
+``_LOADS``). *Spare* replicas are for what chance adds to a load, and for surprises. A *surprise* is the load less the
+forecast of it. A *burst* is a rise or fall of the prefill load that is too fast for replicas to be added in time.
+"""
 
 import math
 from bisect import bisect_left
@@ -18,29 +23,32 @@ from autoscale.types import Decision, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
 
-# Fewest observations of a load, one per tick, through which a line is drawn; with fewer, the largest one counts. The
-# value's reason is not recorded. With fewer points, chance looks like a rise; with more, the first rise shows later.
+# Fewest observations of a load, one per tick, through which a line is drawn. Before that, the largest observation
+# counts. The value's reason is not recorded. With fewer points, chance looks like a rise; with more, the first rise
+# shows later.
 _LEAST_POINTS = 4
-# Used share of its KV from which a decode replica is full: a request with a long prompt waits for KV there. The value's
-# reason is not recorded. With a larger share, waits for decode's KV look like waits for prefill; with a smaller one, KV
-# stays unused.
+# Used share of its KV above which a decode replica counts as full: a request with a long prompt waits for KV there. The
+# value's reason is not recorded. With a larger share, waits for decode's KV look like waits for prefill; with a smaller
+# one, KV stays unused.
 _FULL_KV_FRAC = 0.9
-# The three loads, and the role that each keeps busy: prompts, output tokens, and KV that decode pulls.
+# The role that each load keeps busy. The loads are prompts, output tokens, and the KV that decode pulls.
 _LOADS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "handoff": Role.DECODE}
-# The series in the policy's memory, each with a value per tick.
+# The series in the policy's memory, each with a value per tick: for each load its value, its forecast (ahead) and its
+# surprise; for each role the needed replicas (wanted).
 _SERIES = (
     "at_s",
     *_LOADS,
     *(f"{what}_{name}" for what in ("ahead", "surprise") for name in _LOADS),
     *(f"wanted_{role}" for role in Role),
 )
-# Time after the first tick in the history whose forecasts are not judged, seconds: for a service that fills from empty,
-# the whole load would be a surprise. The value's reason is not recorded. A larger one shows real surprises later.
+# Time after the first tick in the history, seconds: forecasts of this time give no surprise. Otherwise the whole load
+# of a service that has just begun would be a surprise. The value's reason is not recorded. A larger one shows real
+# surprises later.
 _UNJUDGED_S = 60.0
-# Mean age of what a tick observes, seconds: half of the default window_s of 20 s.
+# Mean age of the events that a tick observes, seconds: half of the default window_s of 20 s.
 _OBSERVATION_AGE_S = 10.0
-# Longest stay, as a share of history_s. It is below 1, since the oldest tick in the history is mostly younger than
-# history_s. The description of stay_starts repeats the value.
+# Longest time for which replicas stay (stay_starts), as a share of history_s. It is below 1, since the oldest tick in
+# the history is mostly younger than history_s. The description of stay_starts repeats the value.
 _STAY_FRAC = 0.9
 # Longest rise or fall of a burst, in starts of prefill: one to observe it, one to ask for replicas, one until they
 # serve. The description of burst_frac repeats the value.
@@ -48,7 +56,7 @@ _BURST_STARTS = 3.0
 
 
 class DefaultConfig(ProfiledConfig):
-    """How full replicas may be, how much is spare, and how long the load is remembered."""
+    """How full replicas may be, how many are spare, and for how long the load is remembered."""
 
     kind: Literal["default"] = "default"
     prefill_busy_frac: float = Field(0.9, gt=0.0, le=1.0)
@@ -57,7 +65,7 @@ class DefaultConfig(ProfiledConfig):
     """Largest planned share of decode replicas' batch."""
     prefill_spare: float = Field(0.8, ge=0.0)
     """Spare replicas for prompts, and for KV that decode pulls, as a multiple of the square root of the replicas that
-    each keeps busy (beta)."""
+    these keep busy (beta)."""
     decode_spare: float = Field(4.0, ge=0.0)
     """Spare decode replicas, in standard deviations of the number of requests on decode, or of their KV."""
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="Time for which the load is remembered, seconds.")
@@ -68,20 +76,20 @@ class DefaultConfig(ProfiledConfig):
     net_frac: float = Field(0.1, ge=0.0, le=1.0)
     """Share of a role's replicas that is added while a latency misses its objective, at least one replica."""
     stay_starts: float = Field(4.0, ge=0.0)
-    """Time for which each role keeps the most replicas that its load needed, in starts of the role; at most 0.9 of
-    history_s. No replica leaves before the load has been observed for that time."""
+    """Time for which each role keeps the most replicas that its load needed, in start times of the role. It is at most
+    0.9 of history_s. No replica leaves before the load has been observed for that time."""
     burst_frac: float = Field(0.7, ge=0.0)
-    """Rise or fall of the prefill load within 3 starts of prefill that is a burst, as a share of the largest prefill
-    load in history_s. While history_s holds a burst, replicas stay for most of each role's remembered work."""
+    """Least rise or fall of the prefill load within 3 start times of prefill that is a burst, as a share of the largest
+    prefill load in history_s. For history_s after a burst, each role keeps replicas for burst_work_frac of its work."""
     burst_work_frac: float = Field(0.88, gt=0.0, le=1.0)
-    """Share of the remembered work for which replicas stay while history_s holds a burst; older work weighs less."""
+    """Share of the work of the last history_s for which replicas stay after a burst; older work weighs less."""
 
 
 class _Load(NamedTuple):
-    """One of ``_LOADS``; what chance adds to it grows with the square root of ``replicas`` times ``unevenness``."""
+    """One of ``_LOADS`` now."""
 
     replicas: float  # number of replicas that it keeps busy
-    unevenness: float
+    unevenness: float  # variance of this number by chance, divided by the number
 
 
 class Default(Policy[DefaultConfig]):
@@ -94,8 +102,8 @@ class Default(Policy[DefaultConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
-        The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode counts as
-        Poisson, with lengths that vary as much as their mean.
+        The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode is taken as
+        Poisson distributed. The standard deviation of their lengths is taken as equal to the mean length.
         """
         traffic = snapshot.traffic
         rate = traffic.requests_per_s
@@ -115,90 +123,94 @@ class Default(Policy[DefaultConfig]):
         return Decision(wanted=wanted, ratio=PdRatio.of(wanted), memory=history.series, reason=reason)
 
     def _needed(self, history: "_History", loads: Mapping[str, _Load]) -> dict[Role, float]:
-        """Replicas of each role for the expected load, spare ones included; adds this tick's values to the history."""
+        """Replicas of each role for the expected load, spare ones included. Adds this tick's values to the history."""
         config, needed = self._config, dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
             history.add(name, loads[name].replicas)
-            full_frac, spare_factor = config.prefill_busy_frac, config.prefill_spare
-            # Decode's load rises later than its arrivals, since requests stay for the time of their answers. And while
-            # they gather, the short ones end first, which looks like a rise.
+            busy_frac, spare_factor = config.prefill_busy_frac, config.prefill_spare
             horizon_s = config.start_s(role)
             if name == "decode":
-                full_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
+                # It is not extrapolated. Decode's load rises later than arrivals do, since requests stay for the time
+                # of their answers. And while their number grows, the short ones end first, which looks like a rise.
+                busy_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
             level, slope = _line(history.times, np.array(history.series[name]), config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
             spare = spare_factor * math.sqrt(loads[name].unevenness * ahead)
-            # A surprise: the smoothed load, less the one expected when there was still time to start replicas.
+            # The surprise compares with the forecast that was made when there was still time to start replicas.
             expected = history.expected(name, config.start_s(role) + _OBSERVATION_AGE_S)
             history.add(f"surprise_{name}", 0.0 if expected is None else max(0.0, level) - expected)
             history.add(f"ahead_{name}", ahead)
-            # Chance and surprise are independent, so together they add the root of their squares.
-            spare = math.hypot(spare, max(0.0, *history.series[f"surprise_{name}"]))
-            needed[role] = max(needed[role], ahead / full_frac, ahead + spare)
+            largest_surprise = max(0.0, *history.series[f"surprise_{name}"])
+            # Chance and surprise are independent, so their squares add up.
+            spare = math.hypot(spare, largest_surprise)
+            needed[role] = max(needed[role], ahead / busy_frac, ahead + spare)
         return needed
 
     def _replicas_to_keep(
         self, history: "_History", needed: Mapping[Role, float], present: Mapping[Role, int]
     ) -> dict[Role, float]:
-        """The most replicas needed within stay_starts; if history_s holds a burst, those for most remembered work."""
+        """The most replicas that were needed within stay_starts; after a burst, those for most remembered work."""
         config, at_s = self._config, history.series["at_s"]
         within_s = _BURST_STARTS * config.start_s(Role.PREFILL)
-        is_burst = _burst_frac(history.times, np.array(history.series["prefill"]), within_s) > config.burst_frac
-        replicas_to_keep = {}
+        has_burst = _burst_frac(history.times, np.array(history.series["prefill"]), within_s) > config.burst_frac
+        to_keep = {}
         for role in Role:
-            since_s = at_s[-1] - min(config.stay_starts * config.start_s(role), _STAY_FRAC * config.history_s)
             history.add(f"wanted_{role}", needed[role])
-            if is_burst:  # it is over before replicas that are added for it serve: keep those of the last bursts
-                replicas_to_keep[role] = self._replicas_for_bursts(history, role)
+            stay_s = min(config.stay_starts * config.start_s(role), _STAY_FRAC * config.history_s)
+            since_s = at_s[-1] - stay_s
+            if has_burst:  # replicas that are added for a burst serve too late, so those of the last bursts stay
+                to_keep[role] = self._replicas_for_bursts(history, role)
             else:
-                replicas_to_keep[role] = max(history.series[f"wanted_{role}"][bisect_left(at_s, since_s) :])
-            if at_s[0] > since_s:  # earlier needs are unknown, as in Kubernetes' stabilisation window
-                replicas_to_keep[role] = max(replicas_to_keep[role], present[role])
-        return replicas_to_keep
+                to_keep[role] = max(history.series[f"wanted_{role}"][bisect_left(at_s, since_s) :])
+            if at_s[0] > since_s:  # the needs before the history are unknown, so no replica leaves
+                to_keep[role] = max(to_keep[role], present[role])
+        return to_keep
 
     def _replicas_for_bursts(self, history: "_History", role: Role) -> float:
-        """Replicas of a role for its loads now, and for burst_work_frac of the remembered work of each load."""
-        config, peak = self._config, 0.0
+        """Replicas of a role for each of its loads now, and for burst_work_frac of the load's remembered work."""
+        config, most = self._config, 0.0
         for name in (name for name, its_role in _LOADS.items() if its_role is role):
             # No spare: the observed loads already contain what chance added.
             for_work = _replicas_for_work(history.times, np.array(history.series[name]), config)
-            full_frac = config.decode_busy_frac if name == "decode" else config.prefill_busy_frac
-            peak = max(peak, max(history.series[name][-1], for_work) / full_frac)
-        return peak
+            busy_frac = config.decode_busy_frac if name == "decode" else config.prefill_busy_frac
+            most = max(most, max(history.series[name][-1], for_work) / busy_frac)
+        return most
 
     def _loads(self, snapshot: Snapshot) -> dict[str, _Load]:
         """The present loads.
 
-        A long prompt costs more than its share of the tokens. So prefill is computed for the prompt of the average
-        token, not for the average prompt. Tokens in prefix caches cost nothing.
+        A long prompt costs more than its share of the tokens. So the cost of prefill is that of prompts of the weighted
+        mean length, as many as have all the tokens. Tokens in prefix caches cost nothing.
         """
         config, traffic, tpot_s = self._config, snapshot.traffic, self._slo.tpot_s
         rate, inputs, outputs = (
             value or 0.0 for value in (traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean)
         )
         context_tokens = inputs + outputs / 2
-        weighted = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
-        prompt_unevenness = weighted / inputs if inputs else 1.0
-        is_far = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
+        weighted_inputs = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
+        prompt_unevenness = weighted_inputs / inputs if inputs else 1.0
+        cached_frac = traffic.cached_frac or 0.0
+        prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
+        is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
+        handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_across_switches else 1.0)
         in_progress, in_progress_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s)
         # Long answers come with long prompts. The contexts of requests in progress show that, the means of arrivals do
-        # not. With the latter, decode would lose too many replicas while each has few requests.
+        # not: with these, decode would lose too many replicas while each replica has few requests.
         arriving = rate * outputs / decode_tokens_per_s(config.decode, in_progress_tokens, tpot_s)
-        handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_far else 1.0)
-        prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted, traffic.cached_frac or 0.0)
-        # The share of a replica that one request takes: of its batch, or of its KV by the request's own length.
+        # Share of a decode replica that one request takes: of the batch, or of the KV if that is more.
         batch = decode_batch(config.decode, context_tokens, tpot_s)
-        share = max(1.0 / batch, (weighted + outputs / 2) / config.decode.kv_tokens)
+        request_frac = max(1.0 / batch, (weighted_inputs + outputs / 2) / config.decode.kv_tokens)
         return {
-            "prefill": _Load(prefill, 1.0),  # routers distribute prompts by tokens
-            "decode": _Load(max(arriving, in_progress), 2.0 * share),  # twice: lengths vary as much as their mean
+            "prefill": _Load(prefill, 1.0),  # routers distribute prompts by tokens, so lengths do not add to chance
+            # The variance is that of the number of requests (Poisson), and as much again for their lengths.
+            "decode": _Load(max(arriving, in_progress), 2.0 * request_frac),
             "handoff": _Load(handoff, prompt_unevenness),
         }
 
     def _late_role(self, snapshot: Snapshot) -> tuple[Role, str] | None:
-        """The role for which requests wait, and the latency that misses its objective; ``None``: no latency does.
+        """The role that needs more replicas, and the latency that misses its objective; ``None``: no latency does.
 
-        It is ``None`` too until latencies show the effect of the last added replicas.
+        It is also ``None`` until latencies show the effect of the last added replicas.
         """
         latency, slo = snapshot.latency, self._slo
         if slo.is_met(latency) or not is_latency_current(snapshot):
@@ -206,42 +218,43 @@ class Default(Policy[DefaultConfig]):
         if latency.tpot_s is not None and latency.tpot_s > slo.tpot_s:
             return Role.DECODE, f"TPOT is {latency.tpot_s:.3g} s"
         decode = replicas_of(snapshot, Role.DECODE)
-        # While decode's KV is full, prompts wait for decode.
-        full = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
-        return Role.DECODE if 2 * full > len(decode) else Role.PREFILL, f"TTFT is {latency.ttft_s:.3g} s"
+        full_replicas = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
+        # If the KV of most decode replicas is full, prompts wait for decode and not for prefill.
+        role = Role.DECODE if 2 * full_replicas > len(decode) else Role.PREFILL
+        return role, f"TTFT is {latency.ttft_s:.3g} s"
 
 
 def _load_in_progress(
     snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float
 ) -> tuple[float, float]:
-    """Decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
+    """Number of decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
 
-    Only requests that have ended show the lengths of answers, and the long ones end last. So requests in progress have
-    longer contexts than arriving ones, and fewer fit a batch. ``context_tokens``: mean context of arriving requests.
+    Only requests that have ended show the lengths of answers, and the long ones end last. So requests in progress may
+    have longer contexts than ``context_tokens``, the mean of arriving requests, and fewer of them fit a batch.
     """
     decode = replicas_of(snapshot, Role.DECODE)
-    kv_frac = math.fsum(each.kv_usage_frac or 0.0 for each in decode)
+    used_kv = math.fsum(each.kv_usage_frac or 0.0 for each in decode)  # in KV caches of a replica
     with_kv = math.fsum((each.running_requests or 0.0) + (each.deferred_requests or 0.0) for each in decode)
     requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
-    if with_kv >= 1.0 and kv_frac:
-        context_tokens = max(context_tokens, kv_frac * profile.kv_tokens / with_kv)
-    filled = max(requests / decode_batch(profile, context_tokens, tpot_s), kv_frac / _FULL_KV_FRAC)
-    return filled, context_tokens
+    if with_kv >= 1.0 and used_kv:
+        context_tokens = max(context_tokens, used_kv * profile.kv_tokens / with_kv)
+    by_batch = requests / decode_batch(profile, context_tokens, tpot_s)
+    return max(by_batch, used_kv / _FULL_KV_FRAC), context_tokens
 
 
 @dataclass(slots=True)
 class _History:
-    """The series in the policy's memory: observations and expectations of each tick, the present one included."""
+    """The series in the policy's memory (``_SERIES``), with the present tick."""
 
     series: dict[str, tuple[float, ...]]
-    times: np.ndarray
+    times: np.ndarray  # the series ``at_s``: the time of each tick
 
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float, config: DefaultConfig) -> "_History":
-        """The history of a snapshot, with the time of this tick; the other series still lack its values."""
-        has_all_series = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # false for another version's memory
-        past = memory.get("at_s", ()) if has_all_series else ()
-        # After a clock was set back, points lie in the future; they are dropped.
+        """The history of a snapshot, with the time of this tick. The other values of this tick are added later."""
+        are_equally_long = len({len(memory.get(name, ())) for name in _SERIES}) == 1  # else another version wrote them
+        past = memory.get("at_s", ()) if are_equally_long else ()
+        # Points of the future are left out too: the clock was set back.
         recent = slice(bisect_left(past, now_s - config.history_s), bisect_left(past, now_s))
         series = {name: memory.get(name, ())[recent] for name in _SERIES}
         series["at_s"] = (*series["at_s"], now_s)
@@ -252,14 +265,20 @@ class _History:
         self.series[name] = (*self.series[name], value)
 
     def expected(self, name: str, ago_s: float) -> float | None:
-        """The forecast for now, made ``ago_s`` before or a tick later; ``None``: that forecast is not judged."""
+        """The forecast that was made ``ago_s`` ago, or at the next tick after that.
+
+        ``None``: there is no such forecast, or it is from the first ``_UNJUDGED_S``.
+        """
         times, aheads = self.series["at_s"], self.series[f"ahead_{name}"]
         at = bisect_left(times, times[-1] - ago_s)
         return aheads[at] if at < len(aheads) and times[at] >= times[0] + _UNJUDGED_S else None
 
 
 def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float, float]:
-    """The line through the observations: its level now, replicas, and its slope, replicas/s, at least 0."""
+    """The line through the observations: its level now, replicas, and its slope, replicas/s, at least 0.
+
+    It is a weighted linear regression. The weight of an observation falls to 1/e with each ``memory_s`` of its age.
+    """
     if len(values) < _LEAST_POINTS:
         return float(values.max()), 0.0
     t = times - times[-1]
@@ -267,25 +286,33 @@ def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float
     total = w.sum()
     mean_t, mean_v = (t * w).sum() / total, (values * w).sum() / total
     t, v = t - mean_t, values - mean_v
-    slope = max(0.0, float((t * v * w).sum() / max(1e-9 * total, (t * t * w).sum())))
+    variance = max(1e-9 * total, (t * t * w).sum())  # above 0 if all weight is on one time
+    slope = max(0.0, float((t * v * w).sum() / variance))
     return float(mean_v - slope * mean_t), slope
 
 
 def _replicas_for_work(times: np.ndarray, values: np.ndarray, config: DefaultConfig) -> float:
     """The fewest busy replicas that would have carried ``burst_work_frac`` of the remembered work in time.
 
-    The weight of work falls to 1/e with each half of history_s of its age, so the memory of one large burst fades.
+    ``values``: a load at each tick; its work is its sum over the ticks. The weight of work falls to 1/e with each half
+    of history_s of its age, so the memory of one large burst fades.
     """
     work = values * np.exp((times - times[-1]) / (config.history_s / 2))
     order = np.argsort(values)
+    # With as many replicas as a load, the work of all ticks with at most this load is carried in time.
     carried = np.cumsum(work[order])
-    return float(values[order][np.searchsorted(carried, config.burst_work_frac * carried[-1])]) if carried[-1] else 0.0
+    if not carried[-1]:
+        return 0.0
+    fewest = np.searchsorted(carried, config.burst_work_frac * carried[-1])
+    return float(values[order][fewest])
 
 
 def _burst_frac(times: np.ndarray, values: np.ndarray, within_s: float) -> float:
-    """The largest rise or fall within ``within_s``, as a share of the peak.
+    """The largest rise or fall within ``within_s``, as a share of the largest value.
 
     A fall counts, since the history may begin during a burst.
     """
-    moves = np.abs(values[:, None] - values) * (np.abs(times[:, None] - times) <= within_s)
-    return float(moves.max() / max(1e-9, values.max()))
+    # Matrices: each tick against each other one.
+    changes = np.abs(values[:, None] - values)
+    is_near = np.abs(times[:, None] - times) <= within_s
+    return float((changes * is_near).max() / max(1e-9, values.max()))

@@ -1,4 +1,8 @@
-"""DOPD: sizes both roles at the optimal P/D ratio for forecast arrivals and lengths (DOPD Algorithm 2)."""
+"""DOPD: sizes both roles at the optimal P/D ratio for forecast arrivals and lengths (DOPD Algorithm 2).
+
+At the end of each *interval* it makes a *plan*: the wanted replicas of both roles for the next interval. In an
+*overload* it adds replicas at once.
+"""
 
 import math
 from collections.abc import Mapping
@@ -20,14 +24,14 @@ from kvtransfer.topology import Role
 _PREFIX = "dopd_"
 # The three series that are forecast.
 _SERIES = ("requests_per_s", "input_tokens", "output_tokens")
-# The sums of an interval without observations, as in ``_Past.interval``.
+# The sums in ``_Past.interval`` before the first observation.
 _NO_SUMS = (0.0,) * 6
 
 
 class DopdConfig(ProfiledConfig):
     """The interval, the forecasts, the planned share of decode's concurrency, and the thresholds of an overload.
 
-    The paper gives no numbers for the thresholds. Since it extends Dynamo, the defaults are those of Dynamo's planner.
+    The paper gives no numbers for the thresholds. DOPD extends Dynamo, so the defaults are those of Dynamo's planner.
     """
 
     kind: Literal["dopd"] = "dopd"
@@ -42,24 +46,24 @@ class DopdConfig(ProfiledConfig):
     kv_cap_frac: float = Field(0.9, gt=0.0, le=1.0)
     """Used share of decode's KV above which decode is overloaded (KV_CAP)."""
     decode_memory: DecodeMemoryConfig | None = None
-    """GPU memory, from which the paper bounds decode's concurrency; left out: the profile's bounds."""
+    """GPU memory, by which the paper bounds decode's concurrency. Left out, the bounds are those of the profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Past:
     """The policy's memory between two ticks."""
 
-    # Begin of the interval, its ticks with arrivals, and the sum of their rates. Then, for input and for output tokens:
-    # the sum of the rates of ticks with a mean length, and the sum of rate times length.
+    # The running interval: its begin, the number of its ticks with observed arrivals, and the sum of their rates. Then,
+    # for input and for output tokens: the sum of the rates of ticks with a mean length, and the sum of rate x length.
     interval: tuple[float, ...]
-    points: tuple[tuple[float, ...], ...] = ()  # end of each earlier interval, and its means
-    forecasts: tuple[float, ...] = ()  # the last ones of the three series, not corrected
-    factors: tuple[float, ...] = (1.0,) * len(_SERIES)  # corrections of the three series
-    plan: tuple[float, ...] = ()  # wanted prefill and decode replicas; empty: none yet
+    points: tuple[tuple[float, ...], ...] = ()  # end of each earlier interval, and its means (as in _SERIES)
+    forecasts: tuple[float, ...] = ()  # the last forecast of each of _SERIES, not corrected
+    factors: tuple[float, ...] = (1.0,) * len(_SERIES)  # by which the forecasts of _SERIES are divided
+    plan: tuple[float, ...] = ()  # wanted prefill and decode replicas; empty: no plan holds
 
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float) -> "_Past":
-        """From a snapshot's memory, without times in the future, which remain if a clock is set back."""
+        """Read a snapshot's memory. Times in the future are left out: the clock was set back."""
         fresh = cls(interval=(now_s, *_NO_SUMS))
         interval = memory.get(f"{_PREFIX}interval", fresh.interval)
         columns = [memory.get(f"{_PREFIX}{name}", ()) for name in ("at_s", *_SERIES)]
@@ -72,14 +76,14 @@ class _Past:
         )
 
     def memory(self) -> dict[str, tuple[float, ...]]:
-        """The same as series of a decision's memory."""
+        """Write it as the memory of a decision."""
         columns = zip(*self.points, strict=True) if self.points else [()] * (1 + len(_SERIES))
         series = dict(zip(("at_s", *_SERIES), columns, strict=True))
         state = {"interval": self.interval, "forecasts": self.forecasts, "factors": self.factors, "plan": self.plan}
         return {f"{_PREFIX}{name}": values for name, values in (series | state).items()}
 
     def with_traffic(self, traffic: Traffic) -> "_Past":
-        """The same, with the traffic of one more tick."""
+        """A copy with the traffic of one more tick."""
         rate = traffic.requests_per_s
         if rate is None or not traffic.is_whole:
             return self
@@ -92,12 +96,12 @@ class _Past:
     def means(self) -> tuple[float, ...] | None:
         """Mean rate, input tokens and output tokens of the interval; ``None``: one of them was never observed.
 
-        A length that was not observed is that of the interval before.
+        If a length was not observed, the interval before gives it.
         """
         _, ticks, rates, input_rates, inputs, output_rates, outputs = self.interval
-        before = self.points[-1][2:] if self.points else (None, None)
-        input_tokens = inputs / input_rates if input_rates > 0.0 else before[0]
-        output_tokens = outputs / output_rates if output_rates > 0.0 else before[1]
+        earlier_input, earlier_output = self.points[-1][2:] if self.points else (None, None)
+        input_tokens = inputs / input_rates if input_rates > 0.0 else earlier_input
+        output_tokens = outputs / output_rates if output_rates > 0.0 else earlier_output
         if not ticks or input_tokens is None or output_tokens is None:
             return None
         return rates / ticks, input_tokens, output_tokens
@@ -112,10 +116,10 @@ class Dopd(Policy[DopdConfig]):
     def __init__(self, config: DopdConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
         super().__init__(config, ratio=ratio, slo=slo)
         if config.decode_memory is not None:
-            config.decode_memory.readable_bytes(slo.tpot_s)  # a ValueError if the objective is too short
+            config.decode_memory.readable_bytes(slo.tpot_s)  # raises a ValueError if the objective is too short
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """At the end of each interval, replicas for the next one; in an overload, more at once.
+        """At the end of each interval, replicas for the next one. In an overload, more replicas at once.
 
         After an overload the counts stay until the interval ends.
         """
@@ -141,11 +145,14 @@ class Dopd(Policy[DopdConfig]):
         )
 
     def _adjusted(self, past: _Past, means: tuple[float, ...], now_s: float) -> tuple[_Past, str]:
-        """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35)."""
+        """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35).
+
+        ``means``: means of the interval that ends now.
+        """
         config, factors = self._config, past.factors
         if past.forecasts:
             outcomes = zip(past.factors, past.forecasts, means, strict=True)
-            factors = tuple(config.correction.updated(*each) for each in outcomes)
+            factors = tuple(config.correction.updated(*outcome) for outcome in outcomes)
         points = (*past.points, (now_s, *means))[-config.history_points :]
         times_s, *series = zip(*points, strict=True)
         results = [config.forecast.forecast(times_s, values, config.interval_s) for values in series]
@@ -155,7 +162,7 @@ class Dopd(Policy[DopdConfig]):
         best = optimal_ratio(
             config.prefill, config.decode, inputs, outputs, tpot_s=self._slo.tpot_s, memory=config.decode_memory
         )
-        # Lines 32 and 33: r_next is the requests in flight of full batches (Little's law), R_opt is Eq. 14.
+        # Lines 32 and 33. r_next is the number of requests in flight with full batches (Little's law), R_opt is Eq. 14.
         in_flight = rate * outputs * best.decode_step_s
         decode = in_flight / (config.concurrency_frac * best.decode_concurrency)
         prefill = best.prefill_per_decode * decode
@@ -171,15 +178,18 @@ class Dopd(Policy[DopdConfig]):
     def _overload(self, snapshot: Snapshot, past: _Past, planned: Mapping[Role, float]) -> Decision | None:
         """More replicas if a role's load is over its threshold, else ``None`` (Algorithm 2, lines 18-23).
 
-        It differs from the paper's text. Line 22 swaps n_d and n_p. Lines 20 and 21 would also remove replicas of a
-        role that is not overloaded. The paper's adjustPD looks at the load again only after replicas have started. So
-        no more are added here while replicas start; else a growing queue would add them again at every tick.
+        It differs from the printed algorithm in two ways. There, line 22 swaps n_d and n_p. And lines 20 and 21 would
+        also remove replicas of a role that is not overloaded.
+
+        The paper's adjustPD looks at the load again only after replicas have started. So a role gets no more replicas
+        here while some of it start; otherwise a growing queue would add replicas again at every tick.
         """
         census = Census.of(snapshot.pools, snapshot.state)
-        present, loads, highest = census.desired, dict.fromkeys(Role, 0.0), dict.fromkeys(Role, 0)
+        present, highest = census.desired, dict.fromkeys(Role, 0)
+        # Requests that wait on prefill, and the used KV of decode as a number of replicas.
+        loads = dict.fromkeys(Role, 0.0)
         for pool in snapshot.pools:
             role = pool.key.role
-            # Requests that wait on prefill, and the used share of KV on decode; 0: not observed.
             values = (each.waiting_requests if role is Role.PREFILL else each.kv_usage_frac for each in pool.replicas)
             loads[role] += math.fsum(value or 0.0 for value in values)
             highest[role] += pool.limits.highest_replicas
@@ -189,7 +199,8 @@ class Dopd(Policy[DopdConfig]):
         if all(needed[role] <= present[role] for role in Role):
             return None
         wanted = {role: float(max(needed[role], present[role], planned[role])) for role in Role}
-        # A queue gives a count, not a ratio: if a role cannot have its count, the other role must not follow it.
+        # The loads give counts and not a ratio. So if bounds cut the count of one role, the other role keeps its count:
+        # the ratio is that of the counts after the bounds.
         ratio = PdRatio.of({role: min(wanted[role], float(max(highest[role], present[role]))) for role in Role})
         names = {Role.PREFILL: "prefill_queue_requests", Role.DECODE: "decode_kv_replicas"}
         shown = tuple(Shown(name=names[role], value=loads[role], target=caps[role] * present[role]) for role in Role)
@@ -200,5 +211,5 @@ class Dopd(Policy[DopdConfig]):
             is_step=True,
             is_urgent=True,
             shown=shown,
-            memory=replace(past, plan=()).memory(),
+            memory=replace(past, plan=()).memory(),  # without a plan the counts stay until the interval ends
         )

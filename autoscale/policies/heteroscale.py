@@ -1,4 +1,7 @@
-"""HeteroScale: proportional control on one signal for both roles, latency as a safety net (section 3.3, Appendix B)."""
+"""HeteroScale: one signal sizes both roles in proportion; latency is a safety net (section 3.3, Appendix B).
+
+The signal gives the number of leaders, the replicas of the ratio's larger role; the ratio gives the followers.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from kvtransfer.topology import Role
 # Factors on the replicas in Algorithm 3: after a severe breach of a latency objective, after a moderate one, and while
 # the latency is far below its objective.
 _SEVERE, _MODERATE, _RELAXED = 1.2, 1.1, 0.95
-# Share of its mean over the window below which a backlog is falling.
+# A backlog falls if it is below this share of its mean over the window.
 _FALLING_FRAC = 0.8
 
 
@@ -32,7 +35,7 @@ class Signal(StrEnum):
     TPOT = "tpot"
 
 
-# Signals that grow with the load: the role of each, and the field of a replica's statistics with its value.
+# Signals that grow in proportion to the load: the role of each, and the field of ``ReplicaStats`` with its value.
 _LINEAR = {
     Signal.DECODE_TPS: (Role.DECODE, "decode_tokens_per_s"),
     Signal.PREFILL_TPS: (Role.PREFILL, "prefill_tokens_per_s"),
@@ -47,11 +50,12 @@ class LatencyStepsConfig(StrictConfig):
     """Latencies at which the safety net acts, as shares of the objective (Algorithm 3)."""
 
     severe_frac: float = Field(1.2, gt=0.0)
-    """Share of the latency objective from which on a fifth more replicas are wanted (alpha_out)."""
+    """A latency of at least this share of its objective adds a fifth of the replicas (alpha_out)."""
     moderate_frac: float = Field(0.9, gt=0.0)
-    """Share of the latency objective from which on a tenth more replicas are wanted (beta_out)."""
+    """A latency of at least this share of its objective adds a tenth of the replicas (beta_out)."""
     relaxed_frac: float = Field(0.4, ge=0.0)
-    """Share of the objective up to which a twentieth fewer are wanted, if a latency is the signal (gamma_in)."""
+    """A latency of at most this share of its objective removes a twentieth of the replicas, if it is the signal
+    (gamma_in)."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "LatencyStepsConfig":
@@ -69,11 +73,11 @@ class HeteroScaleConfig(StrictConfig):
     kind: Literal["heteroscale"] = "heteroscale"
     signal: Signal = Signal.DECODE_TPS
     target: float | None = Field(None, gt=0.0)
-    """Value of the signal of one replica at the load that you want: tokens/s, or 0..1 for utilisation and SM activity.
-    Leave it out for ttft and tpot: their target is the objective."""
+    """Value of the signal at one replica at the load that you want: tokens/s, or 0..1 for utilisation and SM activity.
+    Leave it out for ttft and tpot, whose target is the objective."""
     latency: LatencyStepsConfig = LatencyStepsConfig()
     backlog_floor_tokens: float = Field(2048.0, ge=0.0)
-    """Most prompt tokens that may wait for prefill without counting as a backlog."""
+    """Prompt tokens that may wait for prefill without counting as a backlog."""
 
     @model_validator(mode="after")
     def _check_target(self) -> "HeteroScaleConfig":
@@ -82,8 +86,8 @@ class HeteroScaleConfig(StrictConfig):
                 raise ValueError(f"target ({self.target:g}) does nothing for {self.signal}: set slo.{self.signal}_s")
         elif self.target is None:
             raise ValueError(
-                f"target is missing: what one replica shows of {self.signal} at the load you want (for decode_tps its "
-                "tokens/s at about 80 % of the most that meets your objective)"
+                f"target is missing: give the {self.signal} of one replica at the load that you want (for decode_tps "
+                "about 80 % of the tokens/s at which it just meets your objective)"
             )
         elif self.signal not in (Signal.DECODE_TPS, Signal.PREFILL_TPS) and self.target > 1.0:
             raise ValueError(f"target ({self.target:g}) of {self.signal} is a share of 1: give 0.7 for 70 %")
@@ -93,8 +97,8 @@ class HeteroScaleConfig(StrictConfig):
 def negative_feedback(current_replicas: float, latency_s: float, target_s: float, steps: LatencyStepsConfig) -> float:
     """Replicas wanted for a latency (Algorithm 3).
 
-    The printed last branch returns ScaleIn for any latency while only the cooldown for scaling out runs. Here a breach
-    adds replicas, as in the paper's text.
+    The printed algorithm scales in at any latency while the cooldown for scaling out runs and the one for scaling in
+    does not. Here a breach adds replicas, as in the paper's text; the guard applies the cooldowns.
     """
     if latency_s >= target_s * steps.severe_frac:
         return current_replicas * _SEVERE
@@ -106,17 +110,17 @@ def negative_feedback(current_replicas: float, latency_s: float, target_s: float
 
 
 class HeteroScale(Policy[HeteroScaleConfig]):
-    """Replicas of both roles at the ratio, from one signal of the replicas; TTFT and TPOT are a safety net.
+    """Replicas of both roles at the ratio, from one signal. TTFT and TPOT are a safety net.
 
     Source: HeteroScale section 3.3, Algorithms 2 and 3 in Appendix B.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Scale out by the signal or by a latency; scale in by the signal, unless there is an objection.
+        """Scale out by the signal or by a latency. Scale in by the signal, unless there is an objection.
 
         Objections are a latency near its objective, a prefill backlog that does not fall, and a serving replica that
-        does not report the signal. An overloaded prefill starves decode, and then decode's tokens/s fall. That signal
-        alone would remove replicas in the overload.
+        does not report the signal. They are needed since decode's tokens/s fall when an overloaded prefill starves
+        decode: that signal alone would remove replicas in the overload.
         """
         present = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
         is_linear = self._config.signal in _LINEAR
@@ -142,8 +146,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         if not values or self._config.target is None:
             return None
         mean = math.fsum(values) / len(values)
-        expected = len(values) * mean / self._config.target  # first line of Algorithm 2
-        leaders = expected if role is self._ratio.leader else expected / self._ratio.follower_share
+        replicas = len(values) * mean / self._config.target  # first line of Algorithm 2
+        leaders = replicas if role is self._ratio.leader else replicas / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
     def _feedback(self, snapshot: Snapshot, present: int) -> tuple[float, Shown] | None:
@@ -155,15 +159,16 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             latency_s = 0.0  # there was no request
         if latency_s is None:
             return None
-        expected = negative_feedback(present, latency_s, target_s, self._config.latency)
-        shown = Shown(name=self._config.signal, value=latency_s, target=target_s)
-        # A twentieth of a few replicas is less than one, and a fraction of a replica cannot leave.
-        return expected if expected >= present else math.floor(expected), shown
+        leaders = negative_feedback(present, latency_s, target_s, self._config.latency)
+        if leaders < present:
+            # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
+            leaders = math.floor(leaders)
+        return leaders, Shown(name=self._config.signal, value=latency_s, target=target_s)
 
     def _safety_net(self, snapshot: Snapshot, present: int) -> tuple[float, str]:
-        """The larger of the counts of leaders for TTFT and for TPOT, and the reason.
+        """Leaders for TTFT or for TPOT, whichever needs more, and the reason.
 
-        It is at most ``present`` until latencies show the effect of the last added replicas.
+        They are at most ``present`` until latencies show the effect of the last added replicas.
         """
         steps, latency = self._config.latency, snapshot.latency
         latencies = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
@@ -172,14 +177,16 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             for name, value, target in latencies
             if value is not None
         ]
-        most = max(counts, default=(float(present), ""))
-        return most if most[0] <= present or is_latency_current(snapshot) else (float(present), "")
+        leaders, reason = max(counts, default=(float(present), ""))
+        if leaders > present and not is_latency_current(snapshot):
+            return float(present), ""
+        return leaders, reason
 
     def _objection(self, snapshot: Snapshot) -> str | None:
-        """Why no replica may leave now."""
-        latency, share = snapshot.latency, self._config.latency.moderate_frac
-        # The safety net would add replicas again at this latency.
-        if (latency.ttft_s or 0.0) >= share * self._slo.ttft_s or (latency.tpot_s or 0.0) >= share * self._slo.tpot_s:
+        """Why no replica may leave now; ``None``: replicas may leave."""
+        latency, slo, near_frac = snapshot.latency, self._slo, self._config.latency.moderate_frac
+        # At such a latency the safety net would add the replicas again.
+        if (latency.ttft_s or 0.0) >= near_frac * slo.ttft_s or (latency.tpot_s or 0.0) >= near_frac * slo.tpot_s:
             return f"TTFT {_text(latency.ttft_s)} or TPOT {_text(latency.tpot_s)} is near its objective"
         if self._config.signal in _LINEAR:
             role, field = _LINEAR[self._config.signal]
@@ -202,7 +209,10 @@ def _text(latency_s: float | None) -> str:
 
 
 def _is_standing(backlog: Sequence[tuple[float, float]], floor_tokens: float) -> bool:
-    """Whether more prompt tokens than the floor wait, and their number does not fall."""
+    """Whether more prompt tokens than the floor wait, and their number does not fall.
+
+    ``backlog``: pairs of a time and the prompt tokens that waited then.
+    """
     *before, (_, latest) = backlog or [(0.0, 0.0)]
     mean = math.fsum(tokens for _, tokens in before) / len(before) if before else 0.0
     return latest > floor_tokens and latest >= _FALLING_FRAC * mean

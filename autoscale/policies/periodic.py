@@ -1,4 +1,4 @@
-"""Counts by the time of day and of the week (HeteroScale section 3.3.1)."""
+"""Fixed counts by the time of the day and the week (HeteroScale section 3.3.1)."""
 
 from datetime import datetime
 from typing import Literal
@@ -17,10 +17,10 @@ from kvtransfer.topology import Role
 class PeriodConfig(StrictConfig):
     """Counts that hold from the times of a cron expression until another period begins."""
 
-    begins: str = Field(description="A cron expression of five fields: '0 8 * * mon-fri' is 8:00 on working days.")
-    prefill: int | None = Field(None, ge=1, description="Prefill replicas; left out: by decode's count and the ratio.")
-    decode: int | None = Field(None, ge=1, description="Decode replicas; left out: by prefill's count and the ratio.")
-    pd_ratio: PdRatio | None = Field(None, description="The P/D ratio of this period; left out: the configured one.")
+    begins: str = Field(description="When it begins, as a cron expression: '0 8 * * mon-fri' is 8:00 on working days.")
+    prefill: int | None = Field(None, ge=1, description="Prefill replicas. Left out, decode and the ratio give them.")
+    decode: int | None = Field(None, ge=1, description="Decode replicas. Left out, prefill and the ratio give them.")
+    pd_ratio: PdRatio | None = Field(None, description="P/D ratio of this period. Left out, the service's ratio holds.")
 
     @field_validator("begins")
     @classmethod
@@ -37,10 +37,10 @@ class PeriodConfig(StrictConfig):
     def _check_counts(self) -> "PeriodConfig":
         if self.prefill is None and self.decode is None:
             raise ValueError(f"the period that begins at {self.begins!r} has no counts: give prefill, decode or both")
-        _ = self.ratio  # a ValueError if two counts have an impossible ratio
+        _ = self.ratio  # raises a ValueError if the two counts have an impossible ratio
         if self.pd_ratio is not None and self.pd_ratio.is_aggregated:
             raise ValueError(
-                f"the period that begins at {self.begins!r} has no prefill: give it a pd_ratio from 1:5 on"
+                f"the period that begins at {self.begins!r} has no prefill: give it a pd_ratio of 1:5 or more"
             )
         return self
 
@@ -57,7 +57,7 @@ class PeriodConfig(StrictConfig):
 
 
 class PeriodicConfig(StrictConfig):
-    """A schedule: the period that began last holds; of two that begin together, the later one in the list."""
+    """A schedule: the period that began last holds. If two began together, the later one in the list holds."""
 
     kind: Literal["periodic"] = "periodic"
     time_zone: str = Field("UTC", description="Time zone of the cron expressions, such as Europe/Berlin.")
@@ -79,9 +79,11 @@ class Periodic(Policy[PeriodicConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """The counts of the period that holds now."""
         config = self._config
-        # CronSim returns times before the given one, and a period holds from the first second of its minute on.
+        # CronSim returns only times before the given one. From one second into the minute, it also finds a period that
+        # begins in this minute.
         now = datetime.fromtimestamp(snapshot.now_s // 60 * 60 + 1.0, ZoneInfo(config.time_zone))
         began = [(next(CronSim(each.begins, now, reverse=True)), index) for index, each in enumerate(config.periods)]
         period = config.periods[max(began)[1]]
         reason = f"the period that begins at {period.begins!r}"
+        # A step: the guard's hysteresis would skip a small change of the counts.
         return Decision(wanted=period.wanted(), reason=reason, ratio=period.ratio or self._ratio, is_step=True)

@@ -1,4 +1,4 @@
-"""What policies have in common: their base class, questions on a snapshot, and a configuration by profiles (pure)."""
+"""Common parts of policies: the base class, questions about a snapshot, a configuration with engine profiles (pure)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from autoscale.types import Decision, ReplicaStats, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-C = TypeVar("C", bound=StrictConfig)
+C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
 
 
 class Policy(ABC, Generic[C]):
-    """A rule that sizes prefill and decode together; ``C`` is the class of its configuration."""
+    """A rule that sizes prefill and decode together."""
 
     def __init__(self, config: C, *, ratio: PdRatio, slo: SloConfig) -> None:
         self._config = config
@@ -27,7 +27,7 @@ class Policy(ABC, Generic[C]):
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The replicas of each role that the policy wants for this snapshot; ``wanted`` is None to keep the counts."""
+        """The replicas of each role that the policy wants; ``wanted`` is ``None`` if the counts should stay."""
 
 
 def replicas_of(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
@@ -43,25 +43,29 @@ def admitted_replicas(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
 
 def without_blind_removal(wanted: Mapping[Role, float], snapshot: Snapshot) -> dict[Role, float]:
     """The wanted replicas; at least the present ones if a part of the traffic may not have been observed."""
-    present = dict.fromkeys(Role, 0) if snapshot.traffic.is_whole else desired_replicas(snapshot.state.desired)
-    return {role: max(wanted[role], float(present[role])) for role in Role}
+    least = dict.fromkeys(Role, 0) if snapshot.traffic.is_whole else desired_replicas(snapshot.state.desired)
+    return {role: max(wanted[role], float(least[role])) for role in Role}
 
 
 def is_latency_current(snapshot: Snapshot) -> bool:
-    """Whether latencies show the effect of all wanted replicas, or withdrawn replicas can return at once."""
+    """Whether a policy may add replicas because of the present latencies.
+
+    It may if the latencies show the effect of all replicas that it wanted before. It may also if withdrawn replicas can
+    return at once.
+    """
     state = snapshot.state
-    is_lost_since = state.lost_s is not None and state.lost_s > (state.scaled_out_s or 0.0)
-    # A replica in place of a lost one was not added because of a latency.
-    if not is_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
+    has_lost_since = state.lost_s is not None and state.lost_s > (state.scaled_out_s or 0.0)
+    # A replica that starts in place of a lost one is not waited for: no latency was the reason for it.
+    if not has_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
         return False
-    # A request with its first token now arrived a TTFT ago, perhaps before the last replica served.
+    # A request that gets its first token now has arrived a TTFT ago, perhaps before the last replica served.
     arrived_s = snapshot.now_s - (snapshot.latency.ttft_s or 0.0)
     is_settled = state.settled_s is None or arrived_s >= state.settled_s
     return bool(state.withdrawn) or (is_settled and not _has_new_replica(snapshot))
 
 
 def _has_new_replica(snapshot: Snapshot) -> bool:
-    """Whether a replica runs that did not run a tick ago."""
+    """Whether a replica runs that did not run at the last tick."""
     state = snapshot.state
     earlier_ids = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
     return bool(state.admitted) and any(

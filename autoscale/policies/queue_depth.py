@@ -12,16 +12,16 @@ from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
-# Largest number of points of a trend that are remembered.
+# Largest number of points of a trend that the memory holds; with more ticks in trend_s, some are left out.
 _MOST_POINTS = 64
 
 
 class QueueDepthConfig(StrictConfig):
     """Service rates of one replica, the time to serve a queue, and the time for which arrivals are extrapolated.
 
-    The chapter's printed law has ``target_queue`` 0 and ``burn_down_s`` at the promised wait; its code has 40 and 3 s.
-    Its controllers (Exercise 23.4.2): reactive as the defaults, headroom with ``headroom_frac`` 0.4, predictive with
-    ``lead_s`` at the time of a start, and the last two together.
+    The chapter's printed law has ``target_queue`` 0, and ``burn_down_s`` equal to the promised wait. Its code has 40
+    and 3 s. Its controllers (Exercise 23.4.2) are: reactive (the defaults), headroom (``headroom_frac`` 0.4),
+    predictive (``lead_s`` equal to a start), and the last two together.
     """
 
     kind: Literal["queue_depth"] = "queue_depth"
@@ -34,9 +34,9 @@ class QueueDepthConfig(StrictConfig):
     """Time in which the queue beyond target_queue must be served, seconds."""
     headroom_frac: float = Field(0.0, ge=0.0, le=10.0, description="Standing spare: 0.4 adds 40 % to the replicas.")
     lead_s: float = Field(0.0, ge=0.0)
-    """Time for which arrivals are extrapolated, seconds: that of a start; 0: no extrapolation."""
+    """Time for which arrivals are extrapolated, seconds; choose the time of a start. 0: no extrapolation."""
     trend_s: float = Field(60.0, gt=0.0)
-    """Time over which the trend of arrivals is measured, seconds: several times window_s."""
+    """Time over which the trend of arrivals is measured, seconds; choose several times window_s."""
 
     @model_validator(mode="after")
     def _check_rates(self) -> "QueueDepthConfig":
@@ -59,10 +59,10 @@ def replicas_for_queue(arrivals_per_s: float, queue: float, served_per_s: float,
 
 
 class QueueDepth(Policy[QueueDepthConfig]):
-    """Replicas of each role that has a configured service rate, from arrivals per second and its waiting requests."""
+    """Replicas of each role with a configured service rate, from arrivals per second and the waiting requests."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role that has a service rate by its own queue; the guard's ratio then sizes the other role."""
+        """Size each role that has a service rate by its own queue. The guard sizes the other role by the ratio."""
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
@@ -76,19 +76,19 @@ class QueueDepth(Policy[QueueDepthConfig]):
             queues = [replica.waiting_requests for replica in replicas_of(snapshot, role)]
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
-            queue = math.fsum(waiting or 0.0 for waiting in queues)
+            queue = math.fsum(requests or 0.0 for requests in queues)
             wanted[role] = replicas_for_queue(expected, queue, rate, self._config)
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
         wanted = without_blind_removal(wanted, snapshot)
-        waiting = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
-        ahead = f", {expected:.4g} in {self._config.lead_s:g} s" if memory is not None else ""
-        reason = f"{arrivals:.4g} requests/s{ahead}; {waiting}"
+        queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
+        forecast_text = f", {expected:.4g} in {self._config.lead_s:g} s" if memory is not None else ""
+        reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
     def _forecast(self, snapshot: Snapshot, arrivals: float) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
-        """Arrivals per second after ``lead_s`` by the trend, at least the present ones; and the trend's memory.
+        """Arrivals per second ``lead_s`` from now by the trend, at least the present ones; and the trend's memory.
 
-        A line through less than half of ``trend_s`` is mostly noise, so nothing is extrapolated before.
+        A line through points of less than half of ``trend_s`` is mostly noise, so it is not extrapolated.
         """
         config, memory, now_s = self._config, snapshot.state.memory, snapshot.now_s
         if not config.lead_s or not snapshot.traffic.is_whole:  # partial traffic would look like a fall
@@ -96,7 +96,8 @@ class QueueDepth(Policy[QueueDepthConfig]):
         series = zip(memory.get("arrivals_at_s", ()), memory.get("arrivals_per_s", ()), strict=False)
         past = [(at, rate) for at, rate in series if now_s - config.trend_s <= at < now_s]
         points = [*past, (now_s, arrivals)]
-        stored = points if not past or now_s - past[-1][0] >= config.trend_s / _MOST_POINTS else past
+        is_new_stored = not past or now_s - past[-1][0] >= config.trend_s / _MOST_POINTS
+        stored = points if is_new_stored else past
         trend = {"arrivals_at_s": tuple(at for at, _ in stored), "arrivals_per_s": tuple(rate for _, rate in stored)}
         if now_s - points[0][0] < config.trend_s / 2:
             return arrivals, trend

@@ -1,4 +1,4 @@
-"""Fixed counts, to which other policies are compared."""
+"""Fixed counts, with which other policies are compared."""
 
 from typing import Literal
 
@@ -25,5 +25,5 @@ class Static(Policy[StaticConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """The configured counts."""
         wanted = {Role.PREFILL: float(self._config.prefill), Role.DECODE: float(self._config.decode)}
-        # With the configured ratio the guard would round them to other counts.
+        # The ratio is that of the counts: with the configured one the guard would change the counts.
         return Decision(wanted=wanted, reason="fixed counts", ratio=PdRatio.of(wanted), is_step=True)

@@ -1,4 +1,9 @@
-"""Token velocity: sizes each role by arriving tokens; spare decode replicas compute bursts of prompts (TokenScale)."""
+"""Token velocity: sizes each role by arriving tokens; spare decode replicas compute bursts of prompts (TokenScale).
+
+A *velocity* is the tokens per second of one replica: what it computes (V_P, V_D) or what its link moves (V_N). A
+*burst* is the part of the arriving prompt tokens that exceeds the lowest arrival rate within the last start of prefill.
+*Convertible* decode replicas are the spare ones that compute prompts in a burst.
+"""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +19,10 @@ from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
-# Least measured velocity, as a share of the profile's. Prefill that waits for decode is slow too, and more prefill
-# replicas would not help then.
-_LEAST_PACE_FRAC = 0.5
-# Largest number of points within one start that are remembered.
+# Least measured velocity that is used, as a share of the profile's. Prefill may also be slow because it waits for
+# decode, and then more prefill replicas would not help.
+_LEAST_VELOCITY_FRAC = 0.5
+# Largest number of points within one start that the memory holds; with more ticks, some are left out.
 _MOST_POINTS = 64
 
 
@@ -26,12 +31,12 @@ class TokenVelocityConfig(ProfiledConfig):
 
     kind: Literal["token_velocity"] = "token_velocity"
     headroom_frac: float = Field(0.25, ge=0.0, le=10.0)
-    """Standing spare: 0.25 fills replicas to 80 %, as llm-d's token-aware path."""
+    """Standing spare of both roles: 0.25 adds 25 %, so replicas are 80 % full, as on llm-d's token-aware path."""
     convertible_frac: float = Field(0.5, ge=0.0, le=1.0)
-    """Share of decode's spare replicas that compute the prompts of a burst, which is shorter than a start of prefill.
-    Set 0 if prompts are longer than local_cap_tokens: decode then computes none."""
+    """Share of decode's spare replicas that compute prompts in a burst, a rise that is shorter than a start of prefill.
+    Set 0 if prompts are longer than local_cap_tokens, since decode computes none of them."""
     busy_s: float = Field(20.0, ge=0.0)
-    """Time for which prompts must wait at every prefill replica until the measured velocity counts, seconds."""
+    """Time for which prompts must wait at every prefill replica until the measured velocity is used, seconds."""
 
 
 def prefill_velocity(profile: EngineProfile, input_tokens: float) -> float:
@@ -44,7 +49,7 @@ def prefill_velocity(profile: EngineProfile, input_tokens: float) -> float:
 
 
 def network_velocity(profile: EngineProfile) -> float:
-    """Prompt tokens per second whose KV one link moves to decode; the base time overlaps with other transfers.
+    """Prompt tokens per second whose KV one link moves to decode. The base time keeps no link busy.
 
     Source: TokenScale, network velocity V_N.
     """
@@ -60,8 +65,8 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 
-        Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. The paper's V_D and lambda count prompt and output
-        tokens; here they count output tokens alone, at the objective's TPOT.
+        Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. In the paper decode's lambda and V_D count prompt and
+        output tokens. Here they count output tokens alone, with V_D at the TPOT objective.
         """
         config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
@@ -71,38 +76,41 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
             return Decision(wanted=None, reason="the lengths of what arrives were not observed")
         inputs, outputs = max(1.0, inputs or 0.0), outputs or 0.0
         prompt_tokens_per_s, output_tokens_per_s = rate * inputs, rate * outputs
-        compute, busy_memory = self._compute_velocity(snapshot, inputs)
-        prefill = min(compute, network_velocity(config.prefill))
-        decode = decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s)
-        lowest, series = self._lowest_rate(snapshot, prompt_tokens_per_s)
+        compute_velocity, busy_memory = self._compute_velocity(snapshot, inputs)
+        velocities = {
+            Role.PREFILL: min(compute_velocity, network_velocity(config.prefill)),
+            Role.DECODE: decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s),
+        }
         present = desired_replicas(snapshot.state.desired)
-        running = len(replicas_of(snapshot, Role.DECODE))
-        spare = max(0.0, min(present[Role.DECODE], running) - output_tokens_per_s / decode)
+        serving = min(present[Role.DECODE], len(replicas_of(snapshot, Role.DECODE)))
+        spare = max(0.0, serving - output_tokens_per_s / velocities[Role.DECODE])
         convertible = config.convertible_frac * spare
         # Prompts that decode computes itself need no network.
-        most = convertible * prefill_velocity(config.decode, inputs) if convertible else 0.0
-        absorbed = min(prompt_tokens_per_s - lowest, most)
+        most_absorbed = convertible * prefill_velocity(config.decode, inputs) if convertible else 0.0
+        lowest, rate_memory = self._lowest_rate(snapshot, prompt_tokens_per_s)
+        absorbed = min(prompt_tokens_per_s - lowest, most_absorbed)
         wanted = {
-            Role.PREFILL: (prompt_tokens_per_s - absorbed) / prefill * (1.0 + config.headroom_frac),
-            Role.DECODE: output_tokens_per_s / decode * (1.0 + config.headroom_frac),
+            Role.PREFILL: (prompt_tokens_per_s - absorbed) / velocities[Role.PREFILL] * (1.0 + config.headroom_frac),
+            Role.DECODE: output_tokens_per_s / velocities[Role.DECODE] * (1.0 + config.headroom_frac),
         }
         wanted = without_blind_removal(wanted, snapshot)
+        rates = {Role.PREFILL: prompt_tokens_per_s, Role.DECODE: output_tokens_per_s}
+        names = {Role.PREFILL: "prompt_tokens_per_s", Role.DECODE: "output_tokens_per_s"}
         return Decision(
             wanted=wanted,
             reason=f"{prompt_tokens_per_s:.4g} prompt tokens/s, {absorbed:.4g} of them a burst that decode takes; "
             f"{output_tokens_per_s:.4g} output tokens/s",
             ratio=PdRatio.of(wanted),
-            shown=(
-                Shown(name="prompt_tokens_per_s", value=prompt_tokens_per_s, target=present[Role.PREFILL] * prefill),
-                Shown(name="output_tokens_per_s", value=output_tokens_per_s, target=present[Role.DECODE] * decode),
+            shown=tuple(
+                Shown(name=names[role], value=rates[role], target=present[role] * velocities[role]) for role in Role
             ),
-            memory={**series, **busy_memory} if traffic.is_whole else None,
+            memory={**rate_memory, **busy_memory} if traffic.is_whole else None,
         )
 
     def _compute_velocity(self, snapshot: Snapshot, inputs: float) -> tuple[float, dict[str, tuple[float, ...]]]:
-        """Prompt tokens per second that a prefill replica computes (V_P), and the policy's memory of it.
+        """Prompt tokens per second that a prefill replica computes (V_P); and as memory, since when all are busy.
 
-        It is measured once prompts have waited at every replica for ``busy_s``; before that it is the profile's.
+        V_P is measured once prompts have waited at every replica for ``busy_s``. Before that it is the profile's.
         """
         profiled = prefill_velocity(self._config.prefill, inputs)
         serving = admitted_replicas(snapshot, Role.PREFILL)
@@ -113,12 +121,14 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
         memory: dict[str, tuple[float, ...]] = {"prefill_busy_since_s": (since_s,)}
         if snapshot.now_s - since_s < self._config.busy_s:
             return profiled, memory
-        return max(math.fsum(measured) / len(measured), profiled * _LEAST_PACE_FRAC), memory
+        mean_velocity = math.fsum(measured) / len(measured)
+        return max(mean_velocity, profiled * _LEAST_VELOCITY_FRAC), memory
 
     def _lowest_rate(self, snapshot: Snapshot, tokens_per_s: float) -> tuple[float, Mapping[str, tuple[float, ...]]]:
         """The lowest arrival rate of prompt tokens within one start of prefill, and the memory of it.
 
-        Arrivals beyond this rate are a burst. The memory holds the points that may still become the lowest.
+        Arrivals beyond this rate are a burst. The memory holds only points that may become the lowest later: a point is
+        dropped once a later one is as low.
         """
         memory, now_s, start_s = snapshot.state.memory, snapshot.now_s, self._config.start_s(Role.PREFILL)
         series = zip(memory.get("prompts_at_s", ()), memory.get("prompt_tokens_per_s", ()), strict=False)

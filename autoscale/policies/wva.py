@@ -1,4 +1,8 @@
-"""WVA: sizes each role by itself, so that its replicas stay below saturation by a spare (WVA sections III and V)."""
+"""WVA: sizes each role by itself, so that its replicas stay a spare below saturation (WVA sections III and V).
+
+A replica is *saturated* from a limit of a metric on. The *spare* is the distance from this limit that the replicas
+should have in the mean.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,16 +20,16 @@ from kvtransfer.topology import Role
 
 # Tolerance for rounding errors of a spare, in the metric's unit.
 _EPSILON = 1e-9
-# The metrics of one replica: KV usage (0..1), and waiting requests.
+# The two metrics of one replica: KV usage (0..1), and waiting requests.
 Load = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A metric's limits: a replica is saturated from ``saturated`` (tau) on, and should have ``spare`` (gamma) free."""
+    """The limits of one metric, in its unit."""
 
-    saturated: float
-    spare: float
+    saturated: float  # a replica is saturated from this value on (tau)
+    spare: float  # distance from ``saturated`` that replicas should have in the mean (gamma)
 
 
 class WvaConfig(StrictConfig):
@@ -37,14 +41,16 @@ class WvaConfig(StrictConfig):
     kind: Literal["wva"] = "wva"
     saturated_kv_frac: float = Field(0.8, gt=0.0, le=1.0, description="KV usage of a saturated replica (tau_kv).")
     saturated_waiting_requests: float = Field(5.0, gt=0.0, description="Queue of a saturated replica (tau_q).")
-    spare_kv_frac: float = Field(0.3, ge=0.0, description="A lower mean spare of KV scales out (gamma_kv).")
-    spare_waiting_requests: float = Field(3.0, ge=0.0, description="A lower mean spare of queue scales out (gamma_q).")
+    spare_kv_frac: float = Field(0.3, ge=0.0)
+    """Mean distance of the KV usage from saturation below which replicas are added (gamma_kv)."""
+    spare_waiting_requests: float = Field(3.0, ge=0.0)
+    """Mean distance of the queue from saturation below which replicas are added, requests (gamma_q)."""
     prefill_aggression_frac: float = Field(1.0, gt=0.0)
     """Factor on both spares of prefill; above 1 it scales out sooner and further."""
     decode_aggression_frac: float = Field(1.0, gt=0.0)
     """Factor on both spares of decode; above 1 it scales out sooner and further."""
     unsaturated_replicas: int = Field(2, ge=2)
-    """Least number of unsaturated replicas with which a replica may leave (MinNonSaturatedReplicasForScaleDown)."""
+    """Least number of unsaturated replicas at which a replica may leave (MinNonSaturatedReplicasForScaleDown)."""
 
     @model_validator(mode="after")
     def _check_spares(self) -> "WvaConfig":
@@ -58,17 +64,18 @@ class WvaConfig(StrictConfig):
 
     def limits(self, role: Role) -> tuple[Limit, Limit]:
         """The limits of KV usage and of waiting requests of a role."""
-        share = self.prefill_aggression_frac if role is Role.PREFILL else self.decode_aggression_frac
+        aggression = self.prefill_aggression_frac if role is Role.PREFILL else self.decode_aggression_frac
         return (
-            Limit(saturated=self.saturated_kv_frac, spare=self.spare_kv_frac * share),
-            Limit(saturated=self.saturated_waiting_requests, spare=self.spare_waiting_requests * share),
+            Limit(saturated=self.saturated_kv_frac, spare=self.spare_kv_frac * aggression),
+            Limit(saturated=self.saturated_waiting_requests, spare=self.spare_waiting_requests * aggression),
         )
 
 
 def replicas_for_load(load: float, limit: Limit) -> int:
-    """``n = ceil((Load_current + delta_safety) / tau)`` for the load of a whole role, with delta_safety = n gamma.
+    """Replicas for the load of a whole role: ``n = ceil((Load_current + delta_safety) / tau)``.
 
-    The safety buffer is that of the n new replicas, so n = Load / (tau - gamma), and Eq. 3 then holds at once.
+    delta_safety is the spare of all n replicas, n gamma. So n = ceil(Load_current / (tau - gamma)), and with n replicas
+    the mean spare is at least gamma at once.
 
     Source: WVA Eq. 4.
     """
@@ -78,13 +85,18 @@ def replicas_for_load(load: float, limit: Limit) -> int:
 def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> int:
     """Number of replicas that can leave, the least loaded first, if the other unsaturated ones share their load evenly.
 
-    No replica may become saturated by that. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves.
+    No replica may become saturated by that, and the mean spare must remain. With fewer than ``fewest`` (at least 2)
+    unsaturated replicas, none leaves.
 
     Source: WVA section III-C2.
     """
+
+    def saturation(load: Load) -> float:
+        return max(value / limit.saturated for value, limit in zip(load, limits, strict=True))
+
     staying, freed = list(unsaturated), 0
     while len(staying) >= fewest:
-        staying.sort(key=lambda load: max(value / limit.saturated for value, limit in zip(load, limits, strict=True)))
+        staying.sort(key=saturation)
         (kv, queue), *others = staying
         staying = [(own_kv + kv / len(others), own_queue + queue / len(others)) for own_kv, own_queue in others]
         if any(_is_saturated(load, limits) for load in staying) or not _has_headroom(staying, limits):
@@ -102,7 +114,7 @@ class Wva(Policy[WvaConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role by its own saturation; the ratio follows from the counts.
 
-        The counts are a role's totals; the placement chooses the variant, the cheapest first.
+        The counts are totals of a role. Placement chooses each replica's group (WVA's variant), the cheapest first.
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         present = desired_replicas(snapshot.state.desired)
@@ -119,19 +131,23 @@ class Wva(Policy[WvaConfig]):
         return Decision(wanted=wanted, reason=reason, ratio=PdRatio.of(wanted), is_step=True, shown=tuple(shown))
 
     def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: int) -> int:
+        """Replicas of one role; ``loads``: those of its replicas that get requests."""
         unsaturated = [load for load in loads if not _is_saturated(load, limits)]
         if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
-            metrics = zip(zip(*loads, strict=True), limits, strict=True)
-            needed = (replicas_for_load(math.fsum(values), limit) for values, limit in metrics)
+            values_by_metric = zip(*loads, strict=True)
+            needed = (
+                replicas_for_load(math.fsum(values), limit)
+                for values, limit in zip(values_by_metric, limits, strict=True)
+            )
             # A low total may hide a few full replicas: at least one more is needed.
             return max(*needed, len(loads) + 1, present)
-        if len(loads) < present:  # replicas that start will take over a part of the load
+        if len(loads) < present:  # other replicas start, and will take over a part of the load
             return present
         return min(present, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
 
 
 def _loads(snapshot: Snapshot, role: Role) -> list[Load] | None:
-    """The metrics of each replica of a role that gets requests; ``None``: a replica does not report them."""
+    """The metrics of each replica of a role that gets requests; ``None``: one of them does not report its metrics."""
     loads = list[Load]()
     for replica in admitted_replicas(snapshot, role):
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
@@ -146,6 +162,9 @@ def _is_saturated(load: Load, limits: Sequence[Limit]) -> bool:
 
 
 def _has_headroom(loads: Sequence[Load], limits: Sequence[Limit]) -> bool:
-    """Whether the mean spare is at least gamma in every metric; else Eq. 3, the condition to scale out, holds."""
-    metrics = zip(zip(*loads, strict=True), limits, strict=True)
-    return all(limit.saturated - math.fsum(values) / len(loads) >= limit.spare - _EPSILON for values, limit in metrics)
+    """Whether the mean spare is at least gamma in every metric. If not, the role scales out (Eq. 3)."""
+    values_by_metric = zip(*loads, strict=True)
+    mean_spares = (
+        limit.saturated - math.fsum(values) / len(loads) for values, limit in zip(values_by_metric, limits, strict=True)
+    )
+    return all(spare >= limit.spare - _EPSILON for spare, limit in zip(mean_spares, limits, strict=True))

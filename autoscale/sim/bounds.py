@@ -1,7 +1,8 @@
 """Two bounds beside the oracle: the smallest fixed counts, and a planner that knows no later requests (pure).
 
-Each bound has one size for each role, which a walk searches. While too few requests meet their objectives, the walk
-increases the size of the role that causes most misses. After that it reduces one size at a time, in ever smaller steps.
+Each bound has one size for each role. A walk searches the sizes: it simulates the bound, changes one size, and so on.
+While too few requests meet their objectives, the walk increases the size of the role that causes most misses. After
+that it reduces one size at a time, in ever smaller steps.
 """
 
 import math
@@ -20,8 +21,8 @@ from autoscale.sim.schedule import changes_of, demands, keys_of, misses
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Size of each role. Fixed counts: its replicas. Causal planner: its replicas for each busy engine, which is an engine
-# that the work of a time keeps busy, by its profile.
+# Size of each role. For fixed counts it is the number of replicas. For the causal planner it is the replicas for each
+# busy engine; ``schedule.demands`` computes by the profile how many engines the work of a time keeps busy.
 Sizes = Mapping[Role, float]
 
 
@@ -43,15 +44,15 @@ _FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
 _MOST_RUNS = 24
 # First step of a walk: share of a size by which it is reduced.
 _FIRST_STEP = 0.16
-# A walk ends when the steps of both roles are smaller than this.
+# A walk ends when the steps of both roles are smaller than this share.
 _LAST_STEP = 0.015
 # As _FIRST_STEP, for a walk that begins at the sizes of another seed.
-_NEAR_STEP = 0.04
+_OTHER_SEED_STEP = 0.04
 # As _MOST_RUNS, for a walk that begins at the sizes of another seed.
-_NEAR_RUNS = 8
+_OTHER_SEED_RUNS = 8
 # Changes of the fixed counts (prefill, decode) that are simulated after the walk, if they save GPUs.
 _NEIGHBOURS = ((-1, 0), (0, -1), (-1, 1), (1, -1), (-2, 1), (1, -2))
-# Windows that are simulated; the best ones are the causal planner's.
+# Each of these windows gets a walk; the best ones become the causal planner's.
 _WINDOWS: tuple[Windows, ...] = (
     Windows(look_back_s=15.0, keep_s=30.0),
     Windows(look_back_s=30.0, keep_s=120.0),
@@ -59,16 +60,16 @@ _WINDOWS: tuple[Windows, ...] = (
 )
 # Length of the causal planner's steps of time, seconds.
 _GRID_S = 5.0
-# Length of a bin of time, seconds. The first fixed counts are for the busiest bin.
-_PEAK_S = 60.0
+# Length of a bin of time for the first fixed counts, which are for the busiest bin; seconds.
+_STATIC_BIN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
     """The cheapest run found in which enough requests meet their objectives, and its sizes.
 
-    If ``is_attained`` is false, no such run was found: this is the run in which most requests meet them. ``windows``:
-    those of the causal planner; ``None``: the sizes are fixed counts.
+    If ``is_attained`` is false, no such run was found, and this is the run in which most requests meet them.
+    ``windows``: windows of the causal planner; ``None``: the sizes are fixed counts.
     """
 
     result: Result
@@ -82,12 +83,12 @@ class Bound:
         return {str(role): int(size) for role, size in self.sizes.items()}
 
 
-def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, near: Bound | None = None) -> Bound:
+def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, other_seed: Bound | None = None) -> Bound:
     """The fixed counts on the fewest GPUs with which enough requests meet their objectives.
 
     ``least_frac``: share of requests that is enough. ``tpot_s``: time per output token that limits a decode replica's
-    batch in the first counts, seconds. ``near``: the fixed counts of another seed; if they are enough there, the walk
-    begins at them.
+    batch in the first counts, seconds. ``other_seed``: the smallest fixed counts of another seed. The walk begins at
+    them if they were enough there.
     """
     keys = keys_of(scenario)
 
@@ -101,15 +102,18 @@ def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, nea
     def attains(counts: tuple[int, ...]) -> bool:
         return simulate(counts).attainment_frac >= least_frac
 
-    if near is not None and near.is_attained:
-        first, first_step, most_runs = near.sizes, _NEAR_STEP, _NEAR_RUNS
+    if other_seed is not None and other_seed.is_attained:
+        first, first_step, most_runs = other_seed.sizes, _OTHER_SEED_STEP, _OTHER_SEED_RUNS
     else:
-        peaks = demands(scenario, _PEAK_S, tpot_s).max(axis=1).tolist()
+        peaks = demands(scenario, _STATIC_BIN_S, tpot_s).max(axis=1).tolist()
         first = {role: max(1.0, peak * _FIRST_SIZE[role]) for role, peak in zip(Role, peaks, strict=True)}
         first_step, most_runs = _FIRST_STEP, _MOST_RUNS
     _, sizes = _walk(lambda sizes: simulate(counts_of(sizes)), first, least_frac, first_step, most_runs)
     counts = counts_of(sizes)
-    while attains(counts) and (cheaper := next(filter(attains, _cheaper_neighbours(scenario, counts)), None)):
+    while attains(counts):
+        cheaper = next(filter(attains, _cheaper_neighbours(scenario, counts)), None)
+        if cheaper is None:
+            break
         counts = cheaper
     return _bound(simulate(counts), dict(zip(Role, map(float, counts), strict=True)), least_frac)
 
@@ -129,27 +133,28 @@ def _cheaper_neighbours(scenario: Scenario, counts: tuple[int, ...]) -> list[tup
     return [changed for _, _, changed in sorted(neighbours)]
 
 
-def causal_bound(scenario: Scenario, least_frac: float, *, tpot_s: float, near: Bound | None = None) -> Bound:
+def causal_bound(scenario: Scenario, least_frac: float, *, tpot_s: float, other_seed: Bound | None = None) -> Bound:
     """The cheapest run of the causal planner: at every time it knows all requests that have arrived, and no later ones.
 
     It also knows the output tokens of those requests, and the speed of each engine. A replica is ready one start after
     the planner asks for it. Sizes and windows are the best in hindsight.
 
-    ``least_frac`` and ``tpot_s``: as in ``smallest_static``. ``near``: the causal bound of another seed; if it has
-    windows, the walk begins at it.
+    ``least_frac`` and ``tpot_s``: as in ``smallest_static``. ``other_seed``: the causal bound of another seed. The walk
+    begins at it, unless it is fixed counts, which took the place of a dearer causal bound.
     """
     busy_engines = dict(zip(keys_of(scenario), demands(scenario, _GRID_S, tpot_s), strict=True))
     sizes: Sizes = _FIRST_SIZE
     all_windows, first_step, most_runs = _WINDOWS, _FIRST_STEP, _MOST_RUNS // len(_WINDOWS)
-    if near is not None and near.windows is not None:
-        sizes, all_windows, first_step, most_runs = near.sizes, (near.windows,), _NEAR_STEP, _NEAR_RUNS
+    if other_seed is not None and other_seed.windows is not None:
+        sizes, all_windows = other_seed.sizes, (other_seed.windows,)
+        first_step, most_runs = _OTHER_SEED_STEP, _OTHER_SEED_RUNS
     best: tuple[Run, Windows] | None = None
     for windows in all_windows:
         run, run_sizes = _walk(
             partial(_run_causal, scenario, busy_engines, windows), sizes, least_frac, first_step, most_runs
         )
         if best is None or run.rank(least_frac) < best[0].rank(least_frac):
-            best, sizes = (run, windows), run_sizes
+            best, sizes = (run, windows), run_sizes  # the next walk begins at these sizes
     assert best is not None
     return _bound(best[0], sizes, least_frac, best[1])
 
@@ -163,7 +168,8 @@ def _walk(
 ) -> tuple[Run, Sizes]:
     """The best run of a walk that begins at the sizes ``first``, and its sizes.
 
-    If the run with a reduced size is no better, the step of that role is halved. ``simulate``: the run with sizes.
+    If the run with a reduced size is no better, the step of that role is halved. ``simulate``: returns the run with the
+    given sizes.
     """
     sizes, steps = first, dict.fromkeys(Role, first_step)
     best: tuple[Run, Sizes] | None = None
@@ -171,7 +177,8 @@ def _walk(
     for _ in range(most_runs):
         run = simulate(sizes)
         is_better = best is None or run.rank(least_frac) < best[0].rank(least_frac)
-        best = (run, sizes) if best is None or is_better else best
+        if best is None or is_better:
+            best = (run, sizes)
         misses_by_role = Counter(role for role, _ in misses(run))
         if best[0].attainment_frac < least_frac:
             sizes = _grown(sizes, run, misses_by_role, least_frac, first_step)
@@ -190,8 +197,8 @@ def _walk(
 def _grown(sizes: Sizes, run: Run, misses_by_role: Counter[Role], least_frac: float, step: float) -> Sizes:
     """The sizes of a run, with a larger size of the role that causes most misses.
 
-    It grows by half a ``step`` at the allowed number of misses, by a whole one at ten times that number, and by one and
-    a half from a hundred times on.
+    It grows by half a ``step`` at the allowed number of misses, by one step at ten times that number, and by one and a
+    half steps from a hundred times on.
     """
     times_allowed = (1.0 - run.attainment_frac) / (1.0 - least_frac)
     half_steps = 1 + min(2.0, math.log10(max(1.0, times_allowed)))
@@ -208,15 +215,17 @@ def _allowed(scenario: Scenario, key: PoolKey, replicas: float) -> int:
 def _run_causal(
     scenario: Scenario, busy_engines: Mapping[PoolKey, NDArray[np.float64]], windows: Windows, sizes: Sizes
 ) -> Run:
-    """The run of the causal planner; ``busy_engines``: those of each step of time, by pool."""
-    replicas = {key: _causal(scenario, key, busy * sizes[key.role], windows) for key, busy in busy_engines.items()}
-    return run_schedule(scenario, replicas)
+    """The run of the causal planner; ``busy_engines``: busy engines in each step of time, by pool."""
+    needed = {key: busy * sizes[key.role] for key, busy in busy_engines.items()}
+    return run_schedule(scenario, {key: _causal_counts(scenario, key, needed[key], windows) for key in needed})
 
 
-def _causal(scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], windows: Windows) -> list[tuple[float, int]]:
+def _causal_counts(
+    scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], windows: Windows
+) -> list[tuple[float, int]]:
     """Ready replicas of one pool under the causal planner: (seconds, replicas) at each change.
 
-    ``needed``: replicas that each step of time needs. The planner knows this number when the step has passed.
+    ``needed``: replicas that each step of time needs. The planner knows the need of a step when that step has passed.
     """
     look_back_steps, keep_steps = round(windows.look_back_s / _GRID_S), round(windows.keep_s / _GRID_S)
     start_steps = math.ceil(scenario.pools[key].start_s / _GRID_S)
@@ -229,6 +238,7 @@ def _causal(scenario: Scenario, key: PoolKey, needed: NDArray[np.float64], windo
     # The first replicas stay for the warm-up and one start more: no other replica is ready before.
     first = _allowed(scenario, key, float(needed[:warm_up_steps].max(initial=0.0)))
     counts = [first] * min(warm_up_steps + start_steps, len(needed))
-    # Later, a replica is ready if it was wanted one start ago and is still wanted.
-    counts += [_allowed(scenario, key, min(wanted[at - start_steps], wanted[at])) for at in steps[len(counts) :]]
+    for at in steps[len(counts) :]:
+        # A replica is ready if it was wanted one start ago and is still wanted.
+        counts.append(_allowed(scenario, key, min(wanted[at - start_steps], wanted[at])))
     return changes_of(counts, _GRID_S)

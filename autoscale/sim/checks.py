@@ -1,4 +1,7 @@
-"""Checks of a trace on a virtual cluster: requests that it refuses, and notes for the reader of figures (pure)."""
+"""Checks of a trace on a virtual cluster: which requests are refused, and which cannot meet their objectives (pure).
+
+Requests that cannot meet their objectives lower the required share. Notes tell the reader of figures about them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +17,20 @@ from kvtransfer.topology import Role
 
 # Most bins of the oracle's counts that fit into memory: four months of 15 s.
 _MOST_BINS = 700_000
-# Longest gap before the first request without a note, seconds. A longer one mostly means a clock that begins above 0.
+# Longest time from the warm-up to the first request that gets no note, seconds. A longer one mostly means that the
+# trace's timestamps begin above 0.
 _IDLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRange:
-    """Lengths that all profiles cover: ``prompts`` and the longest context, tokens; ``curves``: those of prefill."""
+    """Lengths that all profiles cover.
+
+    Attributes:
+        curves: prefill times of each engine that computes prompts.
+        prompts: prompt lengths, tokens.
+        longest_tokens: longest context of a request, its prompt and its output.
+    """
 
     curves: Sequence[PrefillCurve]
     prompts: range
@@ -28,7 +38,7 @@ class ProfiledRange:
 
     @classmethod
     def of(cls, profiles: Mapping[PoolKey, EngineProfile]) -> Self:
-        """The range of some pools; without a prefill pool, decode computes prompts."""
+        """The range of some pools; if there is no prefill pool, decode engines compute the prompts."""
         decodes = [each for key, each in profiles.items() if key.role is Role.DECODE]
         prefills = [each for key, each in profiles.items() if key.role is Role.PREFILL]
         curves = [each.prefill for each in prefills or decodes]
@@ -39,10 +49,9 @@ class ProfiledRange:
         )
 
     def covers(self, request: TraceRequest) -> bool:
-        """Whether the times of a request need no extrapolation by length."""
-        return request.input_tokens in self.prompts and (
-            request.input_tokens + request.output_tokens <= self.longest_tokens
-        )
+        """Whether a request's times follow from the profiles without extrapolation by length."""
+        context_tokens = request.input_tokens + request.output_tokens
+        return request.input_tokens in self.prompts and context_tokens <= self.longest_tokens
 
     def has_derived_time(self, request: TraceRequest) -> bool:
         """Whether the time of a request's prompt is derived in any profile, not measured."""
@@ -50,7 +59,7 @@ class ProfiledRange:
 
 
 def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *, is_strict: bool = False) -> None:
-    """Refuse requests that do not fit an engine's KV; ``is_strict``: also those with lengths beyond the profiles.
+    """Refuse requests that do not fit an engine's KV; ``is_strict``: also requests with lengths beyond the profiles.
 
     Raises:
         ValueError: there is such a request; names the file, and the line of the first one.
@@ -64,7 +73,7 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
         if request.input_tokens + request.output_tokens + block_tokens > kv_tokens:
             raise ValueError(
                 f"{path}: line {request.line}: {request.input_tokens} + {request.output_tokens} tokens do not fit the "
-                f"KV of an engine, {kv_tokens} tokens: choose another profile, or leave it out"
+                f"KV of an engine, {kv_tokens} tokens: choose another profile, or leave the request out"
             )
         if not profiled.covers(request):
             beyond.append(request)
@@ -96,18 +105,20 @@ def check_trace(config: SimConfig, trace: Sequence[TraceRequest], path: Path, *,
 def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int:
     """Number of requests that miss their TPOT objective even alone on the fastest engine of all groups."""
     surfaces = [group.pool(Role.DECODE).profile.decode for group in config.groups]
-    return sum(
-        request.output_tokens > 1
-        and all(
-            surface.seconds_for(1, request.input_tokens + request.output_tokens / 2) > config.slo.tpot_s
-            for surface in surfaces
-        )
-        for request in trace
-    )
+
+    def is_impossible(request: TraceRequest) -> bool:
+        if request.output_tokens < 2:
+            return False  # it has no time between tokens
+        mean_context_tokens = request.input_tokens + request.output_tokens / 2
+        return all(surface.seconds_for(1, mean_context_tokens) > config.slo.tpot_s for surface in surfaces)
+
+    return sum(map(is_impossible, trace))
 
 
 def least_frac(config: SimConfig, scenario: Scenario) -> float:
-    """Share of the measured requests that must meet their objectives: the configured share of those that can.
+    """Share of the measured requests that must meet their objectives.
+
+    It is the configured share of the requests that can meet them, as a share of all measured ones.
 
     Raises:
         ValueError: no request is measured, or no measured one can meet its objectives.
@@ -122,13 +133,13 @@ def least_frac(config: SimConfig, scenario: Scenario) -> float:
     if impossible == len(measured):
         raise ValueError(
             f"slo.tpot_s is {config.slo.tpot_s:g}: none of the {len(measured)} measured requests can meet it, even "
-            "alone on an engine: give a longer one, or other engines"
+            "alone on an engine: give a longer tpot_s, or other engines"
         )
     return config.slo.attainment_frac * (1.0 - impossible / len(measured))
 
 
 def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
-    """Notes that a reader of figures about these requests must know, a sentence each."""
+    """What a reader of figures about these requests must know, one sentence each."""
     profiles = config.profiles()
     profiled, total = ProfiledRange.of(profiles), len(trace)
     lines = []

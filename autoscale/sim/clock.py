@@ -7,19 +7,21 @@ from typing import Any
 
 from autoscale.traces.trace import TraceRequest
 
-# Number of the next arrival. Events have the numbers from 1 on, so it precedes events of the same time.
+# Number of an arrival in the order of events. Other events have numbers from 1 on, so an arrival precedes events of the
+# same time. At most one arrival is scheduled.
 _ARRIVAL = 0
 
 
 class Clock:
-    """The loop of a simulation. At equal times arrivals run first; then events, in the order of their scheduling."""
+    """The loop of a simulation; at equal times arrivals run first, then events in the order of the calls of ``at``."""
 
     def __init__(self, on_arrival: Callable[[TraceRequest], None]) -> None:
         """``on_arrival``: called with each submitted request at its time."""
         self.now_s = 0.0
-        # Whether a submitted request has yet to arrive.
+        # Whether submitted requests have yet to arrive.
         self.has_arrivals = False
         self._on_arrival = on_arrival
+        # A heap of (time, number, event, its arguments).
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._event_count = 0
 
@@ -29,8 +31,11 @@ class Clock:
         heappush(self._events, (time_s, self._event_count, event, arguments))
 
     def submit(self, requests: Iterable[TraceRequest]) -> None:
-        """Let requests arrive at their times, which must be in order; all requests before must have arrived."""
-        self._schedule_arrival(iter(requests))
+        """Let requests arrive at their times, which must be in order.
+
+        The requests of an earlier call must have arrived.
+        """
+        self._schedule_next_arrival(iter(requests))
 
     def run(self, until_s: float = math.inf) -> None:
         """Run events and arrivals up to ``until_s``."""
@@ -38,12 +43,12 @@ class Clock:
             self.now_s, _, event, arguments = heappop(self._events)
             event(*arguments)
 
-    def _schedule_arrival(self, requests: Iterator[TraceRequest]) -> None:
+    def _schedule_next_arrival(self, requests: Iterator[TraceRequest]) -> None:
         request = next(requests, None)
         self.has_arrivals = request is not None
         if request is not None:
-            heappush(self._events, (request.at_s, _ARRIVAL, self._arrive_next, (request, requests)))
+            heappush(self._events, (request.at_s, _ARRIVAL, self._run_arrival, (request, requests)))
 
-    def _arrive_next(self, request: TraceRequest, later: Iterator[TraceRequest]) -> None:
-        self._schedule_arrival(later)
+    def _run_arrival(self, request: TraceRequest, later: Iterator[TraceRequest]) -> None:
+        self._schedule_next_arrival(later)
         self._on_arrival(request)

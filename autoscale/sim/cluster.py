@@ -2,7 +2,7 @@
 
 ``router``'s own code decides which replica gets a request, and where its prompt is prefilled. As in a live application,
 the endpoint has one router for each group, and each decode replica has one for its group's prefill pool. A group
-without prefill replicas prefills on its decode replicas.
+without prefill replicas prefills on its decode replicas. A replica in routing is one that may get new requests.
 """
 
 import random
@@ -30,9 +30,15 @@ from router.pool_router import PoolRouter
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One deployment group: ``replicas`` by name, and the names of the ``prefill`` and ``decode`` ones in routing.
+    """One deployment group.
 
-    ``waiting``: requests that arrived while no decode replica was in routing. ``uplink``: all transfers share it.
+    Attributes:
+        to_decode: the endpoint's router to the group's decode replicas.
+        uplink: the wire that all transfers of the group share; ``None``: only their cards limit them.
+        replicas: all replicas that have not gone, by name.
+        prefill, decode: names of the replicas of each role in routing.
+        waiting: requests that arrived while no decode replica was in routing.
+        load: requests that have not ended, and the prompt tokens of those without a first token.
     """
 
     to_decode: PoolRouter
@@ -74,14 +80,14 @@ class VirtualCluster(Clock):
         self._slo = slo or SloConfig()
         self._groups = {
             key.group: Group(
-                PoolRouter(router.policy, 0, rng),
+                PoolRouter(router.policy, 0, rng),  # the only router to these replicas: it need not ask for queues
                 uplink=None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s),
             )
             for key in profiles
         }
-        # By number of the arrival; None until the request has ended.
+        # Timelines by number of the arrival; None until the request has ended.
         self._records: list[RequestRecord | None] = []
-        # By the request in an engine.
+        # The journey of each request in an engine.
         self._journeys: dict[ModelRequest, Journey] = {}
 
     def add(self, key: PoolKey, replica_id: str) -> VirtualReplica:
@@ -92,6 +98,7 @@ class VirtualCluster(Clock):
             key,
             EngineModel(profile, self._prefix_block_tokens),
             RequestStats(lambda: self.now_s, self._slo.ttft_share),
+            # Two stand for any number of decode replicas above one: each of them routes to the prefill pool.
             PoolRouter(self._config.policy, self._config.asked(routers=2), self._rng),
             Wire(profile.handoff.bytes_per_s * self._link_frac),
             clock=self,
@@ -150,7 +157,8 @@ class VirtualCluster(Clock):
             journey.decode.to_prefill.end(replica.replica_id, journey.name)
             journey.decode.backlog.failed(journey.request.input_tokens)
             self._prefill_locally(journey)
-        for journey in [j for j in self._journeys.values() if j.kv_source is replica]:
+        unread = [journey for journey in self._journeys.values() if journey.kv_source is replica]
+        for journey in unread:
             journey.kv_source = journey.prefilled_s = None
             journey.decode.engine.abort(journey.engine_requests[Role.DECODE])
             del self._journeys[journey.engine_requests[Role.DECODE]]
@@ -181,6 +189,7 @@ class VirtualCluster(Clock):
         """The report of a replica to the autoscaler, as in ``VirtualReplica.report``."""
         replica.settle()
         if replica.key.role is Role.DECODE:
+            # While several steps are one event, timers do not learn of each token.
             for request in replica.engine.running:
                 timer = self._journeys[request].timer
                 timer.add_tokens(replica.engine.produced(request) - timer.tokens, self.now_s)
@@ -194,6 +203,7 @@ class VirtualCluster(Clock):
         self._admit(self._choose_group(), journey)
 
     def _admit(self, group: Group, journey: Journey) -> None:
+        """Count a request in its group; it enters, or waits for the first decode replica."""
         group.load.requests += 1
         group.load.prompt_tokens += journey.request.input_tokens
         if group.decode:
@@ -204,16 +214,19 @@ class VirtualCluster(Clock):
     def _choose_group(self) -> Group:
         if len(self._groups) == 1:
             return next(iter(self._groups.values()))
-        groups = {name: group for name, group in self._groups.items() if group.decode} or self._groups
+        serving = {name: group for name, group in self._groups.items() if group.decode}
+        groups = serving or self._groups
         loads = {name: group.load for name, group in groups.items()}
-        return groups[choose_group(loads, {name: len(group.decode) for name, group in groups.items()}, self._rng)]
+        replicas = {name: len(group.decode) for name, group in groups.items()}
+        return groups[choose_group(loads, replicas, self._rng)]
 
     def _enter(self, group: Group, journey: Journey) -> None:
         """Route a request to a decode replica, and decide where its prompt is prefilled."""
-        decode, request = group.replicas[group.to_decode.order()[0].replica_id], journey.request
+        best, request = group.to_decode.order()[0], journey.request
+        decode = group.replicas[best.replica_id]
         journey.decode = decode
         journey.timer = decode.requests.begin(request.at_s, request.input_tokens, is_streamed=True)
-        group.to_decode.begin(decode.replica_id, journey.name, 1)
+        group.to_decode.begin(decode.replica_id, journey.name, 1)  # among decode replicas every request weighs the same
         decode.ongoing_requests += 1
         decode.settle()
         if group.prefill and self._path(journey) is PrefillPath.REMOTE:
@@ -239,7 +252,7 @@ class VirtualCluster(Clock):
         ).path
 
     def _prefill_locally(self, journey: Journey) -> None:
-        if journey.is_lost:
+        if journey.is_lost:  # its decode replica died before its prefill replica
             return
         journey.local_tokens = journey.request.input_tokens
         journey.decode.local_prefill_tokens += journey.local_tokens
@@ -263,7 +276,10 @@ class VirtualCluster(Clock):
         prefill.wake()
 
     def _decode(self, journey: Journey, kv_ready_s: float | None) -> None:
-        """Put a request into its decode engine; ``kv_ready_s``: arrival of its KV, or ``None``: it prefills there."""
+        """Put a request into its decode engine.
+
+        ``kv_ready_s``: time at which its KV arrives; ``None``: the decode engine computes its prompt.
+        """
         request = journey.model_request(Role.DECODE, kv_ready_s)
         self._journeys[request] = journey
         journey.decode.engine.add(request)
@@ -273,7 +289,7 @@ class VirtualCluster(Clock):
     def _take_tokens(
         self, replica: VirtualReplica, first: Sequence[ModelRequest], first_s: float, ended: Sequence[ModelRequest]
     ) -> None:
-        """Take note of first tokens, at ``first_s``, and of last tokens, now."""
+        """Note the first tokens, which came at ``first_s``, and the last tokens, which came now."""
         if replica.key.role is Role.PREFILL:
             for request in ended:
                 self._hand_over(self._journeys.pop(request), replica)
@@ -281,10 +297,11 @@ class VirtualCluster(Clock):
         for request in first:
             self._begin_stream(self._journeys[request], first_s)
         for request in ended:
+            # The replica's next step begins at the end of the step with the last token.
             self._finish(self._journeys.pop(request), replica.step_began_s)
 
     def _hand_over(self, journey: Journey, prefill: VirtualReplica) -> None:
-        """Begin to move the KV of a prompt, which is computed, to its decode replica."""
+        """Begin to move the KV of a computed prompt to its decode replica."""
         decode, tokens = journey.decode, journey.request.input_tokens
         prefill.ongoing_requests -= 1
         if journey.is_lost:
@@ -309,19 +326,20 @@ class VirtualCluster(Clock):
         return transfer_end_s(self.now_s, tokens * handoff.kv_bytes_per_token, handoff.base_s, wires)
 
     def _end_pull(self, journey: Journey, prefill: VirtualReplica) -> None:
-        """Free the KV of a prompt, which decode has pulled."""
+        """Free the KV of a prompt on its prefill replica, since decode has pulled it."""
         if journey.kv_source is not prefill:
             return  # the prefill replica has died in the meantime
         journey.kv_source = None
         prefill.unread_kv_requests -= 1
         journey.release_kv(prefill)
-        if prefill.engine.waiting and prefill.step is None:  # it waited for the KV that is free now
+        if prefill.engine.waiting and prefill.step is None:  # its prompts waited for the room that is free now
             prefill.wake()
         self._leave_if_empty(prefill)
         if not journey.decode.is_dead:
             journey.decode.wake()
 
     def _begin_stream(self, journey: Journey, first_s: float) -> None:
+        """Note the first token of a request."""
         decode = journey.decode
         journey.first_s = first_s
         self._groups[decode.key.group].load.prompt_tokens -= journey.request.input_tokens
@@ -332,6 +350,7 @@ class VirtualCluster(Clock):
             decode.handoff_s += first_s - journey.prefilled_s
 
     def _finish(self, journey: Journey, last_s: float) -> None:
+        """Note the last token of a request, and with it all tokens that its timer has not got yet."""
         decode = journey.decode
         self._end(journey)
         decode.ongoing_requests -= 1
@@ -358,6 +377,7 @@ class VirtualCluster(Clock):
         return group
 
     def _leave_if_empty(self, replica: VirtualReplica) -> None:
+        """Let a draining replica go when it is empty."""
         if replica.on_empty is not None and replica.is_empty:
             on_empty, replica.on_empty = replica.on_empty, None
             del self._groups[replica.key.group].replicas[replica.replica_id]

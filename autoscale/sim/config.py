@@ -25,13 +25,14 @@ BOUNDS = ("oracle", "causal_bound", "smallest_static", "aggregated")
 
 
 class SimAutoscaleConfig(AutoscaleConfig):
-    """An application's autoscale section, but its policy may also be that of another system."""
+    """An application's autoscale section, but its policy may also be a policy of another system."""
 
     policies = SIM_POLICIES
     aggregated_policies = (*AGGREGATED, "hpa", "ray_baseline")
     refused_policies = ()
 
-    policy: SimPolicyConfig = Field(discriminator="kind")  # type: ignore[assignment]  # wider, read only
+    # The base class allows fewer policies. The override is safe because configurations are frozen.
+    policy: SimPolicyConfig = Field(discriminator="kind")  # type: ignore[assignment]
 
 
 class SimPoolConfig(StrictConfig):
@@ -64,7 +65,7 @@ class SimPoolConfig(StrictConfig):
 
     @property
     def ready_after_s(self) -> float:
-        """Seconds from the request for a replica until it is ready."""
+        """``start_s``, or the profile's if that is left out, seconds."""
         return self.profile.start_s if self.start_s is None else self.start_s
 
 
@@ -152,7 +153,7 @@ class SimConfig(StrictConfig):
         names = [group.name for group in self.groups]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"groups: two are named {twice[0]!r}: give each its own name")
-        if len({(group.link_frac, group.uplink_bytes_per_s) for group in self.groups}) > 1:
+        if len({(group.link_frac, group.uplink_bytes_per_s) for group in self.groups}) > 1:  # a scenario has one link
             raise ValueError(
                 "groups: KV travels alike in all groups of a simulation: give all the same uplink_bytes_per_s, and "
                 "link_tier 2 to all or to none"
@@ -245,12 +246,13 @@ class SimConfig(StrictConfig):
 
 def needs_profiles(kind: str) -> bool:
     """Whether a kind of policy sizes by engine profiles."""
+    # Each kind has one configuration class in the union of all policies.
     (config,) = (each for each in get_args(SimPolicyConfig) if each.model_fields["kind"].default == kind)
     return issubclass(config, ProfiledConfig)
 
 
 def _with_paths(value: Any, folder: Path) -> Any:
-    """A document, or a value in it, with the folder before every path of a profile."""
+    """A document, or a value in it, in which the paths of profiles begin with the folder."""
     if isinstance(value, list):
         return [_with_paths(each, folder) for each in value]
     if not isinstance(value, dict):

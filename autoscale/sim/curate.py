@@ -1,6 +1,9 @@
 """A search for the best policy and parameters on a workload, in a pool of processes.
 
-Source: HeteroScale Algorithm 1. Every policy gets the same number of tries, drawn from its own space of parameters.
+Every policy gets the same number of tries. Each try is one point of the policy's space, with a random value of each
+parameter.
+
+Source: HeteroScale Algorithm 1.
 """
 
 import random
@@ -17,6 +20,7 @@ from autoscale.sim.outcome import Result
 from autoscale.sim.pressure import PressureResult
 from kvtransfer.topology import Role
 
+# Possible values of each parameter, by the parameter's path in the section ``autoscale``.
 Space = Mapping[str, Sequence[Any]]
 
 # Values of guard, gate and window for every policy except fixed counts.
@@ -27,8 +31,8 @@ _COMMON: Space = {
     "gate.observation_s": (0.0, 10.0, 30.0),
     "window_s": (20.0, 30.0, 60.0),
 }
-# Values of each policy's own fields. A name with a star has multiples of the pressure test's figures, or of the
-# smallest fixed counts.
+# Values of each policy's own fields. The values of a name with a star are factors: of a figure of the pressure test, or
+# of the smallest fixed counts.
 SPACES: Mapping[str, Space] = {
     "default": {
         "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
@@ -109,10 +113,14 @@ class Candidate:
     result: Result
 
     def score(self, attainment_frac: float) -> tuple[bool, float]:
-        """A sort key, the best last: attainments below ``attainment_frac``, rising; the others by falling GPU-hours."""
+        """A sort key, the best candidate last.
+
+        Candidates below ``attainment_frac`` come first, by rising attainment. The others follow by falling GPU-hours.
+        """
         outcome = self.result.outcome
-        is_attained = outcome.slo_attainment_frac >= attainment_frac
-        return is_attained, -outcome.gpu_hours if is_attained else outcome.slo_attainment_frac
+        if outcome.slo_attainment_frac < attainment_frac:
+            return False, outcome.slo_attainment_frac
+        return True, -outcome.gpu_hours
 
 
 def draw(
@@ -129,7 +137,7 @@ def draw(
     """
     space = {**SPACES[kind], **({} if kind == "static" else _COMMON)}
     drawn: dict[str, dict[str, Any]] = {}
-    for _ in range(20 * tries):
+    for _ in range(20 * tries):  # points may repeat: more draws than tries, but not for ever
         point = {name: rng.choice(values) for name, values in space.items()}
         if str(point) not in drawn:
             changes: dict[str, Any] = {"policy": {"kind": kind}}
@@ -154,13 +162,13 @@ def curate(
 ) -> dict[str, list[Candidate]]:
     """Simulate every policy with ``tries`` parameters on the oracle's scenario: candidates by policy, the best first.
 
-    ``on_done``: called with each candidate.
+    ``pool``: its processes simulate. ``on_done``: called with each candidate.
     """
     jobs = {}
     for kind in kinds:
         for changes in draw(config, kind, tries, pressure, oracle.static.fixed_counts, random.Random(f"{seed} {kind}")):
-            named = config.model_copy(update={"policies": {kind: changes}})
-            jobs[pool.submit(run_named, named, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
+            changed = config.model_copy(update={"policies": {kind: changes}})
+            jobs[pool.submit(run_named, changed, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
     candidates: dict[str, list[Candidate]] = {kind: [] for kind in kinds}
     for job in as_completed(jobs):
         kind, changes = jobs[job]
@@ -174,7 +182,10 @@ def curate(
 def _change(
     config: SimConfig, name: str, value: Any, pressure: PressureResult, first: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The change of ``autoscale`` for one field of a space and its value."""
+    """The change of ``autoscale`` for one parameter of a space and its value.
+
+    ``first``: as in ``draw``.
+    """
     best = pressure.best
     if name == "pd_ratio*":
         return {"pd_ratio": str(pressure.pd_ratio)}
@@ -185,8 +196,9 @@ def _change(
         pools = {str(role): config.groups[0].pool(role) for role in Role}
         wanted = {role: max(pools[role].lowest_replicas, round(count * value)) for role, count in first.items()}
         return {"policy": {role: min(count, pools[role].highest_replicas) for role, count in wanted.items()}}
-    if name.endswith("*"):  # the rate of one replica
+    if name.endswith("*"):  # a factor of the rate of one replica
         value *= best.requests_per_s / (best.prefill if "prefill" in name else best.decode)
+    # From the path "a.b" to {"a": {"b": value}}.
     for part in reversed(name.removesuffix("*").split(".")):
         value = {part: value}
     return {**value}

@@ -26,7 +26,13 @@ class VirtualPool(PoolLimits):
 class Life:
     """A replica, from the request for it until it has gone.
 
-    ``work_before``, ``work_until``: work of its engine from its start until measuring began, and until it ended.
+    Attributes:
+        requested_s: time of the request for it, from which on its GPUs count.
+        replica: its engine and routers; ``None``: it has not become ready.
+        stopped_s: time at which it began to drain, stopped while it started, or died.
+        gone_s: time from which on its GPUs do not count.
+        work_before: work of its engine until measuring began.
+        work_until: work of its engine until measuring ended, that before measuring included.
     """
 
     key: PoolKey
@@ -42,17 +48,19 @@ class Life:
     @property
     def work(self) -> ModelCounters:
         """Work of its engine while measuring."""
-        done = self.work_until or (self.replica.engine.counters if self.replica else ModelCounters())
-        return done.since(self.work_before or ModelCounters())
+        until = self.work_until
+        if until is None:
+            until = self.replica.engine.counters if self.replica else ModelCounters()
+        return until.since(self.work_before or ModelCounters())
 
     def present_s(self, from_s: float, until_s: float) -> float:
-        """Time between the request for it and its end, as far as it lies between two times, seconds."""
+        """The part of its time, from the request for it until it has gone, that lies between two times; seconds."""
         gone_s = until_s if self.gone_s is None else min(until_s, self.gone_s)
         return max(0.0, gone_s - max(from_s, self.requested_s))
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it drains, or has gone."""
+        """Whether it has left routing: it drains, or has gone."""
         return self.stopped_s is not None
 
 
@@ -80,13 +88,17 @@ class Fleet:
             self._make_ready(self._request(key, requested_s))
 
     def scale(self, key: PoolKey, target: int, victims: Iterable[str] = ()) -> None:
-        """Start missing replicas, or stop surplus ones in Serve's order: victims, starting ones, the youngest."""
+        """Start missing replicas, or stop surplus ones in Serve's order: victims, starting ones, the youngest.
+
+        ``victims``: replicas that the plan has chosen to stop.
+        """
         working = [life for life in self.here[key] if not life.is_stopping]
         for _ in range(target - len(working)):
             self._start(self._request(key))
         surplus = len(working) - target
         if surplus > 0:
             chosen = set(victims)
+            # False comes before True.
             working.sort(key=lambda life: (life.replica_id not in chosen, life.replica is not None, -life.requested_s))
             for life in working[:surplus]:
                 self._stop(life)
@@ -125,10 +137,11 @@ class Fleet:
         return life
 
     def _start(self, life: Life) -> None:
+        """Let a requested replica become ready one start from now."""
         self._cluster.at(self._cluster.now_s + self.pools[life.key].start_s, self._become_ready, life)
 
     def _become_ready(self, life: Life) -> None:
-        if not life.is_stopping:
+        if not life.is_stopping:  # it was not stopped while it started
             self._make_ready(life)
             self._on_ready()
 

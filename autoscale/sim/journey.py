@@ -18,12 +18,13 @@ class Journey:
     Attributes:
         number: its place among all arrivals, from 0.
         block_hashes: hashes of the prompt's full blocks.
-        decode: its decode replica, once it has one; ``timer``: its waiting times there.
+        decode: its decode replica, once it has one.
+        timer: its waiting times there, for the autoscaler.
         local_tokens: prompt tokens that the decode replica computes by itself.
-        prefilled_s: end of the computation on a prefill replica.
+        prefilled_s: end of the computation on a prefill replica; ``None``: there was none.
         first_s: time of the first token.
         kv_source: the prefill replica that keeps the prompt's KV until decode has pulled it.
-        engine_requests: the request in the engine of each role; in prefill's until its KV is released.
+        engine_requests: the request as the engine of each role knows it; prefill's is removed when its KV is released.
         is_lost: whether the decode replica has died.
     """
 
@@ -62,7 +63,7 @@ class Journey:
         prefill.engine.release(self.engine_requests.pop(Role.PREFILL))
 
     def record(self, *, last_s: float | None = None, error: str | None = None) -> RequestRecord:
-        """Its timeline: it has ended at ``last_s``, or failed with ``error``."""
+        """Its timeline; it ended at ``last_s``, or failed with ``error``."""
         return RequestRecord(
             sent_s=self.request.at_s,
             first_token_s=self.first_s,

@@ -1,8 +1,9 @@
 """The oracle: a planner that knows the whole trace, and searches the cheapest counts over time for it (pure).
 
-A plan has replicas of both roles for each bin of time. The first plan follows each bin's work by the profile. Then bins
-in which requests missed their objectives get more replicas, and other bins get fewer. The search ends when neither
-helps, or after ``most_runs`` simulations.
+A plan has the number of replicas of both roles for each bin of time. The first plan has as many as each bin's work
+needs by the profile. Then bins with misses (requests that missed their objectives) get more replicas, and other bins
+get fewer. At last the search tries one replica less in each stretch (consecutive bins of one role). It ends when no
+change helps, or after ``most_runs`` simulations.
 """
 
 import math
@@ -17,10 +18,13 @@ from autoscale.sim.scenario import Run, Scenario
 from autoscale.sim.schedule import Counts, demands, filled, keys_of, misses, run_counts
 from kvtransfer.topology import Role
 
+# Row of each role in a plan's counts.
 _ROWS = {role: row for row, role in enumerate(Role)}
-# Share of time for which the engines of each role compute in the first plan: prefill, decode. The reason of this value
-# and of those below is not recorded. They steer the search; each plan that it finds is judged by its simulation. A
-# larger share begins with more misses; a smaller one begins with more GPU-hours.
+
+# The reason of the values below is not recorded. They steer the search; each plan that it finds is judged by its
+# simulation.
+# Share of time for which the engines of each role compute in the first plan: prefill, decode. A larger share begins
+# with more misses; a smaller one begins with more GPU-hours.
 _FULL_FRAC = np.array([[0.85], [0.95]])
 # Most times that replicas are added to a plan until enough requests meet their objectives. A smaller number gives up on
 # traces with many bins; a larger one takes longer if no plan is enough.
@@ -28,15 +32,15 @@ _MOST_ADDITIONS = 30
 # Number of plans that were no better after which the search for fewer replicas in many bins ends. A larger number takes
 # longer; a smaller one leaves more work to the search in single stretches.
 _MOST_FAILURES = 5
-# Share of the allowed misses. Bins get more replicas, those with most misses first, until the other bins have at most
-# this share. With 1 no miss could remain in the bins that got replicas; a smaller share adds replicas that are not
-# needed.
+# Bins get more replicas, those with most misses first, until the other bins have at most this share of the allowed
+# misses. The rest of the allowed misses may remain in the bins that got replicas. A smaller share adds replicas that
+# are not needed.
 _ALLOWED_FRAC = 0.9
 # Share of a bin's replicas that is added to a bin with misses, at least one replica. A larger share needs fewer
 # simulations and ends with dearer plans.
 _MORE_FRAC = 0.08
-# Share of a bin's misses. With fewer misses than this in the bin before, that bin gets one replica more: the queue
-# comes from there. A larger share adds such replicas more often.
+# The queue of a bin with misses comes from the bin before it. If that one has fewer misses than this share of the bin's
+# misses, it gets one replica more. A larger share adds such replicas more often.
 _QUEUE_FRAC = 0.25
 # Largest share of a bin's replicas that is removed from a bin that can spare replicas, at least one replica. A larger
 # share needs fewer simulations and fails more often.
@@ -70,25 +74,29 @@ class Oracle:
         self._least_frac = least_frac
         self._bin_s = bin_s
         self._pools = [scenario.pools[key] for key in keys_of(scenario)]
-        self._runs_by_counts: dict[bytes, _SimulatedPlan] = {}
+        # Plans that were simulated, by the bytes of their counts.
+        self._plans: dict[bytes, _SimulatedPlan] = {}
+        # Engines that the work of each bin keeps busy, by role and bin.
         self._work = demands(scenario, bin_s, tpot_s)
         self._bins = self._work.shape[1]
-        self._first_counts: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
+        # Rounded up, except for rounding errors.
+        self._first_plan: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
 
     def rough_plan(self) -> Counts:
         """The first plan with which enough requests meet their objectives, else the plan with which most do."""
-        return self._add_until_enough_are_met(self._first_counts).counts
+        return self._add_until_enough_are_met(self._first_plan).counts
 
-    def plan(self, fixed: Mapping[Role, float] | None = None, near: Counts | None = None) -> tuple[Counts, Run]:
+    def plan(self, fixed: Mapping[Role, float] | None = None, other_seed: Counts | None = None) -> tuple[Counts, Run]:
         """The cheapest plan found with which enough requests meet their objectives, and its run.
 
-        Without such a plan, the plan with which most requests meet them. ``near``: the plan for the same trace with
-        another seed, where the search begins; ``None``: it begins with the first plan. ``fixed``: the smallest fixed
-        counts, where a second search begins; ``None``: there is no second search.
+        If no such plan is found, it is the plan with which most requests meet them. ``fixed``: the smallest fixed
+        counts, where a second search begins; ``None``: there is no second search. ``other_seed``: the plan for the same
+        trace with another seed, where the first search begins; ``None``: it begins with the first plan.
         """
-        first = self._first_counts
-        if near is not None:  # cut or extended to the bins of this trace
-            first = near[:, np.minimum(np.arange(self._bins), near.shape[1] - 1)]
+        first = self._first_plan
+        if other_seed is not None:
+            # The plan is cut to the bins of this trace, or its last counts are repeated.
+            first = other_seed[:, np.minimum(np.arange(self._bins), other_seed.shape[1] - 1)]
         best = self._add_until_enough_are_met(first)
         if fixed is not None:
             fixed_plan = self._simulated(np.tile([[int(fixed[role])] for role in Role], self._bins))
@@ -106,8 +114,8 @@ class Oracle:
         return self._are_enough_met(candidate) and candidate.run.gpu_hours < best.run.gpu_hours
 
     @property
-    def _has_no_runs_left(self) -> bool:
-        return len(self._runs_by_counts) >= self._most_runs
+    def _has_runs_left(self) -> bool:
+        return len(self._plans) < self._most_runs
 
     def _add_until_enough_are_met(self, counts: Counts) -> _SimulatedPlan:
         best = candidate = self._simulated(counts)
@@ -120,8 +128,8 @@ class Oracle:
 
     def _remove_while_better(self, best: _SimulatedPlan) -> _SimulatedPlan:
         """Remove replicas in many bins at once; add some again in bins in which requests then miss their objectives."""
-        share, failures = 1.0, 0
-        while failures < _MOST_FAILURES and not self._has_no_runs_left and self._are_enough_met(best):
+        share, failures = 1.0, 0  # share: of the bins
+        while failures < _MOST_FAILURES and self._has_runs_left and self._are_enough_met(best):
             candidate = self._simulated(self._remove_replicas(best, share))
             if not self._are_enough_met(candidate):
                 candidate = self._simulated(self._add_replicas(candidate))
@@ -137,7 +145,7 @@ class Oracle:
         while is_better:
             is_better = False
             for row, begin, end in self._stretches(best.counts):
-                if self._has_no_runs_left:
+                if not self._has_runs_left:
                     return best
                 counts = best.counts.copy()
                 counts[row, begin:end] -= 1
@@ -147,40 +155,46 @@ class Oracle:
         return best
 
     def _stretches(self, counts: Counts) -> list[tuple[int, int, int]]:
-        """Stretches (row, begin, end) of bins with equal counts, their parts, and their least busy windows.
+        """Stretches that may spare a replica, as (row, begin, end).
 
-        The stretch with the lowest peak work per replica comes first. A window is longer than a start: see ``filled``.
+        They are consecutive bins with equal counts, parts of them, and their least busy windows. The stretch with the
+        lowest peak work per replica comes first.
         """
         stretches: list[tuple[float, Role, int, int]] = []
         for role, pool, row, work in zip(Role, self._pools, counts, self._work, strict=True):
+            # A window is longer than a start: ``filled`` would fill a shorter gap.
             shortest = int(pool.start_s / self._bin_s) + 1
             edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), self._bins]
             spans = set(pairwise(edges))
-            for a, b in list(spans):
-                if b - a > 1:
-                    spans |= {(a, (a + b) // 2), ((a + b) // 2, b), (a, a + 1), (b - 1, b)}
-                for bins in (shortest, 2 * shortest, 4 * shortest):
-                    if bins < b - a:
-                        least = a + int(np.convolve(work[a:b], np.ones(bins), mode="valid").argmin())
-                        spans.add((least, least + bins))
-            stretches += [(float((work[a:b] / row[a:b]).max()), role, a, b) for a, b in spans]
-        return [(_ROWS[role], a, b) for _, role, a, b in sorted(stretches)]
+            for begin, end in list(spans):
+                if end - begin > 1:
+                    middle = (begin + end) // 2
+                    spans |= {(begin, middle), (middle, end), (begin, begin + 1), (end - 1, end)}
+                for length in (shortest, 2 * shortest, 4 * shortest):
+                    if length < end - begin:
+                        work_by_window = np.convolve(work[begin:end], np.ones(length), mode="valid")
+                        least_busy = begin + int(work_by_window.argmin())
+                        spans.add((least_busy, least_busy + length))
+            for begin, end in spans:
+                peak = float((work[begin:end] / row[begin:end]).max())
+                stretches.append((peak, role, begin, end))
+        return [(_ROWS[role], begin, end) for _, role, begin, end in sorted(stretches)]
 
     def _simulated(self, counts: Counts) -> _SimulatedPlan:
         """The plan of these counts within the pools' limits, without gaps shorter than a start, and its simulation."""
         warm_up_bins = self._scenario.warm_up_s / self._bin_s
-        legal = [
+        rows = [
             filled(np.clip(row, pool.lowest_replicas, pool.highest_replicas), pool.start_s / self._bin_s, warm_up_bins)
             for row, pool in zip(counts, self._pools, strict=True)
         ]
-        counts = np.array(legal)
+        counts = np.array(rows)
         key = counts.tobytes()
-        if key not in self._runs_by_counts:
-            self._runs_by_counts[key] = _SimulatedPlan(counts, run_counts(self._scenario, counts, self._bin_s))
-        return self._runs_by_counts[key]
+        if key not in self._plans:
+            self._plans[key] = _SimulatedPlan(counts, run_counts(self._scenario, counts, self._bin_s))
+        return self._plans[key]
 
-    def _misses(self, run: Run) -> tuple[NDArray[np.float64], float]:
-        """Misses by role and bin in which the request arrived, and the number of misses that all bins may have."""
+    def _misses_by_bin(self, run: Run) -> tuple[NDArray[np.float64], float]:
+        """Misses by role and by the bin of the arrival, and the number of misses that all bins together may have."""
         missed = np.zeros_like(self._work)
         for role, at_s in misses(run):
             missed[_ROWS[role], min(self._bins - 1, int(at_s // self._bin_s))] += 1.0
@@ -191,30 +205,34 @@ class Oracle:
 
         The other bins have at most ``_ALLOWED_FRAC`` of the allowed misses.
         """
-        missed, allowed = self._misses(candidate.run)
-        counts, others = candidate.counts.copy(), missed.sum()
+        missed, allowed = self._misses_by_bin(candidate.run)
+        counts, other_misses = candidate.counts.copy(), missed.sum()
+        # A place is an index into the table of roles and bins, row after row.
         for place in np.argsort(-missed, axis=None, kind="stable"):
             row, index = divmod(int(place), self._bins)
-            number = missed[row, index]
-            if not number or others <= allowed * _ALLOWED_FRAC:
+            bin_misses = missed[row, index]
+            if not bin_misses or other_misses <= allowed * _ALLOWED_FRAC:
                 break
             if counts[row, index] >= self._pools[row].highest_replicas:
                 continue
-            others -= number
+            other_misses -= bin_misses
             counts[row, index] += max(1, round(_MORE_FRAC * counts[row, index]))
-            # The queue of these requests comes from the bin before.
-            if index and missed[row, index - 1] < number * _QUEUE_FRAC:
+            if index and missed[row, index - 1] < bin_misses * _QUEUE_FRAC:
                 counts[row, index - 1] += 1
         return counts
 
     def _remove_replicas(self, best: _SimulatedPlan, share: float) -> Counts:
-        """Counts with fewer replicas in a share of the bins: those with least work per replica and few misses."""
-        missed, allowed = self._misses(best.run)
+        """Counts with fewer replicas in a share of the bins: those with least work per replica and few misses.
+
+        With a smaller share each of these bins also loses fewer replicas.
+        """
+        missed, allowed = self._misses_by_bin(best.run)
         counts = best.counts.copy()
         for row, work, role_missed in zip(counts, self._work, missed, strict=True):
             # Misses in each bin and in the bins beside it.
             around = np.convolve(role_missed, np.ones(3), mode="same")
-            order = np.argsort(work / row, kind="stable")
-            spare = order[around[order] <= allowed / self._bins][: math.ceil(share * self._bins)]
-            row[spare] -= np.maximum(1, (_FEWER_FRAC * share * row[spare]).astype(np.int64))
+            least_work_first = np.argsort(work / row, kind="stable")
+            has_few_misses = around[least_work_first] <= allowed / self._bins
+            spare = least_work_first[has_few_misses][: math.ceil(share * self._bins)]
+            row[spare] -= np.maximum(1, (_FEWER_FRAC * share * row[spare]).astype(np.int64))  # a row of counts
         return counts

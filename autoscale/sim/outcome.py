@@ -1,4 +1,7 @@
-"""A simulated run in figures: attainment, latencies, GPU-hours, energy, and changes of counts (pure)."""
+"""A simulated run in figures: attainment, latencies, GPU-hours, energy, and changes of counts (pure).
+
+Attainment is the share of requests that met their objectives. A flap is a change of a pool's count that is soon undone.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,9 +26,9 @@ _BOARD_W = {"A100": 400.0, "H100": 700.0, "H200": 700.0}
 _BUSY_FRAC = {Role.PREFILL: 1.0, Role.DECODE: 0.74}
 # Share of the board's power of an idle engine: the mean of runs that mostly idle (the same file).
 _IDLE_FRAC = 0.18
-# Time between growing and shrinking of a pool, in either order, up to which that is a flap, seconds.
+# Longest time of a flap, seconds: from a pool's growing to its shrinking, or from its shrinking to its growing.
 _FLAP_S = 120.0
-# Distance from the ratio up to which counts are at the ratio, replicas of the smaller role.
+# Counts are at the ratio if the smaller role has at most this many replicas more or fewer than the ratio asks for.
 _BAND_REPLICAS = 1.0
 
 
@@ -37,12 +40,19 @@ class Outcome:
     last arrival.
 
     Attributes:
+        ttft_attainment_frac: share of requests that met their TTFT objective; ``tpot_attainment_frac`` likewise.
+        goodput_requests_per_s: rate of the requests that met both objectives.
         extrapolated_requests: requests with lengths beyond the profile.
         derived_requests: requests with a prompt length for which a profile has derived times, not measured ones.
-        ttft_p50_s: a quantile, as the eight after it; ``None``: no request ended.
-        ratio_within_band_frac: share of decisions at which the serving replicas were within one replica of the smaller
-            role of the policy's ratio; ``None``: there were no decisions.
-        ratio_deviation_mean_replicas: mean distance from the ratio, replicas of the smaller role.
+        ttft_p50_s: a quantile over the requests that did not fail, as all fields with such a name; ``None``: no request
+            has this latency.
+        cost: price of the GPU-hours, in the currency of the configuration.
+        peak_replicas: most replicas at one time, starting and draining ones included.
+        scale_events: number of times that a pool grew or shrank.
+        ratio_within_band_frac: share of decisions at which the smaller role had at most one admitted replica more or
+            fewer than the policy's ratio asks for; ``None``: there were no decisions.
+        ratio_deviation_mean_replicas: mean difference of the smaller role's admitted replicas from that number.
+        prefill_utilization_frac: share of the time in which prefill engines computed; see ``utilization_frac``.
         cached_prompt_frac: share of prompt tokens that prefix caches had.
     """
 
@@ -80,7 +90,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The figures of a run; ``timeline``: (seconds, prefill replicas, decode replicas) at each change."""
+    """The figures of a run.
+
+    ``timeline``: (seconds, prefill replicas, decode replicas) at each change, without replicas that start or drain.
+    """
 
     outcome: Outcome
     timeline: Sequence[tuple[float, int, int]]
@@ -109,7 +122,7 @@ def outcome(run: Run) -> Outcome:
     by_type: dict[str, float] = defaultdict(float)
     for key, each in hours.items():
         by_type[scenario.profiles[key].gpu or "CPU"] += each
-    used = {role: utilization_frac(run, [role]) for role in Role}
+    utilization = {role: utilization_frac(run, [role]) for role in Role}
     deviations = list(_deviations(run))
 
     work = [life.work for life in run.fleet.lives]
@@ -118,6 +131,7 @@ def outcome(run: Run) -> Outcome:
     return Outcome(
         slo_attainment_frac=run.attainment_frac,
         ttft_attainment_frac=sum(r.ttft_s is not None and r.ttft_s <= slo.ttft_s for r, slo in pairs) / len(pairs),
+        # A request with one token has no TPOT, and meets its objective.
         tpot_attainment_frac=sum(r.error is None and (r.tpot_s or 0.0) <= slo.tpot_s for r, slo in pairs) / len(pairs),
         goodput_requests_per_s=sum(run.is_met) / (scenario.end_s - scenario.warm_up_s),
         requests=len(measured),
@@ -131,14 +145,14 @@ def outcome(run: Run) -> Outcome:
         gpu_hours=sum(hours.values()),
         gpu_hours_by_type=dict(by_type),
         cost=sum(each * scenario.pools[key].cost_per_gpu_hour for key, each in hours.items()),
-        energy_kwh=_energy_kwh(scenario.profiles, hours, used),
-        peak_replicas=_peak(run),
+        energy_kwh=_energy_kwh(scenario.profiles, hours, utilization),
+        peak_replicas=_peak_replicas(run),
         scale_events=len(_changes(run)),
         flaps=_flaps(run),
         ratio_within_band_frac=_mean([float(d <= _BAND_REPLICAS + 1e-9) for d in deviations]),
         ratio_deviation_mean_replicas=_mean(deviations),
-        prefill_utilization_frac=used[Role.PREFILL],
-        decode_utilization_frac=used[Role.DECODE],
+        prefill_utilization_frac=utilization[Role.PREFILL],
+        decode_utilization_frac=utilization[Role.DECODE],
         cached_prompt_frac=cached / (cached + computed) if cached + computed else None,
     )
 
@@ -155,10 +169,10 @@ def _quantiles(name: str, values: Sequence[float | None]) -> dict[str, Any]:
 def utilization_frac(
     run: Run, roles: Collection[Role], spent_s: Callable[[ModelCounters], float] = lambda work: work.busy_s
 ) -> float | None:
-    """Share of the measured time in which the engines of some roles computed; their starts and drains count as time.
+    """Share of the measured time in which the engines of some roles computed.
 
-    A step counts when it ends, so the share may be slightly above 1; it is cut to 1. ``spent_s``: the part of an
-    engine's time that counts, seconds.
+    The time of a replica includes its start and its drain. A step counts when it ends, so the share could be slightly
+    above 1; it is cut to 1. ``spent_s``: the part of an engine's work that counts as computing, seconds.
     """
     lives = [life for life in run.fleet.lives if life.key.role in roles and life.replica is not None]
     present_s = sum(life.present_s(run.scenario.warm_up_s, run.scenario.end_s) for life in lives)
@@ -166,27 +180,30 @@ def utilization_frac(
 
 
 def _energy_kwh(
-    profiles: Mapping[PoolKey, EngineProfile], hours: Mapping[PoolKey, float], used: Mapping[Role, float | None]
+    profiles: Mapping[PoolKey, EngineProfile],
+    gpu_hours: Mapping[PoolKey, float],
+    utilization: Mapping[Role, float | None],
 ) -> float | None:
     """An estimate from the boards' power while engines compute and while they idle; ``None``: a board is unknown."""
     total_wh = 0.0
-    for key, each in hours.items():
+    for key, hours in gpu_hours.items():
         board_w = _BOARD_W.get(profiles[key].gpu or "")
         if board_w is None:
             return None
-        share = used[key.role] or 0.0
-        total_wh += board_w * each * (_IDLE_FRAC + share * (_BUSY_FRAC[key.role] - _IDLE_FRAC))
+        busy_share = utilization[key.role] or 0.0
+        power_frac = _IDLE_FRAC + busy_share * (_BUSY_FRAC[key.role] - _IDLE_FRAC)
+        total_wh += board_w * hours * power_frac
     return total_wh / 1000.0
 
 
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """(Seconds, pool, +1 or -1) when a pool grew or shrank, between the warm-up and the last arrival.
+    """(Seconds, pool, +1 or -1) for each time at which a pool grew or shrank, from the warm-up to the last arrival.
 
     A replica that dies and is replaced at once is no change.
     """
     moves: Counter[tuple[float, PoolKey]] = Counter()
     for life in run.fleet.lives:
-        if life.requested_s > 0.0:  # at 0 are the replicas that the run began with
+        if life.requested_s > 0.0:  # the run began with the replicas that were requested at 0
             moves[life.requested_s, life.key] += 1
         if life.stopped_s is not None:
             moves[life.stopped_s, life.key] -= 1
@@ -201,13 +218,15 @@ def _flaps(run: Run) -> int:
     last: dict[PoolKey, tuple[float, int]] = {}
     flaps = 0
     for at_s, key, change in _changes(run):
-        last_s, last_change = last.get(key, (at_s, change))
-        flaps += last_change != change and at_s - last_s <= _FLAP_S
+        if key in last:
+            last_s, last_change = last[key]
+            if change != last_change and at_s - last_s <= _FLAP_S:
+                flaps += 1
         last[key] = (at_s, change)
     return flaps
 
 
-def _peak(run: Run) -> int:
+def _peak_replicas(run: Run) -> int:
     """Most replicas at one time, starting and draining ones included."""
     edges = [(life.requested_s, 1) for life in run.fleet.lives]
     edges += [(life.gone_s, -1) for life in run.fleet.lives if life.gone_s is not None]
@@ -215,6 +234,7 @@ def _peak(run: Run) -> int:
 
 
 def _timeline(run: Run) -> list[tuple[float, int, int]]:
+    """Ready replicas that do not drain: (seconds, prefill replicas, decode replicas) at each change."""
     edges = [
         (at_s, life.key.role, change)
         for life in run.fleet.lives
@@ -229,6 +249,7 @@ def _timeline(run: Run) -> list[tuple[float, int, int]]:
 
 
 def _deviations(run: Run) -> Iterator[float]:
+    """Distance of the admitted replicas from the ratio at each decision, replicas of the smaller role."""
     roles = {life.replica_id: life.key.role for life in run.fleet.lives}
     for at_s, plan in run.plans:
         ratio = plan.decision.ratio or run.pd_ratio

@@ -1,5 +1,8 @@
 """The pressure test: it finds the split of GPUs between the roles that serves the most requests per second (pure).
 
+A split is a number of prefill replicas and a number of decode replicas. Its point (``PressurePoint``) is the highest
+rate at which it keeps the objectives.
+
 Source: HeteroScale Algorithm 1, PRESSURETEST.
 """
 
@@ -14,13 +17,13 @@ from kvtransfer.topology import Role
 
 # GPUs that are split if the caller gives no number. The reason of the value is not recorded.
 _DEFAULT_GPUS = 24
-# Disaggregation is more complex: its rate must be above this multiple of the rate of aggregated engines.
+# Disaggregation is worthwhile above this multiple of the rate of aggregated engines, since it is more complex.
 _WORTH_FACTOR = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class PressureResult:
-    """The splits that were simulated, and aggregated engines; each uses at most ``gpus`` GPUs."""
+    """The points of the splits that were simulated, and of aggregated engines; each uses at most ``gpus`` GPUs."""
 
     points: Sequence[PressurePoint]
     aggregated: PressurePoint
@@ -28,7 +31,7 @@ class PressureResult:
 
     @property
     def best(self) -> PressurePoint:
-        """The split with the highest rate."""
+        """The point of the split with the highest rate."""
         return max(self.points, key=lambda point: point.requests_per_s)
 
     @property
@@ -43,10 +46,11 @@ class PressureResult:
 
 
 def _default_gpus(config: SimConfig) -> int:
-    """The number that ``pressure_test`` splits by default."""
+    """The number of GPUs that ``pressure_test`` splits by default."""
     prefill, decode = config.groups[0].prefill, config.groups[0].decode
-    prefill_gpus, decode_gpus = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
-    return min(_DEFAULT_GPUS, prefill_gpus + decode.gpus, decode_gpus + prefill.gpus)
+    # With more GPUs, one replica of a role would leave more GPUs to the other role than its pool allows.
+    most_prefill_gpus, most_decode_gpus = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
+    return min(_DEFAULT_GPUS, most_prefill_gpus + decode.gpus, most_decode_gpus + prefill.gpus)
 
 
 def pressure_test(
@@ -60,7 +64,7 @@ def pressure_test(
     """Find the split with the highest rate, for requests with the lengths of a trace and Poisson arrivals.
 
     A split may leave some GPUs unused. ``gpus``: GPUs to split; ``None``: 24, or fewer if the pools' limits do not
-    allow every split of 24. ``on_point``: called with each split's result.
+    allow every split of 24. ``on_point``: called with each new point.
 
     Raises:
         ValueError: several groups, too few GPUs for a replica of each role, or no rate keeps the objectives.
@@ -91,8 +95,8 @@ def _search_peak(
     """The points that a search for the highest rate needed, those with fewest prefill replicas first.
 
     There is one peak between ``lowest`` and ``highest`` prefill replicas: on its left prefill limits the rate, on its
-    right decode does. ``point_of``: simulates a number of prefill replicas; its second argument is the highest rate so
-    far.
+    right decode does. So each step drops the third beside the lower one of two rates. ``point_of``: simulates a number
+    of prefill replicas; its second argument is the highest rate so far.
     """
     points: dict[int, PressurePoint] = {}
 
@@ -106,8 +110,11 @@ def _search_peak(
         left, right = low + (high - low) // 3, high - (high - low) // 3
         if rate_of(left) < rate_of(right):
             low = left + 1
-        else:
-            high = right - 1 if right > left + 1 else right
+        elif right > left + 1:
+            high = right - 1
+        else:  # neighbours, which may have the same rate
+            high = right
+    # The rates are not exact, so a neighbour on each side is simulated too.
     for prefill in range(max(lowest, low - 1), min(highest, high + 1) + 1):
         rate_of(prefill)
     return [points[prefill] for prefill in sorted(points)]
@@ -123,10 +130,10 @@ def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
     most_prefill = (gpus - decode.gpus) // prefill.gpus
     if most_prefill < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {prefill.gpus + decode.gpus}")
-    counts = {count: (gpus - count * prefill.gpus) // decode.gpus for count in range(1, most_prefill + 1)}
+    all_splits = {count: (gpus - count * prefill.gpus) // decode.gpus for count in range(1, most_prefill + 1)}
     splits = {
         p: d
-        for p, d in counts.items()
+        for p, d in all_splits.items()
         if PdRatio(p, d).is_supported and p <= prefill.highest_replicas and d <= decode.highest_replicas
     }
     if not splits:

@@ -14,10 +14,11 @@ from kvtransfer.topology import Role
 from router.backlog import PrefillBacklog
 from router.pool_router import PoolRouter
 
-# Most decode-only steps that are simulated as one event. A batch changes long before.
-_MOST_STEPS = 1 << 20
+# Most decode-only steps that are simulated as one event. This is no limit in practice: a batch changes long before.
+_MOST_STEPS = 2**20
 
-# Called with the replica, requests with their first token, the time of that, and requests with their last token.
+# Called with the replica, the requests that got their first token, the time of these tokens, and the requests that got
+# their last token.
 OnTokens = Callable[["VirtualReplica", Sequence[ModelRequest], float, Sequence[ModelRequest]], None]
 
 
@@ -31,8 +32,13 @@ class VirtualReplica:
         card: its network card.
         on_tokens: called whenever requests got their first or last token.
         backlog: a decode replica's estimate of the prompts that wait at prefill replicas.
-        ongoing_requests: decode: from arrival to the last token; prefill: until the prompt is computed.
+        step: the work that the engine has begun, one step or several; ``None``: it is idle.
+        ongoing_requests: a decode replica counts a request from its arrival to its last token, a prefill replica until
+            its prompt is computed.
         unread_kv_requests: prompts whose KV decode has yet to pull from this replica.
+        local_prefill_tokens: tokens of the prompts that a decode replica computes itself, until their first tokens.
+        handoffs: number of prompts whose KV came from prefill and that have got their first token.
+        handoff_s: sum of their times from the end of prefill to the first token, seconds.
         on_empty: called once, when a draining replica is empty.
     """
 
@@ -54,6 +60,7 @@ class VirtualReplica:
     handoff_s: float = 0.0
     on_empty: Callable[[], None] | None = None
     is_dead: bool = False
+    # Number of the present step: it tells events of replaced steps from the event of this one.
     _step_number: int = 0
     # Time, busy seconds and SM-active seconds of the last report.
     _reported: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -64,18 +71,21 @@ class VirtualReplica:
         return not self.ongoing_requests and not self.unread_kv_requests
 
     def wake(self) -> None:
-        """Let a new request take part from the end of the step that has begun; an idle engine begins one now."""
+        """Let the engine take up a new request: an idle one now, a busy one at the end of the step that has begun."""
         step = self.step
         if step is None:
             self.step_began_s = self.clock.now_s
             self._plan()
-        elif (begun := step.begun_by(self.clock.now_s - self.step_began_s)) < step.steps:
+            return
+        begun = step.begun_by(self.clock.now_s - self.step_began_s)
+        if begun < step.steps:  # leave out the steps that have not begun
             self._begin(step.until(begun))
 
     def settle(self) -> None:
         """Bring the engine up to date with the steps that have ended."""
         step = self.step
         if step is not None and not step.chunks:
+            # The last step is left to the event at its end.
             ended = min(step.ended_by(self.clock.now_s - self.step_began_s), step.steps - 1)
             if ended:
                 self._advance(step, ended)
@@ -130,6 +140,7 @@ class VirtualReplica:
             self._plan()
 
     def _advance(self, step: Step, steps: int) -> None:
+        """Let the first ``steps`` steps of the present work pass."""
         first, ended = self.engine.apply(step, steps)
         first_s = self.step_began_s + step.first_s
         self.step_began_s += step.time_s(steps)

@@ -22,7 +22,8 @@ from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-# Time from the last arrival until unended requests are given up, seconds. The time of the longest answer is added.
+# Time from the last arrival until requests that have not ended are given up, seconds. The time of the longest answer is
+# added.
 _PATIENCE_S = 600.0
 # Time between two checks, after the last arrival, whether all requests have ended, seconds.
 _CHECK_S = 5.0
@@ -32,14 +33,14 @@ _MOST_REQUESTS = 20_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A trace, its objectives and its cluster, the same for every policy.
+    """A trace, the objectives of its requests, and a cluster; the same for every policy.
 
     Attributes:
         slos: the objectives of each request of the trace.
-        seed: breaks ties of the routers.
+        seed: of the random numbers with which routers break ties.
         warm_up_s: time at the start in which the first counts stay and nothing is measured, because engines are empty.
         link_frac, uplink_bytes_per_s, prefix_block_tokens: as in ``VirtualCluster``.
-        failures: happen under policies, but not in ``run_schedule``.
+        failures: replicas that die under policies, but not in ``run_schedule``.
     """
 
     trace: Sequence[TraceRequest]
@@ -61,7 +62,7 @@ class Scenario:
 
     @property
     def patience_s(self) -> float:
-        """Time from the last arrival until unended requests are given up, seconds."""
+        """Time from the last arrival until requests that have not ended are given up, seconds."""
         return _PATIENCE_S + max(
             request.output_tokens * slo.tpot_s for request, slo in zip(self.trace, self.slos, strict=True)
         )
@@ -93,9 +94,10 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The timeline of every request of a scenario, and all its replicas.
+    """One simulation of a scenario: the timeline of every request, and all replicas.
 
-    ``plans``: (seconds, plan) of a policy. ``pd_ratio``: the configured ratio; a plan's decision may have another one.
+    ``plans``: (seconds, plan) of each decision; empty without a policy. ``pd_ratio``: the configured ratio; a plan's
+    decision may have another one.
     """
 
     scenario: Scenario
@@ -111,7 +113,7 @@ class Run:
 
     @property
     def slos(self) -> Sequence[Slo]:
-        """The objectives of the measured requests."""
+        """The objectives of the measured requests, which are the last ones of the trace."""
         return self.scenario.slos[len(self.scenario.slos) - len(self.measured) :]
 
     @cached_property
@@ -130,9 +132,13 @@ class Run:
         return sum(self.fleet.gpu_hours(self.scenario.warm_up_s, self.scenario.end_s).values())
 
     def rank(self, least_frac: float) -> tuple[bool, float]:
-        """A sort key, the best first: fewest GPU-hours with at least this attainment, then highest attainment below."""
-        is_missed = self.attainment_frac < least_frac
-        return is_missed, -self.attainment_frac if is_missed else self.gpu_hours
+        """A sort key, the best run first.
+
+        Runs with at least this attainment come first, by rising GPU-hours. The others follow by falling attainment.
+        """
+        if self.attainment_frac < least_frac:
+            return True, -self.attainment_frac
+        return False, self.gpu_hours
 
 
 def scenario_of(
@@ -140,11 +146,11 @@ def scenario_of(
 ) -> Scenario:
     """A trace, with its rate scaled, on the cluster of a configuration.
 
-    A request's TTFT objective follows from its time on idle engines of the slowest group; another group may serve it.
+    A request's TTFT objective follows from its time on idle engines of the slowest group, whichever group serves it.
     ``seed``: chooses the copies of requests, and breaks the routers' ties.
 
     Raises:
-        ValueError: scaled, the trace has no requests, or too many.
+        ValueError: the scaled trace has no requests, or too many.
     """
     if (most := len(trace) * rate_scale) > _MOST_REQUESTS:
         raise ValueError(
@@ -170,16 +176,17 @@ def scenario_of(
 
 
 def _objectives(config: SimConfig, trace: Sequence[TraceRequest]) -> list[Slo]:
-    engines = [{role: group.pool(role).profile for role in Role} for group in config.groups]
-    link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s  # of every group
+    engines_by_group = [{role: group.pool(role).profile for role in Role} for group in config.groups]
+    # Links are the same in every group.
+    link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s
 
     @cache
     def slo(input_tokens: int) -> Slo:
         unloaded_s = max(
             unloaded_ttft_s(
-                input_tokens, each, config.router, link_frac=link_frac, uplink_bytes_per_s=uplink_bytes_per_s
+                input_tokens, engines, config.router, link_frac=link_frac, uplink_bytes_per_s=uplink_bytes_per_s
             )
-            for each in engines
+            for engines in engines_by_group
         )
         ttft_s = max(config.slo.ttft_least_s, config.slo.ttft_unloaded_factor * unloaded_s)
         return Slo(ttft_s=ttft_s, tpot_s=config.slo.tpot_s)
@@ -220,11 +227,11 @@ def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[Pool
 
 
 def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, int]) -> Run:
-    """As ``run_policy``; ``serve``: a shell on the scenario's cluster that has not started."""
+    """As ``run_policy``; ``serve``: has a controller and the scenario's cluster, and has not started."""
     serve.start(counts)
-    first = next(iter(scenario.pools)).group
+    first_group = next(iter(scenario.pools)).group
     for each in scenario.failures:
-        serve.cluster.at(each.at_s, serve.fail, PoolKey(each.group or first, each.role), each.replicas)
+        serve.cluster.at(each.at_s, serve.fail, PoolKey(each.group or first_group, each.role), each.replicas)
     _run(scenario, serve.cluster, serve.fleet)
     return Run(
         scenario=scenario,
@@ -235,19 +242,19 @@ def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, 
     )
 
 
-def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:
+def run_schedule(scenario: Scenario, schedule: Mapping[PoolKey, Sequence[tuple[float, int]]]) -> Run:
     """The run of a scenario with scheduled counts.
 
-    ``steps``: by pool, (seconds, ready replicas from then on); the first of each pool is at 0.
+    ``schedule``: by pool, (seconds, ready replicas from then on); the first entry of each pool is at 0.
     """
     cluster = scenario.cluster()
     fleet = Fleet(cluster, scenario.pools, lambda: None)
 
     def route() -> None:
-        for key in steps:
+        for key in schedule:
             cluster.route(key, [life.replica_id for life in fleet.running(key)])
 
-    def step(key: PoolKey, count: int) -> None:
+    def change(key: PoolKey, count: int) -> None:
         missing = count - len(fleet.running(key))
         if missing > 0:
             # A new replica is ready now, and its GPUs count from one start before.
@@ -256,10 +263,10 @@ def run_schedule(scenario: Scenario, steps: Mapping[PoolKey, Sequence[tuple[floa
             fleet.scale(key, count)
         route()
 
-    for key, ((_, first), *later) in steps.items():
+    for key, ((_, first), *later) in schedule.items():
         fleet.begin(key, first)
         for at_s, count in later:
-            cluster.at(at_s, step, key, count)
+            cluster.at(at_s, change, key, count)
     route()
     _run(scenario, cluster, fleet)
     return Run(scenario=scenario, records=cluster.records(), fleet=fleet)

@@ -1,4 +1,4 @@
-"""Serve and the live policy's shell around the controller, by a virtual clock: reports, ticks, routing (pure)."""
+"""The virtual counterpart of Ray Serve and of ``ray_policy``: it ticks the controller and follows its plans (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from router.membership import routable
 
 
 class VirtualServe:
-    """The shell between a controller and a virtual cluster; ``start`` it before the cluster runs."""
+    """Stands between a controller and a virtual cluster; ``start`` it before the cluster runs."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class VirtualServe:
         *,
         decides_from_s: float = 0.0,
     ) -> None:
-        """A shell that has not started.
+        """It has not started, and has no replicas.
 
         ``decides_from_s``: before this time (s) the counts do not change, and all first replicas serve at any ratio.
         """
@@ -32,6 +32,7 @@ class VirtualServe:
         self.fleet = Fleet(cluster, pools, self._decide)
         self.plans: list[tuple[float, Plan]] = []
         self._decides_from_s = decides_from_s
+        # The controller that ticks: until decides_from_s a paused one, whose gate keeps no replica out of routing.
         gate = controller.config.gate.model_copy(update={"is_enabled": False})
         self._acting_controller = Controller(controller.config.model_copy(update={"is_paused": True, "gate": gate}))
         self._targets = {key: pool.lowest_replicas for key, pool in pools.items()}
@@ -62,7 +63,7 @@ class VirtualServe:
         now_s = self.cluster.now_s
         plan = self._acting_controller.tick(self._snapshot())
         self._state = plan.state
-        # The plans are without the policy's memory, which would fill a gigabyte in three days.
+        # The recorded plans lack the policy's memory, which would fill a gigabyte in three days of a trace.
         state, decision = replace(plan.state, memory={}), replace(plan.decision, memory=None)
         self.plans.append((now_s, replace(plan, state=state, decision=decision)))
         self._follow(plan)
@@ -103,6 +104,7 @@ class VirtualServe:
         self._route(frozenset(plan.admitted))
 
     def _route(self, admitted: frozenset[str] | None) -> None:
+        """Route requests to the running replicas that a plan admits; ``None``: there is no plan, so to all."""
         for key in self.fleet.pools:
             names = [life.replica_id for life in self.fleet.running(key)]
             self.cluster.route(key, routable(names, admitted))

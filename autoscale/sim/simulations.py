@@ -1,4 +1,7 @@
-"""The simulations of a study: policies and bounds with every seed, in a pool of processes."""
+"""The simulations of a study: policies and bounds with every seed, in a pool of processes.
+
+For each seed the search for the oracle comes first: the policies begin with its first counts.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -55,14 +58,14 @@ def run_study(
 
 @dataclass(frozen=True, kw_only=True)
 class _BoundSimulations:
-    """The simulations of one seed's bounds that have started; the search of ``oracle`` has ended."""
+    """The bounds of one seed: the oracle, whose search has ended, and the simulations that have started."""
 
     oracle: OracleResult
     causal: Future[Bound]
     aggregated: Future[Result]
 
     def results(self) -> Bounds:
-        """The bounds, when the simulations have ended."""
+        """The bounds; waits for the simulations."""
         causal, static = self.causal.result(), self.oracle.static.result
         oracle = with_cheaper_run(self.oracle, causal)
         results = (oracle.result, causal.result, static, self.aggregated.result())
@@ -71,9 +74,10 @@ class _BoundSimulations:
 
 @dataclass(frozen=True, kw_only=True)
 class _SeedSimulations:
-    """The simulations of one seed that have started; ``bounds``: ``None`` with several groups.
+    """The simulations of one seed that have started.
 
-    ``policies``: by name, without the smallest fixed counts if no replica fails: their result is that of the bound.
+    ``bounds``: ``None``: there are several groups. ``policies``: runs by name. If no replica fails, the smallest fixed
+    counts are left out, since the bound has the same run.
     """
 
     seed: int
@@ -82,14 +86,14 @@ class _SeedSimulations:
     policies: Mapping[str, Future[Result]]
 
     def runs(self) -> list[tuple[str, Future[Any]]]:
-        """All simulations with the names that ``on_step`` gets."""
+        """All simulations, each with the name that ``on_step`` gets."""
         runs: list[tuple[str, Future[Any]]] = list(self.policies.items())
         if self.bounds is not None:
             runs += [("causal bound", self.bounds.causal), ("aggregated", self.bounds.aggregated)]
         return runs
 
     def results(self, names: Sequence[str]) -> SeedResults:
-        """The results when all simulations have ended, with the policies in the order of ``names``."""
+        """The results, with the policies in the order of ``names``; waits for the simulations."""
         policies = {name: run.result() for name, run in self.policies.items()}
         bounds = None if self.bounds is None else self.bounds.results()
         if bounds is not None:
@@ -100,7 +104,7 @@ class _SeedSimulations:
 
 @dataclass(frozen=True, kw_only=True)
 class _Starter:
-    """Starts the simulations of a study; both methods return the rate scale and the simulations of each seed."""
+    """Starts the simulations of a study; both public methods return the rate scale and each seed's simulations."""
 
     config: SimConfig
     trace: Sequence[TraceRequest]
@@ -108,7 +112,7 @@ class _Starter:
     pool: Executor
 
     def start_groups(self, rate_scale: float | None, seeds: Sequence[int]) -> tuple[float, list[_SeedSimulations]]:
-        """Start the policies of every seed with several groups."""
+        """Start the policies of every seed, if there are several groups."""
         if rate_scale is None:
             self.config.check_one_group("--rate-scale auto")
         if any(is_smallest_static(self.config, name) for name in self.names):
@@ -122,33 +126,34 @@ class _Starter:
         return scale, started
 
     def start_with_oracle(self, rate_scale: float | None, seeds: Sequence[int]) -> tuple[float, list[_SeedSimulations]]:
-        """Start the bounds and policies of every seed with one group.
+        """Start the bounds and policies of every seed, if there is one group.
 
         The searches of later seeds begin at the oracle and the causal bound of the first seed.
         """
         config, trace, submit = self.config, self.trace, self.pool.submit
         first, *later = seeds
-        leading = submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
-        scale = leading.rate_scale
-        leading_causal = submit(find_causal, config, leading)
-        started = [self._start_seed(first, leading, leading_causal)]
+        first_oracle = submit(find_oracle, config, trace, rate_scale=rate_scale, seed=first).result()
+        scale = first_oracle.rate_scale
+        first_causal = submit(find_causal, config, first_oracle)
+        started = [self._start_seed(first, first_oracle, first_causal)]
         searches = {
-            submit(find_oracle, config, trace, rate_scale=scale, seed=seed, near=leading): seed for seed in later
+            submit(find_oracle, config, trace, rate_scale=scale, seed=seed, other_seed=first_oracle): seed
+            for seed in later
         }
         for search in as_completed(searches):
-            causal = submit(find_causal, config, search.result(), leading_causal.result())
+            causal = submit(find_causal, config, search.result(), first_causal.result())
             started.append(self._start_seed(searches[search], search.result(), causal))
         return scale, started
 
     def _start_seed(self, seed: int, oracle: OracleResult, causal: Future[Bound]) -> _SeedSimulations:
-        """Start the policies of one seed, and the aggregated engines."""
+        """Start the policies and the aggregated engines of one seed, whose oracle has been found."""
         config, pool, policies = self.config, self.pool, dict[str, Future[Result]]()
         aggregated = pool.submit(run_aggregated, config, oracle)
         scenario, smallest = oracle.scenario, oracle.static.fixed_counts
         for name in self.names:
             if not is_smallest_static(config, name):
                 policies[name] = pool.submit(run_named, config, name, scenario, oracle.first_counts)
-            elif config.failures:  # without failures, the search for the smallest counts has simulated them
+            elif config.failures:  # if no replica fails, the search for the smallest counts has simulated them
                 fixed = config.model_copy(update={"policies": {"static": {"policy": smallest}}})
                 counts = {key: smallest[str(key.role)] for key in scenario.pools}
                 policies[name] = pool.submit(run_named, fixed, name, scenario, counts)

@@ -1,4 +1,7 @@
-"""One split of GPUs between the roles: the highest rate that it serves, and its signals at that rate (pure)."""
+"""One split of GPUs between the roles: the highest rate that it serves, and its signals at that rate (pure).
+
+A split keeps the objectives at a rate if enough requests meet them. A signal is a figure that HeteroScale may scale by.
+"""
 
 import itertools
 import random
@@ -21,11 +24,12 @@ _RUN_S = 120.0
 _WARM_UP_S = 30.0
 # Fewest requests of a run.
 _LEAST_REQUESTS = 1500
-# Least simulated time of a run, as a multiple of an answer's time at the TPOT objective: decode fills slowly.
+# Least simulated time of a run, as a multiple of an answer's time at the TPOT objective. Decode's batch only becomes
+# full after such a time.
 _RUN_ANSWERS = 4.0
-# Least simulated time of the warm-up, as a multiple of the same time.
+# Least simulated time of the warm-up, as a multiple of an answer's time.
 _WARM_UP_ANSWERS = 2.0
-# From this number of requests on, a run may end before _RUN_S.
+# From this number of requests on, a run may end before _RUN_S, but not before _RUN_ANSWERS.
 _MANY_REQUESTS = 50_000
 # Number of bisections of the rate after which the search for it ends.
 _RATE_STEPS = 8
@@ -37,8 +41,8 @@ _RATE_FRAC = 0.01
 class PressurePoint:
     """The highest rate at which a split keeps the objectives; ``prefill`` is 0 for aggregated engines.
 
-    ``signals``: value of each signal of HeteroScale at that rate: tokens per second per replica, mean utilisation, or
-    median latency in seconds; ``None``: not observed.
+    ``signals``: value of each signal of HeteroScale at that rate, which is tokens per second per replica, mean
+    utilisation, or median latency in seconds; ``None``: not observed.
     """
 
     prefill: int
@@ -60,8 +64,9 @@ class SplitSimulator:
         outputs = [request.output_tokens for request in trace]
         # Mean time of an answer at its TPOT objective, weighted by tokens: decode spends most time on long answers.
         answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
-        self._least_s = _RUN_ANSWERS * answer_s
-        self._run_s = max(_RUN_S, self._least_s)
+        # Length of a run with _MANY_REQUESTS, and of other runs.
+        self._short_run_s = _RUN_ANSWERS * answer_s
+        self._run_s = max(_RUN_S, self._short_run_s)
         self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
         self._config = config
         self._trace = trace
@@ -73,6 +78,7 @@ class SplitSimulator:
         The search begins at ``likely_requests_per_s``; ``None``: at 1 request per second.
         """
         low, high = 0.0, likely_requests_per_s or 1.0
+        # Factor of the rate until it is too high; a likely rate needs smaller steps.
         factor = 1.25 if likely_requests_per_s else 2.0
         best: Run | None = None
         while self._are_objectives_kept(run := self.run(prefill, decode, high)):
@@ -100,25 +106,26 @@ class SplitSimulator:
     def run(self, prefill: int, decode: int, requests_per_s: float) -> Run:
         """Simulate a split at one rate; with 0 prefill replicas the engines are aggregated."""
         trace = self._arrivals(requests_per_s)
+        # A run that ends before _run_s has a shorter warm-up.
         warm_up_s = self._warm_up_frac * min(trace[-1].at_s, self._run_s)
         scenario = scenario_of(self._config.model_copy(update={"warm_up_s": warm_up_s}), trace, seed=self._seed)
         counts = {Role.PREFILL: prefill, Role.DECODE: decode}
-        steps = {key: [(0.0, counts[key.role])] for key in scenario.pools if counts[key.role]}
-        return run_schedule(scenario.limited_to(steps), steps)
+        schedule = {key: [(0.0, counts[key.role])] for key in scenario.pools if counts[key.role]}
+        return run_schedule(scenario.limited_to(schedule), schedule)
 
     def _arrivals(self, requests_per_s: float) -> list[TraceRequest]:
         """Requests of the trace at Poisson arrivals, as many as one run needs."""
         rng = random.Random(self._seed)
-        # Prompts that share blocks stay together; others are chosen one by one.
+        # Prompts that share blocks come in the trace's order, near each other; other requests are chosen at random.
         has_hash_ids = any(request.hash_ids for request in self._trace)
         random_requests = (rng.choice(self._trace) for _ in itertools.count())
         requests = _requests_in_order(self._trace, rng) if has_hash_ids else random_requests
-        arrivals, at_s = list[TraceRequest](), 0.0
-        while len(arrivals) < _LEAST_REQUESTS or at_s < (
-            self._run_s if len(arrivals) < _MANY_REQUESTS else self._least_s
-        ):
+        arrivals, at_s, needed_s = list[TraceRequest](), 0.0, self._run_s
+        while len(arrivals) < _LEAST_REQUESTS or at_s < needed_s:
             at_s += rng.expovariate(requests_per_s)
             arrivals.append(replace(next(requests), at_s=at_s))
+            if len(arrivals) >= _MANY_REQUESTS:
+                needed_s = self._short_run_s
         return arrivals
 
 
@@ -127,11 +134,12 @@ def _requests_in_order(trace: Sequence[TraceRequest], rng: random.Random) -> Ite
 
     Each round through the trace has its own block ids: its prompts share no blocks with other rounds.
     """
-    block_ids = 1 + max(max(request.hash_ids, default=0) for request in trace)
+    ids_per_round = 1 + max(max(request.hash_ids, default=0) for request in trace)
     for number in itertools.count(rng.randrange(len(trace))):
-        turn, index = divmod(number, len(trace))
+        round_number, index = divmod(number, len(trace))
         request = trace[index]
-        yield replace(request, hash_ids=tuple([block + turn * block_ids for block in request.hash_ids]))
+        first_id = round_number * ids_per_round
+        yield replace(request, hash_ids=tuple([block + first_id for block in request.hash_ids]))
 
 
 def signals_of(run: Run) -> dict[Signal, float | None]:

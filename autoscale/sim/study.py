@@ -1,4 +1,4 @@
-"""A comparison of policies with bounds, with several seeds: its figures, and what its reader must know (pure)."""
+"""A study: policies compared with bounds, with several seeds; its figures, and what its reader must know (pure)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from autoscale.sim.config import BOUNDS, SimConfig
 from autoscale.sim.outcome import Result
 from autoscale.sim.scenario import Scenario
 
-# Bounds whose counts are searched until enough requests meet their objectives.
+# Bounds whose counts are searched until enough requests meet their objectives: all but ``aggregated``.
 _SEARCHED_BOUNDS = BOUNDS[:3]
-# Probability that an interval contains the true mean.
+# Probability with which an interval contains the true mean.
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds of one seed; ``results``: their runs, by the names in ``BOUNDS``."""
+    """The bounds of one seed; ``results``: the figures of their runs, by the names in ``BOUNDS``."""
 
     oracle: OracleResult
     causal: Bound
@@ -35,7 +35,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedResults:
-    """The results with one seed: ``policies`` by name, and ``bounds``, which are ``None`` with several groups."""
+    """The results with one seed: ``policies`` by name, and ``bounds``; ``None``: there are several groups."""
 
     seed: int
     scenario: Scenario
@@ -47,7 +47,11 @@ class SeedResults:
 class Study:
     """A comparison on one trace, and its results.
 
-    ``names``: names of the policies. ``requests``, ``impossible_requests``: of the trace before its rate is scaled.
+    Attributes:
+        names: names of the policies.
+        seeds: results of each seed.
+        requests: requests of the trace before its rate is scaled.
+        impossible_requests: those of them that cannot meet their TPOT objective on any engine.
     """
 
     config: SimConfig
@@ -59,9 +63,9 @@ class Study:
 
     @property
     def beat_the_oracle(self) -> list[str]:
-        """Policies that attain enough with fewer GPU-hours than the oracle; if there are any, its search has failed."""
+        """Policies that beat the oracle with any seed (``OracleResult.is_beaten_by``): the search for it has failed."""
         pairs = [(seed.bounds.oracle, seed.policies) for seed in self.seeds if seed.bounds is not None]
-        return [name for name in self.names if any(oracle.is_beaten_by(runs[name]) for oracle, runs in pairs)]
+        return [name for name in self.names if any(oracle.is_beaten_by(results[name]) for oracle, results in pairs)]
 
     @property
     def flags(self) -> list[str]:
@@ -95,7 +99,7 @@ class Study:
         return least_frac(self.config, self.seeds[0].scenario)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """A policy's figures, one row for each seed; GPU-hours also as multiples of those of two bounds."""
+        """A policy's figures, one row for each seed; see ``_row``."""
         return [_row(seed, seed.policies[name]) for seed in self.seeds]
 
     @property
@@ -110,7 +114,7 @@ class Study:
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of every figure over seeds."""
+    """The mean of every figure over the rows of all seeds."""
     return {name: _mean([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -135,16 +139,21 @@ def is_smallest_static(config: SimConfig, name: str) -> bool:
 
 
 def _row(seed: SeedResults, result: Result) -> dict[str, Any]:
+    """The figures of a run, and its GPU-hours as multiples of those of the oracle and of the causal bound.
+
+    A multiple is ``None`` if the bound has too many misses: beside such a bound every policy would look dear.
+    """
     row = asdict(result.outcome)
     for name in ("oracle", "causal_bound"):
-        over = None  # beside a bound with too many misses, policies would look dear
+        multiple = None
         if seed.bounds is not None and seed.bounds.is_attained(name):
-            over = result.outcome.gpu_hours / seed.bounds.results[name].outcome.gpu_hours
-        row[f"gpu_hours_over_{name}"] = over
+            multiple = result.outcome.gpu_hours / seed.bounds.results[name].outcome.gpu_hours
+        row[f"gpu_hours_over_{name}"] = multiple
     return row
 
 
 def _mean(values: Sequence[Any]) -> Any:
+    """The mean of the observed values, for dictionaries name by name; the value of a single seed stays as it is."""
     observed = [value for value in values if value is not None]
     if not observed:
         return None

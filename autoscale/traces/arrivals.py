@@ -17,6 +17,10 @@ class _Rate(StrictConfig):
         """Requests per second at each time ``at_s`` of a trace of this duration, and an upper bound of all rates."""
         return self._at(at_s, duration_s)
 
+    def bound(self, duration_s: float) -> float:
+        """An upper bound of all rates in a trace of this duration, requests per second."""
+        return self._at(np.zeros(1), duration_s)[1]
+
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
         raise NotImplementedError
 
@@ -59,7 +63,7 @@ class StairsRateConfig(_Rate):
 
 
 class SpikesRateConfig(_Rate):
-    """A base rate, and another rate in spikes at regular distances."""
+    """A base rate, and another rate in spikes at regular intervals."""
 
     kind: Literal["spikes"] = "spikes"
     base_requests_per_s: PerSecond
@@ -76,8 +80,8 @@ class SpikesRateConfig(_Rate):
 
     def _at(self, at_s: Floats, duration_s: float) -> tuple[Floats, float]:
         is_spike = (at_s >= self.first_s) & ((at_s - self.first_s) % self.every_s < self.spike_s)
-        levels = (self.spike_requests_per_s, self.base_requests_per_s)
-        return np.where(is_spike, *levels), max(levels)
+        spike, base = self.spike_requests_per_s, self.base_requests_per_s
+        return np.where(is_spike, spike, base), max(spike, base)
 
 
 class SineRateConfig(_Rate):
@@ -100,11 +104,11 @@ class SineRateConfig(_Rate):
 
 
 class CurveRateConfig(_Rate):
-    """Straight lines through rates at equal distances, repeated: such as a day from the rates of its 24 hours."""
+    """Straight lines between rates at equal intervals, repeated: for example a day, from the rates of its 24 hours."""
 
     kind: Literal["curve"] = "curve"
     points_requests_per_s: tuple[PerSecond, ...] = Field(
-        min_length=2, description="Rates at equal distances, the first at 0 s."
+        min_length=2, description="Rates at equal intervals, the first at 0 s."
     )
     period_s: float = Field(86_400.0, gt=0.0, description="Time until the first point is repeated, seconds.")
 
@@ -121,15 +125,18 @@ class _Arrivals(StrictConfig):
 
     def draws(self, duration_s: float) -> float:
         """Mean number of arrivals that a sample draws before thinning."""
-        return self.rate.at(np.zeros(1), duration_s)[1] * duration_s
+        return self.rate.bound(duration_s) * duration_s
 
     def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
         """Arrivals in seconds, in order, from 0 to the duration, by thinning (Lewis & Shedler 1979, algorithm 1)."""
         return self._thinned(duration_s, rng, np.zeros(1), np.ones(1))
 
     def _thinned(self, duration_s: float, rng: np.random.Generator, starts_s: Floats, factors: Floats) -> Floats:
-        """Arrivals at the rate times a factor; each of ``factors`` begins at one of ``starts_s``."""
-        bound = self.rate.at(np.zeros(1), duration_s)[1] * float(factors.max())
+        """Arrivals at the rate times a factor; each of ``factors`` holds from the same place of ``starts_s`` on.
+
+        Thinning draws arrivals at a constant rate, the bound. Each stays with the probability rate / bound.
+        """
+        bound = self.rate.bound(duration_s) * float(factors.max())
         at_s = np.sort(rng.uniform(0.0, duration_s, rng.poisson(bound * duration_s)))
         rates = self.rate.at(at_s, duration_s)[0] * factors[np.searchsorted(starts_s, at_s, side="right") - 1]
         arrivals: Floats = at_s[rng.uniform(0.0, bound, len(at_s)) < rates]
@@ -143,7 +150,7 @@ class PoissonConfig(_Arrivals):
 
 
 class MmppStateConfig(StrictConfig):
-    """A hidden state of the load; its times are exponentially distributed."""
+    """A hidden state of the load; the time that it lasts is exponentially distributed."""
 
     rate_factor: float = Field(ge=0.0, description="Multiplies the rate while the state lasts.")
     mean_sojourn_s: float = Field(gt=0.0, description="Mean time in the state, seconds.")
@@ -152,26 +159,32 @@ class MmppStateConfig(StrictConfig):
 class MmppConfig(_Arrivals):
     """A Markov-modulated Poisson process: the rate changes with a hidden state, which makes bursts.
 
-    After a state all others are equally likely. The first state is drawn by mean times, so the process is stationary.
+    After each state all other states are equally likely. The first state is drawn in proportion to the mean times, so
+    that the process is stationary.
     """
 
     kind: Literal["mmpp"] = "mmpp"
     states: tuple[MmppStateConfig, ...] = Field(min_length=2)
 
     def draws(self, duration_s: float) -> float:
-        """Mean number of arrivals that a sample draws before thinning, or of states if that is more."""
+        """Mean number of arrivals that a sample draws before thinning, or of changes of state if these are more."""
         requests = super().draws(duration_s) * max(state.rate_factor for state in self.states)
-        return max(requests, duration_s * len(self.states) / sum(state.mean_sojourn_s for state in self.states))
+        changes = duration_s * len(self.states) / sum(state.mean_sojourn_s for state in self.states)
+        return max(requests, changes)
 
     def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
         """Arrivals in seconds, in order, from 0 to the duration."""
-        means = np.array([state.mean_sojourn_s for state in self.states])
-        state, end_s = int(rng.choice(len(means), p=means / means.sum())), 0.0
-        starts_s, states = [np.zeros(1)], [np.array([state])]
-        while end_s < duration_s:
-            states.append((state + np.cumsum(rng.integers(1, len(means), size=1024))) % len(means))
-            sojourns_s = rng.exponential(means[np.append(state, states[-1][:-1])])
-            starts_s.append(end_s + np.cumsum(sojourns_s))
-            state, end_s = int(states[-1][-1]), float(starts_s[-1][-1])
+        means_s = np.array([state.mean_sojourn_s for state in self.states])
+        last, last_start_s = int(rng.choice(len(means_s), p=means_s / means_s.sum())), 0.0
+        # Indices of the states that the process takes one after another, and their starts; 1024 are drawn at once.
+        indices, starts_s = [np.array([last])], [np.zeros(1)]
+        while last_start_s < duration_s:
+            # From 1 to n - 1 places further in a circle: each of the other states is equally likely.
+            following = (last + np.cumsum(rng.integers(1, len(means_s), size=1024))) % len(means_s)
+            # Each of them begins when the state before it ends.
+            sojourns_s = rng.exponential(means_s[np.append(last, following[:-1])])
+            indices.append(following)
+            starts_s.append(last_start_s + np.cumsum(sojourns_s))
+            last, last_start_s = int(following[-1]), float(starts_s[-1][-1])
         factors = np.array([state.rate_factor for state in self.states])
-        return self._thinned(duration_s, rng, np.concatenate(starts_s), factors[np.concatenate(states)])
+        return self._thinned(duration_s, rng, np.concatenate(starts_s), factors[np.concatenate(indices)])

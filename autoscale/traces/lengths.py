@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 from autoscale.traces.arrivals import Floats
 from kvtransfer.strict_config import StrictConfig
 
-# Longest length, tokens. It is beyond every model's context.
+# Longest length, tokens: longer than every model's context.
 _MOST_TOKENS = 10_000_000
-# Least share of draws within the bounds: lengths outside them are drawn again.
+# Lengths outside their bounds are drawn again. So bounds with less than this share of all lengths inside are refused:
+# drawing would take too long.
 _LEAST_INSIDE_FRAC = 0.01
 
 
@@ -24,7 +25,7 @@ class ConstantLengthConfig(StrictConfig):
     tokens: int = Field(ge=1, le=_MOST_TOKENS)
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """``count`` times the length, tokens."""
+        """An array with ``count`` times the length, tokens."""
         return np.full(count, float(self.tokens))
 
 
@@ -57,10 +58,10 @@ class _Bounded(StrictConfig):
 
 
 class LognormalLengthConfig(_Bounded):
-    """Lengths with a normal logarithm; a length outside the bounds is drawn again."""
+    """Lengths whose logarithm is normally distributed; a length outside the bounds is drawn again."""
 
     kind: Literal["lognormal"] = "lognormal"
-    median_tokens: float = Field(gt=0.0, description="Median without bounds.")
+    median_tokens: float = Field(gt=0.0, description="Median of all lengths, before the bounds.")
     sigma: float = Field(gt=0.0, le=5.0, description="Standard deviation of the natural logarithm.")
 
     def _share_below(self, tokens: float) -> float:
@@ -71,11 +72,11 @@ class LognormalLengthConfig(_Bounded):
 
 
 class NormalLengthConfig(_Bounded):
-    """Normal lengths; a length outside the bounds is drawn again."""
+    """Normally distributed lengths; a length outside the bounds is drawn again."""
 
     kind: Literal["normal"] = "normal"
-    mean_tokens: float = Field(gt=0.0, description="Mean without bounds.")
-    deviation_tokens: float = Field(gt=0.0, description="Standard deviation without bounds.")
+    mean_tokens: float = Field(gt=0.0, description="Mean of all lengths, before the bounds.")
+    deviation_tokens: float = Field(gt=0.0, description="Standard deviation before the bounds.")
 
     def _share_below(self, tokens: float) -> float:
         return NormalDist(self.mean_tokens, self.deviation_tokens).cdf(tokens)
@@ -100,9 +101,12 @@ class ParetoLengthConfig(StrictConfig):
         return self
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
-        """``count`` random lengths, tokens, by inversion: x = L / (1 - u (1 - (L / H)^alpha))^(1 / alpha)."""
-        cut = 1.0 - (self.lowest_tokens / self.highest_tokens) ** self.alpha
-        lengths: Floats = self.lowest_tokens * (1.0 - rng.random(count) * cut) ** (-1.0 / self.alpha)
+        """``count`` random lengths, tokens, by inversion: x = L / (1 - u (1 - (L / H)^alpha))^(1 / alpha).
+
+        L and H are the lowest and the highest length; u is uniform from 0 to 1.
+        """
+        below_highest = 1.0 - (self.lowest_tokens / self.highest_tokens) ** self.alpha  # the share without a bound
+        lengths: Floats = self.lowest_tokens * (1.0 - rng.random(count) * below_highest) ** (-1.0 / self.alpha)
         return lengths
 
 

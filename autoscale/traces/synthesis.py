@@ -16,13 +16,14 @@ from autoscale.traces.lengths import SeparateLengthsConfig
 from autoscale.traces.trace import TraceRequest, load_trace
 from kvtransfer.strict_config import StrictConfig
 
-# Most requests of a trace. Two numbers are drawn for each, together 160 MB.
+# Most requests that may be drawn for a trace. Each needs two numbers: together 160 MB.
 _MOST_REQUESTS = 10_000_000
-# Fields with several kinds. In pydantic's place of a fault, the kind follows each of them.
+# Fields with several kinds. Where pydantic names the place of a fault, it adds the kind after each of these fields.
 _UNIONS = ("arrivals", "rate", "lengths", "input_tokens", "output_tokens")
 
 
 def _loaded(value: Any) -> Any:
+    """The trace at a path; any other value is left to pydantic."""
     return load_trace(Path(value)) if isinstance(value, str | Path) else value
 
 
@@ -30,6 +31,7 @@ class TraceLengthsConfig(StrictConfig):
     """Both lengths of random requests of another trace; their times and prefixes are not used."""
 
     kind: Literal["trace"] = "trace"
+    # SkipValidation: ``load_trace`` has already checked each request.
     trace: Annotated[tuple[TraceRequest, ...], SkipValidation, BeforeValidator(_loaded)] = Field(
         description="File of the other trace, relative to the configuration's file."
     )
@@ -51,7 +53,8 @@ class WorkloadConfig(StrictConfig):
     def _check_size(self) -> Self:
         if (draws := self.arrivals.draws(self.duration_s)) > _MOST_REQUESTS:
             raise ValueError(
-                f"{draws:,.0f} requests or states, more than {_MOST_REQUESTS:,}: lower duration_s or the highest rate"
+                f"{draws:,.0f} requests or changes of state, more than {_MOST_REQUESTS:,}: lower duration_s or the "
+                "highest rate"
             )
         return self
 
@@ -66,8 +69,9 @@ class WorkloadConfig(StrictConfig):
             return cls.model_validate(document)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            loc = zip(("", *first["loc"]), first["loc"], strict=False)
-            field = ".".join(str(part) for before, part in loc if before not in _UNIONS)
+            place = first["loc"]
+            is_kind = [False, *(part in _UNIONS for part in place)]  # a kind stands after its field
+            field = ".".join(str(part) for part, skipped in zip(place, is_kind, strict=False) if not skipped)
             message = first["msg"].removeprefix("Value error, ")
             got = f", got {first['input']!r:.80}" if isinstance(first["input"], int | float | str) else ""
             raise ValueError(f"{where}: {field + ': ' if field else ''}{message}{got}") from None
@@ -92,10 +96,11 @@ def synthesize(config: WorkloadConfig, rng: np.random.Generator) -> tuple[TraceR
     Arrivals are drawn before lengths, so the times do not depend on the lengths.
     """
     times_s = np.round(config.arrivals.sample(config.duration_s, rng), 6)
+    times_s = np.minimum(times_s, config.duration_s)  # the last one may have been rounded up
     pairs = config.lengths.sample(len(times_s), rng)
     return tuple(
         TraceRequest(at_s=at_s, input_tokens=prompt, output_tokens=output)
-        for at_s, (prompt, output) in zip(np.minimum(times_s, config.duration_s).tolist(), pairs, strict=True)
+        for at_s, (prompt, output) in zip(times_s.tolist(), pairs, strict=True)
     )
 
 

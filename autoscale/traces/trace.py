@@ -20,18 +20,18 @@ _COLUMNS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     _HASHES: (lambda text: tuple(map(int, text.split())), "whole numbers with spaces between"),
 }
 _REQUIRED = tuple(name for name in _COLUMNS if name != _HASHES)
-# Longest time between a request and a copy of it, before or after, seconds.
+# A copy of a request arrives at most this long before or after it, seconds.
 _SPREAD_S = 30.0
-# A copy has the lengths of a random request: at most this many places before or after the original.
-_NEARBY = 64
+# A copy has the lengths of another request, which is at most this number of places before or after the original.
+_NEARBY_PLACES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
     """One request; ``at_s``: its arrival, seconds from the start of the trace.
 
-    ``hash_ids``: one for each block of the prompt, equal if the block and all before it are equal; empty: not known.
-    ``line``: its line in the file, for messages.
+    ``hash_ids``: one for each block of the prompt; empty: not known. Two prompts have the same id at a place if they
+    are equal up to the end of this block. ``line``: its line in the file, for messages.
     """
 
     at_s: float
@@ -68,7 +68,7 @@ def load_trace(path: Path) -> tuple[TraceRequest, ...]:
 def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
     rows = iter(rows)
     header = [name.strip() for name in next(rows, [])]
-    expected = f"expected {', '.join(_REQUIRED)}, and may be {_HASHES}"
+    expected = f"expected {', '.join(_REQUIRED)}, and optionally {_HASHES}"
     if not header:
         raise ValueError(f"{path}: it is empty: {expected} in its first line")
     for name in _REQUIRED:
@@ -76,8 +76,8 @@ def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
             raise ValueError(f"{path}: line 1: no column {name} in {','.join(header)!r:.80}: {expected}")
     for name in _COLUMNS:
         if header.count(name) > 1:
-            raise ValueError(f"{path}: line 1: {header.count(name)} columns {name}: leave one of them")
-    places = {name: header.index(name) for name in _COLUMNS if name in header}
+            raise ValueError(f"{path}: line 1: {header.count(name)} columns {name}: keep one of them")
+    columns = {name: header.index(name) for name in _COLUMNS if name in header}
     requests: list[TraceRequest] = []
     for number, row in enumerate(rows, start=2):
         if not row:
@@ -85,25 +85,26 @@ def _requests(rows: Iterable[Sequence[str]], path: Path) -> list[TraceRequest]:
         try:
             if len(row) != len(header):
                 raise ValueError(f"{len(row)} values for {len(header)} columns")
-            requests.append(_request(row, places, number, requests[-1].at_s if requests else None))
+            requests.append(_request(row, columns, number, requests[-1].at_s if requests else None))
         except ValueError as error:
             raise ValueError(f"{path}: line {number}: {error}") from None
     return requests
 
 
-def _request(row: Sequence[str], places: Mapping[str, int], line: int, before_s: float | None) -> TraceRequest:
+def _request(row: Sequence[str], columns: Mapping[str, int], line: int, before_s: float | None) -> TraceRequest:
+    """The request of a row; ``columns``: index of each column by name; ``before_s``: time of the row before."""
     values: dict[str, Any] = {}
-    for name, place in places.items():
+    for name, index in columns.items():
         read, expected = _COLUMNS[name]
         try:
-            values[name] = read(row[place])
+            values[name] = read(row[index])
         except ValueError:
-            raise ValueError(f"{name} is {row[place]!r:.80}: expected {expected}") from None
+            raise ValueError(f"{name} is {row[index]!r:.80}: expected {expected}") from None
     at_s, hash_ids = values["timestamp_s"], values.get(_HASHES, ())
     is_backwards = before_s is not None and at_s < before_s
     if is_backwards or not 0.0 <= at_s < math.inf:
         why = "time runs backwards" if is_backwards else "expected seconds from the start, 0 or more"
-        raise ValueError(f"timestamp_s is {row[places['timestamp_s']]:.80}: {why}")
+        raise ValueError(f"timestamp_s is {row[columns['timestamp_s']]:.80}: {why}")
     if min(hash_ids, default=0) < 0:
         raise ValueError(f"{_HASHES} has {min(hash_ids)}: expected 0 or more")
     for name in ("input_tokens", "output_tokens"):
@@ -126,7 +127,7 @@ def scale_trace(
     max_total_tokens: int | None = None,
     limit: int | None = None,
 ) -> tuple[TraceRequest, ...]:
-    """The first ``limit`` requests with other times and lengths; a prompt of another length has no ``hash_ids``.
+    """The first ``limit`` requests with scaled times and lengths; a prompt whose length changes loses its ``hash_ids``.
 
     ``time_factor`` multiplies arrival times. ``length_factor`` multiplies both lengths, which stay at least 1. A prompt
     is cut so that prompt and output together fit into ``max_total_tokens``.
@@ -150,7 +151,7 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
     Each request becomes ``factor`` requests on average: itself, and copies at most half a minute earlier or later, each
     with the lengths of a request nearby. So the curve over minutes stays, and bursts within seconds do not grow with
     the factor. Above a factor of 60, copies are spread over more time: else one heavy user would become hundreds at
-    once. With ``hash_ids`` a copy has its original's lengths, and each copy of the trace has its own blocks.
+    once. If a request has ``hash_ids``, its copies have its own lengths, and ids that no other copy has.
 
     Raises:
         ValueError: the factor is not above 0.
@@ -158,28 +159,33 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
     if not 0.0 < factor < math.inf:
         raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
     last_s = requests[-1].at_s
-    spread_s = max(_SPREAD_S, factor / 2)
-    block_ids = 1 + max(max(request.hash_ids, default=0) for request in requests)
+    spread_s = max(_SPREAD_S, factor / 2)  # on average at most one copy of a request in each second
+    id_count = 1 + max(max(request.hash_ids, default=0) for request in requests)
     scaled: list[TraceRequest] = []
     for index, request in enumerate(requests):
-        count = math.floor(factor) + (rng.random() < factor % 1.0)
+        is_one_more = rng.random() < factor % 1.0
+        count = math.floor(factor) + (1 if is_one_more else 0)
         if count:
             scaled.append(request)
         for copy in range(1, count):
             nearby = request
             if not request.hash_ids:
-                nearby = requests[min(len(requests) - 1, max(0, index + rng.randint(-_NEARBY, _NEARBY)))]
-            at_s = _inside(rng.uniform(request.at_s - spread_s, request.at_s + spread_s), last_s)
-            hash_ids = tuple([block + copy * block_ids for block in request.hash_ids])
+                place = index + rng.randint(-_NEARBY_PLACES, _NEARBY_PLACES)
+                nearby = requests[min(len(requests) - 1, max(0, place))]
+            at_s = _mirrored(rng.uniform(request.at_s - spread_s, request.at_s + spread_s), last_s)
+            hash_ids = tuple([block + copy * id_count for block in request.hash_ids])
             scaled.append(replace(nearby, at_s=at_s, hash_ids=hash_ids, line=None))
     return tuple(sorted(scaled, key=lambda request: request.at_s))
 
 
-def _inside(at_s: float, last_s: float) -> float:
-    """A time, mirrored at the end of the trace that it is beyond, so that the load stays level up to the ends."""
+def _mirrored(at_s: float, last_s: float) -> float:
+    """A time from 0 to ``last_s``: one before 0 or after ``last_s`` is mirrored there.
+
+    So the load does not fall towards the ends of the trace.
+    """
     if last_s <= 0.0:
         return 0.0
-    folded = at_s % (2 * last_s)
+    folded = at_s % (2 * last_s)  # to be mirrored at both ends moves a time by this period
     return min(folded, 2 * last_s - folded)
 
 

@@ -1,8 +1,13 @@
 """The coordinator of an application: the state of the control plane that must survive a restart of Serve's controller.
 
-One actor per application; Serve starts, watches and ends it with the ingress deployment. It holds each service's
-configuration and its tuning, the controllers' states, the cordoned nodes, and the admitted replicas, which every router
-fetches. It writes the decision log. It decides nothing.
+One actor per application; Serve starts, watches and ends it with the ingress deployment. It holds:
+
+- each service's configuration, and its tuning: changes by ``tandem tune`` while the service runs;
+- the last plans of the autoscaling policy, with the controllers' states;
+- the cordoned nodes, on which no new replica starts;
+- the admitted replicas, which get requests; every router fetches them.
+
+It writes the decision log. It decides nothing.
 """
 
 import asyncio
@@ -16,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from pydantic import ValidationError
 from ray import serve
 
-# The module, not its objects: Serve copies this module by value, with the values of its globals.
+# The module and not its adapters: Serve copies this file's globals by value, and the adapters would be among them.
 from autoscale.decide import status
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.decision_log import config_line
@@ -50,11 +55,11 @@ _LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one o
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
-class _SizedService:
+class _AutoscaledService:
     """One autoscaled service: its deployed configuration, and the tuned one."""
 
     def __init__(self, base: AutoscaleConfig, pools: Pools, changes: Mapping[str, Any]) -> None:
-        self.base, self.pools, self.changes = base, pools, changes
+        self.base, self.pools, self.changes = base, pools, changes  # ``base``: as deployed
         self.config = tuned(base, changes, pools)
         self.why = "start"  # reason of the latest change, for the log
 
@@ -80,15 +85,15 @@ class Coordinator:
         for service in map(ServiceConfig.model_validate, services):
             assert service.autoscale is not None
             name, pools = service.model.id, service.pool_limits(self._topology)
-            self._services[name] = _SizedService(service.autoscale, pools, state.changes.get(name, {}))
-        self._version = state.version
+            self._services[name] = _AutoscaledService(service.autoscale, pools, state.changes.get(name, {}))
+        self._version = state.version  # of the settings
         self._cordoned = set(state.cordoned)
         self._cycle = state.cycle
-        self._synced_s = time.monotonic()
-        self._routes_version = 0
-        self._routes_changed = Bell()
+        self._synced_s = time.monotonic()  # time of the policy's last message
+        self._admitted_version = 0
+        self._admitted_changed = Bell()
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
-        self._woken = Bell()
+        self._awaited_changed = Bell()
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
@@ -102,8 +107,8 @@ class Coordinator:
         self._cycle = status.CYCLE.validate_python(cycle)
         self._synced_s = time.monotonic()
         if self._admitted() != before:
-            self._routes_version += 1
-            self._routes_changed.ring()
+            self._admitted_version += 1
+            self._admitted_changed.ring()
         if lines:
             self._store()
             await asyncio.to_thread(self._write, lines)
@@ -114,42 +119,42 @@ class Coordinator:
 
         Returns at once if the caller's version is old, otherwise after a change or ``_WATCH_S``.
         """
-        if version == self._routes_version:
-            await self._routes_changed.wait(_WATCH_S)
-        slowest_s = max(service.config.interval_s for service in self._services.values())
-        silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * slowest_s)
+        if version == self._admitted_version:
+            await self._admitted_changed.wait(_WATCH_S)
+        longest_interval_s = max(service.config.interval_s for service in self._services.values())
+        silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * longest_interval_s)
         if self._cycle is None or time.monotonic() - self._synced_s > silence_s:
-            return self._routes_version, None
-        return self._routes_version, self._admitted()
+            return self._admitted_version, None
+        return self._admitted_version, self._admitted()
 
     async def wake(self, service: str) -> None:
         """Note that requests wait for a service that sleeps."""
         is_new = service not in self._awaited()
         self._woken_s[service] = time.monotonic()
         if is_new:
-            self._woken.ring()
+            self._awaited_changed.ring()
 
     async def awaited(self, before: list[str]) -> list[str]:
-        """Services for which requests wait; if ``before`` has the same, waits for a change, at most ``_WATCH_S``."""
+        """Services for which requests wait. If ``before`` has the same, waits for a change, at most ``_WATCH_S``."""
         if sorted(before) == self._awaited():
-            await self._woken.wait(_WATCH_S)
+            await self._awaited_changed.wait(_WATCH_S)
         return self._awaited()
 
     async def tune(self, service: str, changes: dict[str, Any], why: str) -> str | None:
         """Change the configuration of a running service. Returns the error; ``None``: the change is accepted.
 
-        ``changes`` are nested as the configuration; empty ones restore the deployed configuration. ``why``: reason for
-        the log.
+        ``changes``: nested like the configuration; without any, the deployed configuration is restored. ``why``: reason
+        for the log.
         """
-        sized = self._services[service]
-        all_changes = merged(sized.changes, changes) if changes else {}
+        own = self._services[service]
+        all_changes = merged(own.changes, changes) if changes else {}
         try:
-            config = tuned(sized.base, all_changes, sized.pools)
+            config = tuned(own.base, all_changes, own.pools)
         except ValidationError as error:
             return explain(error)
         except ValueError as error:
             return str(error)
-        sized.config, sized.changes, sized.why = config, all_changes, why
+        own.config, own.changes, own.why = config, all_changes, why
         self._version += 1
         self._store()
         return None
@@ -177,7 +182,7 @@ class Coordinator:
             log_path=str(self._log_path),
             cordoned=tuple(sorted(self._cordoned)),
             topology=self._topology,
-            services={name: sized.status(plans.get(name)) for name, sized in self._services.items()},
+            services={name: service.status(plans.get(name)) for name, service in self._services.items()},
             nodes=None if cycle is None else cycle.nodes,
             places=None if cycle is None else cycle.places,
             policy_call_p99_s=None if cycle is None else cycle.policy_call_p99_s,
@@ -185,9 +190,11 @@ class Coordinator:
         )
 
     def _plans(self) -> Mapping[str, PlanRecord]:
+        """The latest plan of each service."""
         return {} if self._cycle is None else self._cycle.services
 
     def _admitted(self) -> dict[str, list[str]]:
+        """Running replicas that the plans admit, by pool."""
         admitted_by_pool: dict[str, list[str]] = {}
         for record in self._plans().values():
             admitted = frozenset(record.plan.admitted)
@@ -196,6 +203,7 @@ class Coordinator:
         return admitted_by_pool
 
     def _awaited(self) -> list[str]:
+        """Services for which requests wait, in order."""
         since_s = time.monotonic() - _WAKE_S
         return sorted(name for name, at_s in self._woken_s.items() if at_s > since_s)
 
@@ -203,8 +211,8 @@ class Coordinator:
         settings = Settings(
             version=self._version,
             services={
-                name: ServiceSettings(config=sized.config, pools=sized.pools, why=sized.why)
-                for name, sized in self._services.items()
+                name: ServiceSettings(config=service.config, pools=service.pools, why=service.why)
+                for name, service in self._services.items()
             },
             topology=self._topology,
             cordoned=frozenset(self._cordoned),
@@ -214,7 +222,7 @@ class Coordinator:
 
     def _store(self) -> None:
         state = CoordinatorState(
-            changes={name: sized.changes for name, sized in self._services.items()},
+            changes={name: service.changes for name, service in self._services.items()},
             version=self._version,
             cordoned=tuple(sorted(self._cordoned)),
             cycle=self._cycle,
@@ -228,7 +236,7 @@ class Coordinator:
             if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES:
                 self._log_path.replace(self._log_path.with_suffix(".1.jsonl"))
                 now_s, why = time.time(), "the log begins anew"
-                configs = [config_line(name, sized.config, now_s, why) for name, sized in self._services.items()]
+                configs = [config_line(name, service.config, now_s, why) for name, service in self._services.items()]
                 lines = [*configs, *lines]
             with self._log_path.open("a") as log:
                 log.writelines(f"{line}\n" for line in lines)

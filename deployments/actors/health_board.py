@@ -1,5 +1,8 @@
 """The health board: it counts the failures of replicas that all callers of an application observe, and ejects replicas.
 
+An ejected replica gets no requests for a while, and then a probe: one request that tests it. A suspected replica has
+failed lately (``router.ejection``).
+
 One actor per application; Serve starts, watches and ends it with the ingress deployment. It stores nothing: after its
 end three further failures eject a replica again, and callers retry these requests elsewhere anyway.
 """
@@ -26,7 +29,7 @@ class HealthBoard:
     def __init__(self, *, config: Mapping[str, Any]) -> None:
         self._outliers = Outliers(OutlierConfig.model_validate(config))
         self._view: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # ejected and suspected replicas
-        self._version = 0
+        self._version = 0  # of the view
         self._changed = Bell()
         key = board_key(serve.get_deployment_actor_context().app_name)
         name = ray.get_runtime_context().get_actor_name() or ""
@@ -40,11 +43,11 @@ class HealthBoard:
         self._update_view(now_s)
 
     async def probe(self, replica_id: str) -> bool:
-        """Whether the caller's next request tests an ejected replica; each test is granted to one caller."""
+        """Whether the caller's next request may test an ejected replica; each test is granted to one caller."""
         return self._outliers.probe(replica_id, time.monotonic())
 
     async def watch(self, pool: str, version: int) -> tuple[int, frozenset[str], frozenset[str], frozenset[str]]:
-        """The version, the ejected and the suspected replicas, and those of a pool that may be probed.
+        """The version, the ejected replicas, the suspected ones, and the ejected ones of a pool that may be probed.
 
         Returns at once if the caller's version is old (-1: it has none), otherwise after a change or some seconds.
         """

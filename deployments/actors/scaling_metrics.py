@@ -1,4 +1,8 @@
-"""The autoscaler's state as Prometheus gauges (pure)."""
+"""The autoscaler's state as Prometheus gauges (pure).
+
+A plan puts a running replica into one of these states: it is admitted and serves, it is held until the other role has
+caught up, it is withdrawn (out of service but may return), or it is a victim, which must stop.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -44,18 +48,19 @@ def pool_counts(last: PlanRecord) -> dict[PoolKey, dict[str, int]]:
     """Number of replicas in each state, by pool, after a decision."""
     plan = last.plan
     admitted, withdrawn, victims = set(plan.admitted), set(plan.withdrawn), set(plan.victims)
-    return {
-        key: {
+    counts: dict[PoolKey, dict[str, int]] = {}
+    for key in sorted(last.running, key=str):
+        ready = set(last.running[key])
+        counts[key] = {
             "wanted": plan.state.desired.get(key, 0),
             "target": plan.counts.get(key, 0),
-            "ready": len(names),
-            "serving": len(names & admitted),
-            "held": len(names - admitted - withdrawn - victims),
-            "withdrawn": len(names & withdrawn),
-            "draining": len((names & victims).union(last.draining.get(key, ()))),
+            "ready": len(ready),
+            "serving": len(ready & admitted),
+            "held": len(ready - admitted - withdrawn - victims),
+            "withdrawn": len(ready & withdrawn),
+            "draining": len((ready & victims).union(last.draining.get(key, ()))),
         }
-        for key, names in ((key, set(last.running[key])) for key in sorted(last.running, key=str))
-    }
+    return counts
 
 
 def serving_counts(pools: Mapping[PoolKey, Mapping[str, int]]) -> dict[Role, int]:
@@ -65,8 +70,10 @@ def serving_counts(pools: Mapping[PoolKey, Mapping[str, int]]) -> dict[Role, int
 
 def missing_s(plan: Plan, pool: PoolKey, now_s: float) -> float | None:
     """Time for which a pool has had fewer ready replicas than Serve's target, seconds; ``None``: it has enough."""
-    since = plan.state.missing_since_s.get(pool)
-    return None if since is None else max(0.0, now_s - since[0])
+    if (missing := plan.state.missing_since_s.get(pool)) is None:
+        return None
+    since_s, _ = missing
+    return max(0.0, now_s - since_s)
 
 
 def scaling_metrics(status: Status, now_s: float) -> list[Metric]:
@@ -89,7 +96,7 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
         for state, count in counts.items():
             yield "tandem_replicas", [key.group, key.role, state], count
         yield "tandem_replicas_missing_seconds", [key.group, key.role], missing_s(plan, key, now_s) or 0.0
-        until_s, _ = plan.state.capped.get(key, (now_s, 0))
+        until_s, _ = plan.state.capped.get(key, (now_s, 0))  # for a pool with room the time left is 0
         yield "tandem_replicas_no_room_retry_seconds", [key.group, key.role], max(0.0, until_s - now_s)
     for role in Role:
         yield "tandem_replicas_pending", [model, role], plan.pending.get(role, 0)

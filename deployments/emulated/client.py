@@ -1,4 +1,7 @@
-"""An emulated engine: the part of vLLM's ``AsyncLLM`` that Tandem uses, and its statistics."""
+"""An emulated engine: the part of vLLM's ``AsyncLLM`` that Tandem uses, and its statistics.
+
+Engine time is the time of its ``EngineModel``. It runs ``time_factor`` times as fast as the clock.
+"""
 
 import asyncio
 import time
@@ -21,21 +24,22 @@ from deployments.vllm_seam.engine_types import FinishReason, RequestStateStats
 from deployments.vllm_seam.worker_extension import METHOD_GPU, METHOD_UNREAD_KV
 
 DEFAULT_OUTPUT_TOKENS = 128  # length of an answer without max_tokens
-# Largest delay of steps that the engine makes up for, seconds of real time; time beyond it is lost.
+# After a late step the engine starts the next steps without a pause until it has caught up. It catches up at most this
+# delay, seconds of real time.
 _MOST_LATE_S = 0.25
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The output of one request; times are monotonic, and 0.0 until then."""
+    """The output of one request. Times are monotonic; 0.0: this has not happened yet."""
 
-    produced: int = 0  # output tokens of the engine
-    fresh: int = 0  # output tokens that ``generate`` has not yielded yet
+    produced: int = 0  # output tokens that the engine has produced
+    fresh: int = 0  # of these, tokens that ``generate`` has not yielded yet
     begun_s: float = 0.0  # start of the prefill
     first_s: float = 0.0  # first output token
     last_s: float = 0.0  # last output token
     due_s: float = 0.0  # earliest time of the next chunk
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # there is a chunk to yield
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # set: there is a chunk to yield
 
 
 class EmulatedStats:
@@ -44,7 +48,7 @@ class EmulatedStats:
     def __init__(self, model: EngineModel, time_factor: float) -> None:
         self._model = model
         self._time_factor = time_factor
-        self._last = (time.monotonic(), 0.0, 0.0)  # time of the last report, and the model's counters then
+        self._last = (time.monotonic(), 0.0, 0.0)  # at the last report: the time, ``busy_s`` and ``sm_active_s``
         self.on_step: Callable[[], None] | None = None
         self.max_running_requests = model.profile.max_running
         self.block_tokens = model.profile.block_tokens
@@ -65,7 +69,11 @@ class EmulatedStats:
         )
 
     def gpu_report(self) -> dict[str, float]:
-        """GPU utilisation (share of time in steps) and SM activity (share of the rooflines) since the last call."""
+        """GPU utilisation and SM activity since the last call, each 0..1.
+
+        Utilisation is the share of time in which steps run. SM activity is the share of time that these steps would
+        take at the hardware's limits (``EngineProfile.roofline_s``).
+        """
         now_s, counters = time.monotonic(), self._model.counters
         last_s, busy_s, active_s = self._last
         self._last = (now_s, counters.busy_s, counters.sm_active_s)
@@ -77,7 +85,7 @@ class EmulatedStats:
 
 
 class EmulatedClient:
-    """The part of vLLM's ``AsyncLLM`` that Tandem uses; steps of an ``EngineModel`` take their time by the clock."""
+    """The part of vLLM's ``AsyncLLM`` that Tandem uses: runs an ``EngineModel``'s steps, and waits while each lasts."""
 
     def __init__(self, profile: EngineProfile, config: EmulatorConfig, *, max_model_len: int) -> None:
         self.profile = profile
@@ -89,7 +97,7 @@ class EmulatedClient:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin_s = time.monotonic()
-        self._unread_until_s: list[float] = []  # engine time at which decode has pulled the KV, one for each prompt
+        self._unread_until_s: list[float] = []  # for each prompt, engine time at which decode has pulled its KV
 
     def start(self) -> None:
         """Start the engine's loop."""
@@ -110,10 +118,10 @@ class EmulatedClient:
             self._task.result()
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Accept every request: without room it waits."""
+        """Accept every request; one without room waits in the engine's queue."""
 
     async def open_output_side(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> "_OutputSide":
-        """The output side of a request that another engine began (``replicas.resumption``)."""
+        """The object that makes outputs from tokens, to continue a lost replica's request (``replicas.resumption``)."""
         return _OutputSide(request_id, sampling_params.max_tokens or DEFAULT_OUTPUT_TOKENS)
 
     def has_first(self, request_id: str) -> bool:
@@ -129,10 +137,13 @@ class EmulatedClient:
         return self._model.queued_prefill_tokens
 
     async def notify_kv_transfer_request_rejected(self, request_id: str, params: dict[str, Any]) -> None:
-        """Do nothing: KV for decode is freed after its time."""
+        """Do nothing: an emulated prefill engine counts KV as pulled after the time of a handoff."""
 
     async def collective_rpc(self, method: str, **_: Any) -> list[Any]:
-        """The answer of the only worker. Raises NotImplementedError: neither GPU figures nor unread KV."""
+        """The only worker's answer: GPU figures, or the number of prompts whose KV decode has yet to pull.
+
+        Raises NotImplementedError: another method.
+        """
         if method == METHOD_GPU:
             return [self.stats.gpu_report()]
         if method != METHOD_UNREAD_KV:
@@ -146,6 +157,8 @@ class EmulatedClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
         ids: Sequence[int] = prompt["prompt_token_ids"]
+        # A decode engine gets ``do_remote_prefill`` (another engine has computed the prompt), a prefill engine
+        # ``do_remote_decode`` (another engine will pull the KV).
         transfer = (sampling_params.extra_args or {}).get("kv_transfer_params") or {}
         handoff_s = self.profile.handoff.seconds_for(len(ids))
         request = ModelRequest(
@@ -158,23 +171,22 @@ class EmulatedClient:
         self._model.add(request)
         stream = self._streams[request] = _Stream()
         self._work.set()
-        metrics = RequestStateStats(arrival_time=time.time())
-        is_whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
-        produced = 0
+        metrics = RequestStateStats(arrival_time=time.time())  # wall clock, as in vLLM; its other times are monotonic
+        is_in_one_piece = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        yielded = 0  # output tokens
         try:
-            while produced < request.output_tokens:
+            while yielded < request.output_tokens:
                 await stream.wake.wait()
                 stream.wake.clear()
-                fresh, stream.fresh = stream.fresh, 0
-                is_last = produced + fresh >= request.output_tokens
-                if is_whole and not is_last:
-                    stream.fresh = fresh
+                is_last = yielded + stream.fresh >= request.output_tokens
+                if is_in_one_piece and not is_last:
                     continue
+                fresh, stream.fresh = stream.fresh, 0
                 metrics.scheduled_ts = stream.begun_s
                 metrics.first_token_ts, metrics.last_token_ts = stream.first_s, stream.last_s
-                new = next_tokens(ids[-1] + produced, fresh)
-                output = _output(request_id, new, "length" if is_last else None)
-                produced += fresh
+                last_token = ids[-1] + yielded  # each token is the token before it plus one
+                output = _output(request_id, next_tokens(last_token, fresh), "length" if is_last else None)
+                yielded += fresh
                 if is_last and transfer.get("do_remote_decode"):
                     self._unread_until_s.append(self._now_s() + handoff_s)
                     output.kv_transfer_params = {"do_remote_prefill": True, "request_id": request_id}
@@ -185,29 +197,28 @@ class EmulatedClient:
             self._model.abort(request)
 
     def _now_s(self) -> float:
-        """Time of the engine model, which runs ``time_factor`` times as fast as the clock."""
+        """Engine time, seconds."""
         return (time.monotonic() - self._origin_s) * self._config.time_factor
 
     async def _run(self) -> None:
-        at_s = 0.0
+        next_s = 0.0  # engine time at which the next step begins, if no step is late
         while True:
-            # A late step does not delay the next ones, unless the engine is far behind.
-            at_s = max(at_s, self._now_s() - _MOST_LATE_S * self._config.time_factor)
-            step = self._model.plan(at_s)
+            next_s = max(next_s, self._now_s() - _MOST_LATE_S * self._config.time_factor)
+            step = self._model.plan(next_s)
             if step is None:
                 await self._wait()
-                at_s = self._now_s()
+                next_s = self._now_s()
                 continue
             for request, _ in step.chunks:
                 if (stream := self._streams.get(request)) is not None:
                     stream.begun_s = stream.begun_s or time.monotonic()
-            at_s += step.duration_s
-            await asyncio.sleep(max(0.0, (at_s - self._now_s()) / self._config.time_factor))
+            next_s += step.duration_s
+            await asyncio.sleep(max(0.0, (next_s - self._now_s()) / self._config.time_factor))
             self._model.apply(step)
             self._wake_streams()
 
     def _wake_streams(self) -> None:
-        """Wake streams with new tokens: for the first and the last token at once, for the others once per chunk."""
+        """Wake streams with new tokens: for the first and the last token at once, otherwise once per ``chunk_s``."""
         now_s = time.monotonic()
         for request, stream in self._streams.items():
             produced = self._model.produced(request)
@@ -235,7 +246,7 @@ class EmulatedClient:
 
 @dataclass(frozen=True, slots=True)
 class _OutputSide:
-    """The emulated ``vllm_seam.output_side.OutputSide``."""
+    """Replaces ``vllm_seam.output_side.OutputSide``: makes outputs from token ids."""
 
     request_id: str
     max_tokens: int

@@ -1,7 +1,7 @@
 """An engine that waits instead of computing, behind Ray Serve LLM's engine protocol.
 
-It is for scale: a dozen replicas under real Ray Serve on one machine. Everything above the engine is real, also
-``PDGenerate`` and the handoff of prefill. Its times come from an ``EngineModel`` and an ``EngineProfile``.
+With it a dozen replicas run under real Ray Serve on one machine. Everything above the engine is real, also
+``PDGenerate`` and decode's calls of prefill. An ``EngineModel`` with an ``EngineProfile`` says how long steps take.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from deployments.wire.messages import DONE
 
 
 class EmulatedEngine(LLMEngine):
-    """The engine of one replica."""
+    """The emulated engine of one replica, as Ray Serve LLM's servers call it."""
 
     def __init__(self, llm_config: LLMConfig) -> None:
         self._config = EmulatorConfig.model_validate(llm_config.experimental_configs[EMULATOR_KEY])
@@ -38,16 +38,17 @@ class EmulatedEngine(LLMEngine):
         if self._config.max_running is not None:
             profile = profile.model_copy(update={"max_running": self._config.max_running})
         self._model_id = llm_config.model_id
-        length = int(llm_config.engine_kwargs.get("max_model_len") or 0)
-        # As in vLLM, -1 is no length: the engine takes all that its memory holds.
-        max_model_len = length if length > 0 else profile.kv_tokens
+        max_model_len = int(llm_config.engine_kwargs.get("max_model_len") or 0)
+        if max_model_len <= 0:  # no length is set, as with vLLM's -1: the KV memory is the limit
+            max_model_len = profile.kv_tokens
         self._engine_client = EmulatedClient(profile, self._config, max_model_len=max_model_len)
 
     async def start(self) -> None:
         """Take as long to start as the real engine."""
         profile = self._engine_client.profile
         await asyncio.sleep(profile.start_s if self._config.start_s is None else self._config.start_s)
-        if os.nice(0) > 0:  # a low priority would make its steps late while other processes start
+        # ``os.nice(0)`` only reads the niceness. Above 0 the engine's steps would be late while other processes start.
+        if os.nice(0) > 0:
             with suppress(PermissionError):
                 run_at_once(os.getpid())
         register_engine(self._engine_client.stats)
@@ -60,9 +61,9 @@ class EmulatedEngine(LLMEngine):
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A chat completion, in OpenAI's stream format."""
         text = "\n".join(str(message.get("content") or "") for message in request.messages)
-        # A chat template adds at least a role, so no prompt is empty.
+        ids = tokens_of(text or "user")  # never empty: a chat template adds at least a role
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        async for chunk in self._answer(request, tokens_of(text or "user"), kind):
+        async for chunk in self._answer(request, ids, kind):
             yield chunk
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
@@ -78,14 +79,14 @@ class EmulatedEngine(LLMEngine):
     async def _answer(self, request: Any, ids: list[int], kind: str) -> AsyncGenerator[Any, None]:
         """Events of a stream, or one whole answer; ``kind``: OpenAI's ``object``."""
         is_chat = kind != "text_completion"
-        room = self._engine_client.model_config.max_model_len - len(ids)
-        if room < 1:
+        context_tokens = self._engine_client.model_config.max_model_len
+        if len(ids) >= context_tokens:
             raise VLLMValidationError(
-                f"the prompt has {len(ids)} tokens, the model's context length is {room + len(ids)}",
+                f"the prompt has {len(ids)} tokens, the model's context length is {context_tokens}",
                 parameter="input_tokens",
             )
         sampling = SamplingParams(
-            max_tokens=min(requested_max_tokens(request) or DEFAULT_OUTPUT_TOKENS, room),
+            max_tokens=min(requested_max_tokens(request) or DEFAULT_OUTPUT_TOKENS, context_tokens - len(ids)),
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
         head = {
@@ -107,7 +108,7 @@ class EmulatedEngine(LLMEngine):
             choice = {"index": 0, **body, "finish_reason": part.finish_reason}
             if not request.stream:
                 answer = {**head, "choices": [choice], "usage": usage}
-                # The interface of the real engine's response, as far as ``openai_layer.answer_frame`` uses it.
+                # The parts of the real engine's response that ``openai_layer.answer_frame`` uses.
                 yield SimpleNamespace(error=None, model_dump_json=partial(_json, answer))
                 return
             if request.return_token_ids:
@@ -118,7 +119,7 @@ class EmulatedEngine(LLMEngine):
         yield DONE
 
     def routing_stats(self) -> dict[str, Any]:
-        """Empty: Tandem's router has counts of its own."""
+        """Nothing: Tandem's router uses other counts (``PrefillServer.record_routing_stats``)."""
         return {}
 
     async def reset_prefix_cache(self) -> None:
@@ -136,4 +137,4 @@ class EmulatedEngine(LLMEngine):
 
 
 def _json(answer: dict[str, Any]) -> str:
-    return json.dumps(answer, separators=(",", ":"))  # as vLLM does, so that the sizes of answers are comparable
+    return json.dumps(answer, separators=(",", ":"))  # without spaces, as vLLM does: answers have the same size

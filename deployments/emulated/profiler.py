@@ -1,4 +1,4 @@
-"""Measures two real engines, linked as in production, and makes an ``EngineProfile``."""
+"""Measures a prefill and a decode engine, linked as in production, and makes an ``EngineProfile``."""
 
 import asyncio
 import dataclasses
@@ -41,7 +41,7 @@ _HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)  # prompt lengths of the measured
 _DECODE_STEPS = 48  # decode steps of each measured point of the decode surface
 _REPEATS = 5  # repeats of each measurement; the median counts
 
-_RandomPrompt = Callable[[int], list[int]]  # number of tokens -> a prompt, which no prefix cache has
+_RandomPrompt = Callable[[int], list[int]]  # number of tokens -> token ids of a prompt that no prefix cache has
 
 
 def profile(
@@ -52,13 +52,15 @@ def profile(
     kv_transfer: ConnectorConfig,
     on_progress: Callable[[str], None],
 ) -> EngineProfile:
-    """The profile of a group's engines: starts a prefill and a decode engine, measures and ends them.
+    """The profile of a group's engines. Starts a prefill and a decode engine, measures them, and ends them.
 
     Raises ValueError: the group has no engines that can be measured.
     """
     pools = {key.role: pool for key, pool in group.pools().items()}
     if len(pools) < len(Role):
-        raise ValueError(f"group {group.name!r} has no prefill, and a profile is of both roles: give a group that has")
+        raise ValueError(
+            f"group {group.name!r} has no prefill, and a profile needs both roles: give a group with prefill"
+        )
     if any(pool.emulator is not None for pool in pools.values()):
         raise ValueError("an emulated engine has a profile already: give a config with real engines")
     # ``llm_config`` checks the arguments of both engines before either engine starts.
@@ -108,7 +110,7 @@ async def _profile(
         decode=surface,
         handoff=handoff,
         start_s=round(start_s, 1),
-        flops_per_token=2.0 * parameters,
+        flops_per_token=2.0 * parameters,  # a multiplication and an addition for each parameter
         peak_flops=flops,
         sources=_sources(placement.accelerator_type),
     )
@@ -124,8 +126,8 @@ async def _engine(
     if pool.placement.accelerator_type is None:
         cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(cores.cores, pool.workers)
-    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    kwargs = {key: value for key, value in kwargs.items() if key in names}
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    kwargs = {name: value for name, value in kwargs.items() if name in known}
     kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
     model = str(service.model.folder or service.model.source)
     client = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **kwargs))
@@ -138,7 +140,7 @@ async def _engine(
 
 
 async def _token_times(client: AsyncLLMEngine, ids: list[int], tokens: int, **extra: Any) -> list[float]:
-    """Arrival of each output token, seconds since the request was sent."""
+    """Arrival of each output token, seconds since the request was sent; ``extra``: its ``extra_args``."""
     sampling = SamplingParams(
         max_tokens=tokens,
         temperature=0.0,
@@ -157,7 +159,7 @@ async def _token_times(client: AsyncLLMEngine, ids: list[int], tokens: int, **ex
 async def _prefill_curve(
     client: AsyncLLMEngine, random_prompt: _RandomPrompt, on_progress: Callable[[str], None]
 ) -> PrefillCurve:
-    longest = client.model_config.max_model_len - 1
+    longest = client.model_config.max_model_len - 1  # the context has to hold the output token too
     lengths = sorted({min(tokens, longest) for tokens in _PREFILL_TOKENS})
     await _token_times(client, random_prompt(lengths[-1]), 1)  # warm-up
     seconds = []
@@ -165,7 +167,7 @@ async def _prefill_curve(
         on_progress(f"prefilling {tokens} tokens")
         times = [(await _token_times(client, random_prompt(tokens), 1))[0] for _ in range(_REPEATS)]
         seconds.append(statistics.median(times))
-    # Due to noise a longer prompt may take less time; the curve must not fall.
+    # Due to noise a longer prompt may take less time. The curve must not fall, so each point is the largest until then.
     return PrefillCurve(tokens=tuple(lengths), seconds=_rounded(accumulate(seconds, max)))
 
 
@@ -174,9 +176,9 @@ async def _decode_surface(
 ) -> DecodeSurface:
     scheduler = client.vllm_config.scheduler_config
     batches = [batch for batch in _BATCHES if batch <= scheduler.max_num_seqs]
-    # The longest context of which the largest batch fits into the KV memory.
+    # The longest context with which the largest batch fits into the KV memory, with room for the measured steps.
     longest = min(client.model_config.max_model_len, kv_tokens // batches[-1]) - 2 * _DECODE_STEPS
-    # ``_step_s`` measures around a context, so its prompt is shorter by half the steps.
+    # The least contexts are for small models: they differ, and all are longer than half the steps (see ``_step_s``).
     contexts = sorted({max(_DECODE_STEPS, longest // 8), max(64, longest // 2), max(80, longest * 3 // 4)})
     rows = []
     for batch in batches:
@@ -191,31 +193,37 @@ async def _decode_surface(
 async def _step_s(
     client: AsyncLLMEngine, random_prompt: _RandomPrompt, batch: int, context: int, max_batch_tokens: int
 ) -> float:
-    """Seconds of a decode step of a whole batch around a context length, in tokens."""
+    """Median time of a decode step, seconds, in which each request of a batch has about ``context`` tokens."""
     # The first request already decodes while the last one is still prefilled.
-    steps = _DECODE_STEPS + -(-batch * context // max_batch_tokens)
-    ids = [random_prompt(context - _DECODE_STEPS // 2) for _ in range(batch)]
+    prefill_steps = -(-batch * context // max_batch_tokens)  # rounded up
+    output_tokens = _DECODE_STEPS + prefill_steps
+    # The context grows during the measurement, so a prompt is shorter by half the steps.
+    prompts = [random_prompt(context - _DECODE_STEPS // 2) for _ in range(batch)]
 
     async def token_times(prompt: list[int]) -> list[float]:
         sent_s = time.perf_counter()
-        return [sent_s + at_s for at_s in await _token_times(client, prompt, steps)]
+        return [sent_s + at_s for at_s in await _token_times(client, prompt, output_tokens)]
 
-    requests = await asyncio.gather(*map(token_times, ids))
-    # The time in which all requests decode.
-    begin_s, end_s = max(times[0] for times in requests), min(times[-1] for times in requests)
-    gaps = []
-    for times in requests:
+    times_by_request = await asyncio.gather(*map(token_times, prompts))
+    # All requests decode from the latest first token until the earliest last token.
+    begin_s, end_s = max(times[0] for times in times_by_request), min(times[-1] for times in times_by_request)
+    step_times = []
+    for times in times_by_request:
+        # Tokens of one output arrive at one time: (time, number of tokens).
         arrivals = [(at_s, len(list(tokens))) for at_s, tokens in groupby(times) if begin_s < at_s <= end_s]
-        gaps += [(later_s - sooner_s) / tokens for (sooner_s, _), (later_s, tokens) in pairwise(arrivals)]
-    return statistics.median(gaps)
+        step_times += [(later_s - sooner_s) / tokens for (sooner_s, _), (later_s, tokens) in pairwise(arrivals)]
+    return statistics.median(step_times)
 
 
 async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, random_prompt: _RandomPrompt) -> Handoff:
-    """Time from prefill's answer to decode's first token, less one step: a line through several prompt lengths."""
-    longest = decode.model_config.max_model_len - 8
+    """A line through the handoff times of several prompt lengths.
+
+    A handoff takes the time from prefill's answer to decode's first token, less one decode step.
+    """
+    longest = decode.model_config.max_model_len - 8  # leaves room for the output tokens
     lengths = sorted({min(tokens, longest) for tokens in _HANDOFF_TOKENS})
     points = []
-    for tokens in (lengths[-1], *lengths):  # the first handshake is not counted
+    for tokens in (lengths[-1], *lengths):  # the first point is not counted: it has the handshake of the engines
         times = []
         for _ in range(_REPEATS):
             ids, params = random_prompt(tokens), None
@@ -228,21 +236,23 @@ async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, random_promp
     counted = np.array(points[1:])
     slope, base_s = np.polyfit(counted[:, 0], counted[:, 1], 1)
     bytes_per_token = _kv_bytes_per_token(decode)
-    # If noise hides the slope, the longest handoff without a base time gives a lower bound of the bandwidth.
+    # If noise hides the slope, the longest handoff counts as transfer alone: a lower bound of the bandwidth.
     tokens, seconds = points[-1]
-    slope = float(slope) if slope > 0 else seconds / tokens
+    token_s = float(slope) if slope > 0 else seconds / tokens
     return Handoff(
         base_s=round(max(0.0, float(base_s)), 6),
         kv_bytes_per_token=bytes_per_token,
-        bytes_per_s=round(bytes_per_token / slope),
+        bytes_per_s=round(bytes_per_token / token_s),
     )
 
 
 def _kv_bytes_per_token(client: AsyncLLMEngine) -> float:
     model, parallel = client.vllm_config.model_config, client.vllm_config.parallel_config
+    # vLLM gives the layers of one pipeline stage and the heads of one tensor-parallel rank.
     layers = model.get_num_layers(parallel) * parallel.pipeline_parallel_size
     heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
-    return float(2 * layers * heads * model.get_head_size() * model.dtype.itemsize)
+    keys_and_values = 2
+    return float(keys_and_values * layers * heads * model.get_head_size() * model.dtype.itemsize)
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:

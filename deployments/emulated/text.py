@@ -6,7 +6,7 @@ from collections.abc import Sequence
 _CHARS_PER_TOKEN = 4  # characters of a prompt that make one token
 # The words of answers, by token.
 _WORDS = (" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta")
-# Number of different tokens: a large prime, so that no answer repeats a part of itself or of another one.
+# Number of different tokens. It is large: no answer repeats a part of itself, and few repeat a part of another answer.
 _TOKENS = 1_000_003
 
 
@@ -29,8 +29,8 @@ def tokens_of(text: str) -> list[int]:
 def block_hashes(ids: Sequence[int], block_tokens: int, salt: str) -> list[int]:
     """A hash for each full block of tokens, over this block and all blocks before it."""
     hashes: list[int] = []
-    last = zlib.crc32(salt.encode())
+    before = zlib.crc32(salt.encode())  # hash of all that comes before a block
     for start in range(0, len(ids) - block_tokens + 1, block_tokens):
-        last = hash((last, *ids[start : start + block_tokens]))
-        hashes.append(last)
+        before = hash((before, *ids[start : start + block_tokens]))
+        hashes.append(before)
     return hashes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 logger = logging.getLogger("ray.serve")
 
-_PREFIX = "tk-"  # of every key
+_PREFIX = "tk-"  # beginning of every key
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) sha256:([0-9a-f]{64})")
 _CHECK_S = 1.0  # seconds between two checks whether the file has changed
 
@@ -52,8 +52,8 @@ def parse_keys(text: str) -> dict[str, str]:
 class ApiKeys:
     """The keys of a file, which is read again within a second of a change.
 
-    While the file is wrong, its previous keys hold. A running endpoint accepts a file without keys, and refuses every
-    client.
+    While the file is wrong, its previous keys stay valid. If a running endpoint finds no key in the file, it refuses
+    every client.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, limited: Iterable[str] = ()) -> None:
@@ -61,8 +61,8 @@ class ApiKeys:
         self._path = path
         self._clock = clock
         self._limited = frozenset(limited)
-        self._names: dict[str, str] = {}
-        self._version: tuple[int, ...] | None = None
+        self._names: dict[str, str] = {}  # names of keys by hash
+        self._version: tuple[int, ...] | None = None  # of the file that was read last; it changes with the file
         self._checked_s = clock()
         self._load()
         if not self._names:
@@ -79,7 +79,7 @@ class ApiKeys:
             try:
                 self._load()
             except ValueError as error:
-                logger.error("%s; the keys that it had before hold", error)
+                logger.error("%s; the keys that it had before stay valid", error)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None

@@ -23,7 +23,7 @@ _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or l
 
 
 def request_id(http: Request) -> str:
-    """The id of a request in all processes: X-Request-ID, which its client or Serve has set; otherwise a new id."""
+    """The id of a request in all processes: X-Request-ID of its client or of Serve, or a new id without a valid one."""
     header = http.headers.get("x-request-id", "")
     return header if is_request_id(header) else uuid.uuid4().hex
 
@@ -48,14 +48,14 @@ class ClientRequest:
     deadline_s: float  # monotonic time
     key: str | None  # name of its API key; ``None``: the endpoint has no keys
     priority: Priority  # priority that its client has requested
-    body: Body  # the memory that its body takes
-    raw: bytes = field(init=False)  # its body
+    body: Body  # counts the memory that its body takes
+    raw: bytes = field(init=False)  # the body itself
     model: ServedModel = field(init=False)
-    place: QueuedRequest = field(init=False)  # in the model's admission
-    sent: SentFrames = field(default_factory=SentFrames)  # the part of the answer that its client has
-    lost_replicas: int = 0  # number of decode replicas that were lost while they served it
-    exclude: frozenset[str] = frozenset()  # ids of replicas that have failed it, or were full
-    failed_groups: set[str] = field(default_factory=set)  # names of groups in which a replica has failed it
+    place: QueuedRequest = field(init=False)  # its place in the queue of the model
+    sent: SentFrames = field(default_factory=SentFrames)  # record of the answer's part that its client has
+    lost_replicas: int = 0  # number of decode replicas that were lost while they answered it
+    exclude: frozenset[str] = frozenset()  # ids of replicas that were lost with it, or were full
+    failed_groups: set[str] = field(default_factory=set)  # names of groups in which a replica was lost with it
     full_groups: set[str] = field(default_factory=set)  # names of groups in which every replica is full
 
     def for_decode(self, routing: Routing) -> DecodeRequest:
@@ -77,14 +77,17 @@ def error_response(error: OpenAIError) -> Response:
 
 
 async def frames_response(request: ClientRequest, frames: AsyncGenerator[Frame, None]) -> Response:
-    """The response, once its first frame has come. Raises OpenAIError: 429, refused; 500, the answer has no frame."""
+    """The response, once the answer's first frame has come.
+
+    Raises OpenAIError: 429, the request is refused; 500, the answer has no frame.
+    """
     try:
         first = await anext(frames)
     except StopAsyncIteration:
         raise OpenAIError(500, "the decode replica answered with nothing") from None
     if first.error is None and first.is_event:
         return StreamingResponse(_events(first, frames, request.arrived_s), media_type="text/event-stream")
-    await anext(frames, None)  # reach the end: without it, closing the frames would cancel the call
+    await anext(frames, None)  # reach the end: if the frames were closed before it, the call would be cancelled
     await frames.aclose()
     headers = {"Retry-After": f"{_RETRY_S:.0f}"} if first.status in (429, 503) else None
     if first.status == 429:

@@ -14,22 +14,22 @@ class IngressConfig(StrictConfig):
     """The HTTP endpoint's replicas."""
 
     replicas: int = Field(2, ge=1, le=256)
-    """Replicas of the endpoint. With one, no request is answered while it is replaced."""
+    """Replicas of the endpoint. If there is only one, no request is answered while that one is replaced."""
     cpus_per_replica: float = Field(1.0, ge=0.0)
     """Ray CPUs of one replica of the endpoint."""
     node_labels: Selector = Field(default_factory=dict)
     """Ray label selector of the nodes that replicas of the endpoint run on."""
     request_timeout_s: float = Field(300.0, gt=0.0, le=86_400.0)
-    """Time, seconds, after which a request ends with an error. At most graceful_shutdown_timeout_s of every decode
-    role: a stopping replica finishes its requests in that time."""
+    """Time, seconds, after which a request ends with an error. It must not exceed graceful_shutdown_timeout_s of any
+    decode role: a replica that stops has to finish its requests in that time."""
     retries: int = Field(2, ge=0, le=10)
-    """Decode replicas that a request may lose and still be answered by another one; a stream is resumed. A request that
-    crashes its engines crashes at most retries + 1."""
+    """Number of decode replicas that may be lost during one request. Another replica then answers the request, or
+    continues its stream. So a request that crashes engines crashes at most retries + 1 of them."""
     max_body_bytes: int = Field(32 << 20, ge=1024)
     """Largest size of a request body; a larger one is refused (413)."""
     max_bodies_bytes: int = Field(512 << 20, ge=1024)
-    """Memory of all request bodies at one replica of the endpoint. One API key gets at most half of it. A request
-    without room is refused (429)."""
+    """Memory of all request bodies at one replica of the endpoint. One API key gets at most half of it. A request whose
+    body finds no room is refused (429)."""
     body_timeout_s: float = Field(30.0, gt=0.0, le=86_400.0)
     """Time, seconds, for the whole request body to arrive; after that the request is refused (408)."""
     max_prompt_tokens: int | None = Field(None, ge=1)
@@ -37,7 +37,7 @@ class IngressConfig(StrictConfig):
     the limit."""
     api_keys_file: Path | None = None
     """File with the hashes of API keys (`tandem key` makes them), on every node with a replica of the endpoint. It is
-    read again when it changes. With this file clients must send a key; left out, they need none."""
+    read again when it changes. With this file clients must send a key. Left out, they need none."""
     metrics_host: str = Field("127.0.0.1", min_length=1)
     """Address on which every node with a replica of the endpoint serves the application's metrics. It needs no key: let
     only the collector of metrics reach it."""
@@ -61,7 +61,7 @@ class IngressConfig(StrictConfig):
 
     @field_validator("api_keys_file")
     @classmethod
-    def _check_keys(cls, value: Path | None) -> Path | None:
+    def _check_keys_path(cls, value: Path | None) -> Path | None:
         if value is None:
             return None
         try:

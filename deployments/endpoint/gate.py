@@ -1,4 +1,7 @@
-"""Requests wait or are refused here, at one replica of the endpoint: an intake for all models, and a gate for each."""
+"""Requests wait or are refused here, at one replica of the endpoint: an intake for all models, and a gate for each.
+
+The rules are those of ``router.admission``. A request's ``place`` is its place in the queue of a gate.
+"""
 
 import asyncio
 import time
@@ -17,8 +20,8 @@ from router.request_limits import Refusal, RequestLimits
 _TICK_S = 0.05  # seconds between two searches for requests that have waited too long
 _DRAIN_RETRY_S = 5.0  # Retry-After, seconds, of a request that arrives during a drain
 _DRAIN_POLL_S = 0.1  # seconds between two checks whether all requests have been answered
-# Seconds that the client of a drain's last answer has to read it. A smaller value may cut answers off, a larger one
-# makes every drain longer.
+# Seconds between the end of the last answer and the end of the drain, in which the client reads the answer. A smaller
+# value may cut answers off, a larger one makes every drain longer.
 _LAST_READ_S = 0.5
 _DELETION_S = 60.0  # seconds from the end of a drain until requests are accepted again if the application still exists
 
@@ -29,12 +32,15 @@ class Gate:
     def __init__(
         self, config: AdmissionConfig, limits: RequestLimits | None = None, *, replicas: int, prefill_replicas: int
     ) -> None:
-        """``limits``: of all models; ``replicas``: of the endpoint; ``prefill_replicas``: of all groups."""
+        """``limits``: limits over all models; ``replicas``: number of the endpoint's replicas.
+
+        ``prefill_replicas``: number of prefill replicas in all groups of the model.
+        """
         self.has_objective = config.ttft_s is not None
         self._admission = Admission(
             config, limits, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
         )
-        self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}
+        self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}  # of each request that waits: ends its wait
         self._ticking: asyncio.Task[None] | None = None
 
     @property
@@ -58,7 +64,7 @@ class Gate:
             self._let_through()
 
     def note_first_token(self, place: QueuedRequest) -> None:
-        """Count a prompt: its first token has come."""
+        """Note that the first token of an answer in one piece has come; the answer itself comes later."""
         self._admission.note_first_token(place, time.monotonic())
         self._let_through()
 
@@ -137,9 +143,8 @@ class Intake:
             return None
         name = self._keys.name_of(http.headers.get("authorization"))
         if name is None:
-            raise OpenAIError(
-                401, "this endpoint wants a key that it knows: send 'Authorization: Bearer KEY'", code="invalid_api_key"
-            )
+            message = "this endpoint needs an API key that it knows: send 'Authorization: Bearer KEY'"
+            raise OpenAIError(401, message, code="invalid_api_key")
         return name
 
     def check_limits(self, key: str | None, priority: Priority) -> None:
@@ -162,7 +167,7 @@ class Intake:
         self._limits.body_refused(key, time.monotonic())
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait until the others have been answered, and return the number of unanswered ones.
+        """Refuse new requests, and wait until the others have been answered. Returns the number of unanswered ones.
 
         Other replicas drain at the same time, for at most ``timeout_s``. Then the application is deleted. If it still
         exists ``_DELETION_S`` later, requests are accepted again.

@@ -82,7 +82,7 @@ class Ingress:
     async def __init__(  # type: ignore[misc]
         self, *, services: Sequence[Service], config: IngressConfig
     ) -> None:
-        """``services``: the models, with handles of their deployments; ``config``: of the endpoint itself."""
+        """``services``: the models, with handles of their deployments; ``config``: settings of the endpoint itself."""
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
@@ -104,7 +104,7 @@ class Ingress:
         self._health_checked_s = -math.inf  # monotonic time of the last health check
         self._health_lock = asyncio.Lock()
         endpoint = serve.get_deployment_handle(context.deployment, context.app_name)
-        engines = [one for service in services for one in (*service.decodes.values(), *service.prefills.values())]
+        engines = [pool for service in services for pool in (*service.decodes.values(), *service.prefills.values())]
         self._page = MetricsPage(endpoint, engines, context.app_name if is_autoscaled else None)
         port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._page.render)
         loops = [self._watch.run(), port.run(), *([] if self._membership is None else [self._membership.run()])]
@@ -282,7 +282,7 @@ class Ingress:
         try:
             yield
         except BaseException as error:
-            # With 429 the body found no room because of other requests' bodies.
+            # 429: bodies of other requests left no room for this one, so nothing was done for the key.
             if not (isinstance(error, OpenAIError) and error.status == 429):
                 self._intake.body_refused(key)
             raise

@@ -1,6 +1,7 @@
 """A request's JSON object and an estimate of its tokens; bounds and memory are checked before the body is parsed.
 
-Parsing blocks all requests. Commas and brackets inside texts do not count, so a prompt may have any number of them.
+Parsing blocks all other requests of the process, so its time must be bounded. Only commas and brackets outside of texts
+count: a prompt may have any number of them.
 """
 
 import itertools
@@ -15,28 +16,30 @@ from deployments.wire.openai_errors import OpenAIError
 from router.admission import QueuedRequest
 from router.admission_config import Priority
 
-# With these bounds a body of 32 MiB takes about 0.3 s to check, parse and pickle (0.5 s at worst); half is the check.
-# Without them eight million small lists took over a minute, integers of 4,300 digits 4.5 s, unique keys 1.5 s.
+# With these bounds a body of 32 MiB takes about 0.3 s to check, parse and pickle (0.5 s at worst). Half of that is the
+# check. Without the bounds eight million small lists took over a minute, integers of 4,300 digits 4.5 s, unique keys
+# 1.5 s.
 _MAX_VALUES = 1_200_000  # enough for a prompt of a million token ids
 _MAX_PARTS = 150_000  # texts, lists, objects and fractions; 10,000 messages with a part each have 110,000
-_MAX_DIGITS = 24  # in a row; a float has 17 significant digits
+_MAX_DIGITS = 24  # digits in a row; a float has 17 significant digits
 _MAX_DEPTH = 100  # at a depth of some hundreds an object cannot be pickled for decode
 
-# Memory with the place in a container that has just grown (tracemalloc, CPython 3.11).
+# Memory of one value, with its place in a container that has just grown and so has free places (measured with
+# tracemalloc, CPython 3.11).
 _VALUE_BYTES = 48
-_TEXT_BYTES = 128
+_TEXT_BYTES = 128  # without its characters
 _CONTAINER_BYTES = 200  # list or object
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NO_BRACKETS = bytes(set(range(256)).difference(_STEPS))
-_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}  # change of depth at each bracket
+_NO_BRACKETS = bytes(set(range(256)).difference(_STEPS))  # all other bytes
+_ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")  # makes every digit a 0
 # Fields of a part of a message that add no text to the prompt.
 _MEDIA = frozenset(
     {f"{medium}_{kind}" for medium in ("image", "audio", "video") for kind in ("url", "embeds")}
     | {"image_pil", "input_audio", "data"}
 )
-_BYTES_PER_TOKEN = 4
+_BYTES_PER_TOKEN = 4  # usual for English text; the number of tokens is only an estimate
 _MESSAGE_TOKENS = 4  # a message's role and the marks that the template puts around the message
 _MOST_ANSWERS = 10_000  # bound of the estimate; decode refuses a request for more
 
@@ -55,19 +58,22 @@ def json_object(raw: bytes, take: Callable[[int], None]) -> dict[str, Any]:
     """
     values_bytes = _check_shape(raw)
     try:
-        text = raw.decode()  # json would accept half a surrogate pair in bytes
+        text = raw.decode()  # given bytes, json.loads would accept half a surrogate pair
     except UnicodeDecodeError as error:
         raise OpenAIError(400, f"the body is not UTF-8: byte {error.start} is {raw[error.start]:#04x}") from None
-    # One wide character makes every character of its text as wide, and an escape may be a wide character.
-    char_bytes = 4 if _SURROGATE.search(raw) else 2 if b"\\u" in raw else 1
-    take(max(0, values_bytes + max(sys.getsizeof(text), char_bytes * len(text)) - len(raw)))
+    # In CPython the widest character of a text decides the bytes of all its characters. An escape (\u0e01) may be wide.
+    has_surrogate, has_escape = _SURROGATE.search(raw) is not None, b"\\u" in raw
+    escape_bytes = 2 if has_escape else 1
+    char_bytes = 4 if has_surrogate else escape_bytes
+    characters_bytes = max(sys.getsizeof(text), char_bytes * len(text))
+    take(max(0, values_bytes + characters_bytes - len(raw)))
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise OpenAIError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise OpenAIError(400, f"the body must be a JSON object, got {type(body).__name__}")
-    if char_bytes == 4:
+    if has_surrogate:
         try:
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -77,7 +83,8 @@ def json_object(raw: bytes, take: Callable[[int], None]) -> dict[str, Any]:
 
 def _check_shape(raw: bytes) -> int:
     """Memory of a body's values without the characters of texts, bytes. Raises OpenAIError: 400, it exceeds a bound."""
-    pieces = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MAX_PARTS + 2)
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escaped quotes: each quote is a text's end
+    pieces = unescaped.split(b'"', 2 * _MAX_PARTS + 2)  # more pieces exceed the bound anyway
     texts, outside = len(pieces) // 2, b"".join(pieces[::2])  # every second piece is outside of the texts
     brackets = outside.translate(None, _NO_BRACKETS)
     values, containers = outside.count(b","), len(brackets) // 2
@@ -110,13 +117,13 @@ def place_of(
     A prompt counts as at most ``most_prompt_tokens``, since decode refuses a longer one before it is computed.
     """
     prompts = [_messages_tokens(body)] if endpoint == "chat" else _prompts_tokens(body.get("prompt"))
-    most = math.inf if most_prompt_tokens is None else most_prompt_tokens
-    limit = _count(body.get("max_tokens"))
+    most_tokens = math.inf if most_prompt_tokens is None else most_prompt_tokens
+    most_output_tokens = _count(body.get("max_tokens"))
     if endpoint == "chat":
-        limit = _count(body.get("max_completion_tokens")) or limit
+        most_output_tokens = _count(body.get("max_completion_tokens")) or most_output_tokens
     return QueuedRequest(
-        tokens=sum(max(1, int(min(tokens, most))) for tokens in prompts),
-        most_output_tokens=limit,
+        tokens=sum(max(1, int(min(tokens, most_tokens))) for tokens in prompts),
+        most_output_tokens=most_output_tokens,
         is_stream=body.get("stream") is True,
         key=key,
         priority=priority,
@@ -125,6 +132,7 @@ def place_of(
 
 
 def _count(value: Any) -> int | None:
+    """A field's value if it is at least 1; ``None``: it is absent, or decode will refuse it."""
     return value if isinstance(value, int) and value > 0 else None
 
 

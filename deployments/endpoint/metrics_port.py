@@ -1,4 +1,7 @@
-"""The application's metrics page, and its port: one endpoint replica of a node serves it, and after its end another."""
+"""The application's metrics page, and the port for it.
+
+On each node one replica of the endpoint serves the port. After the end of this replica another one does.
+"""
 
 import asyncio
 import logging
@@ -19,9 +22,9 @@ from router.ray_coordinator import find_coordinator
 
 logger = logging.getLogger("ray.serve")
 
-_TIMEOUT_S = 5.0  # seconds that all processes together have; half of the time that Prometheus waits
-# aiohttp logs every malformed request with its client's text. This logger is outside of the logging tree: code that
-# configures the tree anew, as vLLM does, would switch it on again.
+_TIMEOUT_S = 5.0  # seconds that all processes together have to answer; half of the time that Prometheus waits
+# aiohttp logs every malformed request with its client's text; this logger drops it. It is outside of the logging tree:
+# code that configures the tree anew, as vLLM does, would switch a logger of the tree on again.
 _silent = logging.Logger(f"{__name__}.http", level=logging.CRITICAL + 1)
 _RETRY_S = 2.0  # seconds between two attempts to serve the port
 
@@ -80,8 +83,8 @@ class MetricsPort:
                 if not is_logged:
                     is_logged = True
                     logger.warning(
-                        "no metrics on %s:%d: %s; end what holds it, or choose another ingress.metrics_host or "
-                        "ingress.metrics_port; looking again every %g s",
+                        "no metrics on %s:%d: %s; end the process that holds it, or choose another "
+                        "ingress.metrics_host or ingress.metrics_port; trying again every %g s",
                         *(self._host, self._port, error, _RETRY_S),
                     )
             await asyncio.sleep(_RETRY_S)
@@ -93,7 +96,10 @@ class MetricsPort:
                 self._lock.close()
 
     async def _listen(self) -> web.AppRunner | None:
-        """The server; ``None``: another replica of the application serves the port. Raises OSError: it is not free."""
+        """The server; ``None``: another replica of the application serves the port.
+
+        Raises OSError: another program holds the port, or the address is not of this node.
+        """
         if self._lock is None:
             own_folder(self._lock_file.parent)
             self._lock = try_lock(self._lock_file)

@@ -1,4 +1,8 @@
-"""The relay of a request over decode replicas: attempts, retries, resumed streams, and full replicas."""
+"""The relay of a request over decode replicas: attempts, retries, resumed streams, and full replicas.
+
+An attempt is one call of one replica. A full replica has no room for the request. A lost replica has ended, hangs, or
+has ended the answer too early.
+"""
 
 import asyncio
 import logging
@@ -22,10 +26,11 @@ from router.stream_pace import StreamPace
 
 logger = logging.getLogger(__name__)
 
-# Share of a request's time limit after which a replica that has sent no frame of a stream counts as failed. A smaller
-# share would count replicas that the request reached late, a larger one would miss some that hang.
+# Share of a request's time limit. At the deadline, a replica counts as failed if it has sent no frame of a stream for
+# longer than this. A smaller share would count replicas that the request reached late, a larger one would miss some
+# that hang.
 _SILENT_FRAC = 0.5
-# Seconds between two attempts at full replicas, of a request that has lost a replica. A smaller value loads full
+# Seconds that a request that has lost a replica waits after an attempt at a full one. A smaller value loads full
 # replicas with more attempts, a larger one makes the request wait longer than it must.
 _FULL_RETRY_S = 0.5
 _LOST_FRAME = failure(503, "the decode replica was lost; the request may be sent again", "replica_lost")
@@ -39,11 +44,12 @@ _TOO_LARGE_FRAME = failure(
 async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) -> AsyncGenerator[Frame, None]:
     """The frames of one decode replica's answer; if the answer is incomplete, the last frame is a failure."""
     pace, is_health_reported, is_waiting = StreamPace(), False, False
-    slow_tpot_s, load, prompt_tokens = request.model.slow_tpot_s, group.load, request.place.tokens
+    slow_tpot_s, load = request.model.slow_tpot_s, group.load
+    waiting_prompt_tokens = request.place.tokens  # 0 from the first frame on
     started_s = time.monotonic()
     with group.caller.call(request.for_decode(routing), request.deadline_s) as call:
         load.requests += 1
-        load.prompt_tokens += prompt_tokens
+        load.prompt_tokens += waiting_prompt_tokens
         try:
             while True:
                 is_waiting = True
@@ -51,14 +57,14 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
                 if frame is None:
                     break
                 is_waiting, now_s = False, time.monotonic()
-                pace_s = pace.frame(sum(map(len, frame.outputs)), now_s - call.since_s, now_s)
+                tokens = sum(map(len, frame.outputs))
+                pace_s = pace.frame(tokens, now_s - call.since_s, now_s)
                 if pace_s is not None:
                     call.health.report_pace(pace_s, slow_tpot_s)
-                if prompt_tokens:  # this is the first frame
-                    load.prompt_tokens -= prompt_tokens
-                    prompt_tokens = 0
+                load.prompt_tokens -= waiting_prompt_tokens
+                waiting_prompt_tokens = 0
                 if frame.error is not None and not is_health_reported:
-                    # Now, since after a failure the relay may take no further frame.
+                    # Before the ``yield``: after a failure the relay may take no further frame.
                     is_health_reported = _report_health(call, frame)
                 yield frame
             if call.has_ended and not is_health_reported:
@@ -71,7 +77,7 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
             if pace_s is not None:
                 call.health.report_pace(pace_s, slow_tpot_s)
             load.requests -= 1
-            load.prompt_tokens -= prompt_tokens
+            load.prompt_tokens -= waiting_prompt_tokens
 
 
 def _report_health(call: Call[Frame], frame: Frame) -> bool:
@@ -97,14 +103,14 @@ def _failure_frame(request: ClientRequest, call: Call[Frame], error: CallError, 
     if error.failure is CallFailure.LATE:
         # A healthy replica may be too slow for an answer in one piece, or for a request that reached it late.
         time_limit_s = request.deadline_s - request.arrived_s
-        had_time = time.monotonic() - started_s > _SILENT_FRAC * time_limit_s
-        if request.place.is_stream and not call.has_begun and had_time:
+        was_silent_long = time.monotonic() - started_s > _SILENT_FRAC * time_limit_s
+        if request.place.is_stream and not call.has_begun and was_silent_long:
             call.health.report_failure()
         message = f"the request took longer than {time_limit_s:g} s (ingress.request_timeout_s)"
         return failure(408, message, "timeout")
     cause = error.__cause__
     if cause is not None:
-        # These are errors of a lost connection (Serve does not wrap gRPC's); any other is logged with its traceback.
+        # A lost connection raises one of these errors (Serve does not wrap gRPC's). Others are logged with a traceback.
         is_usual = isinstance(cause, (RayError, RayServeException, AioRpcError))
         logger.warning(
             "request %s lost its decode replica: %s", request.request_id, error, exc_info=None if is_usual else cause
@@ -125,14 +131,16 @@ class Relay:
         has_moved = False  # whether the request has lost a replica, and no frame has come since
         while True:
             group = request.model.choose(request.failed_groups | request.full_groups, self._rng)
+            # ``avoid``: ejected replicas, which have failed often. ``probe``: one of them, which this request tests.
             avoid, probe = await group.caller.health.guide()
             routing = Routing(exclude=request.exclude, avoid=avoid, probe=probe)
-            is_resumed, failed = request.sent.frames > 0, None
+            is_resumed = request.sent.frames > 0
+            failure_frame: Frame | None = None
             async with aclosing(attempt(request, group, routing)) as frames:
                 async for frame in frames:
                     if frame.error is not None:
                         if _may_retry(request, group, frame.error, routing.choice):
-                            failed = frame
+                            failure_frame = frame
                             break
                     elif has_moved:
                         has_moved = False
@@ -140,11 +148,12 @@ class Relay:
                     if frame.text:
                         request.sent.add(frame.text, frame.outputs)
                     yield frame
-            if failed is None:
+            if failure_frame is None:
                 return
-            has_moved = await _prepare_retry(request, group, failed.error == FULL, routing.choice) or has_moved
+            if await _prepare_retry(request, group, failure_frame.error == FULL, routing.choice):
+                has_moved = True
             if request.lost_replicas > self._retries:
-                yield failed
+                yield failure_frame
                 return
 
 
@@ -154,7 +163,9 @@ def _may_retry(request: ClientRequest, group: DecodeGroup, error: str, choice: C
     All requests of a lost replica move to other replicas at once, so they may wait for room there. Any other request
     does not wait: it tries each replica once.
     """
-    return error in LOST or (error == FULL and (request.lost_replicas > 0 or _has_others(request, group, choice)))
+    if error == FULL:
+        return request.lost_replicas > 0 or _has_others(request, group, choice)
+    return error in LOST
 
 
 async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bool, choice: Choice) -> bool:
@@ -162,6 +173,7 @@ async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bo
 
     ``is_full``: the replica had no room; otherwise it was lost. Returns whether the attempt counts as a lost replica.
     """
+    # If no replica was chosen, Serve's queue for the pool was full.
     exclude = request.exclude if choice.replica_id is None else request.exclude | {choice.replica_id}
     if is_full and not request.lost_replicas:  # another replica may have room
         if choice.replica_id is None or not known_pools.has_others(group.pool, exclude):
@@ -183,9 +195,11 @@ def _has_others(request: ClientRequest, group: DecodeGroup, choice: Choice) -> b
     if choice.replica_id in request.exclude:  # the router chose an excluded replica, so there was no other
         return False
     excluded = {*request.exclude, choice.replica_id}
-    others = [one.pool for one in request.model.serving() if one is not group and one.name not in request.full_groups]
+    other_pools = [
+        other.pool for other in request.model.serving() if other is not group and other.name not in request.full_groups
+    ]
     # This process learns a pool's replicas with its first request to the pool; until then one of them may have room.
-    if any(known_pools.has_others(pool, excluded) or not known_pools.is_known(pool) for pool in others):
+    if any(known_pools.has_others(pool, excluded) or not known_pools.is_known(pool) for pool in other_pools):
         return True
-    # Without a choice Serve's queue was full, so no replica of this group has room.
+    # If no replica was chosen, Serve's queue was full, so no replica of this group has room.
     return choice.replica_id is not None and known_pools.has_others(group.pool, excluded)

@@ -1,4 +1,4 @@
-"""Memory of request bodies: bodies are read within limits, so that no key takes the memory of the others."""
+"""Memory of request bodies: bodies are read within limits, so that no API key takes the memory of the others."""
 
 import asyncio
 import ctypes
@@ -29,11 +29,11 @@ class Trim:
 
     def __init__(self, delay_s: float = _TRIM_DELAY_S) -> None:
         self._delay_s = delay_s
-        self._trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+        self._trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # ``None``: another C library than glibc
         self._task: asyncio.Task[None] | None = None  # the latest trim, which may still wait
 
     def note_freed(self, size_bytes: int) -> None:
-        """Trim later if memory of this size, which has been freed or will be at once, is large."""
+        """Trim later if ``size_bytes`` is large; that memory is free now, or will be in a moment."""
         if size_bytes >= _LARGE_BYTES and self._trim is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._trim_later())
 
@@ -47,7 +47,7 @@ class Bodies:
 
     def __init__(self, config: IngressConfig) -> None:
         self.most_bytes = config.max_bodies_bytes
-        self.limits = config.admission.limits
+        self.limits = config.admission.limits  # a method: the limits of a key
         self.trim = Trim()
         self.used_bytes = 0
         self.bytes_by_key: Counter[str | None] = Counter()
@@ -58,14 +58,16 @@ class Body:
     """Memory of one body, from before its first byte until its request has ended."""
 
     def __init__(self, bodies: Bodies, key: str | None, priority: Priority = Priority.NORMAL) -> None:
-        """``key``: ``None`` without keys. Raises OpenAIError: 429, the key has its highest number of requests here."""
+        """``key``: ``None`` if the endpoint has no keys. Raises OpenAIError: 429, the key has too many requests."""
         self._priority = priority
         requests, most = bodies.requests_by_key[key], bodies.limits(key).max_requests
         if most is not None and requests >= most:
-            message = f"{requests} requests of this key are here (max_requests); send it again later"
-            raise refusal_error(Refusal(reason="key", message=message, retry_after_s=_RETRY_S), priority)
+            what = f"this replica of the endpoint has {requests} requests of this key (max_requests)"
+            refusal = Refusal(reason="key", message=f"{what}; send it again later", retry_after_s=_RETRY_S)
+            raise refusal_error(refusal, priority)
         self._bodies = bodies
         self._key = key
+        # Bound of this body's memory, and of all bodies of its key.
         self._most_bytes = bodies.most_bytes if key is None else int(bodies.most_bytes * _KEY_FRAC)
         self._is_counted = True
         self._used_bytes = 0
@@ -83,7 +85,7 @@ class Body:
         is_key_full = key_bytes + size_bytes > self._most_bytes
         if is_key_full or bodies.used_bytes + size_bytes > bodies.most_bytes:
             owner, used_bytes = (" of this key", key_bytes) if is_key_full else ("", bodies.used_bytes)
-            what = f"requests{owner} that take {used_bytes} bytes are here (ingress.max_bodies_bytes)"
+            what = f"requests{owner} at this replica of the endpoint take {used_bytes} bytes (ingress.max_bodies_bytes)"
             refusal = Refusal(reason="bodies", message=f"{what}; send it again later", retry_after_s=_RETRY_S)
             raise refusal_error(refusal, self._priority)
         self._used_bytes += size_bytes

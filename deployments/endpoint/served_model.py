@@ -1,4 +1,7 @@
-"""One model at the endpoint: its groups, the choice of a group for a request, and the end of the model's sleep."""
+"""One model at the endpoint: its groups, the choice of a group for a request, and the end of the model's sleep.
+
+A model sleeps while autoscaling has left it no replica. A request wakes it.
+"""
 
 import asyncio
 import logging
@@ -50,7 +53,7 @@ class DecodeGroup:
         self._replicas = replicas
 
     def replicas(self) -> int:
-        """Number of decode replicas that requests go to."""
+        """Number of decode replicas that requests go to; before the first request, the configured number."""
         return known_pools.count(self.pool) or self._replicas
 
     async def check_health(self) -> None:
@@ -71,7 +74,10 @@ class ServedModel:
         *,
         max_prompt_tokens: int | None,
     ) -> None:
-        """``membership``: the plan's pools that serve; ``max_prompt_tokens``: the endpoint's own bound."""
+        """``membership``: the pools that serve by the autoscaler's plan; ``None``: no model is autoscaled.
+
+        ``max_prompt_tokens``: the endpoint's own bound of a prompt.
+        """
         self.model_id = config.model.id
         self.groups = tuple(groups)
         self.gate = gate
@@ -83,11 +89,16 @@ class ServedModel:
         self._membership = membership
 
     def serving(self) -> list[DecodeGroup]:
-        """The groups whose decode pool has replicas; without those that the plan keeps out, unless none remains."""
+        """The groups whose decode pool has replicas that the plan admits. Without such a group: all that have replicas.
+
+        A replica that the plan does not admit waits for the other role, or is about to leave. The router of a group
+        knows no other group, so it would send requests to such replicas if its group had no others.
+        """
         groups = [group for group in self.groups if known_pools.has_replicas(group.pool)]
-        plan = None if self._membership is None else self._membership.now()
-        # A group's router knows no other group, so it would send to replicas that are held or under observation.
-        return groups if plan is None else [group for group in groups if group.pool in plan.pools] or groups
+        membership = None if self._membership is None else self._membership.now()
+        if membership is None:  # no plan holds
+            return groups
+        return [group for group in groups if group.pool in membership.pools] or groups
 
     def can_answer(self) -> bool:
         """Whether a decode replica runs, or a request would wake the model."""

@@ -1,4 +1,8 @@
-"""Cores and ports of one machine: claims, which are locks and end with their process; free ports; real-time threads."""
+"""Cores and ports of one machine.
+
+A claim is a lock on a file, which a process holds until it ends. An engine claims cores and its NIXL port. Servers of a
+cluster get ports without a claim. A process that keeps time gets real-time threads.
+"""
 
 import errno
 import fcntl
@@ -16,9 +20,9 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-# Shared by all clusters of one user on a machine, whatever their TMPDIR.
+# Folder of claims, shared by all clusters of one user on a machine, whatever their TMPDIR.
 CLAIMS = Path(f"/tmp/tandem-claims-{os.getuid()}")  # noqa: S108
-_SLOTS_PER_CORE = 64  # most engines that may share one core
+_SLOTS_PER_CORE = 64  # most engines that may share one core; each locks one of the core's slot files
 # Ports for NIXL's side channels. They are claimed and not derived from the replica's rank: Serve reuses ranks while
 # ports are still bound, and a second application has the same ranks. With a bound port vLLM hangs instead of failing.
 FIRST_PORT = 20000
@@ -67,6 +71,7 @@ class CoreClaim:
         own_folder(folder)
         cores = sorted(os.sched_getaffinity(0), reverse=from_end)
         self._locks: dict[int, IO[str]] = {}  # by core
+        # Slot 0 of every core comes before slot 1 of any, so the least claimed cores are found first.
         for slot, core in itertools.product(range(_SLOTS_PER_CORE), cores):
             if len(self._locks) == min(count, len(cores)):
                 break
@@ -77,16 +82,16 @@ class CoreClaim:
 
 
 def run_at_once(pid: int, *, is_on: bool = True) -> None:
-    """Give all threads of a process, and those that they start, the real-time class SCHED_RR, or the usual class again.
+    """Give all threads of a process the real-time class SCHED_RR, or the usual class again; new threads inherit it.
 
     For processes that keep time on a busy machine. While eight replicas imported on two cores, threads of the usual
     class waited for up to ten seconds, whatever their niceness; a real-time thread never waited (DECISIONS 42).
 
     Raises PermissionError: this user may not.
     """
+    policy, priority = (os.SCHED_RR, 1) if is_on else (os.SCHED_OTHER, 0)
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(ProcessLookupError):
-            policy, priority = (os.SCHED_RR, 1) if is_on else (os.SCHED_OTHER, 0)
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
 
 
@@ -122,7 +127,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether an engine can bind a port; if not, the log names its process. Raises OSError: ``host`` is elsewhere."""
+    """Whether an engine can bind a port; if not, the log names the process that has it.
+
+    Raises OSError: ``host`` is no address of this machine.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, port))
@@ -137,7 +145,11 @@ def is_free(host: str, port: int) -> bool:
 
 
 def listener(host: str, port: int) -> str | None:
-    """Id and command of the process that listens on a port, if possible on ``host``; ``None``: none is visible."""
+    """Id and command of the process that listens on a port; ``None``: none is visible.
+
+    A process on ``host`` or on every address comes before one on another address.
+    """
+    # Whether the process is on another address, and its id: the first in this order is taken.
     listeners = [
         (connection.laddr.ip not in (host, *EVERY_ADDRESS), connection.pid)
         for connection in psutil.net_connections("tcp")

@@ -37,7 +37,7 @@ from router.ray_health import HealthFeed
 
 
 class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
-    """Ray Serve LLM's decode server, with prefill and decode split below the OpenAI layer (``pd_generate``)."""
+    """Ray Serve LLM's decode server; prompts go to prefill from below vLLM's OpenAI layer (``pd_generate``)."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -80,14 +80,14 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         app_name = serve.get_replica_context().app_name
         health = HealthFeed(app_name, prefill_server.deployment_name, router.outlier)
         health.start()
-        # If prefill has no replica at all, decode computes the prompt.
+        # The watch ends calls of a pool without replicas, and decode computes the prompts.
         watch = CallWatch(partial(is_answering, app_name), lambda pool: not known_pools.has_replicas(pool))
         self._watching = asyncio.create_task(watch.run())
         return PoolCaller(prefill_server, "prefill", health=health, watch=watch, is_whole=lambda answer: True)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's signals, which Serve passes on to the joint policy."""
-        gpus = await self.gpu_report()  # first, as it may take seconds: the other figures are of one moment
+        gpus = await self.gpu_report()  # first, since it may take seconds: the other figures are of one moment
         report = ReplicaReport(
             **asdict(engine_stats().load),
             **gpus,
@@ -98,13 +98,16 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         return report.values(self._requests)
 
     async def respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
-        """The frames of one OpenAI request that its client does not have; the first frame has the response's status."""
+        """The frames of one OpenAI request's answer, without those that its client has from a lost replica.
+
+        The first frame has the response's status.
+        """
         body: dict[str, Any] = json.loads(request.body.decode())
         fields = tuple(body)
-        again = None if request.sent is None else SentAgain(request.sent)
+        sent_again = None if request.sent is None else SentAgain(request.sent)
         try:
             parsed = parse_request(request.endpoint, body, request.request_id)
-            del body  # else it would use memory until the answer ends, beside the parsed request
+            del body  # otherwise it would take memory until the answer ends, beside the parsed request
             trace = RequestTrace(
                 max_tokens=requested_max_tokens(parsed),
                 beam_search=bool(parsed.use_beam_search),
@@ -118,23 +121,24 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
                 answer = _with_first(answer, trace.has_first)
             async with aclosing(answer) as chunks:
                 async for chunk in chunks:
+                    # ``None``, from ``_with_first``, becomes a frame without text.
                     frame = Frame("") if chunk is None else answer_frame(chunk, trace, fields)
-                    if again is not None and frame.text and frame.error is None:
-                        text = again.new_text(frame.text)
+                    if sent_again is not None and frame.text and frame.error is None:
+                        text = sent_again.new_text(frame.text)
                         if text is None:
                             continue
                         frame = frame._replace(text=text)
                     yield frame
                     if frame.error is not None:
                         return
-            if again is not None:
-                again.check_end()
+            if sent_again is not None:
+                sent_again.check_end()
         except Exception as error:
             yield failure_frame(error, request.request_id, fields)
 
 
 async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Event) -> AsyncGenerator[Any, None]:
-    """The chunks of an answer in one piece; before them ``None``, once the first token has come."""
+    """The chunks of an answer in one piece; before them ``None``, if the first token comes earlier than the answer."""
     async with aclosing(chunks):
         tasks = (asyncio.ensure_future(anext(chunks, None)), asyncio.ensure_future(has_first.wait()))
         try:
@@ -153,10 +157,10 @@ async def _with_first(chunks: AsyncGenerator[Any, None], has_first: asyncio.Even
 
 
 async def _warm_up(client: Any) -> None:
-    """Sample alone and in a batch, so that no request waits for code that vLLM compiles at its first use.
+    """Sample one answer and then two at a time, so that no request waits for code that vLLM compiles at its first use.
 
-    On CPU that is the sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request that is not
-    greedy.
+    On CPU this is the code of the sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341): 19 s for the first request
+    that is not greedy.
     """
     for n in (1, 2):
         sampling = SamplingParams(

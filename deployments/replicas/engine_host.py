@@ -1,4 +1,4 @@
-"""What prefill and decode replicas do around their engine: claim a port and cores, watch it, and give metrics."""
+"""What prefill and decode replicas do around their engine: claim a port and cores, watch the engine, give metrics."""
 
 import asyncio
 import logging
@@ -31,17 +31,18 @@ from kvtransfer.topology import Role
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 17  # length of the log's end that is searched for the error of an engine
+# A line of vLLM's log with an exception, such as "(EngineCore pid=7) ValueError: no memory".
 _RAISED = re.compile(r"^\((?:EngineCore|Worker)[^)]*\) ((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _POLL_S = 0.1  # seconds between two checks whether the engine has died
 _PING_S = 1.0  # seconds between two pings of the engine
-_STALL_S = 1.0  # time between two checks, seconds, above which this process itself stood still
+_STALL_S = 1.0  # time between two checks, seconds; if it is longer, this process itself stood still
 _LAST_ERRORS_S = 0.3  # time for sending the errors of requests in flight before the process ends, seconds
 ANSWER_S = 5.0  # time for an engine's answer, seconds: an engine that has just died never answers
 
 
 @contextmanager
 def named_cause() -> Iterator[None]:
-    """Context of an engine's start. Raises RuntimeError: it did not start, with the cause from its log."""
+    """Context of an engine's start. Raises RuntimeError: it did not start; the message has the cause from the log."""
     try:
         yield
     except RuntimeError:
@@ -68,12 +69,12 @@ def _own_log() -> str:
 
 
 async def watch_engine(client: Any, silence_s: float) -> None:
-    """Return once an engine has died, or has not answered for ``silence_s``; it answers between two steps.
+    """Return once an engine has died, or has not answered a ping for ``silence_s``; it answers between two steps.
 
-    A replica with a dead engine fails within milliseconds, so it seems the least loaded and attracts every request. A
-    replica whose engine hangs passes Serve's health checks for ever.
+    A replica with a dead engine fails each request within milliseconds. So it seems the least loaded, and attracts
+    every request. A replica whose engine hangs passes Serve's health checks for ever.
     """
-    answer: asyncio.Task[Any] | None = None
+    ping: asyncio.Task[Any] | None = None
     answered_s = pinged_s = polled_s = time.monotonic()
     while True:
         await asyncio.sleep(_POLL_S)
@@ -84,12 +85,12 @@ async def watch_engine(client: Any, silence_s: float) -> None:
         if client.errored:
             logger.error("the engine has died: this replica ends")
             return
-        if answer is None and now_s - pinged_s >= _PING_S:
-            pinged_s, answer = now_s, asyncio.create_task(client.is_paused())
-        if answer is not None and answer.done():
-            answer.exception()  # read, since asyncio reports an error that no code has read
-            answered_s, answer = now_s, None
-        if answer is not None and now_s - max(answered_s, pinged_s) > silence_s:
+        if ping is None and now_s - pinged_s >= _PING_S:
+            pinged_s, ping = now_s, asyncio.create_task(client.is_paused())
+        if ping is not None and ping.done():
+            ping.exception()  # read, since asyncio reports an error that no code has read
+            answered_s, ping = now_s, None
+        if ping is not None and now_s - max(answered_s, pinged_s) > silence_s:
             logger.error("the engine has not answered for %g s: this replica ends", silence_s)
             return
 
@@ -108,18 +109,21 @@ class EngineHost:
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
-        if (into := llm_config.experimental_configs.get(STAGE_KEY)) is not None:
+        if (stage_folder := llm_config.experimental_configs.get(STAGE_KEY)) is not None:
             loading = llm_config.model_loading_config
-            loading.model_source = str(await asyncio.to_thread(staged, Path(str(loading.model_source)), Path(into)))
+            source = Path(str(loading.model_source))
+            loading.model_source = str(await asyncio.to_thread(staged, source, Path(stage_folder)))
         start_no_download(llm_config)
         report_no_usage()
         context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
+        # An emulated engine reports figures of a GPU too.
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
         self.replica_id = context.replica_id.unique_id
         host = ray.util.get_node_ip_address()
         self._port_claim = PortClaim(CLAIMS, host)
-        # Else Ray's NIXL backend derives the port from the replica's rank. Each replica is a process of its own.
+        # Without the port, Ray's NIXL backend would derive one from the replica's rank. The environment is this
+        # replica's alone: each replica is a process of its own.
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._port_claim.port)
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
@@ -150,7 +154,7 @@ class EngineHost:
         return []
 
     async def gpu_report(self) -> dict[str, Any]:
-        """Utilisation and SM activity since the last call, means over the engine's workers; empty on CPU."""
+        """GPU utilisation and SM activity since the last call, means over the engine's workers; empty on CPU."""
         return _means(await self.worker_answers(METHOD_GPU)) if self._has_gpus else {}
 
     async def metrics(self) -> list[Metric]:
@@ -159,6 +163,7 @@ class EngineHost:
 
 
 def _means(reports: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each figure that all reports have."""
     names = set.intersection(*map(set, reports)) if reports else set()
     return {name: fmean(report[name] for report in reports) for name in names}
 
@@ -166,10 +171,11 @@ def _means(reports: list[dict[str, float]]) -> dict[str, float]:
 def core_binding(cores: list[int], workers: int) -> str:
     """vLLM's ``VLLM_CPU_OMP_THREADS_BIND``: the cores of each worker, joined by commas, and '|' between workers."""
     share = max(1, len(cores) // workers)
+    # With fewer cores than workers, some workers get the same core.
     parts = [cores[(i * share) % len(cores) :][:share] for i in range(workers)]
     return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def lease_s(llm_config: LLMConfig) -> float:
-    """Seconds for which prefill keeps KV that decode does not ask for."""
+    """The lease: seconds for which prefill keeps KV that decode does not ask for."""
     return float(llm_config.engine_kwargs["kv_transfer_config"]["kv_connector_extra_config"]["kv_lease_duration"])

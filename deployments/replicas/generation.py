@@ -13,18 +13,18 @@ from deployments.wire.messages import Sent
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One request, shared by ``DecodeServer.respond`` and, below vLLM's OpenAI layer, ``PDGenerate``."""
+    """One request; ``DecodeServer.respond`` shares it with ``PDGenerate``, below vLLM's OpenAI layer."""
 
     max_tokens: int | None = None  # output limit that the client set
     beam_search: bool = False
     arrived_s: float | None = None  # arrival at the endpoint, by this process's monotonic clock
     generations: int = 0  # calls of ``PDGenerate``: one for each prompt, or for each step of a beam search
     sent: Sent | None = None  # part of the stream that the client has from a replica that was lost
-    outputs: list[tuple[int, ...]] = field(default_factory=list)  # token ids by output; empty with several streams
-    tokens: int = 0  # output tokens of all streams
-    has_first: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # set at the first token, prefill's or this engine's
+    # Token ids of each output since the last ``drain``; empty with several streams.
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    tokens: int = 0  # output tokens of all streams since the last ``drain``
+    # Set at the first token, which comes from prefill or from this engine.
+    has_first: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None  # error that ended the last stream
 
     def drain(self) -> tuple[tuple[tuple[int, ...], ...], int]:
@@ -52,9 +52,9 @@ class Generation:
     trace: RequestTrace
     is_step: bool  # whether it is a later step of a beam search
     kwargs: dict[str, Any]  # vLLM's other arguments of ``generate``
-    cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, by this replica's index
+    cached_tokens: int = 0  # prompt tokens in the engine's prefix cache, as this replica estimates (``PrefixIndex``)
     local_tokens: int = 0  # prompt tokens that this engine has yet to compute
-    pull: Pull | None = None  # of the KV that prefill has computed
+    pull: Pull | None = None  # the pull of the prompt's KV; ``None``: prefill has not computed it
     has_first: bool = False  # whether the decode engine has yielded its first output
     output_ids: list[int] = field(default_factory=list)  # token ids of the answer; empty with several streams
 
@@ -66,7 +66,8 @@ class Generation:
     @property
     def salt(self) -> str:
         """The client's ``cache_salt``: prompts with different salts share no prefix cache."""
-        return self.prompt.get("cache_salt") or "" if isinstance(self.prompt, dict) else ""
+        salt = self.prompt.get("cache_salt") if isinstance(self.prompt, dict) else None
+        return salt or ""
 
     @property
     def reads_cache(self) -> bool:
@@ -75,10 +76,10 @@ class Generation:
 
     @property
     def is_transferable(self) -> bool:
-        """Whether decode can do with KV of this prompt from prefill.
+        """Whether decode can use KV of this prompt that prefill has computed.
 
-        It cannot for several sequences (they would share one handoff), prompt logprobs (only a local forward pass
-        yields them), prompts that are not plain tokens, and adapters (prefill has none loaded).
+        It cannot with several answers (they would share one handoff), prompt logprobs (only a local forward pass yields
+        them), prompts that are not plain tokens, and adapters (prefill has none loaded).
         """
         return (
             not self.trace.beam_search

@@ -34,14 +34,15 @@ _NOT_HONOURED: dict[str, dict[str, tuple[Any, str]]] = {
     "completions": {"suffix": (None, "text after the completion is not supported"), "best_of": (1, "use n")},
 }
 
-# Most items of a field: each takes time in which a decode replica does nothing else. vLLM itself bounds stop and
+# Most items of a field, since a decode replica does nothing else while it reads them. vLLM itself bounds stop and
 # bad_words.
 _MOST_ITEMS = {"messages": 10_000, "tools": 1000, "documents": 1000}
 _MOST_PARTS = 10_000  # most content parts of all messages
-# Most answers, prompts times n: each is a request of its own to the engine. vLLM limits prompts alike, but not answers.
+# Most answers of a request (prompts times n): each is a request of its own to the engine. vLLM has the same limit for
+# prompts, but none for answers.
 _MOST_ANSWERS = 1024
-# Largest length penalty. Beam search divides by the sequence's length to this power: with a larger one, the result for
-# a long context is beyond a float's range.
+# Largest length penalty. Beam search divides by the sequence's length to the power of the penalty. With a larger one
+# the result for a long context is beyond a float's range.
 _MOST_LENGTH_PENALTY = 32.0
 
 # Fields that no client may set. With them it could read the KV of other requests, end the engine with values that the
@@ -50,14 +51,17 @@ _INTERNAL = ("kv_transfer_params", "ec_transfer_params", "request_id", "priority
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> ChatCompletionRequest | CompletionRequest:
-    """vLLM's request for a body. Raises OpenAIError: 400, with the field; VLLMClientError: fields contradict."""
+    """vLLM's request for a body.
+
+    Raises OpenAIError: 400, a field is wrong, and the error names it. VLLMClientError: fields contradict each other.
+    """
     fields = _without_internal(body)
     if isinstance(fields.get("vllm_xargs"), dict):  # vLLM copies its items to the same place as the fields
         fields["vllm_xargs"] = _without_internal(fields["vllm_xargs"])
     for name, (harmless, why) in _NOT_HONOURED[endpoint].items():
         value = fields.pop(name, None)
         if value is not None and value != harmless:
-            raise _refused(name, f"{name} cannot be honoured ({value!r} was asked for): {why}")
+            raise _field_error(name, f"{name} cannot be honoured ({value!r} was asked for): {why}")
     _check_prompt(endpoint, fields)
     _check_max_tokens(fields)
     _check_counts(endpoint, fields)
@@ -84,7 +88,7 @@ def requested_max_tokens(request: ChatCompletionRequest | CompletionRequest) -> 
     return fields["max_tokens"] if limit is None else limit
 
 
-def _refused(field: str, why: str) -> OpenAIError:
+def _field_error(field: str, why: str) -> OpenAIError:
     return OpenAIError(400, why, param=field)
 
 
@@ -96,54 +100,61 @@ def _check_prompt(endpoint: str, fields: dict[str, Any]) -> None:
     name = "messages" if endpoint == "chat" else "prompt"
     value = fields.get(name)
     if value is None and fields.get("prompt_embeds") is None:
-        raise _refused(name, f"{name} is missing")
+        raise _field_error(name, f"{name} is missing")
     if endpoint == "chat" and not (isinstance(value, list) and all(isinstance(part, dict) for part in value)):
-        raise _refused("messages", "messages must be a list of objects")
+        raise _field_error("messages", "messages must be a list of objects")
     if value in ("", []) or (isinstance(value, list) and any(part in ("", []) for part in value)):
-        raise _refused(name, f"{name} is empty: give at least one {'message' if endpoint == 'chat' else 'token'}")
+        item = "message" if endpoint == "chat" else "token"
+        raise _field_error(name, f"{name} is empty: give at least one {item}")
 
 
 def _check_max_tokens(fields: dict[str, Any]) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         value = fields.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise _refused(name, f"{name} must be at least 1, got {value}")
+            raise _field_error(name, f"{name} must be at least 1, got {value}")
 
 
 def _check_counts(endpoint: str, fields: dict[str, Any]) -> None:
     for name, most in _MOST_ITEMS.items():
         value = fields.get(name)
         if isinstance(value, list) and len(value) > most:
-            raise _refused(name, f"{name} has {len(value)} items: give at most {most}")
+            raise _field_error(name, f"{name} has {len(value)} items: give at most {most}")
     contents = [message.get("content") for message in fields["messages"]] if endpoint == "chat" else []
     if (parts := sum(len(content) for content in contents if isinstance(content, list))) > _MOST_PARTS:
-        raise _refused("messages", f"the messages have {parts} content parts: give at most {_MOST_PARTS}")
-    prompt, n = fields.get("prompt") if endpoint == "completions" else None, fields.get("n")
-    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+        raise _field_error("messages", f"the messages have {parts} content parts: give at most {_MOST_PARTS}")
+    prompt = fields.get("prompt") if endpoint == "completions" else None
+    prompts = 1
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):  # a list of token ids is one prompt
+        prompts = len(prompt)
+    n = fields.get("n")
     answers = prompts * n if isinstance(n, int) else prompts
     if answers > _MOST_ANSWERS:
         name = "n" if prompts == 1 else "prompt"
-        raise _refused(name, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}")
+        raise _field_error(name, f"{answers} answers were asked for in one request: ask for at most {_MOST_ANSWERS}")
 
 
 def _check_beams(request: ChatCompletionRequest | CompletionRequest) -> None:
     penalty = request.length_penalty
     if not abs(penalty) <= _MOST_LENGTH_PENALTY:  # also refuses NaN
-        raise _refused("length_penalty", f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}")
+        message = f"length_penalty must be within +-{_MOST_LENGTH_PENALTY:g}, got {penalty:g}"
+        raise _field_error("length_penalty", message)
     has_echo = isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
     if request.use_beam_search and has_echo:
-        raise _refused("logprobs", "a beam search has no logprobs of the prompt: leave out echo or logprobs")
+        raise _field_error("logprobs", "a beam search has no logprobs of the prompt: leave out echo or logprobs")
 
 
 def _from_pydantic(error: ValidationError) -> OpenAIError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
-    # pydantic adds type names to the location; the client knows only the field.
-    param = getattr(first.get("ctx", {}).get("error"), "parameter", None) or (path[0] if path else None)
+    named_by_vllm = getattr(first.get("ctx", {}).get("error"), "parameter", None)  # if a check of vLLM has failed
+    # pydantic adds type names to the path; the client knows only the field, which comes first.
+    field = path[0] if path else None
+    where = f"{'.'.join(path)}: " if path else ""
     message = str(first["msg"]).removeprefix("Value error, ")
     value = first.get("input")
-    shown = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
-    return OpenAIError(400, f"{'.'.join(path) + ': ' if path else ''}{message}{shown}", param=param)
+    got = f" (got {value!r:.100})" if path and not isinstance(value, dict) else ""
+    return OpenAIError(400, f"{where}{message}{got}", param=named_by_vllm or field)
 
 
 def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Frame:
@@ -152,6 +163,7 @@ def answer_frame(chunk: Any, trace: RequestTrace, fields: Collection[str]) -> Fr
         refusal = error_event(chunk)
         if refusal is None:
             return Frame(chunk, *trace.drain())
+        # The event has only the error's message; the trace has the error itself.
         frame = None if trace.error is None else _replica_failure(trace.error)
         return frame or _refusal_frame(refusal, fields)
     error = getattr(chunk, "error", None)
@@ -175,7 +187,7 @@ def failure_frame(error: Exception, request_id: str, fields: Collection[str]) ->
 
 
 def _replica_failure(error: Exception) -> Frame | None:
-    """The frame of an error that is not the request's fault; ``None``: it may be."""
+    """The frame of an error that is not the request's fault; ``None``: it may be the request's fault."""
     if isinstance(error, GracefulHTTPError):  # the engine's own limits, such as max_num_queued_reqs
         return full(error.message)
     if isinstance(error, EngineDeadError):

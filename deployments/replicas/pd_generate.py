@@ -1,4 +1,4 @@
-"""Where a rendered prompt is computed, between vLLM's OpenAI layer and the decode engine."""
+"""Where a rendered prompt is computed: a generator between vLLM's OpenAI layer and the decode engine."""
 
 import logging
 import time
@@ -81,7 +81,7 @@ class PDGenerate:
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         if ids is not None and not is_step:
             self._check_context(len(ids), trace.max_tokens)
-        timer = None
+        timer = None  # stays so for a resumed stream: the lost replica has counted the request
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
         if not is_step and trace.sent is None:
             arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
@@ -110,20 +110,25 @@ class PDGenerate:
                         trace.outputs.append(tuple(output.outputs[0].token_ids))
                     yield output
         except Exception as error:
-            trace.error = error  # vLLM's streams pass on only its message
+            trace.error = error  # vLLM's streams pass on only the error's message
             raise
         finally:
             if timer is not None:
                 timer.end()
 
     async def _run(self, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
-        """Let the prompt be computed, and yield the engine's outputs. Raises EngineDeadError: the engine shuts down."""
+        """Choose where the prompt is computed, and yield the engine's outputs.
+
+        Raises EngineDeadError: the engine shuts down.
+        """
         path, reason = await self._compute_prompt(generation)
         if not generation.is_step:
             PREFILL_PATH.labels(path, reason).inc()
         if generation.ids is not None and path is PrefillPath.LOCAL:
             generation.local_tokens = max(0, len(generation.ids) - generation.cached_tokens)
             self.local_prefill_tokens += generation.local_tokens
+        # The engine yields such an answer only at its end, so its first token is watched for. With KV from prefill,
+        # prefill has made the first token.
         if generation.pull is None and generation.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
             self._first_tokens.watch(generation.request_id, generation.trace.has_first)
         is_one_stream = generation.is_one_stream
@@ -134,7 +139,7 @@ class PDGenerate:
             async with aclosing(answer) as outputs:
                 async for output in outputs:
                     if any(part.finish_reason == "abort" for part in output.outputs):
-                        # The engine shuts down: a client that disconnects cancels this generator instead.
+                        # Only an engine that shuts down ends like this: a client that leaves cancels this generator.
                         raise EngineDeadError
                     if not generation.has_first:
                         self._count_first(generation, output)

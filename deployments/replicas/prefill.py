@@ -66,11 +66,11 @@ class PrefillServer(EngineHost, PDPrefillServer):
         return max(await self.worker_answers(METHOD_UNREAD_KV), default=None)
 
     async def __del__(self) -> None:
-        """Called by Serve once no request is in flight; the engine stays until decode has pulled its KV."""
+        """Called by Serve once no request is in flight; the engine stays until decode has pulled all KV from it."""
         until_s = time.monotonic() + MAX_KV_KEEP_LEASES * self._lease_s
         with suppress(AttributeError):  # the engine never started
             client = engine_client(self)
-            # An engine that does not answer is in a long step, unless it has died.
+            # Without an answer (``None``) the engine is in a long step, unless it has died.
             while time.monotonic() < until_s and not client.errored and await self._unread_kv_requests() != 0:
                 await asyncio.sleep(_UNREAD_POLL_S)
         await super().__del__()
@@ -78,16 +78,16 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def prefill(self, request: PrefillRequest) -> AsyncGenerator[PrefillResult | PrefillRefusal, None]:
         """Compute one prompt. Yields where its KV is, or the reason of a refusal.
 
-        It is a stream of one piece, since Serve learns only at the end of a plain call whether a replica has taken it.
-        Raises RuntimeError: the engine ended the request without KV to hand over.
+        It is a stream of one piece: with a plain call, Serve learns only at the end whether a replica has taken the
+        call. Raises RuntimeError: the engine ended the request without KV to hand over.
         """
         client = engine_client(self)
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
-        params, computed = None, None
+        params, engine_s = None, None
         sampling, priority = prefill_sampling(), request.priority
         try:
             async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
-                params, computed = output.kv_transfer_params, computed_s(output.metrics)
+                params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
         except (GracefulHTTPError, VLLMClientError) as error:
             # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
             yield PrefillRefusal(
@@ -101,5 +101,5 @@ class PrefillServer(EngineHost, PDPrefillServer):
             answered_at_s=time.time(),
             backlog_tokens=client.get_num_queued_tokens(),
             replica_id=self.replica_id,
-            computed_s=computed,
+            computed_s=engine_s,
         )

@@ -1,8 +1,11 @@
 """Watches a decode engine's pulls of KV from prefill, and repairs links that break while both ends are healthy.
 
 If vLLM cannot pull a prompt's KV, it computes the prompt itself, which costs only the client's time. But it never
-repairs the link: each later prompt of that pair is computed twice, and prefill keeps its KV for a lease. On a silent
-link it waits for ever.
+repairs the link between the two engines. Each later prompt of this pair is computed twice, and prefill keeps the KV
+until its lease ends. If the link is silent, the pull waits for ever.
+
+A pull has the request id that prefill's engine uses. A peer is the replica id of a prefill replica; vLLM knows the
+replica only by its engine's id.
 """
 
 import asyncio
@@ -29,7 +32,7 @@ class Pull:
     """The KV of one prompt, to be pulled from prefill."""
 
     params: dict[str, Any]  # prefill's ``kv_transfer_params``
-    peer: str  # id of the prefill replica
+    peer: str  # the prefill replica
     began_s: float  # monotonic time of prefill's answer
     has_first: bool = False  # the first token has come: the KV was pulled, or the prompt was computed instead
     has_ended: bool = False  # the request has ended
@@ -39,11 +42,11 @@ class PullWatch:
     """Polls the engine's workers for the state of their pulls, while there are any."""
 
     def __init__(self, client: Any, pull_timeout_s: float) -> None:
-        self.peers = Peers()
+        self.peers = Peers()  # links that are broken, and when to test them
         self._client = client
         self._stuck = StuckPulls(pull_timeout_s)
         self._pulls: dict[str, Pull] = {}  # by prefill's request id
-        self._broken: dict[str, list[Pull]] = {}  # lost pulls by prefill's engine id, until the link is dropped
+        self._to_drop: dict[str, list[Pull]] = {}  # links to drop: lost pulls by prefill's engine id
         self._reported: list[str] = []  # failed pulls in the workers' last report
         self._has_work = asyncio.Event()
         self._steps: set[asyncio.Task[None]] = set()  # asyncio itself holds its tasks only weakly
@@ -66,8 +69,8 @@ class PullWatch:
     async def release(self, request_id: str, params: dict[str, Any]) -> None:
         """Free KV on prefill that this engine will not pull.
 
-        If the two engines have no link yet, the engine makes one beside its steps, and frees the KV at its next step.
-        An idle engine makes no step, so this causes one.
+        If the two engines have no link yet, this engine makes one beside its steps, and frees the KV at its next step.
+        An idle engine makes no step, so this method causes one later.
         """
         await self._client.notify_kv_transfer_request_rejected(request_id, params)
         step = asyncio.create_task(self._step(f"{request_id}-step"))
@@ -75,6 +78,7 @@ class PullWatch:
         step.add_done_callback(self._steps.discard)
 
     async def _step(self, request_id: str) -> None:
+        """Make the engine take a step, by a request that it refuses at once, when a new link is there."""
         await asyncio.sleep(_HANDSHAKE_S)
         with suppress(Exception):  # the engine has died
             await self._client.notify_kv_transfer_request_rejected(request_id, {})
@@ -87,45 +91,51 @@ class PullWatch:
                 await self._check_pulls()
             except Exception as error:  # the engine has died, which ends the replica, or is in a long step
                 logger.debug("the engine does not report its pulls: %s", error)
-            if not self._pulls and not self._broken:
+            if not self._pulls and not self._to_drop:
                 self._has_work.clear()
 
     async def _check_pulls(self) -> None:
-        # Taken before the report, which may lack the failure of a pull that ends later.
+        # Pulls that have ended before the report: the report may lack the failure of one that ends later.
         ended = {name: pull for name, pull in self._pulls.items() if pull.has_first or pull.has_ended}
         async with asyncio.timeout(ANSWER_S):
             reports = await self._client.collective_rpc(METHOD_PULLS, args=(self._reported,))
         now_s = time.monotonic()
-        running, failed = merged([one[0] for one in reports]), merged([one[1] for one in reports])
+        # By prefill's request id, each with prefill's engine id.
+        running = merged([running for running, _ in reports])
+        failed = merged([failed for _, failed in reports])
         self._reported = list(failed)
         for name, pull in ended.items():
             if name in failed or name in running:
                 continue
             del self._pulls[name]
-            if not pull.has_first:
+            if not pull.has_first:  # the request ended too early to tell whether the KV came
                 self.peers.unknown(pull.peer, now_s)
             elif self.peers.pulled(pull.peer, now_s):
                 LINK_REPAIRS.inc()
                 logger.warning("KV comes from prefill replica %s again", pull.peer)
         stuck = self._stuck.see(running, now_s)
-        for engine_id in {*failed.values(), *stuck, *self._broken}:
+        for engine_id in {*failed.values(), *stuck, *self._to_drop}:
+            # If the link is dropped, all pulls over it are lost.
             names = {name for name, engine in {**running, **failed}.items() if engine == engine_id}
             lost = [self._pulls.pop(name) for name in names if name in self._pulls]
-            self._break_links(lost, "stuck" if engine_id in stuck else "failed", now_s)
-            self._broken.setdefault(engine_id, []).extend(lost)
-        for engine_id in list(self._broken):
+            self._note_broken(lost, "stuck" if engine_id in stuck else "failed", now_s)
+            self._to_drop.setdefault(engine_id, []).extend(lost)
+        for engine_id in list(self._to_drop):
             await self._drop_link(engine_id)
 
-    def _break_links(self, lost: list[Pull], why: str, now_s: float) -> None:
+    def _note_broken(self, lost: list[Pull], why: str, now_s: float) -> None:
         for peer in {pull.peer for pull in lost}:
             if self.peers.failed(peer, now_s):
                 LINK_FAILURES.labels(why).inc()
                 logger.warning("KV does not come from prefill replica %s (%s): prompts go elsewhere", peer, why)
 
     async def _drop_link(self, engine_id: str) -> None:
-        """Drop a link, so that the next pull makes a new one, and free its unread KV. The next check tries again."""
+        """Drop a link, so that the next pull makes a new one, and free the KV of its lost pulls.
+
+        If the engine cannot drop it yet, the next check tries again.
+        """
         async with asyncio.timeout(ANSWER_S):
             is_dropped = all(await self._client.collective_rpc(METHOD_FORGET_PEER, args=(engine_id,)))
         if is_dropped:
-            for pull in self._broken.pop(engine_id):
+            for pull in self._to_drop.pop(engine_id):
                 await self.release(f"{pull.params['remote_request_id']}-unread", pull.params)

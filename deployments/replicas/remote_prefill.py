@@ -1,4 +1,9 @@
-"""How a decode replica lets prefill compute prompts: retries, outages of the pool, and KV that comes too late."""
+"""How a decode replica lets prefill compute prompts: retries, outages of the pool, and KV that comes too late.
+
+A prompt may be a probe, which is a test. It tests an ejected replica, which has failed often, if the health board
+allows it (``router.ejection``). Or it tests a broken link, over which this engine could not pull KV
+(``kvtransfer.peers``).
+"""
 
 import asyncio
 import logging
@@ -26,7 +31,8 @@ PrefillAnswer = PrefillResult | PrefillRefusal
 _OUTAGE_FAILURES = 3
 # A prompt with fewer tokens counts as one of this length: most of its time does not depend on its tokens.
 _LEAST_PACE_TOKENS = 500
-# Share of a lease in which decode must get prefill's answer, 0..1. A larger one may let decode pull KV that is gone.
+# Share of a lease within which prefill's answer must reach decode, 0..1. A larger one may let decode pull KV that is
+# gone.
 _SAFE_LEASE_FRAC = 0.5
 
 
@@ -41,7 +47,7 @@ class RemotePrefill:
         self._caller = caller
         self._config = config
         self._lease_s = lease_s
-        self._failures = 0  # number of failures since the last success
+        self._failures = 0  # number of failed calls since the last answer
         self._retries = RetryBudget()
         self._backlog = PrefillBacklog()
         PREFILL_BACKLOG.set_function(self.backlog_tokens)
@@ -72,23 +78,26 @@ class RemotePrefill:
             return None  # another prompt tests whether prefill answers again
         self._retries.request()
         deadline_s = time.monotonic() + self._config.prefill_timeout_s
-        avoid, probe = await self._caller.health.guide()
+        # The prompt may test one replica: an ejected one, or else one behind a broken link.
+        avoid, ejected_probe = await self._caller.health.guide()
         peers, now_s = self.pulls.peers, time.monotonic()
-        link = peers.probe(now_s) if probe is None else None
-        if probe is None and link is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
+        link_probe = peers.probe(now_s) if ejected_probe is None else None
+        probe = ejected_probe or link_probe
+        if probe is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
             return None  # every link is broken, and it is too early to test one
         routing = Routing(
             work_tokens=len(request.token_ids),
             avoid=avoid,
-            probe=probe or link,
-            exclude=peers.broken(now_s) - {probe, link},
+            probe=probe,
+            exclude=peers.broken(now_s) - {probe},
         )
         result = None
         try:
             result = await self._attempt(replace(request, routing=routing), deadline_s)
-        finally:  # also if the client has disconnected: the next prompt may then test the link
-            if link is not None and (result is None or result.replica_id != link or self._is_late(result)):
-                peers.unknown(link, time.monotonic())
+        finally:  # also if the client has disconnected
+            has_no_pull = result is None or result.replica_id != link_probe or self._is_late(result)
+            if link_probe is not None and has_no_pull:  # the link was not tested, so the next prompt may test it
+                peers.unknown(link_probe, time.monotonic())
         may_retry = self._failures < _OUTAGE_FAILURES and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
             retry = replace(routing, last_resort=routing.choice.replica_id, probe=None, choice=Choice())
@@ -111,8 +120,8 @@ class RemotePrefill:
                 if answer is not None:
                     self._report_answer(request, call, answer, started_s)
         except asyncio.CancelledError:
-            # The client has disconnected, and prefill aborts. If its answer is still on the way, the KV is freed when
-            # its lease ends.
+            # The client has disconnected, and prefill aborts the prompt. If prefill's answer is still on the way, the
+            # KV is freed when its lease ends.
             if isinstance(answer, PrefillResult):
                 await self.release(request.request_id, answer.kv_transfer_params)
             raise
@@ -132,9 +141,9 @@ class RemotePrefill:
         else:
             now_s = time.monotonic()
             REMOTE_PREFILL_S.observe(now_s - started_s)
-            if answer.computed_s is not None:  # excludes time in the queue, which is no sign of a slow replica
-                pace_s = answer.computed_s * 1000 / max(len(request.token_ids), _LEAST_PACE_TOKENS)
-                call.health.report_pace(pace_s, self._config.outlier.slow_prefill_s)
+            if answer.computed_s is not None:  # without time in the queue, which is no sign of a slow replica
+                thousand_tokens_s = answer.computed_s * 1000 / max(len(request.token_ids), _LEAST_PACE_TOKENS)
+                call.health.report_pace(thousand_tokens_s, self._config.outlier.slow_prefill_s)
             self.pulls.peers.heard(answer.replica_id, now_s)
         if self._failures >= _OUTAGE_FAILURES:
             logger.warning("prefill answers again")
@@ -150,6 +159,10 @@ class RemotePrefill:
         logger.log(level, "prefill of request %s failed: %s", request.request_id, why)
 
     def _is_late(self, result: PrefillResult) -> bool:
-        # From now on this engine's heartbeats keep the lease. It may have ended already if a process or the network
-        # stood still. Then the engine would pull the blocks of another prompt without an error (vllm issue 52234).
+        """Whether the KV may be gone.
+
+        From now on this engine's heartbeats extend the lease. But the lease may have ended already if a process or the
+        network stood still. Then the engine would pull the blocks of another prompt without an error (vllm issue
+        52234).
+        """
         return time.time() - result.answered_at_s > _SAFE_LEASE_FRAC * self._lease_s

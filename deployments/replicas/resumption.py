@@ -1,8 +1,8 @@
 """Continuation of a stream that a lost decode replica began: whether it is possible, and its outputs.
 
-The engine gets the prompt and the tokens that the client has. vLLM's output side gets these tokens as output, in the
-same pieces as before: it has the detokenizer, the buffer for stop strings and the input of the OpenAI layer's parsers.
-So it repeats its outputs to the byte, and then continues.
+The engine gets the prompt and the tokens that the client has. vLLM's output side, which turns tokens into outputs, gets
+these tokens in the same pieces as on the lost replica. It has the detokenizer, the buffer for stop strings and the
+input of the OpenAI layer's parsers. So it first repeats the outputs to the byte, and then continues.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -38,15 +38,17 @@ def resumption(sampling: SamplingParams) -> Resumption:
     if sampling.num_logprobs is not None or sampling.prompt_logprobs is not None:
         raise NotResumableError("it has logprobs")
     is_greedy = sampling.temperature == 0.0
-    if _depends_on_outputs(sampling) or (sampling.seed is not None and not is_greedy):
+    if _depends_on_outputs(sampling):
         if not is_greedy and sampling.seed is None:
             raise NotResumableError("its next token depends on more than the tokens so far, and it has no seed")
         return Resumption.REGENERATED
-    return Resumption.CONTINUED
+    # A seeded generator of random numbers starts at the first output token.
+    has_random_state = sampling.seed is not None and not is_greedy
+    return Resumption.REGENERATED if has_random_state else Resumption.CONTINUED
 
 
 def _depends_on_outputs(sampling: SamplingParams) -> bool:
-    """Whether the next token depends on which earlier tokens were output and which were the prompt's."""
+    """Whether the next token depends on more than the sequence so far: on which of its tokens are output."""
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
@@ -64,24 +66,25 @@ async def resumed(
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of a stream from its start, as if this engine had made them all.
 
-    ``client``: the engine's ``AsyncLLM``, or an emulated one. ``generate``: computes the prompt here or on prefill.
+    ``client``: the engine's ``AsyncLLM``, or an emulated one. ``generate``: the engine's answer to a prompt, which is
+    computed here or on prefill.
     ``prompt``: as vLLM's OpenAI layer rendered it. Raises NotResumableError: the stream cannot continue exactly.
     """
-    how = resumption(sampling)
+    way = resumption(sampling)
     input_ids: list[int] = prompt["prompt_token_ids"]
     sent_ids = [token for output in sent.outputs for token in output]
     # The emulated engine has an output side of its own.
     open_output_side = getattr(client, "open_output_side", partial(OutputSide.open, client))
     output_side = await open_output_side(prompt, sampling, request_id)
-    end = output_side.ends_with(sent_ids, len(input_ids)) or _OPEN
+    end = output_side.ends_with(sent_ids, len(input_ids)) or _OPEN  # the tokens may be the whole answer
     for repeated in _fed(output_side, sent.outputs, end):
         yield repeated
         if repeated.finished:
             return
     engine_sampling = sampling.clone()
     engine_sampling.stop, engine_sampling.detokenize = [], False  # left to the output side
-    expected = sent_ids
-    if how is Resumption.CONTINUED:
+    expected = sent_ids  # tokens that the engine must repeat
+    if way is Resumption.CONTINUED:
         input_ids, expected = [*input_ids, *sent_ids], []
         engine_sampling.max_tokens = None if sampling.max_tokens is None else sampling.max_tokens - len(sent_ids)
         engine_sampling.min_tokens = max(0, sampling.min_tokens - len(sent_ids))
@@ -95,7 +98,9 @@ async def resumed(
             expected = expected[count:]
             end = (REASONS[part.finish_reason], part.stop_reason) if is_last else _OPEN
             # One by one, as an engine feeds them: several tokens may go beyond a stop string.
-            pieces = [[token] for token in part.token_ids[count:]] or ([[]] if is_last else [])
+            pieces = [[token] for token in part.token_ids[count:]]
+            if is_last and not pieces:
+                pieces = [[]]  # feeds the end alone
             for continued in _fed(output_side, pieces, end):
                 yield continued
                 if continued.finished:

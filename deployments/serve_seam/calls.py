@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
-    """The answers of the replicas that answer ``method`` in time.
+    """The answers of the replicas that answer ``method`` within ``timeout_s``; the others are logged and left out.
 
     Serve's public ``results_async`` returns no answer at all if one replica does not answer.
 
@@ -36,15 +36,15 @@ async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: floa
     for reply in late:
         reply.cancel()
     if late:
-        counts = len(late), len(replies)
-        logger.warning("%d of %d replicas of %s did not answer %s in %g s", *counts, *(name, method, timeout_s))
+        numbers = f"{len(late)} of {len(replies)}"
+        logger.warning("%s replicas of %s did not answer %s in %g s", numbers, name, method, timeout_s)
     return [reply.result() for reply in done if not reply.cancelled() and reply.exception() is None]
 
 
 def is_answer_too_large(error: Exception) -> bool:
-    """Whether one piece of an answer is larger than gRPC's limit of a message.
+    """Whether one piece of an answer is larger than gRPC's limit for a message.
 
-    gRPC has no own code for this: a server without resources has the same status, with other details.
+    gRPC has no status of its own for this: a server that lacks resources sends the same status with other details.
 
     Needs: "larger than max" in the details that gRPC gives for such a message.
     Without it: such a request is tried on other replicas and then ends with 503 instead of 400.

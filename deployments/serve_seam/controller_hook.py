@@ -1,4 +1,8 @@
-"""The changes that Tandem makes in Serve's controller, which it runs before it starts anything."""
+"""The changes that Tandem makes in Serve's controller, which runs ``install`` before it starts anything.
+
+A plan is the autoscaler's decision about an application. Its victims are the replicas that should stop. ``stock`` marks
+Serve's own class, function or choice.
+"""
 
 import asyncio
 import logging
@@ -15,9 +19,9 @@ logger = logging.getLogger("ray.serve")
 # Longest wait for the routes, seconds. The controller sends them at once, also if nothing is deployed.
 _ROUTES_TIMEOUT_S = 3.0
 _POLL_S = 0.02  # seconds between two checks whether the routes have come
-# glibc's settings for HAProxy, bytes. For a retry HAProxy copies each request into a buffer; glibc returned that memory
-# to the kernel and got it again page by page, 0.65 ms a request (DECISIONS 144). Other processes would only use more
-# memory with them.
+# glibc's settings for HAProxy, bytes. HAProxy copies each request into a buffer, to be able to retry it. By default
+# glibc returned that memory to the kernel and got it again page by page, 0.65 ms a request (DECISIONS 144). Other
+# processes do not have these settings: they would only use more memory.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 _REPLICA_PREFIX = "SERVE_REPLICA::"  # begins the name of a replica's placement group in Serve
 _NODE_LABEL = "ray.io/node-id"  # Ray's label of every node
@@ -55,7 +59,8 @@ def start_proxies_with_routes() -> None:
             async def _start_with_routes(self) -> None:
                 until_s = time.monotonic() + _ROUTES_TIMEOUT_S
                 try:
-                    # An update that is no longer pending is in HAProxy's configuration; HAProxy waits for this task.
+                    # An update that is no longer pending is in HAProxy's configuration. Serve's reload of HAProxy waits
+                    # for this task.
                     while not self._received_target_groups_broadcast or self._update_pending:
                         if time.monotonic() > until_s:
                             logger.warning("no routes in %g s: HAProxy starts without them", _ROUTES_TIMEOUT_S)
@@ -127,7 +132,7 @@ def choose_by_plan() -> None:
 
 
 def _plan_victims(app: str) -> tuple[str, ...]:
-    """Ids of the plan's victims; before this process's first plan, of the stored plan of the process before it."""
+    """Ids of the plan's victims. Before the first plan of this process, the last stored plan has them."""
     if app not in VICTIMS.chosen:
         from autoscale.decide.status import stored_state
         from router.ray_coordinator import load_state  # not above: ``tandem top`` imports this module without ray
@@ -140,6 +145,7 @@ def _plan_victims(app: str) -> tuple[str, ...]:
 
 def _narrowed(request: Any) -> Any:
     """Serve's request for a replica's placement group, limited to the nodes that the plan allows."""
+    # A name is SERVE_REPLICA::APPLICATION#DEPLOYMENT#REPLICA.
     app, _, rest = request.name.removeprefix(_REPLICA_PREFIX).partition("#")
     deployment = rest.rpartition("#")[0]
     allowed, cordoned = VICTIMS.allowed.get(app, {}).get(deployment), VICTIMS.cordoned.get(app)
@@ -160,10 +166,13 @@ def _stopping(
 
     The plan's victims come first, in their order; then replicas of ``stock`` that do not run yet; then the others.
     """
+    running = set(running)
     replicas = {replica.unique_id: replica for replica in [*running, *recovering]}
-    first = [replicas[name] for name in victims if name in replicas]
-    others = sorted((replica for replica in stock if replica not in first), key=set(running).__contains__)
-    return set([*first, *others][: len(stock)])
+    chosen = [replicas[name] for name in victims if name in replicas]
+    others = [replica for replica in stock if replica not in chosen]
+    starting = [replica for replica in others if replica not in running]
+    started = [replica for replica in others if replica in running]
+    return set([*chosen, *starting, *started][: len(stock)])
 
 
 def install() -> None:

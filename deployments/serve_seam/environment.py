@@ -53,9 +53,10 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
 
 
 def hard_stop(request_timeout_s: float = 0.0) -> dict[str, str]:
-    """Time for which a replaced HAProxy serves its streams: that of the longest request; Serve's default is 120 s.
+    """How long a replaced HAProxy goes on serving its streams: the time of the longest request, at least 600 s.
 
-    Serve replaces HAProxy whenever an ingress replica starts or ends, and reserves an ended replica's port as long.
+    Serve's default is 120 s. Serve replaces HAProxy whenever an ingress replica starts or ends. It also reserves the
+    port of an ended replica for this time.
     """
     return {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(_MIN_HARD_STOP_S, math.ceil(request_timeout_s)))}
 
@@ -99,7 +100,7 @@ def serve_environment(request_timeout_s: float = 0.0) -> dict[str, str]:
         "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.4",
         # Serve's controller runs four loops a second, not ten: 0.03 of a core less with twelve idle replicas.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
-        # A replica whose process stands still cannot drain; Serve would wait for the whole time of a drain.
+        # A replica whose process hangs cannot drain; Serve would wait for the whole time of a drain.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Lets the joint policy choose which replica stops, and proxies start with their routes.
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": IMPORT_PATH,

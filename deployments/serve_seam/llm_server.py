@@ -1,4 +1,4 @@
-"""Ray Serve LLM's servers: the engine of a server, its start, calls past Ray's own handoff, the engine protocol."""
+"""Private parts of Ray Serve LLM's servers: the engine and its protocol, a faster start, no handoff by Ray."""
 
 import os
 from collections.abc import AsyncGenerator

@@ -46,6 +46,7 @@ def restore_replica_log() -> None:
 
 
 def _file_handler() -> logging.Handler:
+    """A handler for this replica's log file, with Serve's own file name, limits and format."""
     from ray.serve._private.common import ServeComponentType
     from ray.serve._private.logging_utils import (
         JSONFormatter,

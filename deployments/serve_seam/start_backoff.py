@@ -22,7 +22,7 @@ _MAX_BACKOFF_S = 60.0  # longest delay of a start, seconds
 
 
 def backoff_s(crashes: int) -> float:
-    """Delay of a pool's next start, seconds, after this number of crashes in the window."""
+    """Delay of a pool's next start, seconds, after this number of crashes in the window: 0, 0, 0, 1, 2, 4, ... 60."""
     return 0.0 if crashes <= _FREE_CRASHES else min(_MAX_BACKOFF_S, 2.0 ** (crashes - _FREE_CRASHES - 1))
 
 

@@ -14,18 +14,25 @@ from typing import Any
 from pydantic import ValidationError
 
 _TIMEOUT_S = 120.0  # longest check, seconds: vLLM takes seconds to import, and longer on a busy machine
+_CAUSE_CHARS = 400  # longest refusal of vLLM in a message, characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolArguments:
-    """Arguments of the engines of one pool."""
+    """Arguments of the engines of one pool.
 
-    where: str  # name of the pool in messages
+    Attributes:
+        where: name of the pool in messages.
+        kwargs: the pool's engine arguments.
+        model: folder of the model; values are checked against it and this machine's device. ``None``: only names are
+            checked.
+        sizes: tensor and pipeline parallel sizes.
+    """
+
+    where: str
     kwargs: Mapping[str, Any]
-    model: (
-        str | None
-    )  # folder of the model, to check values against it and the device; ``None``: only names are checked
-    sizes: Mapping[str, int]  # tensor and pipeline parallel sizes
+    model: str | None
+    sizes: Mapping[str, int]
 
 
 def engine_complaint(pools: Sequence[PoolArguments]) -> str | None:
@@ -77,13 +84,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _first_refusal(pools: Sequence[PoolArguments]) -> str | None:
+    """Check pools in this process; returns as ``engine_complaint``."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     checked: list[PoolArguments] = []
     for pool in pools:
         engine = dataclasses.replace(pool, where="")
-        if engine in checked:  # in another pool
+        if engine in checked:  # another pool has equal arguments
             continue
         checked.append(engine)
         try:
@@ -94,9 +102,9 @@ def _first_refusal(pools: Sequence[PoolArguments]) -> str | None:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = "".join(f".{part}" for part in first["loc"][:1])
-            return f"{pool.where}: engine_kwargs{field}: {first['msg'].removeprefix('Value error, ')}"[:400]
+            return f"{pool.where}: engine_kwargs{field}: {first['msg'].removeprefix('Value error, ')}"[:_CAUSE_CHARS]
         except Exception as error:
-            return f"{pool.where}: {textwrap.shorten(str(error), 400, placeholder=' ...')}"
+            return f"{pool.where}: {textwrap.shorten(str(error), _CAUSE_CHARS, placeholder=' ...')}"
     return None
 
 

@@ -12,7 +12,7 @@ _LOGGERS: list["EngineStatsLogger"] = []
 
 @dataclass(slots=True)
 class EngineLoad:
-    """One engine: the first four fields after its last step, the others as totals since its start."""
+    """Load of one engine: the first four fields are values after its last step, the others totals since its start."""
 
     running_requests: int = 0  # requests in the batch
     waiting_requests: int = 0  # requests in the engine's queue

@@ -1,4 +1,4 @@
-"""vLLM's output side: the first token of an answer in one piece, and outputs of tokens that another engine chose."""
+"""vLLM's output side: the first token of an answer that is not streamed, and outputs of tokens of another engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ REASONS = {str(reason): reason for reason in FinishReason}
 
 
 class FirstTokens:
-    """Requests that wait for the first token of an answer in one piece; vLLM itself yields nothing before its end.
+    """Requests without streaming that wait for their first token; vLLM itself yields nothing before their end.
 
     Needs: ``output_processor`` of vLLM's client with ``external_req_ids`` and ``request_states``, whose items have
     ``is_prefilling``.
-    Without it: admission learns of such an answer at its end; a long answer then counts as a slow first token.
+    Without it: admission learns of the first token at the end of the answer, so a long answer looks slow to start.
     """
 
     def __init__(self, client: Any) -> None:
         """``client``: the engine's ``AsyncLLM``, or an emulated one."""
         self._client = client
-        self._waiting: dict[str, list[asyncio.Event]] = {}  # by id; clients choose ids, and may use one twice
+        # By request id. Clients choose ids and may use one twice, so an id can have several events.
+        self._waiting: dict[str, list[asyncio.Event]] = {}
 
     def watch(self, request_id: str, has_first: asyncio.Event) -> None:
         """Set ``has_first`` once the engine has the first token of the request, or of one of its answers."""
@@ -34,7 +35,7 @@ class FirstTokens:
     def remove(self, request_id: str, has_first: asyncio.Event) -> None:
         """Stop watching: the request has ended."""
         others = [event for event in self._waiting.pop(request_id, []) if event is not has_first]
-        if others:
+        if others:  # of requests with the same id
             self._waiting[request_id] = others
 
     def update(self) -> None:
@@ -53,9 +54,9 @@ class FirstTokens:
 
 
 class OutputSide:
-    """vLLM's output side of one request, fed by its caller instead of the engine core.
+    """vLLM's output side of one request: its caller, and not the engine core, gives it the tokens.
 
-    The client's own output side would count the request a second time against the engine's limits.
+    It has an own processor: the client's processor would count the request a second time against the engine's limits.
 
     Needs: ``vllm.v1.engine.output_processor`` (``OutputProcessor``, ``RequestOutputCollector``),
     ``vllm.v1.engine.EngineCoreOutput``, ``vllm.v1.core.sched.utils.check_sequence_repetition``; ``input_processor``
@@ -76,8 +77,8 @@ class OutputSide:
         request = client.input_processor.process_inputs(request_id, prompt, sampling, supported_tasks=tasks)
         client.input_processor.assign_request_id(request)
         queue = RequestOutputCollector(sampling.output_kind, request.request_id)
-        own = client.output_processor
-        processor = OutputProcessor(own.tokenizer, log_stats=False, stream_interval=own.stream_interval)
+        stock = client.output_processor
+        processor = OutputProcessor(stock.tokenizer, log_stats=False, stream_interval=stock.stream_interval)
         processor.add_request(request, prompt.get("prompt"), None, 0, queue)
         return cls(client, processor, request, queue)
 

@@ -1,7 +1,7 @@
 """Changes that Tandem makes in vLLM's processes: cores, the CPU executor, NIXL's polling, two watches, a log filter.
 
-vLLM loads the entry point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in each
-worker.
+One watch ends an engine process without a parent, the other an engine without NIXL side channel. vLLM loads the entry
+point ``vllm.general_plugins`` in the front end (the Serve replica), in the engine core and in each worker.
 """
 
 import logging
@@ -25,7 +25,7 @@ _IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 def register() -> None:
-    """Entry point: the front end chooses the executor; other processes bind cores, watch their parent and NIXL.
+    """Entry point: the front end chooses the executor; the other processes bind cores and watch their parent and NIXL.
 
     Needs: the entry point ``vllm.general_plugins``, loaded in the front end, the engine core and each worker.
     Without it: the engine runs on cores that it shares with others, and outlives a replica that was killed.
@@ -42,10 +42,10 @@ def register() -> None:
 
 
 def _has_no_text(record: logging.LogRecord) -> bool:
-    """Whether a record of vLLM's dump after a failed step has no text of requests; the filter drops other records.
+    """Whether a log record of vLLM's dump after a failed step has no text of requests; the filter drops the others.
 
-    The dump has no prompts, but stop strings, bad words and schemas (vllm/logging_utils/dump_input.py:79). The records
-    of the engine's configuration and counts pass.
+    The dump has no prompts, but stop strings, bad words and schemas (vllm/logging_utils/dump_input.py:79). Records with
+    the engine's configuration or its counts pass.
 
     Needs: the logger ``vllm.logging_utils.dump_input``; the beginnings of its two records without text.
     Without it: a failed step writes stop strings, bad words and schemas of its requests into the log.
@@ -109,7 +109,7 @@ def _bind_cores() -> None:
 
     On the CPU platform the connector pins every engine's main thread to the last core of each NUMA node
     (vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py:474), so a prefill and a decode engine on one
-    machine would share that core. It does so only if the platform reports a topology; this lets it report none.
+    machine would share that core. It does so only if the platform reports a topology; after this call it reports none.
 
     Needs: ``vllm.platforms.cpu.CpuPlatform.discover_numa_topology``.
     Without it: the engines of one machine share a core.

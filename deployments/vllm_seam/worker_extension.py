@@ -27,9 +27,9 @@ class GpuStats:
     """
 
     def __init__(self, uuid: str | None) -> None:
-        self._nvml: Any = None
+        self._nvml: Any = None  # ``None``: nothing can be read
         self._device: Any = None
-        self._before: Any = None
+        self._before: Any = None  # GPM sample of the last report; ``None``: SM activity cannot be read
         if uuid is None:
             return
         try:
@@ -77,7 +77,7 @@ class GpuStats:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class by ``worker_extension_cls``; each name must be new to that class.
+    """Methods that vLLM mixes into its worker class (``worker_extension_cls``); the class must not have their names.
 
     Needs: ``device`` and ``model_runner.model`` of vLLM's worker.
     Without it: ``tandem profile`` and the GPU signals fail; each says so.
@@ -98,8 +98,8 @@ class WorkerExtension:
     def tandem_pulls(self, reported: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
         """Running pulls and failed pulls, each as prefill's request id -> prefill's engine id.
 
-        A complete pull that no engine step has processed counts as neither. ``reported``: failures that the caller has
-        received. They are deleted only then, since an answer may get lost.
+        A complete pull that no engine step has processed yet is neither. ``reported``: failures that the caller has
+        received. A failure is kept until it is in ``reported``, since an answer may get lost.
 
         Needs: ``_recving_transfers``, ``_recving_metadata``, ``_handle_failed_transfer`` and ``nixl_wrapper`` of vLLM's
             NIXL worker.
@@ -137,8 +137,9 @@ class WorkerExtension:
                 name: meta for name, meta in worker._recving_metadata.items() if meta.remote.engine_id == engine_id
             }
             pulls = [name for name in metas if name in worker._recving_transfers]
-            ready = {name for name, _ in list(worker._ready_requests.queue)}
-            if any(name in ready or (any(meta.local_block_ids) and name not in pulls) for name, meta in metas.items()):
+            ready = {name for name, _ in list(worker._ready_requests.queue)}  # handshake done, pull not begun
+            with_blocks = {name for name, meta in metas.items() if any(meta.local_block_ids)}  # others pull nothing
+            if any(name in ready or (name in with_blocks and name not in pulls) for name in metas):
                 return False
             for name in pulls:
                 for handle in worker._recving_transfers.pop(name):
@@ -168,15 +169,15 @@ class WorkerExtension:
 
         import torch
 
-        size, kind = 1024, next(self.model_runner.model.parameters())
-        left = torch.ones(size, size, dtype=kind.dtype, device=kind.device)
+        size, parameter = 1024, next(self.model_runner.model.parameters())
+        matrix = torch.ones(size, size, dtype=parameter.dtype, device=parameter.device)
         best_s = float("inf")
         for _ in range(5):
             started_s = time.perf_counter()
-            product = left @ left
+            product = matrix @ matrix
             float(product[0, 0])  # waits for the device
             best_s = min(best_s, time.perf_counter() - started_s)
-        return 2.0 * size**3 / best_s
+        return 2.0 * size**3 / best_s  # a multiplication and an addition for each of size^3 products
 
 
 def _nixl_worker() -> Any:

@@ -1,6 +1,7 @@
 """One call of a replica under one deadline: the pieces of its answer, or its failure; a lost replica is reported.
 
-A watch ends calls of replicas that no longer exist or hang, since their connections may stay open.
+A watch ends calls of replicas that no longer exist or hang, since their connections may stay open. A call is quiet if
+it waits long for a piece. Then the watch checks its replica; a check without an answer is a silence.
 """
 
 import asyncio
@@ -23,10 +24,10 @@ logger = logging.getLogger(__name__)
 # Wait for one piece, seconds, after which the replica is checked. A smaller value checks more replicas that are only
 # busy, a larger one detects lost replicas later.
 _QUIET_S = 5.0
-_CHECK_S = 2.0  # seconds between two searches for calls that wait so
-# Checks in a row without an answer after which a replica counts as hanging. With one, a short stall of a healthy
-# replica would end its calls.
-_SILENCES = 2
+_CHECK_S = 2.0  # seconds between two searches for quiet calls
+# Silences in a row after which a replica counts as hanging. With one, a short stall of a healthy replica would end its
+# calls.
+_MOST_SILENCES = 2
 
 Piece = TypeVar("Piece")
 
@@ -35,7 +36,7 @@ class CallFailure(StrEnum):
     """Why a call ended without its whole answer."""
 
     LOST = "lost"  # the replica no longer exists, hangs, or has ended the answer too early
-    LATE = "late"  # its deadline has passed
+    LATE = "late"  # the call's deadline has passed
     FULL = "full"  # Serve's queue for the pool is full, so no replica was chosen
     TOO_LARGE = "too_large"  # no replica can send an answer of this size in one piece
 
@@ -67,18 +68,18 @@ class CallWatch:
                 TimeoutError: it does not answer. May block for seconds.
             is_stranded: whether a deployment has no replica while another one can answer its calls.
             quiet_s: wait for one piece, seconds, after which the replica is checked.
-            check_s: seconds between two searches for such calls.
+            check_s: seconds between two searches for quiet calls.
         """
         self._is_alive, self._is_stranded = is_alive, is_stranded
         self._quiet_s, self._check_s = quiet_s, check_s
         self.calls: set[Call[Any]] = set()  # calls that have not ended
 
     async def run(self) -> None:
-        """Check the replicas of calls that wait, and end the calls of lost ones. Runs until it is cancelled."""
-        silences: Counter[tuple[str, str]] = Counter()
+        """Check the replicas of quiet calls, and end the calls of lost ones. Runs until it is cancelled."""
+        silences: Counter[tuple[str, str]] = Counter()  # silences in a row, by deployment and replica id
         while True:
             await asyncio.sleep(self._check_s)
-            quiet: dict[tuple[str, str], list[Call[Any]]] = {}
+            quiet: dict[tuple[str, str], list[Call[Any]]] = {}  # quiet calls, by deployment and replica id
             for call in list(self.calls):
                 if call.quiet_s() <= self._quiet_s:
                     continue
@@ -90,12 +91,19 @@ class CallWatch:
             previous, silences = silences, Counter()
             for (replica, calls), count in zip(quiet.items(), new_silences, strict=True):
                 silences[replica] = previous[replica] + count if count else 0
-                for call in calls if silences[replica] >= _SILENCES else ():
+                if silences[replica] < _MOST_SILENCES:
+                    continue
+                for call in calls:
+                    # During the check the call may have ended, or gone to another replica.
                     if call in self.calls and call.choice.replica_id == replica[1]:
                         call.lose()
 
     async def _silences(self, deployment: str, replica_id: str) -> int:
-        """Check a replica once. Returns 0 if it answers, 1 if it does not, and ``_SILENCES`` if it no longer exists."""
+        """Check a replica once. Returns the silences that it counts as.
+
+        0: the replica answers, or it is unknown whether it does. 1: it does not answer. ``_MOST_SILENCES``: it no
+        longer exists.
+        """
         try:
             is_alive = await asyncio.to_thread(self._is_alive, deployment, replica_id)
         except TimeoutError:
@@ -104,7 +112,7 @@ class CallWatch:
         except Exception as error:  # the check itself has failed, so the calls still wait
             logger.debug("whether %s of %s is alive is unknown: %s", replica_id, deployment, error)
             return 0
-        return 0 if is_alive else _SILENCES
+        return 0 if is_alive else _MOST_SILENCES
 
 
 class PoolCaller(Generic[Piece]):
@@ -119,8 +127,8 @@ class PoolCaller(Generic[Piece]):
         watch: CallWatch,
         is_whole: Callable[[Piece], bool],
     ) -> None:
-        """``method``: of the replica; ``is_whole``: whether a piece is the last one of a complete answer."""
-        # Serve's default, cloudpickle, takes three times as long, since it can also send code.
+        """``method``: the replica's method; ``is_whole``: whether a piece is the last one of a complete answer."""
+        # Serve's default is cloudpickle, which takes three times as long, since it can also send code.
         self.handle = handle.options(
             method_name=method, stream=True, request_serialization="pickle", response_serialization="pickle"
         )
@@ -151,7 +159,7 @@ class Call(Generic[Piece]):
         self._stream = caller.handle.remote(request)
         self._pieces: AsyncIterator[Piece] = aiter(self._stream)
         self._last: Piece | None = None  # the latest piece
-        self._failure: CallError | None = None  # the deadline has passed, or the replica is lost
+        self._failure: CallError | None = None  # what has ended the call: its deadline, or a lost replica
         self._task: asyncio.Task[object] | None = None  # the task that waits for a piece
         late = CallError(CallFailure.LATE, "the deadline has passed")
         self._timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), self._end, late)
@@ -195,7 +203,7 @@ class Call(Generic[Piece]):
         finally:
             self._task = None
             if self._failure is not None:
-                task.uncancel()
+                task.uncancel()  # takes back the cancellation by ``_end``
         if not self.has_begun:
             self.has_begun = True
             self.health.report_unreached()
@@ -218,7 +226,7 @@ class Call(Generic[Piece]):
                 self._task.cancel()
 
     def _give_up(self, failure: CallError) -> None:
-        """Return if the answer is complete nevertheless; otherwise report a lost replica, and raise the failure."""
+        """Return if the answer is complete nevertheless. Otherwise raise the failure, and report a lost replica."""
         if self._last is not None and self._caller.is_whole(self._last):
             return
         if failure.failure is CallFailure.LOST:

@@ -1,4 +1,8 @@
-"""Messages between the endpoint, decode and prefill about one request, and the record that resumes a lost stream."""
+"""Messages between the endpoint, decode and prefill about one request, and the record that resumes a lost stream.
+
+The endpoint records the frames that a client has (``SentFrames``). If the decode replica is lost, the next one gets
+this record (``Sent``), makes the frames again, and drops those that the client has (``SentAgain``).
+"""
 
 import hashlib
 import re
@@ -9,12 +13,12 @@ from typing import Any, NamedTuple
 from deployments.wire.openai_errors import OpenAIError
 from router.routing import Routing
 
-_CREATED = re.compile(r'"created":\d+')
+_CREATED = re.compile(r'"created":\d+')  # the time of an answer, which differs in the answer of another replica
 DONE = "data: [DONE]\n\n"  # the last event of a stream
 _EVENT = "data: "  # beginning of every event of a stream, and of no other answer
 LOST = frozenset({"replica_lost", "engine_dead"})  # failures after which another replica can continue
 FULL = "overloaded"  # the replica has no room for one more request
-FAILED = LOST | {"internal", "engine"}  # failures that count against a replica
+FAILED = LOST | {"internal", "engine"}  # failures that count against the replica's health
 
 
 class NotResumableError(Exception):
@@ -27,12 +31,12 @@ class Sent:
 
     outputs: tuple[tuple[int, ...], ...]  # token ids of each output of the engine
     frames: int  # number of frames
-    digest: bytes  # hash of the frames' texts
+    digest: bytes  # hash of all frames' texts together
     created: str  # the field ``created`` of the answer, such as ``"created":1764264000``
 
 
 class SentFrames:
-    """Records the frames that a client has, for the case that its replica is lost."""
+    """Records the frames that a client has, in case its replica is lost."""
 
     def __init__(self) -> None:
         self._outputs: list[tuple[int, ...]] = []
@@ -66,8 +70,8 @@ class SentAgain:
         self._remaining = sent.frames
 
     def new_text(self, text: str) -> str | None:
-        """The frame's text; ``None``: the client has it. Raises NotResumableError: the client has another text."""
-        # In a frame ``created`` comes before any text of the model.
+        """The text of the next frame; ``None``: the client has it. Raises NotResumableError: the client has another."""
+        # A frame's first ``created`` is the field, since it comes before any text of the model.
         text = _CREATED.sub(self._sent.created, text, count=1) if self._sent.created else text
         if not self._remaining:
             return text
@@ -88,11 +92,11 @@ class DecodeRequest:
     """One OpenAI request for a decode replica."""
 
     endpoint: str  # ``chat`` or ``completions``
-    body: bytes  # the client's JSON object as it came, in UTF-8; Serve keeps it until the answer has ended
+    body: bytes  # the client's JSON object, unchanged, in UTF-8; Serve keeps it until the answer has ended
     request_id: str  # the same in all processes
     arrived_at_s: float  # wall-clock time of arrival at the endpoint; the clocks of both nodes are taken as equal
     sent: Sent | None = None  # the part of the stream that the client has from a lost replica
-    reports_first_token: bool = False  # whether an answer in one piece begins with a frame at its first token
+    reports_first_token: bool = False  # whether a frame without text reports the first token of an answer in one piece
     routing: Routing = field(default_factory=Routing)
 
 
@@ -106,7 +110,7 @@ class Frame(NamedTuple):
     text: str  # for the client, unchanged: a server-sent event, or the whole JSON body
     outputs: tuple[tuple[int, ...], ...] = ()
     tokens: int = 0  # output tokens of all answers since the previous frame
-    status: int = 200  # HTTP status; that of the first frame is the response's
+    status: int = 200  # HTTP status; the response has the first frame's status
     error: str | None = None  # class of the failure, if the frame is one
 
     @property
@@ -146,10 +150,10 @@ class PrefillResult:
     """The place of a prompt's KV."""
 
     kv_transfer_params: dict[str, Any]  # for the connector of the decode engine
-    answered_at_s: float  # wall-clock time, with the nodes' clocks taken as equal; the KV's lease has already begun
+    answered_at_s: float  # wall-clock time; the clocks of both nodes are taken as equal; the KV's lease has begun
     backlog_tokens: int  # prompt tokens that still wait at the replica
     replica_id: str
-    computed_s: float | None = None  # time in the engine without the queue; ``None``: not observed
+    computed_s: float | None = None  # time in the engine, seconds, without the queue; ``None``: not observed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,11 @@ class OpenAIError(Exception):
 def field_at_fault(message: str, parameter: str | None, fields: Collection[str]) -> str | None:
     """The field of a client's body that an engine's refusal is about; used only for ``error.param``.
 
-    Without a parameter it is the first field that the message mentions, which is a guess.
+    If the engine names no field of the body, it is the first one that the message mentions, which is a guess.
 
     Args:
         message: the refusal.
-        parameter: the engine's name of the field; ``None``: the engine gives none.
+        parameter: the engine's name of the field; ``None``: the engine names none.
         fields: names of the fields in the client's body.
     """
     if parameter in _PROMPT_PARAMETERS:

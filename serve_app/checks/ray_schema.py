@@ -19,13 +19,13 @@ from serve_app.config import AppConfig
 # Longest cause of an error in a message, characters.
 _CAUSE_CHARS = 300
 IMPORT_PATH = "serve_app.app:build"
-# Serve reads the policy beside args. Its settings are args.autoscale, since changed policy_kwargs restart every
-# replica.
+# The policy that sizes all services together. Serve reads it beside args. Its settings are in args.autoscale and not in
+# policy_kwargs, since a change of policy_kwargs restarts every replica.
 JOINT_POLICY = {"policy_function": "autoscale.ray_policy:JointPolicy"}
 
 
 def read_application(source: Path | str | Mapping[str, Any]) -> tuple[dict[str, Any], AppConfig]:
-    """A Serve YAML or mapping as this machine's Serve gets it, and its checked ``args``.
+    """A Serve YAML or mapping, completed for Serve on this machine, and its checked ``args``.
 
     Raises:
         ConfigError: as ``single_app_config``, or the file cannot be read.
@@ -35,7 +35,8 @@ def read_application(source: Path | str | Mapping[str, Any]) -> tuple[dict[str, 
     # Serve's own default host is every interface.
     document["http_options"] = {"host": "127.0.0.1", "port": 8000, **(document.get("http_options") or {})}
     args = document["applications"][0]["args"]
-    for service, section in zip(config.services, args.get("services", [args]), strict=True):
+    sections = args.get("services", [args])  # args themselves are the section of an only service
+    for service, section in zip(config.services, sections, strict=True):
         if service.model.folder is not None:  # a path relative to this process means nothing to Serve's tasks
             section["model"]["source"] = str(service.model.folder)
     return document, config
@@ -89,7 +90,7 @@ def _check_policy(policy: Any, is_autoscaled: bool) -> None:
 
 
 def check_engines(config: AppConfig) -> None:
-    """Check every pool's engine arguments with vLLM, some seconds; raises ConfigError that says why vLLM refuses."""
+    """Check every pool's engine arguments with vLLM, which takes some seconds. Raises ConfigError: vLLM refuses one."""
     for service in config.services:
         complaint = engine_complaint([_arguments(service, key, pool) for key, pool in service.role_configs().items()])
         if complaint is not None:
@@ -97,7 +98,10 @@ def check_engines(config: AppConfig) -> None:
 
 
 def _arguments(service: ServiceConfig, key: PoolKey, pool: RoleConfig) -> PoolArguments:
-    """Names are checked for every pool, values for engines on CPU whose model folder is on this machine."""
+    """The engine arguments of a pool, to be checked.
+
+    Names are checked for every pool, values only for engines on CPU whose model folder is on this machine.
+    """
     folder = service.model.folder
     can_check_values = pool.placement.accelerator_type is None and folder is not None and folder.is_dir()
     return PoolArguments(
@@ -151,6 +155,7 @@ def _args_schema() -> dict[str, Any]:
     return {
         "$defs": definitions,
         **_object({**service["properties"], **whole["properties"]}),
+        # In a JSON schema False means that the field may not be there.
         "oneOf": [
             {"required": service["required"], "properties": {"services": False}},
             {"required": ["services"], "properties": dict.fromkeys(service["properties"], False)},
@@ -159,8 +164,10 @@ def _args_schema() -> dict[str, Any]:
 
 
 def _names(schema: type[BaseModel]) -> dict[str, Any]:
+    """The fields of one of Serve's schemas as JSON schema; each may have any value."""
     return {name: {"description": field.description or ""} for name, field in schema.model_fields.items()}
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a mapping with these fields and no others."""
     return {"type": "object", "properties": properties, "additionalProperties": False}

@@ -32,8 +32,9 @@ def parse_app_config(args: Any) -> AppConfig:
     try:
         return AppConfig.model_validate(args)
     except ValidationError as error:
-        # An application of one service has the service's fields in args themselves.
-        raise ConfigError(explain(error, () if "services" in args else ("services", 0))) from None
+        # Without services, args themselves have the fields of the one service: its errors are shown without the prefix.
+        hidden_prefix = () if "services" in args else ("services", 0)
+        raise ConfigError(explain(error, hidden_prefix)) from None
 
 
 @config_errors()

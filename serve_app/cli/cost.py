@@ -1,12 +1,13 @@
-"""What a seldom asked model costs in a day: always on, from zero, or from a warm pool.
+"""What a rarely used model costs in a day: always on, from zero, or from a warm pool.
 
 Source: the queue-depth chapter, Exercise 23.4.3, for any numbers. Calls come at random, and one replica serves them. It
-stops after each burst of calls; a call that finds no replica waits for a start.
+stops after each burst of calls; a call that finds no replica waits for a start. A warm pool is machines on which a
+replica starts faster; each model pays its part of it at all times.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.table import Table
@@ -17,6 +18,12 @@ from serve_app.cli.terminal import console
 commands = typer.Typer()
 
 _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
+# Calls per hour that stand for any number, if a call takes no time.
+_MANY_CALLS_PER_HOUR = 1e9
+# Halvings of the interval in which a rate is searched; far fewer reach the precision of a float.
+_HALVINGS = 100
+# Largest exponent that is used; exp of more than 709 is too large for a float.
+_MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +44,9 @@ class Option:
 class Budget:
     """All ways, in the order always on, from zero, from a warm pool.
 
-    ``calls_in_system``: by Little's law, with the cold start: below 1 one replica suffices.
-    ``always_on_from_per_hour``: calls per hour from which always on is the cheapest way in time; ``None``: that is more
-    than one replica can serve.
+    ``calls_in_system``: mean number of calls that start or are served, by Little's law, if each has a cold start. Below
+    1 one replica suffices. ``always_on_from_per_hour``: calls per hour from which always on is the cheapest way that is
+    in time; ``None``: one replica cannot serve that many.
     """
 
     options: tuple[Option, ...]
@@ -50,6 +57,15 @@ class Budget:
     def choice(self) -> Option | None:
         """The cheapest way that is in time; ``None``: no way is."""
         return min((one for one in self.options if one.is_in_time), key=lambda one: one.cost_per_day, default=None)
+
+
+class _Way(NamedTuple):
+    """One of the compared ways, with its costs per hour: at all times, and while a replica starts, serves or stays."""
+
+    name: str
+    start_s: float
+    standing_cost: float
+    replica_cost: float
 
 
 @commands.command()
@@ -110,49 +126,50 @@ def cold_start_budget(
         if not (math.isfinite(value) and value >= 0.0):
             raise ValueError(f"{name} is {value!r}: give a number of at least 0")
 
-    # Name, start that a call waits for, cost at all times, cost from a start to a stop.
     ways = (
-        ("always on", 0.0, replica_cost_per_hour, 0.0),
-        ("from zero", cold_start_s, 0.0, replica_cost_per_hour),
-        ("from a warm pool", warm_start_s, pool_cost_per_hour, replica_cost_per_hour),
+        _Way("always on", start_s=0.0, standing_cost=replica_cost_per_hour, replica_cost=0.0),
+        _Way("from zero", start_s=cold_start_s, standing_cost=0.0, replica_cost=replica_cost_per_hour),
+        _Way("from a warm pool", warm_start_s, standing_cost=pool_cost_per_hour, replica_cost=replica_cost_per_hour),
     )
 
-    def per_hour(way: tuple[str, float, float, float], calls_per_hour: float) -> float:
-        _, start_s, standing, started = way
-        return standing + started * _share_of_time(calls_per_hour / _S_PER_HOUR, start_s, call_s + idle_s)
+    def cost_per_hour(way: _Way, calls_per_hour: float) -> float:
+        share = _share_of_time(calls_per_hour / _S_PER_HOUR, way.start_s, call_s + idle_s)
+        return way.standing_cost + way.replica_cost * share
 
-    def is_cheaper(calls_per_hour: float) -> bool:
-        in_time = (way for way in ways[1:] if way[1] + call_s <= deadline_s)
-        return min((per_hour(way, calls_per_hour) for way in in_time), default=math.inf) < replica_cost_per_hour
+    def is_start_cheaper(calls_per_hour: float) -> bool:
+        """Whether another way that is in time costs less than always on."""
+        in_time = (way for way in ways[1:] if way.start_s + call_s <= deadline_s)
+        return min((cost_per_hour(way, calls_per_hour) for way in in_time), default=math.inf) < replica_cost_per_hour
 
-    most = _S_PER_HOUR / call_s if call_s else 1e9
-    low, high = 0.0, most
-    for _ in range(100):
+    # The other ways cost more with every further call, so bisection finds the rate from which always on is cheapest.
+    most_calls_per_hour = _S_PER_HOUR / call_s if call_s else _MANY_CALLS_PER_HOUR
+    low, high = 0.0, most_calls_per_hour
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if is_cheaper(middle) else (low, middle)
+        low, high = (middle, high) if is_start_cheaper(middle) else (low, middle)
     return Budget(
         options=tuple(
             Option(
-                name=way[0],
-                cost_per_day=_HOURS_PER_DAY * per_hour(way, calls_per_hour),
-                wait_s=way[1],
-                is_in_time=way[1] + call_s <= deadline_s,
+                name=way.name,
+                cost_per_day=_HOURS_PER_DAY * cost_per_hour(way, calls_per_hour),
+                wait_s=way.start_s,
+                is_in_time=way.start_s + call_s <= deadline_s,
             )
             for way in ways
         ),
         calls_in_system=calls_per_hour / _S_PER_HOUR * (cold_start_s + call_s),  # Little's law: L = lambda W
-        always_on_from_per_hour=None if is_cheaper(most) else low,
+        always_on_from_per_hour=None if is_start_cheaper(most_calls_per_hour) else low,
     )
 
 
 def _share_of_time(calls_per_s: float, start_s: float, kept_s: float) -> float:
-    """Share of time that a replica is there which starts for a call and stays ``kept_s`` from each call on.
+    """Share of time in which a replica starts or runs, if it starts for a call and stays ``kept_s`` after each call.
 
-    It follows from the calls that find no replica: each begins a start, and a stay that lasts while the next call comes
-    within ``kept_s`` (a busy period of M/G/infinity).
+    A cycle is a start, a stay and the time until the next call, 1 / lambda on average. The stay lasts while the next
+    call comes within ``kept_s``: (exp(lambda kept_s) - 1) / lambda on average (a busy period of M/G/infinity).
     """
     if calls_per_s == 0.0:
         return 0.0
-    stay_s = math.expm1(min(700.0, calls_per_s * kept_s)) / calls_per_s if kept_s else 0.0
-    here_s = start_s + stay_s
-    return here_s / (here_s + 1.0 / calls_per_s)
+    stay_s = math.expm1(min(_MAX_EXPONENT, calls_per_s * kept_s)) / calls_per_s
+    present_s = start_s + stay_s
+    return present_s / (present_s + 1.0 / calls_per_s)

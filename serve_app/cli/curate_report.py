@@ -1,4 +1,8 @@
-"""Results of a pressure test and of a search of policies: tables, JSON, and a configuration to serve."""
+"""Results of a pressure test and of a search of policies: tables, JSON, and a configuration to serve.
+
+A pressure test tries splits of GPUs between prefill and decode. The oracle plans with the whole trace
+(``autoscale.sim``).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,15 +31,15 @@ def pressure_table(result: PressureResult) -> Table:
     title = f"{result.gpus} GPUs: the most requests per second that keep the objectives"
     table = figures_table("split", heads, title)
     for point in (*result.points, result.aggregated):
-        shown = point.signals
+        signals = point.signals
         table.add_row(
             point.name,
             f"{point.requests_per_s:.1f}",
             f"{point.requests_per_s / result.gpus:.2f}",
-            figure(shown[Signal.DECODE_TPS], ".0f"),
-            figure(shown[Signal.PREFILL_GPU_UTILIZATION], ".0%"),
-            figure(shown[Signal.TTFT], ".2f"),
-            figure(shown[Signal.TPOT], ".1f", 1e3),
+            figure(signals[Signal.DECODE_TPS], ".0f"),
+            figure(signals[Signal.PREFILL_GPU_UTILIZATION], ".0%"),
+            figure(signals[Signal.TTFT], ".2f"),
+            figure(signals[Signal.TPOT], ".1f", 1e3),
             style="bold" if point is result.best else None,
         )
     return table
@@ -43,16 +47,18 @@ def pressure_table(result: PressureResult) -> Table:
 
 def pressure_verdict(result: PressureResult) -> str:
     """The advice of a pressure test, in one sentence."""
-    best, other = result.best, result.aggregated
+    best, aggregated = result.best, result.aggregated
     if not result.is_disaggregation_worthwhile:
         return (
-            f"Do not disaggregate: {other.name} engines serve {other.requests_per_s:.1f} requests/s, the best split, "
-            f"{best.name}, {best.requests_per_s:.1f}."
+            f"Do not disaggregate: {aggregated.name} engines serve {aggregated.requests_per_s:.1f} requests/s, the "
+            f"best split, {best.name}, {best.requests_per_s:.1f}."
         )
-    more = "" if not other.requests_per_s else f", {best.requests_per_s / other.requests_per_s:.2f} x aggregated"
+    factor = ""
+    if aggregated.requests_per_s:
+        factor = f", {best.requests_per_s / aggregated.requests_per_s:.2f} x aggregated"
     expected = best.signals[Signal.DECODE_TPS]
     return (
-        f"pd_ratio {result.pd_ratio}: {best.requests_per_s:.1f} requests/s{more}; expect decode_tps of "
+        f"pd_ratio {result.pd_ratio}: {best.requests_per_s:.1f} requests/s{factor}; expect decode_tps of "
         f"{expected:.0f} per decode replica there, and set a target below it."
     )
 
@@ -69,19 +75,22 @@ def pressure_document(result: PressureResult) -> dict[str, Any]:
     }
 
 
-def candidates_table(oracle: OracleResult, found: Mapping[str, Sequence[Candidate]]) -> Table:
-    """A table with the best candidate of each policy, the best policy first."""
-    least, hours = oracle.least_frac, oracle.result.outcome.gpu_hours
-    title = f"best of each policy; {least:.2%} must be within the objectives, then the fewest GPU-hours"
+def candidates_table(oracle: OracleResult, candidates: Mapping[str, Sequence[Candidate]]) -> Table:
+    """A table with the best candidate of each kind of policy, the best kind first.
+
+    ``candidates``: tried parameters of each kind, the best first.
+    """
+    least_frac, oracle_gpu_hours = oracle.least_frac, oracle.result.outcome.gpu_hours
+    title = f"best of each policy; {least_frac:.2%} must be within the objectives, then the fewest GPU-hours"
     table = figures_table("policy", ("SLO met", "GPU\nhours", "/oracle", "tried"), title)
     table.add_column("parameters", overflow="fold")
-    for best, *others in sorted(found.values(), key=lambda each: each[0].score(least), reverse=True):
+    for best, *others in sorted(candidates.values(), key=lambda each: each[0].score(least_frac), reverse=True):
         outcome = best.result.outcome
         table.add_row(
             best.kind,
             f"{outcome.slo_attainment_frac:.2%}",
             f"{outcome.gpu_hours:.2f}",
-            f"{outcome.gpu_hours / hours:.2f}",
+            f"{outcome.gpu_hours / oracle_gpu_hours:.2f}",
             str(1 + len(others)),
             ", ".join(_flat(best.changes)),
         )
@@ -89,17 +98,19 @@ def candidates_table(oracle: OracleResult, found: Mapping[str, Sequence[Candidat
 
 
 def _flat(changes: Mapping[str, Any]) -> list[str]:
+    """Changed parameters as ``name value``; the names of sections that need no explanation are left out."""
     lines = []
     for name, value in changes.items():
         if isinstance(value, Mapping):
-            lines += [f"{name}.{line}" if name not in ("policy", "guard", "gate") else line for line in _flat(value)]
+            prefix = "" if name in ("policy", "guard", "gate") else f"{name}."
+            lines += [f"{prefix}{line}" for line in _flat(value)]
         elif name != "kind":
             lines.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return lines
 
 
 def candidates_document(
-    pressure: PressureResult, oracle: OracleResult, found: Mapping[str, Sequence[Candidate]]
+    pressure: PressureResult, oracle: OracleResult, candidates: Mapping[str, Sequence[Candidate]]
 ) -> dict[str, Any]:
     """All candidates as plain values."""
     return {
@@ -108,27 +119,28 @@ def candidates_document(
         "oracle": asdict(oracle.result.outcome),
         "policies": {
             kind: [{"changes": one.changes, **asdict(one.result.outcome)} for one in each]
-            for kind, each in found.items()
+            for kind, each in candidates.items()
         },
     }
 
 
-def autoscaled(serve: Mapping[str, Any], path: Path, settings: SimConfig) -> list[str]:
-    """Notes about the use of found parameters in this Serve YAML, such as that it serves other engines.
+def serve_notes(serve: Mapping[str, Any], path: Path, settings: SimConfig) -> list[str]:
+    """Notes on the use of found parameters in a Serve YAML: whether it serves other engines than were simulated.
 
     Raises:
-        ConfigError: it has not exactly one application, or that is not autoscaled.
+        ConfigError: it does not have exactly one application, or the application is not autoscaled.
     """
     app = parse_app_config(sole_application(serve).get("args"))
     if not app.is_autoscaled:
         raise ConfigError(
             f"{path}: its application is not autoscaled: add autoscale to args, and max_replicas to every role"
         )
+    # Engines are compared by their GPUs, and emulated ones also by their profile.
     simulated = {(key.role, pool.gpus_per_replica) for key, pool in settings.pools().items()}
     pools = [pool for service in app.pools().values() for pool in service.root.items()]
     served = {(key.role, limits.gpus_per_replica) for key, limits in pools}
-    roles = [(key.role, pool) for group in app.groups for key, pool in group.pools().items()]
-    emulated = {(role, pool.emulator.profile.stem) for role, pool in roles if pool.emulator is not None}
+    role_configs = [(key.role, pool) for group in app.groups for key, pool in group.pools().items()]
+    emulated = {(role, pool.emulator.profile.stem) for role, pool in role_configs if pool.emulator is not None}
     profiles = {(key.role, profile.name) for key, profile in settings.profiles().items()}
     if served <= simulated and emulated <= profiles:
         return []
@@ -148,7 +160,7 @@ def curated_yaml(
         trace: the trace of the search.
     """
     outcome = best.result.outcome
-    head = (
+    comment = (
         f"# Found by `tandem curate` on {trace.name} ({config_path.name}): {best.kind}, "
         f"{outcome.slo_attainment_frac:.2%} within the objectives, {outcome.gpu_hours:.2f} GPU-hours.\n"
     )
@@ -158,12 +170,13 @@ def curated_yaml(
             for role in Role:
                 profile = config_path.parent / group[role]["profile"]
                 group[role]["profile"] = str(profile.resolve())
-        document["policies"] = {**document.get("policies", {}), best.kind: json.loads(json.dumps(best.changes))}
-        return head + yaml.safe_dump(document, sort_keys=False)
-    named = config.model_copy(update={"policies": {best.kind: best.changes}})
-    tuned = named.autoscale_config(best.kind).model_dump(mode="json", exclude_unset=True)
+        changes = json.loads(json.dumps(best.changes))  # plain values: YAML cannot write the others
+        document["policies"] = {**document.get("policies", {}), best.kind: changes}
+        return comment + yaml.safe_dump(document, sort_keys=False)
+    with_best = config.model_copy(update={"policies": {best.kind: best.changes}})
+    tuned = with_best.autoscale_config(best.kind).model_dump(mode="json", exclude_unset=True)
     application = sole_application(serve)
     autoscale = merged(application["args"].get("autoscale", {}), tuned)
     application["args"]["autoscale"] = {**autoscale, "policy": tuned["policy"]}
     application.setdefault("autoscaling_policy", JOINT_POLICY)
-    return head + yaml.safe_dump(serve, sort_keys=False)
+    return comment + yaml.safe_dump(serve, sort_keys=False)

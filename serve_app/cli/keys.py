@@ -23,8 +23,10 @@ def key(
     secret = new_key()
     try:
         line = key_line(name, secret)
-        before = file.read_text() if file.exists() else ""
-        text = f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{line}\n"
+        text = file.read_text() if file.exists() else ""
+        if text and not text.endswith("\n"):
+            text += "\n"
+        text += f"{line}\n"
         parse_keys(text)
         _replace(file.resolve(), text)  # a link stays a link
     except UnicodeDecodeError:
@@ -38,17 +40,17 @@ def key(
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file at once, so that no replica reads half of it; owner and mode stay."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.touch(mode=0o600)
+    """Replace a file in one step, so that no replica reads half of it; owner and mode stay."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)
     try:
-        beside.write_text(text)
+        temporary.write_text(text)
         if file.exists():
             old = file.stat()
-            beside.chmod(stat.S_IMODE(old.st_mode))
-            new = beside.stat()  # a folder with the setgid bit gives its own group
+            temporary.chmod(stat.S_IMODE(old.st_mode))
+            new = temporary.stat()  # in a folder with the setgid bit, a new file has the folder's group
             if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-                os.chown(beside, old.st_uid, old.st_gid)
-        beside.replace(file)
+                os.chown(temporary, old.st_uid, old.st_gid)
+        temporary.replace(file)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -127,7 +127,7 @@ def serve(
     demo.build_missing_model(document)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, _: _interrupt(stop, got))
+        signal.signal(number, lambda received, _: _interrupt(stop, received))
     with _deploy(document) as app:
         console.print(f"\nServing [bold]{app.config.model.id}[/] at {app.url}/v1 (Ctrl-C stops it). Try:\n")
         console.print(_curl(app.url, app.config), highlight=False, soft_wrap=True)
@@ -209,8 +209,8 @@ def delete(
 
     if name not in ray_serve.status().applications:
         raise ConfigError(f"there is no application {name!r} on this cluster; `tandem status` lists them")
-    if left := ray_drain.said(ray_drain.delete(name, timeout_s)):
-        errors.print(left, highlight=False)
+    if message := ray_drain.unanswered_message(ray_drain.delete(name, timeout_s)):
+        errors.print(message, highlight=False)
     console.print(f"{name} deleted")
 
 
@@ -249,7 +249,7 @@ def bench(
 
 
 def _deploy(source: Path | dict[str, Any], **options: Any) -> sdk.App:
-    """Deploy with visible progress: a line that changes, or one line per change without a terminal."""
+    """Deploy and show the progress: on a terminal in one line that changes, elsewhere in a new line for each change."""
     with console.status("") as line:
         show = line.update if console.is_terminal else console.print
         show("checking the config, this machine and the engine arguments")
@@ -264,10 +264,11 @@ def _progress(status: sdk.Status) -> str:
 
 
 def _replace_model(document: dict[str, Any], source: str) -> None:
+    """Put another model into a Serve YAML. ``source``: a folder or a hub id."""
     path = Path(source)
     try:
         is_here = path.exists()
-    except OSError:  # check_machine reports it
+    except OSError:  # the folder cannot be looked at, which check_machine reports
         is_here = False
     model = {"id": path.absolute().name, "source": str(path.resolve()) if is_here else source}
     try:
@@ -277,17 +278,19 @@ def _replace_model(document: dict[str, Any], source: str) -> None:
 
 
 def _interrupt(stop: threading.Event, number: int) -> None:
+    """Handle a signal: the first one ends the command in order, a further one at once."""
+    exit_code = 128 + number  # as a shell reports it
     if stop.is_set():
-        os._exit(128 + number)
+        os._exit(exit_code)
     stop.set()
-    raise SystemExit(128 + number)
+    raise SystemExit(exit_code)
 
 
 def _finish(app: sdk.App) -> None:
     most_s = app.config.ingress.request_timeout_s
     console.print(f"\nFinishing running requests, at most {most_s:g} s; Ctrl-C again ends at once", highlight=False)
-    if left := ray_drain.said(app.drain()):
-        console.print(left, highlight=False)
+    if message := ray_drain.unanswered_message(app.drain()):
+        console.print(message, highlight=False)
 
 
 def _curl(url: str, config: Any) -> str:

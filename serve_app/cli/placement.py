@@ -19,14 +19,14 @@ from serve_app.running.ray_serve import connect
 
 commands = Typer()
 
-# Changes of where replicas should be that `tandem explain` shows.
+# The most past changes of the wanted replicas that `tandem explain` shows.
 _HISTORY_LINES = 20
 
 
 @commands.command()
 def topology(app: App = "tandem", address: Address = "auto") -> None:
     """Show data centres, switches and nodes with their GPUs and replicas, and what is wrong with labels."""
-    status, nodes = _nodes(app, address)
+    status, nodes = _status_and_nodes(app, address)
     places = status.places or {}
     console.print(view.topology_tree(nodes, places), highlight=False)
     pools = [pool for service in status.services.values() for pool in view.pools_now(service, places)]
@@ -42,8 +42,8 @@ def explain(
     app: App = "tandem",
     address: Address = "auto",
 ) -> None:
-    """Why a service's replicas are where they are, where its next unit would go, and how they came there."""
-    status, nodes = _nodes(app, address)
+    """Why a service's replicas are where they are, where further ones would go, and how they came there."""
+    status, nodes = _status_and_nodes(app, address)
     name, plan, config, ratio = _planned(app, status, service)
     pools = view.pools_now(status.services[name], status.places or {})
     console.print(f"{name}: ratio {ratio}, priority {config.priority}", highlight=False)
@@ -51,12 +51,12 @@ def explain(
     pending = {role: plan.pending.get(role, 0) for role in Role}
     if any(pending.values()):
         console.print(f"{pd_text(pending)} have no place yet, and are tried again every cycle", highlight=False)
-    unit = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
-    gained, placed = view.would_fit(pools, ratio, nodes, unit, view.gpus_left(status, name))
-    where = ", ".join(f"{p}P{d}D to {group}" for group, (p, d) in gained.items()) or "nowhere"
-    console.print(f"a unit more ({pd_text(unit)}) would go {where}", highlight=False)
+    more = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
+    gained, placed = view.would_fit(pools, ratio, nodes, more, view.gpus_left(status, name))
+    where = ", ".join(f"{prefill}P{decode}D to {group}" for group, (prefill, decode) in gained.items()) or "nowhere"
+    console.print(f"{pd_text(more)} more would go {where}", highlight=False)
     if any(placed.pending.values()):
-        console.print(f"of it {pd_text(placed.pending)} would be pending", highlight=False)
+        console.print(f"of these {pd_text(placed.pending)} would be pending", highlight=False)
     for group, why in placed.passed_over.items():
         console.print(f"  not to {group}: {why}", highlight=False, markup=False)
     for line in _history(Path(status.log_path), name):
@@ -72,7 +72,7 @@ def fits(
     address: Address = "auto",
 ) -> None:
     """Whether further replicas of a service would find room now, and where; exit code 1 if some would not."""
-    status, nodes = _nodes(app, address)
+    status, nodes = _status_and_nodes(app, address)
     name, _, _, ratio = _planned(app, status, service)
     pools = view.pools_now(status.services[name], status.places or {})
     more = {Role.PREFILL: prefill, Role.DECODE: decode}
@@ -96,7 +96,9 @@ def cordon(
     status = _status(app, address)
     target = view.cordonable(name, status.nodes or ())
     if target is None:
-        raise ConfigError(f"no one node, host or switch is called {name!r}: `tandem topology` shows them")
+        raise ConfigError(
+            f"{name!r} names no node, host or switch, or begins the ids of several nodes: `tandem topology` shows them"
+        )
     ask(app, "cordon", target, True)
     console.print(f"{target} takes nothing new until `tandem uncordon {name}`", highlight=False)
 
@@ -119,7 +121,7 @@ def _status(app: str, address: str) -> Status:
     return status_of(app)
 
 
-def _nodes(app: str, address: str) -> tuple[Status, tuple[Node, ...]]:
+def _status_and_nodes(app: str, address: str) -> tuple[Status, tuple[Node, ...]]:
     status = _status(app, address)
     if status.nodes is None:
         raise ConfigError(f"{app} does not look at nodes: give it args.topology, or wait for its first decision")
@@ -136,22 +138,25 @@ def _planned(app: str, status: Status, service: str | None) -> tuple[str, Plan, 
 
 
 def _history(log: Path, service: str) -> list[str]:
-    """The last changes of where replicas should be, from the decision log if it is here."""
+    """The last changes of the wanted replicas of each pool, from the decision log if it is on this machine."""
     changes: list[str] = []
-    before: dict[str, int] = {}
+    before: dict[str, int] = {}  # wanted replicas in the line before
     try:
-        lines = log.read_text().splitlines()
+        lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return [f"  (the history is in {log} on the head node)"]
     for line in lines:
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # the coordinator is writing this line, or was killed while it did
+            continue
         if record.get("service") != service or "plan" not in record:
             continue
         desired = record["plan"]["state"]["desired"]
-        moved = {pool: count - before.get(pool, 0) for pool, count in desired.items() if count != before.get(pool, 0)}
-        if moved and before:
-            steps = ", ".join(f"{pool} {step:+d}" for pool, step in moved.items())
+        steps = {pool: count - before.get(pool, 0) for pool, count in desired.items()}
+        change = ", ".join(f"{pool} {step:+d}" for pool, step in steps.items() if step)
+        if change and before:
             reason = record["plan"]["decision"]["reason"]
-            changes.append(f"{time_text(record['snapshot']['now_s'])}  {steps}: {reason}")
+            changes.append(f"{time_text(record['snapshot']['now_s'])}  {change}: {reason}")
         before = desired
     return changes[-_HISTORY_LINES:]

@@ -1,4 +1,7 @@
-"""What the commands about nodes and places show (pure)."""
+"""What the commands about nodes and places show (pure).
+
+The unit of a group is here one replica of each of its roles. ``kvtransfer.topology`` explains levels and scarcity.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +16,7 @@ from autoscale.decide.slots import Slots, least_units
 from autoscale.decide.status import ServiceStatus, Status
 from autoscale.ratio import PdRatio
 from autoscale.types import Places, PoolKey, PoolStats
-from kvtransfer.topology import TIERS, LinkTier, Node, NodeSet, Path, Role, SubgroupPriority, Topology, path
+from kvtransfer.topology import TIERS, LinkTier, Node, Path, Role, SubgroupPriority, Topology, path
 
 _PRIORITIES = {
     SubgroupPriority.S2_HOMOGENEOUS: "common",
@@ -37,10 +40,11 @@ def topology_tree(nodes: Sequence[Node], places: Places) -> Tree:
             if switch is None:  # levels without a label are left out
                 continue
             if switch not in branches:
-                bits = topology.domains[tier][switch]
-                scarcity = topology.priority(bits) if tier <= LinkTier.S2 else None
+                below = topology.domains[tier][switch]
+                # Only S1 and S2 switches make a node scarce, so levels above them have no scarcity of their own.
+                scarcity = topology.priority(below) if tier <= LinkTier.S2 else None
                 title = f"{_LEVELS[tier]} {switch[-1]}"
-                branches[switch] = branch.add(_summary(title, list(topology.listed(bits)), scarcity))
+                branches[switch] = branch.add(_summary(title, list(topology.listed(below)), scarcity))
             branch = branches[switch]
         pools = (str(pool) for pool, names in places.values() for name in names if name == node.name)
         branch.add(_node_line(node, pools))
@@ -72,12 +76,15 @@ def _node_line(node: Node, pools: Iterable[str]) -> Text:
 
 
 def cordonable(name: str, nodes: Sequence[Node]) -> str | None:
-    """The node, host or switch of this name, or the node whose id begins so; ``None``: no match, or several."""
+    """``name`` if a node, host or switch has it; otherwise the id of the only node whose id begins with it.
+
+    ``None``: no id begins with ``name``, or several do.
+    """
     names = {one for node in nodes for one in (node.name, node.host, *node.under) if one}
     if name in names:
         return name
-    begins = [node.name for node in nodes if name and node.name.startswith(name)]
-    return begins[0] if len(begins) == 1 else None
+    matches = [node.name for node in nodes if name and node.name.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def label_findings(nodes: Sequence[Node]) -> Iterator[str]:
@@ -88,11 +95,11 @@ def label_findings(nodes: Sequence[Node]) -> Iterator[str]:
         if topology.domains[tier] and missing:
             few = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
             yield f"{len(missing)} nodes with GPUs have no {_LEVELS[tier]}, and others have: {few}"
-    for tier in TIERS[1:]:  # names that stand for several switches of one level
-        above: dict[str, list[Path]] = {}
+    for tier in TIERS[1:]:  # names that several switches of one level have
+        paths_above: dict[str, list[Path]] = {}
         for names in topology.domains[tier]:
-            above.setdefault(names[-1], []).append(names[:-1])
-        for name, paths in above.items():
+            paths_above.setdefault(names[-1], []).append(names[:-1])
+        for name, paths in paths_above.items():
             if len(paths) > 1:
                 where = " and ".join("/".join(part or _UNKNOWN for part in names) for names in sorted(paths))
                 yield f"{_LEVELS[tier]} {name!r} is under {where}: a selector of that label alone takes nodes of both"
@@ -112,7 +119,10 @@ def fragmentation(nodes: Sequence[Node], pools: Sequence[PoolStats]) -> str | No
 
 
 def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
-    """The pools of a service with the replicas that it should have, warm ones too, as of its last plan."""
+    """The pools of a service with the replicas that its last plan wants, warm ones included.
+
+    A warm replica runs, but gets no requests yet.
+    """
     assert service.last is not None
     state = service.last.plan.state
     wanted_replicas, leaving = state.desired_and_warm, {*state.victims, *state.withdrawn}
@@ -124,7 +134,7 @@ def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
                 key=key,
                 replicas=(),
                 target_replicas=wanted_replicas.get(key, 0),
-                # Replicas that leave still have their room.
+                # Replicas that leave still have their room: they are not counted here, but are in ``on``.
                 held_replicas=sum(name not in leaving for name in nodes_by_replica),
                 on=nodes_by_replica,
                 limits=limits,
@@ -134,8 +144,8 @@ def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
 
 
 def gpus_left(status: Status, name: str) -> list[dict[str, float]]:
-    """GPUs by type that the application's budget leaves, and those that the quota of one service leaves."""
-    held: dict[str, dict[str, float]] = {}
+    """GPUs by type that the application's budget leaves, and GPUs that the quota of the service ``name`` leaves."""
+    held: dict[str, dict[str, float]] = {}  # by service
     for other, service in status.services.items():
         pools = pools_now(service, status.places or {})
         held[other] = held_gpus(pools, {pool.key: pool.target_replicas for pool in pools})
@@ -154,9 +164,17 @@ def would_fit(
     more: Mapping[Role, int],
     limits: Sequence[dict[str, float]] = (),
 ) -> tuple[dict[str, tuple[int, int]], Placed]:
-    """Prefill and decode replicas that groups would gain if each role had more now, and what would find no place.
+    """Where further replicas would go if they were wanted now.
 
-    ``limits``: GPUs by type that budgets leave.
+    Args:
+        pools: all pools of a service.
+        ratio: P/D ratio that each group keeps.
+        nodes: nodes of the cluster.
+        more: number of further replicas of each role.
+        limits: GPUs by type that each budget leaves.
+
+    Returns:
+        Prefill and decode replicas that each group would gain, and the placement, which has the replicas without room.
     """
     current = {pool.key: pool.target_replicas for pool in pools}
     counts = {role: sum(n for key, n in current.items() if key.role is role) + more[role] for role in Role}
@@ -183,9 +201,7 @@ def explain_table(pools: Sequence[PoolStats], nodes: Sequence[Node], places: Pla
 
 def _group_row(pools: Mapping[Role, PoolStats], slots: Slots, places: Places) -> Iterator[str | Text]:
     topology = slots.topology
-    reach: NodeSet = 0
-    for pool in pools.values():
-        reach |= 0 if pool.demand is None else slots.candidates(pool.demand)
+    reach = slots.candidates_of_any(pool.demand for pool in pools.values())
     keys = {pool.key for pool in pools.values()}
     types = [
         f"{pool.limits.gpus_per_replica:g} {pool.demand.gpu_type}"
@@ -196,14 +212,14 @@ def _group_row(pools: Mapping[Role, PoolStats], slots: Slots, places: Places) ->
         yield str(pools[role].target_replicas) if role in pools else "-"
     yield " / ".join(types) or "-"
     yield f"{sum(pool.limits.cost for pool in pools.values()):g}"
-    yield str(reach.bit_count())
-    yield _PRIORITIES[topology.priority(reach)].partition(":")[0] if reach else "-"
+    yield str(reach.bit_count())  # number of nodes: ``reach`` has one bit for each
+    yield _PRIORITIES[topology.priority(reach)].partition(":")[0] if reach else "-"  # without the reason
     yield _apart(topology.tier(reach), min(pool.limits.affinity for pool in pools.values())) if reach else "-"
     yield ", ".join(sorted({name[:12] for key, names in places.values() for name in names if key in keys})) or "-"
 
 
 def _apart(tier: LinkTier, affinity: LinkTier) -> Text:
-    """The level under which all nodes of a group are together, red if that is beyond its affinity."""
+    """``tier``, the lowest level that all nodes of a group share; red if it is above the group's affinity."""
     if tier > affinity:
         return Text(f"{tier.name.lower()}, beyond {affinity.name.lower()}", style="bold red")
     return Text(tier.name.lower())

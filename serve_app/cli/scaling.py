@@ -76,7 +76,8 @@ def scale(
     address: Address = "auto",
 ) -> None:
     """Set both counts by hand, until --resume."""
-    if resume == (prefill is not None or decode is not None) or (prefill is None) != (decode is None):
+    given_counts = [count for count in (prefill, decode) if count is not None]
+    if len(given_counts) != (0 if resume else 2):
         raise ConfigError("give both --prefill and --decode, or --resume alone")
     control = _control(app, address, service)
     if prefill is not None and decode is not None:
@@ -100,15 +101,16 @@ def replay(
     config: Annotated[Path | None, Option(help="A Serve YAML whose args.autoscale to use instead.")] = None,
 ) -> None:
     """Work out every plan of a decision log again and show the differences; exit code 1 if there are any."""
-    other = None
+    replay_config = None
     if config is not None:
-        other = parse_app_config(sole_application(load_serve_yaml(config)).get("args")).services[0].autoscale
-        if other is None:
+        args = sole_application(load_serve_yaml(config)).get("args")
+        replay_config = parse_app_config(args).services[0].autoscale
+        if replay_config is None:
             raise ConfigError(f"{config}: it has no args.autoscale to replay with")
     with config_errors():
         lines = decision_log.load_lines(log)
     with config_errors(f"{log}: "):
-        results = list(decision_log.replay(lines, other))
+        results = list(decision_log.replay(lines, replay_config))
     different = [result for result in results if result is not None]
     for result in different:
         console.print(f"line {result.line}, {result.service} at {time_text(result.now_s)}:", highlight=False)
@@ -135,9 +137,10 @@ def _nested(pairs: Sequence[str]) -> dict[str, Any]:
         try:
             # YAML would read 1:2 as a number of base 60.
             value = text if path == "pd_ratio" else yaml.safe_load(text)
+            is_pair = bool(separator) and all(path.split("."))
         except yaml.YAMLError:
-            separator = ""
-        if not separator or not all(path.split(".")):
+            is_pair = False
+        if not is_pair:
             raise ConfigError(f"{pair!r} is no FIELD=VALUE, such as pd_ratio=1:2 or policy.target=500")
         *parents, last = path.split(".")
         level = changes

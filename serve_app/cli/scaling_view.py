@@ -1,4 +1,7 @@
-"""What `tandem top` shows of an application's autoscaling (pure)."""
+"""What `tandem top` shows of an application's autoscaling (pure).
+
+The states of replicas are explained in ``deployments.actors.scaling_metrics``.
+"""
 
 from rich import box
 from rich.console import Group
@@ -8,6 +11,7 @@ from rich.text import Text
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.ratio import pd_text
+from autoscale.types import PoolKey
 from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_counts
 from deployments.serve_seam.controller_hook import IMPORT_PATH
 from kvtransfer.topology import Role
@@ -17,8 +21,8 @@ from serve_app.cli.terminal import figure
 def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: float) -> Group:
     """Pools, signal, ratio and the last decision of one service of an application."""
     config, last = service.config, service.last
-    ratio = (last and last.plan.decision.ratio) or config.pd_ratio
-    head = Text(f"{title}: ratio {ratio}, policy {config.policy.kind}")
+    decided_ratio = None if last is None else last.plan.decision.ratio
+    head = Text(f"{title}: ratio {decided_ratio or config.pd_ratio}, policy {config.policy.kind}")
     if config.is_paused:
         head.append("  PAUSED", style="bold yellow")
     if config.is_observing:
@@ -42,6 +46,7 @@ def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: floa
 
 def _pool_table(last: PlanRecord, now_s: float) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    # The pool, the states in the order of pool_counts, and for how long replicas have been missing.
     for name in ("pool", "wanted", "target", "ready", "serving", "held", "withdrawn", "draining", "missing"):
         table.add_column(name, no_wrap=True)
     for pool, counts in pool_counts(last).items():
@@ -64,10 +69,14 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         *(f"held back: {note.text}" for note in plan.held_back),
         *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
         *(f"{group} passed over: {why}" for group, why in plan.passed_over.items()),
-        *(
-            f"no room for more than {count} of {pool} since "
-            f"{now_s - until_s + config.no_room_retry_s + config.no_room_s:.0f} s (see `ray status`); tried "
-            f"again in {until_s - now_s:.0f} s"
-            for pool, (until_s, count) in plan.state.capped.items()
-        ),
+        *(_no_room_line(config, pool, count, until_s - now_s) for pool, (until_s, count) in plan.state.capped.items()),
     ]
+
+
+def _no_room_line(config: AutoscaleConfig, pool: PoolKey, count: int, retry_in_s: float) -> str:
+    """Why a pool gets no more replicas. It had waited for ``no_room_s`` when the time until the next try began."""
+    since_s = config.no_room_s + config.no_room_retry_s - retry_in_s
+    return (
+        f"no room for more than {count} of {pool} since {since_s:.0f} s (see `ray status`); tried again in "
+        f"{retry_in_s:.0f} s"
+    )

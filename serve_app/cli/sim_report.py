@@ -1,4 +1,7 @@
-"""A simulated comparison as a table, as JSON and as a page with pictures."""
+"""A simulated comparison as a table, as JSON and as a page with pictures.
+
+Policies are compared with bounds, such as the oracle, which knows the whole trace (``autoscale.sim.compare``).
+"""
 
 import base64
 import hashlib
@@ -28,7 +31,7 @@ _BOUND_MARKERS = ("x", "+", "s", "D")
 
 
 class _Column(NamedTuple):
-    """A column: its head, and the format of a figure times a factor."""
+    """A column: its head, the name of its figure in a result, and the format of ``factor`` times the figure."""
 
     head: str
     figure: str
@@ -36,14 +39,14 @@ class _Column(NamedTuple):
     factor: float = 1.0
 
 
-# Shown with an interval; the last two are multiples of bounds.
+# Shown with an interval. The last two are the policy's GPU-hours divided by those of a bound.
 _SPREADS = (
     _Column("SLO met", "slo_attainment_frac", ".2%"),
     _Column("GPU hours", "gpu_hours", ".2f"),
     _Column("/oracle", "gpu_hours_over_oracle", ".2f"),
     _Column("/causal", "gpu_hours_over_causal_bound", ".2f"),
 )
-# With several groups, which have no bounds.
+# They replace the last two of _SPREADS for a study of several groups, which has no bounds.
 _GROUPS_COLUMNS = (_Column("by type", "gpu_hours_by_type", ".2f"), _Column("cost", "cost", ".2f"))
 _COLUMNS = (
     _Column("TTFT p99 s", "ttft_p99_s", ".2f"),
@@ -106,10 +109,10 @@ def print_whole(table: Table) -> None:
     Console(file=console.file, width=max(console.width, needed)).print(table)
 
 
-def print_notes(flags: Sequence[str]) -> None:
+def print_notes(notes: Sequence[str]) -> None:
     """Print notes below a table, one per line."""
-    for line in flags:
-        console.print(f"[yellow]note:[/] {line}", highlight=False)
+    for note in notes:
+        console.print(f"[yellow]note:[/] {note}", highlight=False)
 
 
 def _columns(study: Study, columns: Sequence[_Column]) -> Sequence[_Column]:
@@ -118,6 +121,7 @@ def _columns(study: Study, columns: Sequence[_Column]) -> Sequence[_Column]:
 
 
 def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[_Column]) -> list[str]:
+    """The cells of a policy or bound; ``rows``: its figures, one row for each seed."""
     mean, intervals = mean_row(rows), interval_row(rows)
 
     def cell(column: _Column) -> str:
@@ -129,14 +133,14 @@ def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[_Column]) -> lis
             return text
         low, high = intervals[column.figure]
         half = (high - low) / 2 * (100.0 if column.form.endswith("%") else 1.0)
-        # One digit less, or the table is wider than a terminal.
-        return f"{text}\n±{half:.{'2' if half < 1.0 else '1'}f}"
+        digits = 2 if half < 1.0 else 1  # with more, the table is wider than a terminal
+        return f"{text}\n±{half:.{digits}f}"
 
     return [cell(column) for column in columns]
 
 
 def sources(settings: SimConfig, trace: Path, config: Path) -> dict[str, Any]:
-    """The files that figures were made from, with hashes."""
+    """The files from which figures were made, with hashes."""
     return {
         "tandem_version": version("tandem-serve"),
         "trace": {"file": trace.name, "sha256": _sha256(trace.read_bytes())},
@@ -207,8 +211,8 @@ def _parameters(study: Study, name: str) -> dict[str, Any]:
     return parameters
 
 
-def save_html(study: Study, report: Mapping[str, Any]) -> str:
-    """A study as one HTML page without other files; raises ImportError without matplotlib."""
+def html_page(study: Study, report: Mapping[str, Any]) -> str:
+    """A study as one HTML page, pictures included. ``report``: its ``document``. Raises ImportError: no matplotlib."""
     columns = _columns(study, (*_COLUMNS, *_MORE_COLUMNS))
     lines = [(name, study.rows(name)) for name in study.names]
     lines += [(_BOUNDS[name], rows) for name, rows in study.bound_rows().items()]
@@ -234,6 +238,7 @@ def save_html(study: Study, report: Mapping[str, Any]) -> str:
 
 
 def _pictures(study: Study) -> list[tuple[str, str]]:
+    """Pictures of the first seed, each as its description and a data URL."""
     import matplotlib  # an optional dependency
 
     matplotlib.use("Agg")
@@ -279,6 +284,7 @@ def _plot_replicas(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping
     curves = {name: seed.policies[name].timeline for name in names}
     if seed.bounds is not None:
         curves = {"oracle": seed.bounds.oracle.result.timeline, **curves}
+    # A point of a timeline is (time, prefill replicas, decode replicas).
     for index, (role, axes) in enumerate(zip(Role, rows, strict=True), start=1):
         for name, timeline in curves.items():
             times = [point[0] for point in timeline] + [end_s]

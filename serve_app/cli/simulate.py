@@ -1,4 +1,7 @@
-"""The commands that try policies on a virtual cluster: simulate, pressure-test and curate."""
+"""The commands that try policies on a virtual cluster: simulate, pressure-test and curate.
+
+Policies are compared with bounds, such as the oracle, which knows the whole trace (``autoscale.sim.compare``).
+"""
 
 import importlib.util
 import json
@@ -28,7 +31,7 @@ from autoscale.sim.study import is_smallest_static
 from autoscale.traces.trace import TraceRequest, cut, load_trace, scale_trace
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
 from serve_app.cli import curate_report
-from serve_app.cli.sim_report import document, print_notes, print_whole, save_html, sources, summary_table
+from serve_app.cli.sim_report import document, html_page, print_notes, print_whole, sources, summary_table
 from serve_app.cli.terminal import console, errors
 from serve_app.local.shipped import shipped
 from serve_app.output import write_file
@@ -37,8 +40,8 @@ commands = Typer()
 
 # The configuration without --config: a shipped file, under configs/ in a checkout.
 _DEFAULT_CONFIG = "sim/h100_llama70b.yaml"
-# --rate-scale is below this. Far smaller factors already make more requests than can be simulated; the check of the
-# trace names the number.
+# --rate-scale must be below this. Far smaller factors already make more requests than can be simulated; then the check
+# of the trace refuses them and says how many they are.
 _MOST_RATE_SCALE = 1_000_000
 
 TracePath = Annotated[
@@ -98,7 +101,7 @@ def simulate(
     report = document(study, trace=trace, config=config, start_s=start, duration_s=duration, time_scale=time_scale)
     write_file(json_out, _json(report), "--json")
     if html_out is not None:
-        write_file(html_out, save_html(study, report), "--html")
+        write_file(html_out, html_page(study, report), "--html")
     _check_oracle(study.beat_the_oracle)
 
 
@@ -169,12 +172,12 @@ def curate(
     config, settings = _settings(config, {"--json": json_out, "--out": out}, inputs)
     kinds = _policy_kinds(policy, is_served=serve is not None)
     scale = _rate_scale(rate_scale)
-    served = None if serve is None else load_serve_yaml(serve)
+    serve_document = None if serve is None else load_serve_yaml(serve)
     requests = _load(trace, start, duration)
     check_trace(settings, requests, trace, is_strict=is_strict)
     flags = notes(settings, requests)
-    if serve is not None and served is not None:
-        flags += curate_report.autoscaled(served, serve, settings)
+    if serve is not None and serve_document is not None:
+        flags += curate_report.serve_notes(serve_document, serve, settings)
     with worker_pool(jobs) as pool:
         ratio_test, oracle, candidates = _search(
             settings, requests, kinds, gpus=gpus, rate_scale=scale, tries=tries, seed=seed, pool=pool
@@ -185,7 +188,7 @@ def curate(
         flags.append("the policies have a prefill pool, against the advice of the pressure test")
     print_notes(flags)
     best = _best(candidates, oracle.least_frac)
-    write_file(out, curate_report.curated_yaml(settings, best, config, served, trace), "--out")
+    write_file(out, curate_report.curated_yaml(settings, best, config, serve_document, trace), "--out")
     console.print(f"{out}: {best.kind}", highlight=False)
     figures = curate_report.candidates_document(ratio_test, oracle, candidates)
     write_file(json_out, _json({**sources(settings, trace, config), "flags": flags, **figures}), "--json")
@@ -233,13 +236,13 @@ def _best(candidates: Mapping[str, Sequence[Candidate]], least_frac: float) -> C
 
 
 def _policy_names(policy: str, settings: SimConfig) -> list[str]:
-    """The policies of --policy. Raises ValueError: a name is that of a bound, or no policy has it."""
+    """The policies of --policy. Raises ValueError: a name belongs to a bound, or to no policy."""
     names = _split(policy)
     if bounds := set(BOUNDS) & set(names):
         raise ValueError(f"--policy {sorted(bounds)[0]}: is shown beside every policy anyway; leave it out")
     for name in names:
         if not is_smallest_static(settings, name):
-            settings.autoscale_config(name)
+            settings.autoscale_config(name)  # raises ValueError for an unknown name
     return names
 
 
@@ -268,7 +271,7 @@ def _split(policy: str) -> list[str]:
 
 
 def _load(path: Path, start_s: float, duration_s: float | None, time_scale: float = 1.0) -> tuple[TraceRequest, ...]:
-    """The requests of a part of a trace. Raises ValueError: an option is no number, or no request is in the part."""
+    """The requests of a part of a trace. Raises ValueError: an option is not finite, or no request is in the part."""
     for option, value in (("--time-scale", time_scale), ("--start", start_s), ("--duration", duration_s or 0.0)):
         if not math.isfinite(value):
             raise ValueError(f"{option} {value:g}: give a number")
@@ -328,10 +331,10 @@ def _progress() -> Progress:
 def _settings(
     config: Path | None, outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]
 ) -> tuple[Path, SimConfig]:
-    """The simulator's configuration, and its file.
+    """The path of the simulator's configuration, and the configuration.
 
-    ``outputs`` and ``inputs``: the command's files by option. Raises ConfigError: an output file cannot be written, so
-    that no long run ends without its report.
+    ``outputs`` and ``inputs``: the command's files by option. Output files are checked before the run, so that no long
+    run ends without its report. Raises ConfigError: one of them cannot be written.
     """
     config = config or shipped(_DEFAULT_CONFIG)
     option_of = {path.resolve(): option for option, path in {**inputs, "--config": config}.items()}
@@ -348,7 +351,7 @@ def _settings(
 
 
 def _check_writable(path: Path, option: str) -> None:
-    """Raises ConfigError: a file cannot be written, or made in the first of its folders that exists."""
+    """Check that a file can be written, or be made below the nearest folder that exists; raises ConfigError if not."""
     if path.is_dir():
         raise ConfigError(f"{option} {path}: {path} is a folder: give a file")
     existing = next(each for each in (path, *path.absolute().parents) if each.exists())
@@ -363,10 +366,7 @@ def _json(report: Mapping[str, object]) -> str:
 
 
 def _check_oracle(better: Sequence[str]) -> None:
-    """Raises ConfigError if policies were better than the oracle, which is a fault of the simulator.
-
-    ``better``: names of these policies.
-    """
+    """Raise ConfigError if ``better`` names policies that were better than the oracle: the simulator has a fault."""
     if better:
         raise ConfigError(
             f"{', '.join(dict.fromkeys(better))} kept the objectives with fewer GPU-hours than the oracle, so the "

@@ -18,7 +18,7 @@ Address = Annotated[str, Option(help="The Ray cluster that this machine belongs 
 
 
 def figures_table(first: str, heads: Iterable[str], title: str | None = None) -> Table:
-    """A table of figures without rows: the first column holds names, the others stand to the right."""
+    """A table of figures, without rows yet: names in the first column, figures aligned to the right in the others."""
     table = Table(title=title, title_style="", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for head in heads:
@@ -27,7 +27,7 @@ def figures_table(first: str, heads: Iterable[str], title: str | None = None) ->
 
 
 def figure(value: float | None, form: str, factor: float = 1.0) -> str:
-    """A figure in this format; ``-``: it was not observed."""
+    """``value * factor`` in the format ``form``; ``-``: it was not observed."""
     return "-" if value is None else f"{value * factor:{form}}"
 
 

@@ -119,11 +119,13 @@ def _peak_rate(times_s: Floats, window_s: float) -> str:
     """The largest rate of all windows that begin with a request; "-" if the trace is shorter than a window."""
     if times_s[-1] - times_s[0] < window_s:
         return "-"
-    inside = np.searchsorted(times_s, times_s + window_s, side="left") - np.arange(len(times_s))
-    return f"{inside.max() / window_s:.4g} /s"
+    # For each request: index of the first request after its window, minus its own index.
+    after_window = np.searchsorted(times_s, times_s + window_s, side="left")
+    requests = after_window - np.arange(len(times_s))
+    return f"{requests.max() / window_s:.4g} /s"
 
 
 def _gap_cv(times_s: Floats) -> str:
-    """Standard deviation of the time between two requests over its mean: 1 for Poisson, more for bursts."""
+    """Coefficient of variation of the times between requests: 1 for Poisson, more for bursts."""
     gaps_s = np.diff(times_s)
     return f"{gaps_s.std() / gaps_s.mean():.2f}" if times_s[-1] > times_s[0] else "-"

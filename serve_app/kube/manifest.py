@@ -18,9 +18,9 @@ from serve_app.kube.worker_groups import WorkerGroup, worker_groups
 
 # The version that pyproject.toml pins; KubeRay requires it in the manifest.
 RAY_VERSION = "2.60.0"
-# Label of Kubernetes nodes.
+# Label of Kubernetes nodes that names their GPU type.
 GPU_TYPE_LABEL = "tandem.io/gpu-type"
-# Label of Ray nodes.
+# Label of Ray nodes that names their worker group.
 WORKER_GROUP_LABEL = "tandem.io/worker-group"
 # The annotation beside nodeSelector that says what to choose.
 _SELECTOR_ANNOTATION = "tandem.io/node-selector"
@@ -45,7 +45,7 @@ _WORKER_MEMORY_GIB_PER_GPU = 64
 
 # Serve's own default (ray.serve.config.DEFAULT_HTTP_PORT); KubeRay routes to the container port named "serve".
 _SERVE_PORT = 8000
-# Time for the traffic to move to a new cluster.
+# Time, seconds, for the traffic to move to a new cluster before the old one is deleted.
 _DELETION_DELAY_S = 60
 # A pod is ready while its proxy has an ingress replica; one failure ends that, as in KubeRay's own probe.
 _READINESS = {
@@ -54,7 +54,8 @@ _READINESS = {
     "timeoutSeconds": 2,
     "failureThreshold": 1,
 }
-# Ray reports these types as A100 alone; their size must be added as a resource (ray.util.accelerators).
+# Ray reports these types as A100, without the memory size; so the full name must be added as a resource
+# (ray.util.accelerators).
 _TYPES_ADDED_BY_HAND = ("A100-40G", "A100-80G")
 
 
@@ -99,12 +100,13 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 def _pod_serve_config(serve_yaml: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Any]:
     """``serve_yaml`` for pods, in which each pool demands the label of its worker group."""
-    names = {pool: group.name for group in groups for pool in group.pools}
+    worker_group_names = {pool: group.name for group in groups for pool in group.pools}
 
-    def pinned(group: dict[str, Any]) -> dict[str, Any]:
+    def with_label(group: dict[str, Any]) -> dict[str, Any]:
+        """A deployment group whose pools demand the label."""
         group = dict(group)
         for role in Role:
-            name = names.get(PoolKey(group["name"], role))
+            name = worker_group_names.get(PoolKey(group["name"], role))
             if name is not None:
                 pool = group.get(role.value, {})
                 placement = pool.get("placement", {})
@@ -114,14 +116,14 @@ def _pod_serve_config(serve_yaml: dict[str, Any], groups: Iterable[WorkerGroup])
 
     application = sole_application(serve_yaml)
     args = application["args"]
-    services = [{**one, "groups": [pinned(group) for group in one["groups"]]} for one in args.get("services", [args])]
+    sections = args.get("services", [args])  # args themselves are the section of an only service
+    services = [{**section, "groups": [with_label(group) for group in section["groups"]]} for section in sections]
+    pod_args = {**args, "services": services} if "services" in args else services[0]
     return {
         **serve_yaml,
         "proxy_location": "EveryNode",
         "http_options": {**(serve_yaml.get("http_options") or {}), "host": "0.0.0.0"},  # noqa: S104
-        "applications": [
-            {**application, "args": {**args, "services": services} if "services" in args else services[0]}
-        ],
+        "applications": [{**application, "args": pod_args}],
     }
 
 
@@ -187,7 +189,7 @@ def _worker_template(group: WorkerGroup, ingress: IngressConfig, image: str, por
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """Writes text of several lines as a block, and repeated values in full."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -25,8 +25,8 @@ class NodeShape:
 class WorkerGroup:
     """Equal pods, each with room for one engine, or for one worker of an engine that spreads over nodes.
 
-    ``pods``: for the declared replicas of the pools; ``most_pods``: for their ``max_replicas``; ``engine_cpus``: CPUs
-    that an engine takes of a pod.
+    ``pods``: number of pods for the pools' ``replicas``. ``most_pods``: number of pods for their ``max_replicas``.
+    ``engine_cpus``: CPUs of a pod for its engine and the engine's Serve replica.
     """
 
     name: str
@@ -38,7 +38,7 @@ class WorkerGroup:
 
 
 def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
-    """The worker groups of a configuration, as its pools need them; raises ConfigError for a label's expression."""
+    """The worker groups that a configuration's pools need. Raises ConfigError: a node label is an expression."""
     shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}
     for group in config.groups:
         for key, pool in group.pools().items():
@@ -64,6 +64,7 @@ def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
 
 
 def _pods(pool: RoleConfig, replicas: int) -> int:
+    """Number of pods for this number of the pool's replicas."""
     return replicas * pool.workers // _pod_workers(pool)
 
 
@@ -73,7 +74,7 @@ def _pod_workers(pool: RoleConfig) -> int:
 
 
 def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]:
-    """The labels that Ray's nodes must have; Ray sets those under ray.io/ itself."""
+    """The labels that the Ray nodes of a pool must have, without labels under ray.io/, which Ray sets itself."""
     labels = {label: value for label, value in pool.placement.node_labels.items() if not label.startswith("ray.io/")}
     for label, value in labels.items():
         if not is_plain_label(value):
@@ -85,6 +86,7 @@ def _plain_labels(key: PoolKey, pool: RoleConfig) -> tuple[tuple[str, str], ...]
 
 
 def _group_names(shapes: Iterable[NodeShape]) -> Iterator[str]:
+    """A name for each shape, such as h100-2gpu; further shapes of that name are h100-2gpu-2 and so on."""
     names: Counter[str] = Counter()
     for shape in shapes:
         kind = re.sub(r"[^a-z0-9]+", "-", (shape.accelerator_type or "cpu").lower())

@@ -13,13 +13,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 from autoscale.report import RequestRecord
 from autoscale.traces.trace import TraceRequest
 
-# Longest request.
+# Longest time of a request, seconds.
 _TIMEOUT_S = 300.0
 # Token ids of prompts: ordinary tokens of any tokenizer with at least 1,000 entries.
 _TOKEN_RANGE = (300, 1000)
-# How the last event of a stream, which has the usage, is recognised: it has no choices.
+# The last event of a stream has the usage. It is the only one without choices.
 _USAGE = re.compile(rb'"choices": ?\[\]')
 
+# Called after each request, with the number of requests that have ended since the last call.
 Progress = Callable[[int], None]
 
 
@@ -28,10 +29,13 @@ def _ignore(requests: int) -> None:
 
 
 class LoadGenerator:
-    """Streams completions with prompts of an exact length: random token ids, so that no two prompts share a prefix."""
+    """Sends streamed completions. Prompts are random token ids: their length is exact, and no two share a prefix."""
 
     def __init__(self, base_url: str, model: str, *, seed: int | None = 0, api_key: str | None = None) -> None:
-        """Prepare a load on ``base_url``, without ``/v1``; equal seeds give equal prompts, ``None`` new ones."""
+        """Prepare a load on ``base_url``, an address without ``/v1``.
+
+        ``seed``: equal seeds give equal prompts; ``None``: each run has new prompts.
+        """
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._url = f"{base_url.rstrip('/')}/v1/completions"
         self._model = model
@@ -40,25 +44,25 @@ class LoadGenerator:
     async def replay(self, trace: Sequence[TraceRequest], progress: Progress = _ignore) -> list[RequestRecord]:
         """Open loop: each request is sent at its time, whether earlier ones were answered or not."""
         async with self._session() as session:
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             tasks = []
             for request in trace:
-                await asyncio.sleep(max(0.0, request.at_s - (time.perf_counter() - start)))
-                tasks.append(asyncio.create_task(self._send(session, request, start, progress)))
+                await asyncio.sleep(max(0.0, request.at_s - (time.perf_counter() - start_s)))
+                tasks.append(asyncio.create_task(self._send(session, request, start_s, progress)))
             return await asyncio.gather(*tasks)
 
     async def keep_in_flight(self, requests: Sequence[TraceRequest], concurrency: int) -> list[RequestRecord]:
         """Closed loop: ``concurrency`` requests at a time; arrival times are ignored."""
-        waiting = iter(requests)
+        unsent = iter(requests)  # shared by all workers
         records: list[RequestRecord] = []
 
-        async def worker(session: aiohttp.ClientSession, start: float) -> None:
-            for request in waiting:
-                records.append(await self._send(session, request, start))
+        async def worker(session: aiohttp.ClientSession, start_s: float) -> None:
+            for request in unsent:
+                records.append(await self._send(session, request, start_s))
 
         async with self._session() as session:
-            start = time.perf_counter()
-            await asyncio.gather(*(worker(session, start) for _ in range(concurrency)))
+            start_s = time.perf_counter()
+            await asyncio.gather(*(worker(session, start_s) for _ in range(concurrency)))
         return records
 
     def _session(self) -> aiohttp.ClientSession:
@@ -69,8 +73,9 @@ class LoadGenerator:
         )
 
     async def _send(
-        self, session: aiohttp.ClientSession, request: TraceRequest, start: float, progress: Progress = _ignore
+        self, session: aiohttp.ClientSession, request: TraceRequest, start_s: float, progress: Progress = _ignore
     ) -> RequestRecord:
+        """Send one request. ``start_s``: start of the load, from which the times of the record count."""
         body = {
             "model": self._model,
             "prompt": [self._rng.randrange(*_TOKEN_RANGE) for _ in range(request.input_tokens)],
@@ -81,43 +86,44 @@ class LoadGenerator:
             "stream_options": {"include_usage": True},
         }
         output_tokens = request.output_tokens
-        sent = time.perf_counter()
-        answered = first = last = None
+        sent_s = time.perf_counter() - start_s
+        answered_s = first_s = last_s = None
         error = None
         try:
             async with session.post(self._url, json=body) as response:
-                answered = time.perf_counter() - start
+                answered_s = time.perf_counter() - start_s
                 if response.status != 200:
                     error = f"HTTP {response.status}"
-                ended = False
+                has_ended = False
                 async for line in response.content:
                     if not line.startswith(b"data:"):
                         continue
                     event = line[5:].strip()  # the space after the colon is optional
                     if event == b"[DONE]":
-                        ended = True
+                        has_ended = True
                     elif event.startswith(b'{"error"'):
                         error = _stream_error(event)
                     elif _USAGE.search(event):
                         if usage := json.loads(event).get("usage"):
                             output_tokens = usage["completion_tokens"]
                     else:
-                        last = time.perf_counter()
-                        first = first or last
-                if error is None and not ended:
+                        last_s = time.perf_counter() - start_s
+                        first_s = first_s or last_s
+                if error is None and not has_ended:
                     error = "stream ended without [DONE]"
-        # Beside lost connections: half an event (ValueError), a line without end (HttpProcessingError).
+        # Besides lost connections: an event that is cut off (ValueError) or has an unexpected form (LookupError,
+        # TypeError), and a line that is too long (HttpProcessingError).
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, HttpProcessingError) as failure:
             error = type(failure).__name__
         progress(1)
         return RequestRecord(
-            sent_s=sent - start,
-            first_token_s=None if first is None else first - start,
-            last_token_s=None if last is None else last - start,
+            sent_s=sent_s,
+            first_token_s=first_s,
+            last_token_s=last_s,
             input_tokens=request.input_tokens,
             output_tokens=output_tokens,
             error=error,
-            answered_s=answered,
+            answered_s=answered_s,
         )
 
 

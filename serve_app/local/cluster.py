@@ -22,16 +22,16 @@ from deployments.serve_seam.environment import cluster_environment, serve_enviro
 NODE_IP = "127.0.0.2"
 # Ray puts UNIX sockets below a cluster's folder, and their paths may have 107 characters at most; TMPDIR can be longer.
 CLUSTER_PARENT = "/tmp"  # noqa: S108
-# Files that outlive a cluster.
+# Folder of files that outlive a cluster.
 _CACHE = Path("~/.cache/tandem").expanduser()
 # Address and token of the cluster that this user started last, for the commands of another terminal.
 _CONNECTION_FILE = _CACHE / "local-cluster.json"
 # Longest wait for nodes to start, seconds. A start takes some seconds on an idle machine and a minute on a busy one.
 _START_TIMEOUT_S = 120.0
-# Longest wait for the end of the guardian before it is killed, seconds.
+# Longest time, seconds, that the guardian has to end before it is killed.
 _STOP_TIMEOUT_S = 60.0
-# Shared memory of a node's object store. A larger one takes more of the machine's memory for each node (Ray's default
-# is 30 %); with a smaller one, 75 MiB at least, Ray writes objects to disk earlier.
+# Shared memory of a node's object store. Ray's default, 30 % of the machine's memory, is too much for several nodes on
+# one machine. With a smaller store (Ray allows 75 MiB and more) Ray writes objects to disk earlier.
 _OBJECT_STORE_BYTES = 256 << 20
 
 
@@ -53,8 +53,9 @@ def driver_environment() -> dict[str, str]:
     """Set the variables that this process needs to connect to a local cluster, and return them.
 
     Any process that reaches a Ray cluster can run code on it, and Ray listens on every interface. So a local cluster
-    requires a token, whatever the user's Ray settings are. Ray reads these variables once, at its import: raises
-    DeployError if it has been imported without them.
+    requires a token, whatever the user's Ray settings are.
+
+    Raises DeployError: Ray was imported without a token; it reads these variables only at its import.
     """
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise DeployError(
@@ -112,15 +113,15 @@ class LocalCluster:
         """Start one more node; raises DeployError with Ray's message if it did not start. The other nodes run on."""
         self._start(self._arguments(node, is_head=False))
 
-    def _start(self, nodes: Any) -> None:
-        """Give the guardian a line, and wait until the nodes that it names run.
+    def _start(self, message: Any) -> None:
+        """Send the guardian a message, one line of JSON, and wait until the nodes that the message names run.
 
         Raises DeployError: a node did not start, the guardian has ended, or it did not answer in time.
         """
         stdin, stdout = self._guardian.stdin, self._guardian.stdout
         assert stdin is not None and stdout is not None
         with suppress(BrokenPipeError):  # the guardian has ended, which the missing answer shows
-            stdin.write(json.dumps(nodes) + "\n")
+            stdin.write(json.dumps(message) + "\n")
             stdin.flush()
         readable, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
         if not readable:
@@ -140,6 +141,7 @@ class LocalCluster:
         return ""
 
     def _arguments(self, node: NodeSpec, *, is_head: bool) -> list[str]:
+        """The arguments of ``ray start`` for a node."""
         arguments = [f"--address={self.address}"]
         if is_head:
             arguments = [
@@ -173,7 +175,7 @@ class LocalCluster:
             _CONNECTION_FILE.write_text(json.dumps(connection))
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the cluster, the guardian's own descendants."""
+        """Every process of the cluster: the guardian's descendants, without the guardian itself."""
         return psutil.Process(self._guardian.pid).children(recursive=True)
 
     @property
@@ -190,7 +192,7 @@ class LocalCluster:
             self._guardian.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             with suppress(psutil.NoSuchProcess):
-                for process in self.processes():  # first: no other process knows them
+                for process in self.processes():  # before the guardian: they are found as its descendants
                     process.kill()
             self._guardian.kill()
         assert self._guardian.stdout is not None

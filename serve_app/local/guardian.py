@@ -1,10 +1,12 @@
 """The process that owns a local Ray cluster and ends it when the process that started it has gone.
 
-Run as ``python -m serve_app.local.guardian`` with a JSON plan as its first line on standard input. It makes itself the
-subreaper of its descendants, starts the Ray nodes, prints one line, and waits; each further line of its input is one
-more node, answered by a line. When its standard input closes (a normal end, Ctrl-C, or ``kill -9`` of the process at
-the other end) it ends every descendant. The kernel gives orphans to a subreaper, so no descendant can escape, whatever
-it did to its environment or its parent.
+Run as ``python -m serve_app.local.guardian``. The first line on its standard input is a plan in JSON: the nodes to
+start, their environment, and the cluster's folder. It makes itself the subreaper of its descendants, starts the Ray
+nodes, prints one line, and waits. Each further line of its input is one more node, which it also answers by a line.
+
+When its standard input closes (a normal end, Ctrl-C, or ``kill -9`` of the process at the other end) it ends every
+descendant. The kernel gives orphans to a subreaper, so no descendant can escape, whatever it did to its environment or
+its parent.
 """
 
 import ctypes
@@ -24,10 +26,10 @@ import psutil
 
 # prctl(2)'s number.
 _PR_SET_CHILD_SUBREAPER = 36
-# From SIGTERM to SIGKILL, seconds.
+# Time from SIGTERM to SIGKILL, seconds.
 _GRACE_S = 5.0
-# The same for processes of Ray, once engines and HAProxy have ended. Its GCS and its monitor never end on SIGTERM (in
-# 40 s), and most actors end only after them.
+# The same if only processes of Ray are left. Ray's GCS and its monitor do not end on SIGTERM (within 40 s), and most
+# actors end only after them.
 _RAY_GRACE_S = 1.0
 
 
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def _start_nodes(nodes: list[list[str]], plan: dict[str, Any]) -> bool:
-    """Start nodes and print one line; whether they started."""
+    """Start nodes and print one line; returns whether they started. ``nodes``: arguments of ``ray start`` for each."""
     try:
         for node in nodes:
             _start_node(node, plan["environment"], Path(plan["folder"]) / "ray-start.log")
@@ -81,10 +83,11 @@ def end_descendants(grace_s: float) -> None:
     while _has_children():
         commands = dict(_commands(guardian.children(recursive=True)))
         elapsed_s = time.monotonic() - started_s
-        is_ray_over = elapsed_s > _RAY_GRACE_S and all(map(_ends_with_ray, commands.values()))
+        is_only_ray_left = all(_ends_with_ray(command) for command in commands.values())
+        is_ray_grace_over = is_only_ray_left and elapsed_s > _RAY_GRACE_S
         for child, command in commands.items():
             with suppress(psutil.NoSuchProcess):
-                if elapsed_s > grace_s or (is_ray_over and _is_ray(command)):
+                if elapsed_s > grace_s or (is_ray_grace_over and _is_ray(command)):
                     child.kill()
                 elif child.pid not in signalled:
                     signalled.add(child.pid)
@@ -99,17 +102,17 @@ def _commands(processes: list[psutil.Process]) -> Iterator[tuple[psutil.Process,
 
 
 def _is_ray(command: str) -> bool:
-    """Whether it is a worker of Ray, or runs from Ray's package."""
+    """Whether a process is a worker of Ray, or runs from Ray's package."""
     return command.startswith("ray::") or "/ray/" in command
 
 
 def _ends_with_ray(command: str) -> bool:
-    """Whether it ends once Ray's processes have: they, and the trackers that free shared memory for their parents."""
+    """Whether a process belongs to Ray, or is a tracker of shared memory, which ends when its parent has ended."""
     return _is_ray(command) or "multiprocessing.resource_tracker" in command
 
 
 def _has_children() -> bool:
-    """Reap the children that have ended; whether any child is left."""
+    """Reap the children that have ended; returns whether any child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

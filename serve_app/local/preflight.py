@@ -32,7 +32,7 @@ _MIN_DISK_BYTES = 2 << 30
 
 
 def check_machine(config: AppConfig, *, host: str, port: int) -> None:
-    """Raise ConfigError for the first of model folder, key file, libnuma, port, disk and memory that does not fit."""
+    """Check model folders, key file, libnuma, port, disk and memory. Raises ConfigError: one of them does not fit."""
     for service in config.services:
         if service.model.folder is not None:
             _check_model(service.model.folder)
@@ -94,6 +94,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _remedy(error: OSError, host: str, port: int) -> str:
+    """What to do if an address cannot be bound."""
     if error.errno == errno.EADDRNOTAVAIL:
         return "use an http_options.host of this machine, such as 127.0.0.1"
     holder = listener(host, port)
@@ -103,26 +104,29 @@ def _remedy(error: OSError, host: str, port: int) -> str:
 
 
 def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) -> int:
+    """Memory that all replicas of a pool on CPU take, bytes; ``machine_bytes``: memory of this machine."""
     count, folder = pool.max_replicas or pool.replicas, service.model.folder
     if pool.emulator is not None:
         return count * _REPLICA_BYTES
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     kv = kwargs.get("kv_cache_memory_bytes")
-    if kv is None and (gib := {**os.environ, **pool.env}.get("VLLM_CPU_KVCACHE_SPACE", "")).isdecimal():
-        kv = int(gib) << 30  # vLLM's older setting
+    if kv is None:
+        kv_gib = {**os.environ, **pool.env}.get("VLLM_CPU_KVCACHE_SPACE", "")  # vLLM's older setting
+        kv = int(kv_gib) << 30 if kv_gib.isdecimal() else None
     if kv is not None and not isinstance(kv, int):  # YAML reads 1e9 as text
         raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
     if kv is not None:
         return count * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
-    share = kwargs.get("gpu_memory_utilization")
-    taken = machine_bytes * (share if isinstance(share, (int, float)) else _DEFAULT_SHARE_FRAC)
+    # Without a size of KV an engine, weights included, takes a share of the machine.
+    share_frac = kwargs.get("gpu_memory_utilization")
+    taken = machine_bytes * (share_frac if isinstance(share_frac, (int, float)) else _DEFAULT_SHARE_FRAC)
     return count * (int(taken) + _REPLICA_BYTES)
 
 
 def replica_cpus(config: AppConfig) -> int:
-    """Logical CPUs of a node with room for every replica that there may be, and for those that an update adds."""
-    total = (config.ingress.replicas + 1) * config.ingress.cpus_per_replica
+    """Logical CPUs of a node with room for the highest number of replicas, and for replicas that an update adds."""
+    total = (config.ingress.replicas + 1) * config.ingress.cpus_per_replica  # one more for an update
     for pool in (pool for service in config.services for pool in service.role_configs().values()):
         replicas = pool.max_replicas or pool.replicas
         replicas += math.ceil(replicas * pool.max_surge_frac)

@@ -19,10 +19,13 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.load.metrics_page import scrape
 from serve_app.local.shipped import shipped
 
+# Prompts by ("path", where they were prefilled, reason); bytes of KV under ("nixl_bytes",).
 Metrics = Counter[tuple[str, ...]]
+_NIXL_BYTES = ("nixl_bytes",)
 
 _SAMPLE_TRACE = "traces/azure_conv_60s.csv"
 
+# What the table says for paths and reasons.
 _WHERE = {"local": "where they decode", "remote": "by a prefill engine"}
 _WHY = {
     PathReason.SHORT: "short",
@@ -47,14 +50,17 @@ def without_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(document: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """A mapping in the application's ``args``; ``None``: it is none, which the checks of the configuration refuse."""
+    """A mapping in the application's ``args``; ``None``: it is absent or no mapping, which later checks may refuse."""
     args = sole_application(document).get("args")
     section = args.get(name) if isinstance(args, dict) else None
     return section if isinstance(section, dict) else None
 
 
 def sample_trace(*, time_factor: float, limit: int) -> tuple[TraceRequest, ...]:
-    """The shipped slice of Azure's conversation trace, as the tiny model can serve it; raises ConfigError if lost."""
+    """The shipped slice of Azure's conversation trace, with lengths and a rate that the tiny model can serve.
+
+    ``time_factor``: multiplies the times. ``limit``: most requests. Raises ConfigError: the file is missing.
+    """
     try:
         trace = load_trace(shipped(_SAMPLE_TRACE))
     except ValueError as error:
@@ -85,17 +91,17 @@ def run_trace(url: str, model: str, trace: Sequence[TraceRequest], console: Cons
 
 
 def prefill_metrics(url: str) -> Metrics:
-    """Path counts and NIXL bytes from a metrics page."""
+    """Path counts and NIXL bytes from a metrics page, summed over its processes."""
     totals: Metrics = Counter()
     for sample in scrape(url, "tandem_prefill_path_total", "vllm:nixl_bytes_transferred_sum"):
         is_path = sample.name == "tandem_prefill_path_total"
-        key = ("path", sample.labels["path"], sample.labels["reason"]) if is_path else ("nixl_bytes",)
+        key = ("path", sample.labels["path"], sample.labels["reason"]) if is_path else _NIXL_BYTES
         totals[key] += int(sample.value)
     return totals
 
 
 def show(report: Report, metrics: Metrics, console: Console) -> None:
-    """Print the tables."""
+    """Print the tables of latencies and counts, and the errors of requests."""
     latency = Table("", title="Tandem: prefill and decode on separate engines", title_justify="left")
     for column in ("p50", "p90", "p99"):
         latency.add_column(column, justify="right")
@@ -109,7 +115,7 @@ def show(report: Report, metrics: Metrics, console: Console) -> None:
     counts.add_row("requests ok / failed", f"{report.requests_ok} / {report.requests_failed}")
     for (_, path, reason), count in sorted((key, n) for key, n in metrics.items() if key[0] == "path"):
         counts.add_row(f"prompts prefilled {_WHERE[path]}: {_WHY[PathReason(reason)]}", str(count))
-    counts.add_row("KV moved over NIXL", f"{metrics['nixl_bytes',] / 1e6:.1f} MB")
+    counts.add_row("KV moved over NIXL", f"{metrics[_NIXL_BYTES] / 1e6:.1f} MB")
     counts.add_row("output tokens/s", f"{report.output_tokens_per_s:.1f}")
     console.print(counts)
     for error, count in report.errors.items():
@@ -119,4 +125,4 @@ def show(report: Report, metrics: Metrics, console: Console) -> None:
 def is_complete(report: Report, metrics: Metrics) -> bool:
     """Whether the demonstration showed what it should: nothing failed, both paths were taken, KV moved."""
     paths = {key[1] for key, count in metrics.items() if key[0] == "path" and count}
-    return report.requests_failed == 0 and paths == {"local", "remote"} and metrics["nixl_bytes",] > 0
+    return report.requests_failed == 0 and paths == {"local", "remote"} and metrics[_NIXL_BYTES] > 0

@@ -6,7 +6,10 @@ from serve_app.local.cluster import DeployError
 
 
 def check_placeable(config: AppConfig) -> None:
-    """Raise DeployError for a pool that no node of the connected cluster can take: its replicas would wait for ever."""
+    """Check that a node of the connected cluster can take each pool. Otherwise its replicas would wait for ever.
+
+    Raises DeployError: no node has the pool's GPU type, or its labels.
+    """
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]

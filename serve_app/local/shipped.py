@@ -19,7 +19,10 @@ def shipped(name: str) -> Path:
 
 
 def copy_examples(folder: Path) -> Path:
-    """Copy the shipped files to ``folder/configs``, its path; raises ConfigError if it exists or cannot be written."""
+    """Copy the shipped files to ``folder/configs``, and return that path.
+
+    Raises ConfigError: it exists already, or cannot be written.
+    """
     target = folder / "configs"
     try:
         shutil.copytree(shipped("."), target)

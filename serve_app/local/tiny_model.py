@@ -1,6 +1,7 @@
 """Builds the tiny model: a random Llama with its own tokenizer, the same bytes on every machine.
 
-float32 on purpose: prefilling a random bfloat16 model again can change its greedy token, and tests compare texts.
+Its type is float32: if a random bfloat16 model computes a prompt twice, the greedy token can differ, and tests compare
+texts.
 """
 
 import json
@@ -16,20 +17,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 CORPUS = Path(__file__).with_name("tiny_model_corpus.txt")
 # Folder where the shipped configurations look for the model, relative to the working directory.
 SOURCE = "./models/tiny"
-# Seed of the weights; any will do, but another one changes every text that tests quote.
+# Seed of the weights. The number has no meaning, but another one changes every text that tests quote.
 _SEED = 20260101
 # Tokens of the vocabulary: few, so that the embedding stays small, and no more than the corpus yields.
 _VOCAB = 1024
 # Longest prompt and answer together, tokens; the examples use up to 4,096.
 _CONTEXT = 8192
-# Special tokens, with ids from 0: begin and end of a text, those of the chat template, those of a reasoning parser.
+# Special tokens, with ids from 0: begin and end of a text, two for the chat template, two for a reasoning parser.
 _SPECIAL = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 # A ChatML template, in Jinja.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Written last: a folder that has it has a whole model.
+# Name of the weights' file. It is written last: a folder with this file has a whole model.
 _WEIGHTS = "model.safetensors"
 
 
@@ -61,13 +62,14 @@ def build_tiny_model(folder: Path, corpus: Path = CORPUS, shape: Shape = Shape()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{corpus}: cannot be read ({error}): install tandem-serve again") from None
     folder.mkdir(parents=True, exist_ok=True)
-    # Each process builds in a folder of its own, and moves whole files: another one may already read the model.
+    # Each process builds in a folder of its own and then moves whole files: another process may already read the model.
     with TemporaryDirectory(dir=folder, prefix=".build-") as name:
         build = Path(name)
         _write_tokenizer(build, text)
         _write_config(build, shape)
         save_file(_weights(shape), build / _WEIGHTS, metadata={"format": "pt"})
-        for path in sorted(build.iterdir(), key=lambda path: path.name == _WEIGHTS):
+        others = [path for path in build.iterdir() if path.name != _WEIGHTS]
+        for path in (*others, build / _WEIGHTS):
             path.replace(folder / path.name)
 
 

@@ -1,4 +1,7 @@
-"""Watches and changes the autoscaling of a running application through its coordinator."""
+"""Watches and changes the autoscaling of a running application through its coordinator.
+
+The coordinator is the actor that keeps an application's autoscaling state. Without autoscaling there is none.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +10,7 @@ from autoscale.decide.status import STATUS, ServiceStatus, Status
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.local.cluster import DeployError
 
-# Time that the coordinator has to answer.
+# Time that the coordinator has to answer, seconds.
 _ANSWER_S = 10.0
 
 
@@ -15,20 +18,22 @@ class Control:
     """One service of an application on the cluster that this process is connected to."""
 
     def __init__(self, app: str, service: str | None = None) -> None:
-        """Find the coordinator; ``service``: its model's name, ``None``: the only one.
+        """Find the coordinator. ``service``: name of the service's model; ``None``: the application's only service.
 
         Raises:
             DeployError: the application has no coordinator.
-            ConfigError: it has no such service, or several and none is named.
+            ConfigError: it has no such service, or has several and ``service`` is ``None``.
         """
         self._app = app
         self.service = service_name(app, status_of(app), service)
 
     def tune(self, changes: Mapping[str, Any], why: str) -> None:
-        """Change the configuration, nested as ``args.autoscale``; an empty one returns to what was deployed.
+        """Change the configuration. ``changes``: fields of ``args.autoscale``, nested as there.
+
+        Empty ``changes`` return to the configuration that was deployed. ``why``: text for the decision log.
 
         Raises:
-            ConfigError: what is wrong with it; nothing was changed.
+            ConfigError: a change is wrong. Nothing was changed.
         """
         complaint = ask(self._app, "tune", self.service, dict(changes), why)
         if complaint is not None:
@@ -48,7 +53,7 @@ class Control:
         self.tune({"override": None, "is_paused": False}, "resume")
 
     def status(self) -> ServiceStatus:
-        """Configuration, what was tuned, and the last plan with the replicas that run."""
+        """The service's configuration, the tuned fields, and the last plan with the replicas that run."""
         return status_of(self._app).services[self.service]
 
     def cordon(self, name: str, is_cordoned: bool = True) -> None:
@@ -77,7 +82,10 @@ def ask(app: str, method: str, *arguments: Any) -> Any:
 
 
 def service_name(app: str, status: Status, service: str | None) -> str:
-    """The name of a service, ``None``: of the only one; raises ConfigError without such a service."""
+    """The name of a service; ``service`` may be ``None`` if there is only one.
+
+    Raises ConfigError: there is no such service, or there are several and none is named.
+    """
     names = list(status.services)
     if service is None and len(names) > 1:
         raise ConfigError(f"{app} has several services: name one of {', '.join(names)}")
@@ -87,5 +95,5 @@ def service_name(app: str, status: Status, service: str | None) -> str:
 
 
 def status_of(app: str) -> Status:
-    """A running application, as its coordinator shows it; raises as ``ask``."""
+    """The state of a running application's autoscaling, as its coordinator shows it; raises as ``ask``."""
     return STATUS.validate_python(ask(app, "status"))

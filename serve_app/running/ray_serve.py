@@ -15,7 +15,8 @@ from deployments.machine.claims import EVERY_ADDRESS
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.local.cluster import DeployError, local_cluster_address
 
-# A port without a listener is refused at once; a lost packet is sent again within this time.
+# Longest wait for a connection, seconds: enough for lost packets to be sent again. A port without a listener refuses at
+# once.
 _CONNECT_TIMEOUT_S = 5.0
 # Longest cause of a failure in a message, characters.
 _CAUSE_CHARS = 500
@@ -110,7 +111,10 @@ def status_of(application: str) -> Status:
 
 
 def failure_of(application: str) -> str:
-    """The cause of a failed start in one line; the application's own message only names the deployments."""
+    """The cause of a failed start in one line.
+
+    The deployments' messages have it; the application's own message only names the deployments.
+    """
     from ray import serve
 
     current = serve.status().applications[application]
@@ -119,11 +123,12 @@ def failure_of(application: str) -> str:
 
 
 def first_cause(messages: Sequence[str]) -> str:
-    """One line out of Serve's tracebacks: the last exception of the first one, with every line of its message."""
+    """The last exception of the first message, which has Serve's traceback: all lines of the exception as one."""
     lines = messages[0].splitlines()
-    raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    text = " ".join(" ".join(lines[raised[-1] if raised else 0 :]).split())
-    if len(text) > _CAUSE_CHARS:  # the beginning names the reporter, the end has a failed program's last words
+    exceptions = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    begin = exceptions[-1] if exceptions else 0
+    text = " ".join(" ".join(lines[begin:]).split())
+    if len(text) > _CAUSE_CHARS:  # the beginning names the exception, the end has the last output of a failed program
         text = f"{text[: _CAUSE_CHARS // 2]} ... {text[-_CAUSE_CHARS // 2 :]}"
     return text or "no message"
 
@@ -131,9 +136,10 @@ def first_cause(messages: Sequence[str]) -> str:
 def leave() -> None:
     """Disconnect this process from its cluster.
 
+    The handles are shut down first: their threads would go on reporting to a Serve that has ended (DECISIONS 145).
+
     Needs: ``ray.serve.context._global_client.handle_cache`` and ``_is_router_running_in_separate_loop`` of a handle.
-    Without it: the process fails as it leaves; with the handles alive their threads report to a Serve that has ended
-    (DECISIONS 145).
+    Without it: the process fails when it leaves.
     """
     import ray
     from ray.serve import context

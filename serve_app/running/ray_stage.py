@@ -1,6 +1,7 @@
-"""Copies the files of an application's models to the nodes that its replicas may start on, before any does."""
+"""Copies the files of an application's models to the nodes on which its replicas may start, before they start."""
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,31 +23,40 @@ class Staged:
 
 
 def stage(config: AppConfig) -> list[Staged]:
-    """Copy on all nodes of the connected cluster at the same time.
+    """Copy each model with a ``stage_folder`` to every node whose labels allow one of its pools, all at the same time.
 
-    Only models with a ``stage_folder``, and only nodes whose labels allow one of their pools.
+    This process must be connected to the cluster.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     copy = ray.remote(_copy)
-    copies = []
-    for service in (service for service in config.services if service.model.stage_folder is not None):
+    started = []
+    for service in config.services:
+        if service.model.stage_folder is None:
+            continue
         selectors = [pool.placement.node_labels for pool in service.role_configs().values()]
-        for node in (node for node in ray.nodes() if node["Alive"]):
-            labels = node["Labels"]
-            if any(all(matches(labels.get(key), value) for key, value in one.items()) for one in selectors):
-                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                task = copy.options(num_cpus=0, scheduling_strategy=there)
-                answer = task.remote(str(service.model.folder), str(service.model.stage_folder))
-                copies.append((node["NodeManagerHostname"], service.model.id, answer))
-    made = ((host, model, *ray.get(answer)) for host, model, answer in copies)
-    return [Staged(node=host, model=model, folder=folder, seconds=seconds) for host, model, folder, seconds in made]
+        for node in ray.nodes():
+            if node["Alive"] and _matches_any(node["Labels"], selectors):
+                on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = copy.options(num_cpus=0, scheduling_strategy=on_node)
+                result = task.remote(str(service.model.folder), str(service.model.stage_folder))
+                started.append((node["NodeManagerHostname"], service.model.id, result))
+    copies = []
+    for host, model, result in started:
+        folder, seconds = ray.get(result)
+        copies.append(Staged(node=host, model=model, folder=folder, seconds=seconds))
+    return copies
+
+
+def _matches_any(labels: Mapping[str, str], selectors: Iterable[Mapping[str, str]]) -> bool:
+    return any(all(matches(labels.get(key), value) for key, value in selector.items()) for selector in selectors)
 
 
 def _copy(source: str, into: str) -> tuple[str | None, float]:
+    """Copy a model's folder into another one on this node; returns the copy (``None``: it failed) and the seconds."""
     from deployments.replicas.staging import staged
 
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     folder = staged(Path(source), Path(into))
-    return None if folder == Path(source) else str(folder), time.monotonic() - began_s
+    return None if folder == Path(source) else str(folder), time.monotonic() - started_s

@@ -95,13 +95,13 @@ def test_higher_priorities_overtake_and_lower_ones_see_all_before_them() -> None
     slow.arrive(asked(100_000), 0.0)
     slow.passed(0.0)
     order = [asked(priority=priority) for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH)]
-    slow._capacity.tokens_s = 1.0  # so that all of them wait
+    slow._capacity.prompt_tokens_per_s = 1.0  # so that all of them wait
     for one in order:
         slow.arrive(one, 0.0)
         assert slow.passed(0.0) == []
     first = next(iter(slow._waiting_by_age))
     assert first.priority is Priority.LOW
-    slow._capacity.tokens_s = 1e9
+    slow._capacity.prompt_tokens_per_s = 1e9
     assert [one.priority for one in slow.passed(0.0)] == [Priority.HIGH, Priority.NORMAL, Priority.LOW]
 
 
@@ -119,13 +119,13 @@ def test_keys_share_by_their_shares_however_much_each_asks(share: float, expecte
     held = admission(config)
     held.arrive(asked(100_000, key="first"), 0.0)
     held.passed(0.0)
-    held._capacity.tokens_s = 1.0
+    held._capacity.prompt_tokens_per_s = 1.0
     for number in range(90):
         held.arrive(asked(key="many"), 0.0)
         if number < 30:
             held.arrive(asked(key="few"), 0.0)
         assert held.passed(0.0) == []
-    held._capacity.tokens_s = 200.0  # a window of 16,000 tokens
+    held._capacity.prompt_tokens_per_s = 200.0  # a window of 16,000 tokens
     held._window_tokens = 0
     gone = [one.key for one in held.passed(0.0)]
     assert len(gone) == 16
@@ -137,7 +137,7 @@ def held_back(tokens_s: float) -> Admission:
     held = admission(AdmissionConfig(ttft_s=200.0))
     held.arrive(asked(100_000, key="first"), 0.0)
     held.passed(0.0)
-    held._capacity.tokens_s = tokens_s
+    held._capacity.prompt_tokens_per_s = tokens_s
     return held
 
 
@@ -158,7 +158,7 @@ def test_what_a_key_had_while_nobody_waited_is_forgotten() -> None:
         one = asked(key="old")
         held.arrive(one, 0.0)
         assert held.passed(0.0) == [one]
-    held._capacity.tokens_s = 200.0
+    held._capacity.prompt_tokens_per_s = 200.0
     for _ in range(30):
         held.arrive(asked(key="old"), 0.0)
         held.arrive(asked(key="new"), 0.0)
@@ -169,7 +169,7 @@ def test_what_a_key_had_while_nobody_waited_is_forgotten() -> None:
 
 def test_only_what_is_before_a_request_counts_against_it() -> None:
     full, now_s = busy()
-    full._capacity.tokens_s = 2000.0  # half a second for the one on its way
+    full._capacity.prompt_tokens_per_s = 2000.0  # half a second for the one on its way
     assert full.arrive(asked(), now_s) is not None
     assert full.arrive(asked(priority=Priority.HIGH), now_s) is None
 
@@ -217,7 +217,7 @@ def test_several_answers_to_one_prompt_count_as_what_they_are() -> None:
     # 1,000 prompt tokens and 128 of each answer: 2,280 against 1,128.
     assert gone.count("many") / len(gone) == pytest.approx(0.33, abs=0.07)
     full = admission(AdmissionConfig(ttft_s=100.0, tpot_s=0.05))
-    full._capacity.most_streams = 8.0
+    full._capacity.most_answers = 8.0
     ten = asked(10)
     ten.answers = 10
     full.arrive(ten, 0.0)
@@ -237,7 +237,7 @@ def test_little_traffic_is_no_sign_of_little_capacity() -> None:
         free.passed(float(second))
         free.output(one, 1, second + 0.5)
         free.leave(one, second + 0.5)
-    assert free._capacity.tokens_s == pytest.approx(4000.0)  # each of the long ones took half a second
+    assert free._capacity.prompt_tokens_per_s == pytest.approx(4000.0)  # each of the long ones took half a second
 
 
 def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
@@ -248,7 +248,7 @@ def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
         held.arrive(one, 0.0)
         held.arrive(asked(key="short"), 0.0)
     held.passed(0.0)
-    held._capacity.tokens_s = 1.0
+    held._capacity.prompt_tokens_per_s = 1.0
     held.arrive(asked(key="other"), 0.0)  # a request waits: nothing is forgotten
     for key in ("long", "short"):
         held.arrive(asked(key=key), 0.0)
@@ -262,7 +262,7 @@ def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
 def test_who_was_dropped_pays_nothing() -> None:
     config = AdmissionConfig(ttft_s=1.0, key=KeyLimits(tokens_per_minute=6000.0, requests_per_minute=60.0))
     full = admission(config)
-    full._capacity.tokens_s = 100.0
+    full._capacity.prompt_tokens_per_s = 100.0
     full.arrive(asked(3000, key="other"), 0.0)
     full.passed(0.0)
     waits = [asked(900, key="a") for _ in range(2)]
@@ -275,7 +275,7 @@ def test_who_was_dropped_pays_nothing() -> None:
     full.leave(waits[1], 0.5)
     assert full._shares[Priority.NORMAL].start("a") == start
     assert full.late(0.7) == [waits[0]]
-    assert full._limits._keys["a"].tokens is not None
+    assert full._limits._uses["a"].tokens is not None
     assert full._limits._uses["a"].tokens.wait_s(1000.0, 0.7) == 0.0  # all that may be kept
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
@@ -284,7 +284,7 @@ def test_who_comes_before_others_has_their_room_among_the_prompts_that_wait() ->
     held = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
     held.arrive(asked(100_000), 0.0)
     held.passed(0.0)
-    held._capacity.tokens_s = 1e4
+    held._capacity.prompt_tokens_per_s = 1e4
     low = [asked(priority=Priority.LOW) for _ in range(5)]
     assert [held.arrive(one, 0.0) for one in low] == [None] * 5
     assert held.arrive(asked(priority=Priority.LOW), 0.0) is not None
@@ -299,7 +299,7 @@ def test_who_comes_before_others_has_their_room_among_the_prompts_that_wait() ->
     other = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
     other.arrive(asked(100_000), 0.0)
     other.passed(0.0)
-    other._capacity.tokens_s = 1e4
+    other._capacity.prompt_tokens_per_s = 1e4
     assert other.arrive(asked(priority=Priority.LOW), 0.0) is None
     assert other.arrive(large, 0.0) is None
     assert list(other._waiting_by_age) == [large]
@@ -319,7 +319,7 @@ def test_requests_are_bounded() -> None:
     assert [full.arrive(one, 0.0) for one in here] == [None, None]
     refusal = full.arrive(asked(), 0.0)
     assert refusal is not None
-    assert "2 requests are here" in refusal.message
+    assert "has 2 requests" in refusal.message
     full.passed(0.0)
     full.leave(here[0], 1.0)
     assert full.arrive(asked(), 1.0) is None
@@ -359,7 +359,7 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
         free.passed(float(second))
         free.output(one, 1, second + 0.1)
         free.leave(one, second + 0.1)
-    assert free._capacity.tokens_s == pytest.approx(50.0)  # 10 in a fifth of a second, the least that is believed
+    assert free._capacity.prompt_tokens_per_s == pytest.approx(50.0)  # 10 in a fifth of a second, the least
     small, long = asked(10), asked(30_000)
     free.arrive(small, 60.0)
     free.passed(60.0)
@@ -372,7 +372,7 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
 
 def test_nobody_follows_while_the_oldest_prompt_takes_too_long_whatever_was_learned() -> None:
     free = admission()
-    free._capacity.tokens_s = 1e9  # by prompts that need not be computed
+    free._capacity.prompt_tokens_per_s = 1e9  # by prompts that need not be computed
     first, second, third = asked(), asked(), asked()
     free.arrive(first, 0.0)
     assert free.passed(0.0) == [first]
@@ -399,7 +399,7 @@ def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
         full.go_on(quick, now_s + 0.001)
         full.output(quick, 1, now_s + 0.001)
         full.passed(now_s + 0.001)
-    assert full._capacity.most_streams is None
+    assert full._capacity.most_answers is None
     full.go_on(slow, 60.1)
     full.output(slow, 10_000, 60.1)  # what has gathered is no pace either
     assert not slow.is_paced

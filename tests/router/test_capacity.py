@@ -11,37 +11,37 @@ def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> Non
     for second in range(1, 40):
         capacity.count_prompt(1000)
         capacity.learn(float(second))
-    assert capacity.tokens_s == pytest.approx(1000.0)
+    assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
     for second in range(40, 80):
         capacity.count_prompt(10)
         capacity.note_idle()
         capacity.learn(float(second))
-    assert capacity.tokens_s == pytest.approx(1000.0)
+    assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
     capacity.count_prompt(3000)
     capacity.note_idle()
     capacity.learn(80.0)
-    assert capacity.tokens_s == pytest.approx(1600.0)
+    assert capacity.prompt_tokens_per_s == pytest.approx(1600.0)
     for second in range(81, 120):
         capacity.count_prompt(500)
         capacity.learn(float(second))  # a request waited, so this rate is the capacity
-    assert capacity.tokens_s == pytest.approx(500.0, rel=0.01)
+    assert capacity.prompt_tokens_per_s == pytest.approx(500.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "is_too_slow"), [(100, False), (10, True)])
 def test_answers_in_one_piece_are_judged_at_their_end(tokens: int, is_too_slow: bool) -> None:
     capacity = Capacity(0.05, 0.0)
     capacity.change_answers(11, 0.0)
-    capacity.change_streams(1, 0.0)
+    capacity.change_observed(1, 0.0)
     first = capacity.mark(0.0)
     for tenth in range(1, 31):
         capacity.count_output(4)  # the stream's: 40 tokens/s
         capacity.learn(0.1 * tenth)
-    assert capacity.most_streams is None
+    assert capacity.most_answers is None
     for _ in range(10):
         capacity.count_whole(tokens, 1, first, 3.0)
         capacity.change_answers(-1, 3.0)
     capacity.learn(4.1)
-    assert (capacity.most_streams is not None) == is_too_slow
+    assert (capacity.most_answers is not None) == is_too_slow
 
 
 def test_no_round_raises_the_rate_to_more_than_twice() -> None:
@@ -53,7 +53,7 @@ def test_no_round_raises_the_rate_to_more_than_twice() -> None:
     capacity.count_prompt(8_000_000)
     capacity.note_idle()
     capacity.learn(2.0)
-    assert capacity.tokens_s == 2000.0
+    assert capacity.prompt_tokens_per_s == 2000.0
 
 
 def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
@@ -64,7 +64,7 @@ def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
         capacity.set_busy(0.0, second + 0.5)
         capacity.note_idle()
         capacity.learn(second + 1.0)
-    assert capacity.tokens_s == pytest.approx(4000.0)  # in a quarter of each second
+    assert capacity.prompt_tokens_per_s == pytest.approx(4000.0)  # in a quarter of each second
     assert not capacity.is_known(60.0)  # there may be more in them when all have work
 
 
@@ -86,10 +86,10 @@ def test_engines_that_stand_still_for_a_while_are_no_slower_afterwards() -> None
         capacity.learn(float(second))
     for second in range(31, 34):
         capacity.learn(float(second))  # nothing comes
-    assert capacity.tokens_s == pytest.approx(1000.0)
+    assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
     capacity.count_prompt(4000)  # what waited comes at once
     capacity.learn(34.0)
-    assert capacity.tokens_s == pytest.approx(1000.0)
+    assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
 
 
 class Decode:
@@ -101,15 +101,15 @@ class Decode:
     def second(self, answers: int, pace_s: float, *, holds_back: bool = False) -> float | None:
         capacity = self.capacity
         capacity.change_answers(answers, self.now_s)
-        capacity.change_streams(answers, self.now_s)
+        capacity.change_observed(answers, self.now_s)
         if holds_back:
             capacity.note_limit_reached()
         self.now_s += 1.0
         capacity.count_output(round(answers / pace_s))
         capacity.learn(self.now_s)
         capacity.change_answers(-answers, self.now_s)
-        capacity.change_streams(-answers, self.now_s)
-        return capacity.most_streams
+        capacity.change_observed(-answers, self.now_s)
+        return capacity.most_answers
 
 
 def test_a_slow_round_does_not_lower_the_streams_far_below_what_was_good_before() -> None:

@@ -179,7 +179,7 @@ async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_
     call = at(one, "r", probe="r")
     call.report_answer()
     call.end()
-    assert not one._probes
+    assert not one._granted
 
 
 async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:

@@ -1,7 +1,10 @@
 """The policies of other systems, with which the simulator compares Tandem (pure).
 
-The same enters and leaves as in ``autoscale.policies``. Each file names the other system, its version and the source
-files that it follows. Only ``autoscale.sim`` reads this room: these policies cannot size a live application.
+The same enters and leaves as in ``autoscale.policies``, and the same words of ours hold. Each file names the other
+system, its version and the source files that it follows. Only ``autoscale.sim`` reads this room: these policies cannot
+size a live application.
+
+Each policy here sizes a role by itself, so its decisions carry the ratio of their own counts (``independent``).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +18,7 @@ from autoscale.policies.peers.llmd_token_aware import LlmdTokenAware, LlmdTokenA
 from autoscale.policies.peers.serve_baseline import RayBaseline, RayBaselineConfig
 from autoscale.policies.policy import Policy
 
-# Every policy that a simulation may name.
+# The configuration of every policy that a simulation may name.
 SimPolicyConfig = (
     policies.PolicyConfig | DynamoConfig | DynamoSlaConfig | HpaConfig | LlmdTokenAwareConfig | RayBaselineConfig
 )

@@ -1,9 +1,14 @@
 """Dynamo's planner 1.6.1: counts by forecast demand over an engine's capacity, and steps of one by engines' state.
 
+It has two loops. The *predictive* loop (Dynamo: throughput scaling) divides the forecast demand by the capacity of one
+engine. The *reactive* loop (load scaling) adds or removes one engine of a role by the queues and the KV of its engines.
+If both run, the counts of the predictive loop are the *floor* of the reactive one. An engine is a replica here.
+
 Source: ai-dynamo 1.6.1, ``planner/core``: ``throughput_scaling.py`` (_throughput_disagg), ``load_scaling.py``
 (_advance_load_disagg), ``state_machine.py`` (what may move while replicas start), ``perf_model/engine_query.py``
-(_find_prefill_capacity, _find_decode_capacity, get_queued_prefill_time) and ``perf_model/ais_adapter.py``. Its times
-come from a tuned model of forward passes; here they come from the profile. Here the guard applies budget and bounds.
+(_find_prefill_capacity, _find_decode_capacity, get_queued_prefill_time) and ``perf_model/ais_adapter.py``. Two things
+differ here: times come from the profile, and not from a tuned model of forward passes; and the guard applies budget and
+bounds.
 """
 
 import math
@@ -28,24 +33,24 @@ _MOST_BATCHES = 128
 
 
 class DynamoConfig(ProfiledConfig):
-    """Which of the two loops run, their intervals and limits; the defaults are those of ``SLAPlannerDefaults``."""
+    """Which of the two loops run, their intervals and limits. The defaults are those of ``SLAPlannerDefaults``."""
 
     kind: Literal["dynamo"] = "dynamo"
     target: Literal["sla", "throughput", "latency"] = "sla"
-    """optimization_target; for throughput and latency only the reactive loop runs, by thresholds."""
+    """optimization_target. For throughput and latency only the reactive loop runs, and it uses thresholds."""
     is_predictive: bool = True
-    """enable_throughput_scaling; if both loops run, the reactive loop wants at least the counts of this one."""
-    is_reactive: bool = Field(False, description="enable_load_scaling.")
-    adjustment_s: float = Field(180.0, gt=0.0, description="throughput_adjustment_interval_seconds.")
-    reaction_s: float = Field(5.0, gt=0.0, description="load_adjustment_interval_seconds.")
-    step_replicas: int = Field(8, ge=1, description="max_throughput_scaling_replicas of each role, up or down.")
-    slack_frac: float = Field(0.8, gt=0.0, le=1.0, description="load_scaling_down_sensitivity.")
+    """enable_throughput_scaling: the predictive loop runs. If both run, its counts are the floor of the other."""
+    is_reactive: bool = Field(False, description="enable_load_scaling: the reactive loop runs.")
+    adjustment_s: float = Field(180.0, gt=0.0, description="throughput_adjustment_interval_seconds: predictive.")
+    reaction_s: float = Field(5.0, gt=0.0, description="load_adjustment_interval_seconds: reactive.")
+    step_replicas: int = Field(8, ge=1, description="max_throughput_scaling_replicas: per role, up or down.")
+    slack_frac: float = Field(0.8, gt=0.0, le=1.0, description="load_scaling_down_sensitivity, a share of the SLO.")
     cached_frac: float = Field(0.0, ge=0.0, le=0.95)
     """KV hit rate: share of a prompt that prefix caches hold."""
     longest_tokens: int | None = Field(None, ge=1)
-    """Longest context of a request, of which the thresholds of prefill are shares."""
+    """Longest context of a request, tokens. The thresholds of prefill are shares of it; target sla does not need it."""
     forecast: ForecastConfig = LastValueConfig()
-    """load_predictor; last_value is Dynamo's constant, and Dynamo's arima chooses its order itself."""
+    """load_predictor. last_value is what Dynamo calls constant; Dynamo's arima chooses its order itself."""
 
     @model_validator(mode="after")
     def _check_loops(self) -> "DynamoConfig":
@@ -58,28 +63,36 @@ class DynamoConfig(ProfiledConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLoad:
-    """Load of one decode engine: requests in its batch or waiting for it, and the KV of both, tokens."""
+    """Load of one decode engine."""
 
-    requests: float
-    kv_tokens: float
+    requests: float  # requests in its batch, and those that wait for it
+    kv_tokens: float  # KV of all these requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """If one engine is above ``up``, an engine is added; if all are below ``down``, one is removed."""
+    """If one engine is above ``up``, an engine is added. If all are below ``down``, one is removed."""
 
     up: float
     down: float
-    is_up_inclusive: bool
-    is_down_inclusive: bool
+    is_up_inclusive: bool  # whether the value ``up`` itself counts as above
+    is_down_inclusive: bool  # whether the value ``down`` itself counts as below
+
+    def is_above(self, value: float) -> bool:
+        """Whether an engine with this value is above ``up``."""
+        return value >= self.up if self.is_up_inclusive else value > self.up
+
+    def is_below(self, value: float) -> bool:
+        """Whether an engine with this value is below ``down``."""
+        return value <= self.down if self.is_down_inclusive else value < self.down
 
 
-# Thresholds of queued prompt tokens over the longest context, for each optimization target.
+# Thresholds of an engine's queued prompt tokens, as a share of the longest context, for each optimization target.
 PREFILL_THRESHOLDS = {
     "throughput": Thresholds(up=1.0, down=0.1, is_up_inclusive=True, is_down_inclusive=False),
     "latency": Thresholds(up=0.1, down=0.0, is_up_inclusive=True, is_down_inclusive=True),
 }
-# Thresholds of needed KV over all KV of an engine, for each optimization target.
+# Thresholds of the KV that an engine's requests need, as a share of its KV, for each optimization target.
 DECODE_THRESHOLDS = {
     "throughput": Thresholds(up=1.0, down=0.6, is_up_inclusive=False, is_down_inclusive=False),
     "latency": Thresholds(up=0.4, down=0.1, is_up_inclusive=False, is_down_inclusive=False),
@@ -94,9 +107,9 @@ def prefill_s(profile: EngineProfile, tokens: float) -> float:
 
 
 def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float) -> float:
-    """Requests per second of one engine: ``batch / TTFT`` of the best batch that meets the objective, else of any.
+    """Requests per second of one engine: the highest ``batch / TTFT`` of all batches that meet the objective.
 
-    ``input_tokens``: mean number of a prompt's tokens that prefill computes.
+    If no batch meets it, that of all batches. ``input_tokens``: mean number of a prompt's tokens that prefill computes.
     """
     tokens = max(1, math.ceil(input_tokens))
     batches = _batches(max(1, min(profile.max_running, profile.max_batch_tokens // tokens)))
@@ -105,9 +118,10 @@ def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float)
 
 
 def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: float, itl_s: float) -> float | None:
-    """Requests per second of one engine: ``batch / (OSL * ITL)`` of the best batch that meets the ITL, else of any.
+    """Requests per second of one engine: the highest ``batch / (OSL * ITL)`` of all batches that meet the objective.
 
-    ``None``: one request of these mean lengths does not fit the KV.
+    If no batch meets it, that of all batches. ``itl_s``: objective of the inter-token latency. ``None``: one request of
+    these mean lengths does not fit the KV.
     """
     outputs = max(1, math.ceil(output_tokens))
     context = max(1, math.ceil(input_tokens) + outputs // 2)
@@ -119,68 +133,75 @@ def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: 
 
 
 def _batches(most: int) -> list[int]:
-    """All batches up to ``most``, or _MOST_BATCHES evenly spaced ones."""
+    """All batch sizes up to ``most``, or _MOST_BATCHES evenly spaced ones if there are more."""
     count = min(most, _MOST_BATCHES)
     return [1 + index * (most - 1) // max(1, count - 1) for index in range(count)]
 
 
 def _best(rates: Iterable[tuple[float, float]], limit_s: float) -> float:
-    """The highest rate with a time within the limit; if no time is, the highest rate."""
-    return max((seconds <= limit_s, rate) for rate, seconds in rates)[1]
+    """The highest rate whose time is within the limit; if no time is, the highest rate. ``rates``: (rate, time)."""
+    pairs = list(rates)
+    within_limit = [rate for rate, seconds in pairs if seconds <= limit_s]
+    return max(within_limit or [rate for rate, _ in pairs])
 
 
-# The functions below return the wanted number of engines, or None for no change. If they return the number of serving
-# engines, engines that still start are cancelled.
+# The next three functions return the wanted number of engines of a role, or None for no change. If they return the
+# number of serving engines, engines that still start are cancelled.
 def engines_by_threshold(values: Sequence[float], limits: Thresholds) -> int | None:
-    """One more if any engine is above; one fewer if all are below, and stay below ``up`` after that.
+    """One more if any engine is above its limit; one fewer if all are below, and would then stay below ``up``.
+
+    ``values``: one of each serving engine.
 
     Source: the targets "throughput" and "latency" of ``load_scaling.py``.
     """
     count = len(values)
-    if any(v >= limits.up if limits.is_up_inclusive else v > limits.up for v in values):
+    if any(limits.is_above(value) for value in values):
         return count + 1
-    if not all(v <= limits.down if limits.is_down_inclusive else v < limits.down for v in values):
+    if not all(limits.is_below(value) for value in values):
         return None
-    is_undone = count > 1 and max(values) * count / (count - 1) >= limits.up
-    return count if is_undone else count - 1
+    # With one engine fewer, each value would grow by this factor. If one reached ``up``, the engine would come back.
+    would_return = count > 1 and max(values) * count / (count - 1) >= limits.up
+    return count if would_return else count - 1
 
 
 def prefill_engines_by_ttft(
     queued_tokens: Sequence[float], input_tokens: float, ttft_s: float, config: DynamoConfig
 ) -> int | None:
-    """One more if every engine would miss the TTFT; one fewer if the others could share one engine's queue.
+    """One more if every engine would miss the TTFT; one fewer if the other engines could take over one engine's queue.
 
     ``queued_tokens``: prompt tokens that wait at each engine. ``input_tokens``: length of the next prompt. After a
-    scale-in, a queue may take ``slack_frac`` of the objective less the prompt's own time.
+    scale-in, a queue may take ``slack_frac`` of the time that the objective leaves beside the prompt's own prefill.
     """
     count, profile = len(queued_tokens), config.prefill
     if all(prefill_s(profile, queued + input_tokens) > ttft_s for queued in queued_tokens):
         return count + 1
-    share = count / (count - 1) if count > 1 else 1.0
+    growth = count / (count - 1) if count > 1 else 1.0  # of each queue, with one engine fewer
     own_s = prefill_s(profile, input_tokens)
     slack_s = (ttft_s - own_s) * config.slack_frac
-    fits = all(prefill_s(profile, queued * share + input_tokens) - own_s < slack_s for queued in queued_tokens)
+    fits = all(prefill_s(profile, queued * growth + input_tokens) - own_s < slack_s for queued in queued_tokens)
     return count - 1 if fits else None
 
 
 def decode_engines_by_itl(
     loads: Sequence[DecodeLoad], context_tokens: float, itl_s: float, config: DynamoConfig
 ) -> int | None:
-    """One more if every engine would miss the ITL; one fewer if the others could share one engine's load.
+    """One more if every engine would miss the ITL; one fewer if the other engines could take over one engine's load.
 
     ``context_tokens``: KV of the next request. After a scale-in, a step may take ``slack_frac`` of the objective.
     """
     count, profile = len(loads), config.decode
 
-    def itl_with(load: DecodeLoad, share: float) -> float:
-        requests = load.requests * share + 1.0
-        return profile.decode.seconds_for(math.ceil(requests), (load.kv_tokens * share + context_tokens) / requests)
+    def itl_with(load: DecodeLoad, growth: float) -> float:
+        """Time of a step after the load has grown by this factor and the next request has come, seconds."""
+        requests = load.requests * growth + 1.0
+        mean_context_tokens = (load.kv_tokens * growth + context_tokens) / requests
+        return profile.decode.seconds_for(math.ceil(requests), mean_context_tokens)
 
     if all(itl_with(load, 1.0) > itl_s for load in loads):
         return count + 1
-    share = count / (count - 1) if count > 1 else 1.0
+    growth = count / (count - 1) if count > 1 else 1.0  # of each load, with one engine fewer
     fits = all(
-        int(load.kv_tokens * share) < profile.kv_tokens and itl_with(load, share) < itl_s * config.slack_frac
+        int(load.kv_tokens * growth) < profile.kv_tokens and itl_with(load, growth) < itl_s * config.slack_frac
         for load in loads
     )
     return count - 1 if fits else None
@@ -190,7 +211,7 @@ class Dynamo(Policy[DynamoConfig]):
     """Replicas of each role from the forecast demand, from the engines' queues and KV, or from both."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The counts of the predictive loop, or those of the reactive loop, which are at least the former."""
+        """The counts of the reactive loop, at least the floor; if only the predictive loop runs, its counts."""
         config, now = self._config, (snapshot.now_s,)
         is_reactive = config.is_reactive or config.target != "sla"
         memory: dict[str, tuple[float, ...]] = {"began_s": now, **snapshot.state.memory}
@@ -198,14 +219,14 @@ class Dynamo(Policy[DynamoConfig]):
         predicted: dict[Role, int] | None = None
         if config.is_predictive and config.target == "sla":
             memory |= with_traffic(snapshot, memory)
-            is_adjusted = is_due(snapshot, memory, "began_s", config.adjustment_s)
-            if not is_adjusted and not is_reactive:
+            is_predicted_now = is_due(snapshot, memory, "began_s", config.adjustment_s)
+            if not is_predicted_now and not is_reactive:
                 return standing(snapshot, f"it adjusts every {config.adjustment_s:g} s", memory=memory)
-            if is_adjusted:
+            if is_predicted_now:
                 demand, memory = next_demand(memory, snapshot.now_s, config.adjustment_s, config.forecast)
                 memory["began_s"] = now
                 predicted = None if demand is None else self._predicted(demand, ready)
-                # If one role cannot be sized, both roles stay.
+                # If one role cannot be sized, the floor is the engines of both roles that serve now.
                 memory["floor"] = tuple(float((predicted or ready)[role]) for role in Role)
         if not is_reactive:
             if predicted is None:
@@ -220,7 +241,10 @@ class Dynamo(Policy[DynamoConfig]):
         return _at_floor(snapshot, reacted, ready, "what engines show", memory=memory)
 
     def _predicted(self, demand: TrafficDemand, ready: Mapping[Role, int]) -> dict[Role, int] | None:
-        """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` more or fewer than serve."""
+        """``ceil(demand / capacity)`` of each role, at most ``step_replicas`` more or fewer than serve (``ready``).
+
+        ``None``: a request does not fit the KV of decode.
+        """
         config, slo = self._config, self._slo
         inputs, outputs = demand.input_tokens, demand.output_tokens
         prefill = prefill_capacity(config.prefill, inputs * (1.0 - config.cached_frac), slo.ttft_s)
@@ -232,7 +256,10 @@ class Dynamo(Policy[DynamoConfig]):
         return {role: min(max(counts[role], ready[role] - step, 0), ready[role] + step) for role in Role}
 
     def _reacted(self, snapshot: Snapshot, memory: dict[str, tuple[float, ...]]) -> dict[Role, int | None] | None:
-        """Wanted engines of each role by its engines' state; ``None``: an engine does not report."""
+        """Wanted engines of each role by its engines' state, a role's ``None`` for no change.
+
+        ``None`` alone: an engine does not report. Stores the mean prompt length in ``memory``, for ticks without any.
+        """
         config, serving = self._config, serving_replicas(snapshot)
         if (inputs := snapshot.traffic.input_tokens_mean) is not None:
             memory["input_tokens"] = (inputs,)
@@ -255,7 +282,7 @@ class Dynamo(Policy[DynamoConfig]):
             context_tokens = used_tokens / running if running else inputs
             decode = decode_engines_by_itl(loads, context_tokens, self._slo.tpot_s, config)
         counts, present = {Role.PREFILL: prefill, Role.DECODE: decode}, desired_replicas(snapshot.state.desired)
-        # The last engine leaves only while another one starts, and cancels that one.
+        # A count of 0 holds only while engines start: it cancels these.
         are_starting = {role: present[role] > len(serving[role]) for role in Role}
         return {role: None if count == 0 and not are_starting[role] else count for role, count in counts.items()}
 
@@ -265,7 +292,7 @@ def _decode_load(replica: ReplicaStats, capacity_tokens: int, input_tokens: floa
     running, waiting, kv_frac = replica.running_requests, replica.waiting_requests, replica.kv_usage_frac
     if running is None or waiting is None or kv_frac is None:
         return None
-    # Deferred requests have room for their KV already.
+    # Deferred requests wait for KV from prefill. ``kv_frac`` contains their KV already.
     requests = running + (waiting + (replica.deferred_requests or 0.0))
     return DecodeLoad(requests=requests, kv_tokens=kv_frac * capacity_tokens + waiting * input_tokens)
 
@@ -273,17 +300,19 @@ def _decode_load(replica: ReplicaStats, capacity_tokens: int, input_tokens: floa
 def _at_floor(
     snapshot: Snapshot, counts: Mapping[Role, int | None], ready: Mapping[Role, int], reason: str, *, memory: Memory
 ) -> Decision:
-    """The counts, at least the floor; while replicas start, only counts that cancel or remove replicas.
+    """The counts, at least the floor. While replicas start, only counts that cancel or remove replicas.
+
+    ``counts``: ``None`` for a role that does not change. ``ready``: number of serving replicas.
 
     Source: ``_startup_reduction`` and ``_startup_disagg_decision`` of ``state_machine.py``.
     """
     present = desired_replicas(snapshot.state.desired)
     are_starting = any(ready[role] < present[role] for role in Role)
     wanted = {}
-    for role, least in zip(Role, memory.get("floor", (0.0, 0.0)), strict=True):
+    for role, floor in zip(Role, memory.get("floor", (0.0, 0.0)), strict=True):
         count = counts[role]
-        floored = max(least, float(present[role] if count is None else count))
-        is_allowed = not are_starting or (count is not None and floored <= min(ready[role], present[role]))
-        wanted[role] = floored if is_allowed else float(present[role])
+        floored = max(floor, float(present[role] if count is None else count))
+        is_reduction = count is not None and floored <= min(ready[role], present[role])
+        wanted[role] = floored if is_reduction or not are_starting else float(present[role])
     shown = tuple(Shown(name=f"{role}_replicas", value=ready[role], target=wanted[role]) for role in Role)
     return decided(snapshot, wanted, reason, memory=memory, shown=shown)

@@ -1,11 +1,13 @@
 """Dynamo's SLA planner up to 1.0, which sizes each role by its profile and by observed latencies.
 
-It sizes for a forecast of the traffic, which Dynamo's planner of today (``dynamo.py``) uses too.
+It sizes for a forecast of the traffic, which Dynamo's later planner (``dynamo.py``) uses too. The forecast is made from
+the means of past *intervals*, the times between two decisions. A *correction* is an observed latency divided by the one
+of the profile.
 
 Source: ``components/planner/src/dynamo/planner/utils/planner_core.py`` (observe_metrics, predict_load,
 make_adjustments, _compute_replica_requirements) and ``perf_interpolation.py`` of ai-dynamo up to 1.0. Version 1.6 has
-the same forecasts (``BuiltinLoadPredict``), and no correction factors. One thing differs: Dynamo interpolates by cubic
-curves on a grid, the profiles here by lines. The ITL is the mean over the engines.
+the same forecasts (``BuiltinLoadPredict``), and no corrections. One thing differs here: Dynamo interpolates by cubic
+curves on a grid, the profiles by lines. The ITL is the mean over the engines.
 """
 
 import math
@@ -33,7 +35,7 @@ from autoscale.ratio import whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
-# Names of series in the policy's memory.
+# The next three are names of series in the policy's memory.
 # Sums of the engines' values in the running interval; each series is (sum, count).
 _ENGINE_SUMS = ("ttft_s", "running_requests", "tokens_per_s", "requests_per_replica")
 # Sums of the traffic's values in the running interval; each series is (sum, count).
@@ -51,18 +53,18 @@ class DynamoSlaConfig(ProfiledConfig):
     kind: Literal["dynamo_sla"] = "dynamo_sla"
     adjustment_s: float = Field(180.0, gt=0.0, description="Time between two decisions: --adjustment-interval.")
     forecast: ForecastConfig = LastValueConfig()
-    """--load-predictor: last_value is its constant. Dynamo's default, arima, finds its order itself; arima here has a
-    given order."""
-    is_corrected: bool = Field(True, description="Correct by observed latencies; false: --no-correction.")
+    """--load-predictor. last_value is what Dynamo calls constant. Dynamo's default, arima, finds its order itself; here
+    arima has a given order."""
+    is_corrected: bool = Field(True, description="Observed latencies correct counts; false: --no-correction.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficDemand:
-    """Requests per second of an interval (num_req / interval), and their mean lengths (ISL, OSL)."""
+    """Traffic of an interval."""
 
-    requests_per_s: float
-    input_tokens: float
-    output_tokens: float
+    requests_per_s: float  # num_req / interval
+    input_tokens: float  # mean prompt length (ISL)
+    output_tokens: float  # mean answer length (OSL)
 
     @property
     def context_tokens(self) -> float:
@@ -71,7 +73,7 @@ class TrafficDemand:
 
 
 def with_traffic(snapshot: Snapshot, memory: Memory) -> dict[str, tuple[float, ...]]:
-    """The running interval's sums of traffic, with the traffic of this tick unless it is partial."""
+    """The running interval's sums of traffic, with the traffic of this tick if all of it was observed."""
     traffic = snapshot.traffic
     rate = traffic.requests_per_s if traffic.is_whole else None
     prompts = None if rate is None else rate * (traffic.input_tokens_mean or 0.0)
@@ -82,9 +84,9 @@ def with_traffic(snapshot: Snapshot, memory: Memory) -> dict[str, tuple[float, .
 def next_demand(
     memory: Mapping[str, tuple[float, ...]], now_s: float, interval_s: float, forecast: ForecastConfig
 ) -> tuple[TrafficDemand | None, dict[str, tuple[float, ...]]]:
-    """The forecast for the interval that begins now, and the memory with which it begins.
+    """The forecast for the interval that begins now, and the memory with which this interval begins.
 
-    ``None``: no traffic was observed yet. ``memory``: with the sums of the interval that ends now.
+    The forecast is ``None`` if no traffic was observed yet. ``memory``: has the sums of the interval that ends now.
     """
     other_series = {name: series for name, series in memory.items() if name not in _TRAFFIC_SUMS}
     means = _past_means(memory, now_s)
@@ -101,9 +103,9 @@ def _past_means(memory: Mapping[str, tuple[float, ...]], now_s: float) -> list[t
 
     An interval without requests takes the lengths of the interval before it.
     """
-    rate, prompts, outputs = (mean(memory, name) for name in _TRAFFIC_SUMS)
+    rate, prompt_tokens_per_s, outputs = (mean(memory, name) for name in _TRAFFIC_SUMS)
     last_input, last_output = (memory[name][-1] if memory.get(name) else None for name in _HISTORY[2:])
-    inputs = prompts / rate if rate and prompts is not None else last_input
+    inputs = prompt_tokens_per_s / rate if rate and prompt_tokens_per_s is not None else last_input
     outputs = last_output if outputs is None else outputs
     if rate is None or inputs is None or outputs is None:
         return None
@@ -116,7 +118,7 @@ def _past_means(memory: Mapping[str, tuple[float, ...]], now_s: float) -> list[t
 
 
 def prefill_replicas(demand: TrafficDemand, profile: EngineProfile, correction: float) -> int:
-    """``ceil(num_req * ISL / interval * min(1, p_corr) / throughput(ISL))`` (planner_core.py).
+    """Prefill replicas: ``ceil(num_req * ISL / interval * min(1, p_corr) / throughput(ISL))`` (planner_core.py).
 
     ``correction``: observed over expected TTFT (p_corr).
     """
@@ -131,12 +133,14 @@ def _profiled_tokens(profile: EngineProfile, input_tokens: float) -> float:
 
 
 def decode_replicas(demand: TrafficDemand, profile: EngineProfile, itl_s: float, correction: float) -> int:
-    """``ceil(num_req * OSL / interval / best throughput(ITL / d_corr, ISL + OSL / 2))`` (planner_core.py).
+    """Decode replicas: ``ceil(num_req * OSL / interval / best throughput(ITL / d_corr, ISL + OSL / 2))``.
 
-    ``correction``: observed over expected ITL (d_corr).
+    ``itl_s``: objective of the ITL. ``correction``: observed over expected ITL (d_corr).
+
+    Source: planner_core.py.
     """
-    corrected_s = itl_s / correction if correction > 0.0 else itl_s
-    tokens_per_s = decode_tokens_per_s(profile, demand.context_tokens, corrected_s)
+    corrected_itl_s = itl_s / correction if correction > 0.0 else itl_s
+    tokens_per_s = decode_tokens_per_s(profile, demand.context_tokens, corrected_itl_s)
     return whole(demand.requests_per_s * demand.output_tokens / tokens_per_s)
 
 
@@ -144,7 +148,7 @@ class DynamoSla(Policy[DynamoSlaConfig]):
     """Replicas of each role for the forecast requests and lengths, by its profile and the observed TTFT and ITL."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Once an interval, the replicas for the next one; after an interval without requests the counts stay."""
+        """Once in each interval, the replicas for the next one. After an interval without requests the counts stay."""
         config, now_s = self._config, snapshot.now_s
         memory: dict[str, tuple[float, ...]] = {"began_s": (now_s,), **snapshot.state.memory}
         memory |= with_traffic(snapshot, memory) | summed(memory, _engine_values(snapshot))
@@ -168,7 +172,7 @@ class DynamoSla(Policy[DynamoSlaConfig]):
     def _sized(
         self, snapshot: Snapshot, demand: TrafficDemand, ttft_correction: float, itl_correction: float, memory: Memory
     ) -> Decision:
-        """The replicas for a forecast demand, with the corrections as the decision's signals."""
+        """The decision for a forecast demand; the corrections are its signals."""
         config = self._config
         wanted = {
             Role.PREFILL: float(prefill_replicas(demand, config.prefill, ttft_correction)),
@@ -196,7 +200,7 @@ class DynamoSla(Policy[DynamoSlaConfig]):
         tokens = _profiled_tokens(prefill, latest.input_tokens)
         largest_batch = max(1, int(decode.kv_tokens / max(1.0, latest.context_tokens)))
         batch = min(max(1, round(concurrency)), largest_batch)
-        # A running request gets a token every ITL, so tokens per second are requests over the ITL.
+        # A running request gets one token per ITL, so tokens per second are running requests over the ITL.
         itl_s = running / tokens_per_s
         return (
             ttft_s / max(EPSILON, prefill.prefill.seconds_for(tokens)),
@@ -207,18 +211,20 @@ class DynamoSla(Policy[DynamoSlaConfig]):
 def _engine_values(snapshot: Snapshot) -> dict[str, float | None]:
     """This tick's values for ``_ENGINE_SUMS``; ``None``: not observed.
 
-    They are the mean TTFT, and of the decode replicas that report: running requests, tokens per second, and requests
-    per replica. By Little's law the last is Dynamo's ``num_req / num_d * duration / interval``.
+    The values besides the TTFT are those of the decode replicas that report. By Little's law, requests per replica are
+    Dynamo's ``num_req / num_d * duration / interval``.
     """
-    decode = serving_replicas(snapshot)[Role.DECODE]
-    reports = [(r, r.running_requests, r.decode_tokens_per_s) for r in decode]
-    reporting = [(r, running, rate) for r, running, rate in reports if running is not None and rate is not None]
-    if not reporting:
+    reports = [
+        (running, rate, running + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0))
+        for replica in serving_replicas(snapshot)[Role.DECODE]
+        if (running := replica.running_requests) is not None and (rate := replica.decode_tokens_per_s) is not None
+    ]
+    if not reports:
         return dict.fromkeys(_ENGINE_SUMS) | {"ttft_s": snapshot.latency.ttft_mean_s}
-    requests = math.fsum(n + (r.waiting_requests or 0.0) + (r.deferred_requests or 0.0) for r, n, _ in reporting)
+    requests = math.fsum(accepted for _, _, accepted in reports)
     return {
         "ttft_s": snapshot.latency.ttft_mean_s,
-        "running_requests": math.fsum(running for _, running, _ in reporting),
-        "tokens_per_s": math.fsum(rate for *_, rate in reporting),
-        "requests_per_replica": requests / len(reporting),
+        "running_requests": math.fsum(running for running, _, _ in reports),
+        "tokens_per_s": math.fsum(rate for _, rate, _ in reports),
+        "requests_per_replica": requests / len(reports),
     }

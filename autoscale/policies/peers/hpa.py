@@ -3,6 +3,9 @@
 Source: ``pkg/controller/podautoscaler`` of Kubernetes 1.33: ``replica_calculator.go`` (calcPlainMetricReplicas, with
 pods that have no metrics) and ``horizontal.go`` (computeReplicasForMetrics, stabilizeRecommendationWithBehaviors and
 convertDesiredReplicasWithBehaviorRate); defaults as in its documentation, "Default Behavior".
+
+A *recommendation* is the count that the metrics ask for. *Stabilization* replaces it by the one of the last
+recommendations that changes least. *Scaling rules* then limit the change per period.
 """
 
 import math
@@ -48,10 +51,10 @@ class HpaMetricConfig(StrictConfig):
 
 
 class ScalingRulesConfig(StrictConfig):
-    """HPAScalingRules of one direction with selectPolicy Max: the larger of both steps is allowed per period."""
+    """HPAScalingRules of one direction with selectPolicy Max: per period, the larger one of both steps is allowed."""
 
     window_s: float = Field(ge=0.0, le=3600.0)
-    """Stabilization window, seconds: the recommendation within it that changes least counts."""
+    """Stabilization window, seconds: of its recommendations, the one that changes the count least is used."""
     step_replicas: int = Field(0, ge=0, description="Replicas that may be added or removed per period.")
     step_frac: float = Field(0.0, ge=0.0, description="Share of the replicas that may be added or removed per period.")
     period_s: float = Field(15.0, gt=0.0, le=1800.0)
@@ -74,9 +77,9 @@ class HpaConfig(HpaLoopConfig):
     prefill: HpaMetricConfig = HpaMetricConfig()
     decode: HpaMetricConfig = HpaMetricConfig()
     prefill_more: tuple[HpaMetricConfig, ...] = ()
-    """Further prefill metrics; the metric that needs most replicas counts."""
+    """Further prefill metrics; of all prefill metrics, the one that needs most replicas counts."""
     decode_more: tuple[HpaMetricConfig, ...] = ()
-    """Further decode metrics; the metric that needs most replicas counts."""
+    """Further decode metrics; of all decode metrics, the one that needs most replicas counts."""
 
     def metrics(self, role: Role) -> tuple[HpaMetricConfig, ...]:
         """All metrics of a role."""
@@ -92,13 +95,17 @@ def replicas_for_metric(values: Sequence[float], missing: int, current: int, tar
     """
     usage = fmean(values) / target
     count = len(values) + missing
-    mean_usage = usage if not missing else (usage * len(values) + (missing if usage < 1.0 else 0.0)) / count
-    is_turned = (usage - 1.0) * (mean_usage - 1.0) < 0.0
-    if abs(1.0 - mean_usage) <= tolerance + EPSILON or is_turned:
+    mean_usage = usage
+    if missing:
+        missing_usage = 1.0 if usage < 1.0 else 0.0
+        mean_usage = (usage * len(values) + missing * missing_usage) / count
+    # The missing replicas may damp a change, but not turn its direction.
+    has_turned = (usage - 1.0) * (mean_usage - 1.0) < 0.0
+    if abs(1.0 - mean_usage) <= tolerance + EPSILON or has_turned:
         return current
     replicas = whole(mean_usage * count)
-    is_turned = bool(missing) and (replicas > current if mean_usage < 1.0 else replicas < current)
-    return current if is_turned else replicas
+    would_turn = replicas > current if mean_usage < 1.0 else replicas < current
+    return current if missing and would_turn else replicas
 
 
 def paced(
@@ -106,31 +113,37 @@ def paced(
 ) -> tuple[int, dict[str, tuple[float, ...]]]:
     """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next call.
 
-    ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, and all changes of
-    the count, those by others included.
+    ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, all changes of the
+    count, and the count at the last call with its time. This last count shows changes that others made.
     """
     names = [f"{series}_{name}" for name in ("recommended_at_s", "recommended", "changed_at_s", "changed", "count")]
-    advised_at, advised, changed_at, changed, count = (memory.get(name, ()) for name in names)
+    recommended_at, recommended, changed_at, changed, last_count = (memory.get(name, ()) for name in names)
     up, down = config.up, config.down
-    longest_s = max(up.window_s, down.window_s)
-    earlier = [(at, n) for at, n in zip(advised_at, advised, strict=True) if 0.0 < now_s - at < longest_s]
+
+    longest_window_s = max(up.window_s, down.window_s)
+    earlier = [
+        (at, n) for at, n in zip(recommended_at, recommended, strict=True) if 0.0 < now_s - at < longest_window_s
+    ]
+    # A count below the lowest recommendation of the up window rises to it; one above the highest of the down window
+    # falls.
     floor = min([desired, *(n for at, n in earlier if now_s - at < up.window_s)])
     roof = max([desired, *(n for at, n in earlier if now_s - at < down.window_s)])
     stable = int(min(max(current, floor), roof))
 
-    longest_s = max(up.period_s, down.period_s)
+    longest_period_s = max(up.period_s, down.period_s)
     changes = list(zip(changed_at, changed, strict=True))
-    if count and count[0] != current:
-        changes.append((count[1], current - count[0]))
-    changes = [(at, n) for at, n in changes if 0.0 < now_s - at < longest_s]
+    if last_count and last_count[0] != current:
+        changes.append((last_count[1], current - last_count[0]))
+    changes = [(at, n) for at, n in changes if 0.0 < now_s - at < longest_period_s]
 
+    # The count before the changes of the period, from which the steps are allowed.
     if stable > current:
-        begin = current - math.fsum(n for at, n in changes if now_s - at < up.period_s)
-        most = max(begin + up.step_replicas, whole(begin * (1.0 + up.step_frac)))
+        before = current - math.fsum(n for at, n in changes if now_s - at < up.period_s)
+        most = max(before + up.step_replicas, whole(before * (1.0 + up.step_frac)))
         stable = min(stable, max(current, int(most)))
     elif stable < current:
-        begin = current - math.fsum(n for at, n in changes if now_s - at < down.period_s)
-        least = min(begin - down.step_replicas, math.floor(begin * (1.0 - down.step_frac) + EPSILON))
+        before = current - math.fsum(n for at, n in changes if now_s - at < down.period_s)
+        least = min(before - down.step_replicas, math.floor(before * (1.0 - down.step_frac) + EPSILON))
         stable = max(stable, min(current, int(least)))
 
     earlier.append((now_s, float(desired)))
@@ -142,7 +155,7 @@ class Hpa(Policy[HpaConfig]):
     """Replicas of each role from the mean of its metrics over their targets."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role by the mean of its metrics; a role without reports stays as it is."""
+        """Size each role by the means of its metrics; a role without reports stays as it is."""
         config, memory = self._config, dict(snapshot.state.memory)
         if "synced_s" in memory and not is_due(snapshot, memory, "synced_s", config.sync_s):
             return standing(snapshot, f"the HPA looks every {config.sync_s:g} s", memory=memory)
@@ -150,19 +163,21 @@ class Hpa(Policy[HpaConfig]):
         present = desired_replicas(snapshot.state.desired)
         wanted, shown = {role: float(present[role]) for role in Role}, list[Shown]()
         for role, replicas in serving_replicas(snapshot).items():
-            metrics, advised = config.metrics(role), list[int]()
+            metrics, recommended = config.metrics(role), list[int]()
             for each in metrics:
                 values = [value for replica in replicas if (value := getattr(replica, each.metric)) is not None]
                 if not values:
                     continue
                 missing = max(present[role], len(replicas)) - len(values)
-                advised.append(replicas_for_metric(values, missing, present[role], each.target, config.tolerance_frac))
+                recommended.append(
+                    replicas_for_metric(values, missing, present[role], each.target, config.tolerance_frac)
+                )
                 shown.append(Shown(name=f"{role}_{each.metric}", value=fmean(values), target=each.target))
-            if not advised:
+            if not recommended:
                 continue
-            if len(advised) < len(metrics):  # the metric without reports may need the present replicas
-                advised.append(present[role])
-            wanted[role], series = paced(max(advised), present[role], snapshot.now_s, str(role), memory, config)
+            if len(recommended) < len(metrics):  # a metric without reports may need the present replicas
+                recommended.append(present[role])
+            wanted[role], series = paced(max(recommended), present[role], snapshot.now_s, str(role), memory, config)
             memory.update(series)
         if not shown:
             return decided(snapshot, None, "no replica reports its metric", memory=memory)

@@ -8,6 +8,7 @@ from autoscale.ratio import PdRatio
 from autoscale.types import Decision, ReplicaStats, Shown, Snapshot
 from kvtransfer.topology import Role
 
+# A policy's memory: series of numbers by name.
 Memory = Mapping[str, tuple[float, ...]]
 
 # Tolerance for rounding errors of an interval, seconds.
@@ -19,13 +20,13 @@ _WANTED = "wanted"
 
 
 def serving_replicas(snapshot: Snapshot) -> dict[Role, list[ReplicaStats]]:
-    """Running replicas of each role, without withdrawn ones, which the other systems would have ended at once."""
+    """Running replicas of each role, without withdrawn ones and victims: other systems would have ended them."""
     leaving = {*snapshot.state.withdrawn, *snapshot.state.victims}
     return {role: [r for r in replicas_of(snapshot, role) if r.replica_id not in leaving] for role in Role}
 
 
 def is_due(snapshot: Snapshot, memory: Memory, name: str, interval_s: float) -> bool:
-    """Whether an interval has passed since the time in the series ``name``, or the clock was set back."""
+    """Whether an interval has passed since the time in the series ``name``. Also if the clock was set back."""
     then_s = memory[name][0]
     return not 0.0 <= snapshot.now_s - then_s < interval_s - _EPSILON_S
 
@@ -53,24 +54,25 @@ def decided(
     memory: Memory,
     shown: tuple[Shown, ...] = (),
 ) -> Decision:
-    """A decision at the ratio of its own counts, so that no role moves the other.
+    """A decision with the ratio of its own counts, so that no role changes the count of the other.
 
-    ``memory``: the policy's memory for the next tick, without the wanted counts.
+    ``wanted``: ``None`` to keep the counts. ``memory``: the policy's memory for the next tick; the wanted counts are
+    added to it.
     """
     if wanted is not None:
         memory = {**memory, _WANTED: tuple(wanted[role] for role in Role)}
-    # A ratio is needed even without wanted counts: at the configured one the gate would hold back replicas that start.
+    # Without wanted counts a ratio is needed too: by the configured one the gate would hold back replicas that start.
     ratio = PdRatio.of(wanted or desired_replicas(snapshot.state.desired))
     return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=shown, memory=memory)
 
 
 def standing(snapshot: Snapshot, reason: str, *, memory: Memory) -> Decision:
-    """A decision for the last wanted counts, towards which the cluster works until there are new ones."""
+    """A decision for the last wanted counts: the cluster works towards them until the policy wants others."""
     last = memory.get(_WANTED)
     return decided(snapshot, None if last is None else dict(zip(Role, last, strict=True)), reason, memory=memory)
 
 
 def decided_by(snapshot: Snapshot, wanted: Mapping[Role, float], shown: list[Shown], *, memory: Memory) -> Decision:
-    """A decision with its signals as the reason."""
+    """A decision whose reason is the text of its signals."""
     reason = ", ".join(f"{signal.name} {signal.value:.4g} for {signal.target:.4g}" for signal in shown)
     return decided(snapshot, wanted, reason, memory=memory, shown=tuple(shown))

@@ -1,11 +1,10 @@
 """llm-d's token-aware autoscaling: prefill is sized by the seconds of its backlog, decode by its KV usage.
 
-KEDA makes a Horizontal Pod Autoscaler (HPA) for each role. The HPA keeps a total, divided by the number of replicas, at
-a target.
+KEDA makes a Horizontal Pod Autoscaler (HPA) for each role. The HPA keeps the total of a metric per replica at a target.
 
 Source: ``guides/workload-autoscaling/keda-epp-token-aware`` of llm-d (commit 560d420, after TokenScale, arXiv
-2512.03416), both ScaledObjects of its ``pd-disaggregation`` and the calibration of V_P in its README; the HPA's part is
-GetExternalPerPodMetricReplicas of Kubernetes.
+2512.03416): both ScaledObjects of its ``pd-disaggregation``, and the calibration of V_P in its README. The HPA's part
+is GetExternalPerPodMetricReplicas of Kubernetes.
 """
 
 import math
@@ -39,17 +38,18 @@ class LlmdTokenAwareConfig(HpaLoopConfig, ProfiledConfig):
     """Prompt tokens per second of one prefill replica, as calibrated (the guide's peakPrefillThroughput, V_P). Left
     out: ``peak_prefill_tokens_per_s`` of the profiles."""
     prefill_wait_s: float = Field(1.5, gt=0.0)
-    """Target of the backlog per prefill replica, seconds. The default suits a TTFT objective of 2 s. The guide's rule:
-    the objective less the mean prompt's time (prompt tokens / V_P); 60 to 70 % of that, if a high quantile counts."""
+    """Target of the backlog per prefill replica, seconds. The default suits a TTFT objective of 2 s. The guide takes
+    the objective less the time of the mean prompt (its tokens / V_P), and 60 to 70 % of that for a high quantile."""
     decode_kv_frac: float = Field(0.8, gt=0.0, le=1.0, description="Target of the KV usage per decode replica, 0..1.")
     up: ScalingRulesConfig = ScalingRulesConfig(window_s=0.0, step_replicas=1, period_s=180.0)
     down: ScalingRulesConfig = ScalingRulesConfig(window_s=300.0, step_replicas=1, period_s=300.0)
 
 
 def peak_prefill_tokens_per_s(prefill: EngineProfile, decode: EngineProfile) -> float:
-    """``V_P = chunk / TTFT``, for one prompt of ``chunk`` tokens on idle engines.
+    """Prompt tokens per second of one prefill replica: ``V_P = chunk / TTFT``, for one prompt on idle engines.
 
-    ``chunk``: the most prompt tokens of one prefill step. ``TTFT``: prefill, transfer and the first decode step.
+    ``chunk``: tokens of the prompt, as many as one prefill step takes. ``TTFT``: prefill, transfer and the first decode
+    step.
     """
     chunk = prefill.max_batch_tokens
     ttft_s = prefill.prefill.seconds_for(chunk) + prefill.handoff.seconds_for(chunk)
@@ -57,7 +57,9 @@ def peak_prefill_tokens_per_s(prefill: EngineProfile, decode: EngineProfile) -> 
 
 
 def replicas_for_total(total: float, current: int, target: float, tolerance: float) -> int:
-    """``ceil(total / target)``; ``current`` if ``total / current`` is within ``tolerance``, a share, of the target.
+    """``ceil(total / target)``; ``current`` if the metric per replica is near its target.
+
+    ``tolerance``: share of the target that counts as near.
 
     Source: GetExternalPerPodMetricReplicas, which KEDA's ``metricType: AverageValue`` means.
     """
@@ -98,7 +100,7 @@ class LlmdTokenAware(Policy[LlmdTokenAwareConfig]):
         return decided_by(snapshot, wanted, shown, memory=memory)
 
     def _metrics(self, snapshot: Snapshot) -> dict[Role, _Metric]:
-        """The metric of each role with reports. Replicas without a report add nothing, as in a sum of Prometheus."""
+        """The metric of each role with reports. Replicas without a report add nothing, as in Prometheus' sum."""
         config, serving = self._config, serving_replicas(snapshot)
         queued = [tokens for r in serving[Role.PREFILL] if (tokens := r.queued_prefill_tokens) is not None]
         kv_fracs = [frac for r in serving[Role.DECODE] if (frac := r.kv_usage_frac) is not None]

@@ -1,6 +1,6 @@
 """Ray Serve's own autoscaling by ongoing requests, which sizes each deployment by itself.
 
-This room is pure, so Ray's functions are written here again; a test compares them with Ray's.
+This room is pure, so Ray's functions are written again here. A test compares them with Ray's.
 
 Source: ``ray/serve/autoscaling_policy.py`` of Ray 2.60.0, ``_core_replica_queue_length_policy``,
 ``_apply_scaling_factors`` and ``_apply_delay_logic``; defaults of ``ray.serve.config.AutoscalingConfig``.
@@ -26,7 +26,7 @@ _EPSILON_S = 1e-6
 class RayBaselineConfig(StrictConfig):
     """``AutoscalingConfig`` of both deployments.
 
-    Ray Serve LLM's own target is 1e9 ongoing requests, which no load reaches; so a comparison has to choose targets.
+    Ray Serve LLM's own target is 1e9 ongoing requests, which no load reaches. So a comparison has to choose targets.
     """
 
     kind: Literal["ray_baseline"] = "ray_baseline"
@@ -41,7 +41,9 @@ class RayBaselineConfig(StrictConfig):
 
 
 def replicas_for_ongoing(ongoing_requests: float, running_replicas: int, target: float) -> float:
-    """``running * (ongoing / (target * running))``, which rounds as Ray does (``_core_replica_queue_length_policy``).
+    """Wanted replicas: ``running * (ongoing / (target * running))`` (``_core_replica_queue_length_policy``).
+
+    The formula is not shortened, so that it has the same rounding errors as Ray's.
 
     ``ongoing_requests``: of all replicas together; ``running_replicas``: at least 1; ``target``: per replica.
     """
@@ -53,8 +55,9 @@ def apply_scaling_factors(desired: float, running_replicas: int, config: RayBase
     if running_replicas == 0:
         return math.ceil(desired)
     delta = desired - running_replicas
-    count = math.ceil(running_replicas + (config.upscaling_factor if delta > 0 else config.downscaling_factor) * delta)
-    # Rounding up would otherwise keep the last surplus replica for ever.
+    factor = config.upscaling_factor if delta > 0 else config.downscaling_factor
+    count = math.ceil(running_replicas + factor * delta)
+    # Because of the rounding up, the last surplus replica would stay for ever.
     is_stuck = math.ceil(float(desired)) < running_replicas and count == running_replicas
     return count - 1 if is_stuck else count
 
@@ -79,7 +82,7 @@ def apply_delay_logic(
         return target_replicas, ()
     direction = 1.0 if desired > target_replicas else -1.0
     if direction < 0.0 and target_replicas != 1:
-        desired = max(1, desired)  # to zero only from one
+        desired = max(1, desired)  # only a target of 1 falls to 0
     began_s = change[1] if change and change[0] == direction else now_s
     delay_s = config.upscale_delay_s if direction > 0.0 else config.downscale_delay_s
     if now_s - began_s + _EPSILON_S >= delay_s:
@@ -112,11 +115,12 @@ class RayBaseline(Policy[RayBaselineConfig]):
             target = config.prefill_ongoing_requests if role is Role.PREFILL else config.decode_ongoing_requests
             mean_total, running = math.fsum(totals) / len(totals), len(replicas)
             needed = replicas_for_ongoing(mean_total, running, target)
-            # Ray clips to the bounds here; a factor above 1 may lead below 0.
+            # Ray clips to the bounds here, and a downscaling_factor above 1 may lead below 0. The guard has the other
+            # bounds.
             desired = max(0, apply_scaling_factors(needed, running, config))
-            change = f"{role}_since"
-            wanted[role], memory[change] = apply_delay_logic(
-                desired, present[role], memory.get(change, ()), snapshot.now_s, config
+            change_name = f"{role}_since"
+            wanted[role], memory[change_name] = apply_delay_logic(
+                desired, present[role], memory.get(change_name, ()), snapshot.now_s, config
             )
             shown.append(Shown(name=f"{role}_ongoing_requests", value=mean_total / running, target=target))
         if not shown:
@@ -130,10 +134,12 @@ class RayBaseline(Policy[RayBaselineConfig]):
 
         ``ongoing_requests``: at this tick; ``None``: not observed.
         """
-        times, totals, oldest_s = f"{role}_at_s", f"{role}_ongoing", now_s - self._config.look_back_s
-        before = zip(memory.get(times, ()), memory.get(totals, ()), strict=True)
-        window = [(at_s, total) for at_s, total in before if oldest_s <= at_s < now_s]
+        times_name, totals_name = f"{role}_at_s", f"{role}_ongoing"
+        oldest_s = now_s - self._config.look_back_s
+        earlier = zip(memory.get(times_name, ()), memory.get(totals_name, ()), strict=True)
+        window = [(at_s, total) for at_s, total in earlier if oldest_s <= at_s < now_s]
         if ongoing_requests is not None:
             window.append((now_s, ongoing_requests))
-        memory[times], memory[totals] = tuple(at_s for at_s, _ in window), tuple(total for _, total in window)
-        return memory[totals]
+        memory[times_name] = tuple(at_s for at_s, _ in window)
+        memory[totals_name] = tuple(total for _, total in window)
+        return memory[totals_name]

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscale.decide.dual_ratio import DualRatio
+from autoscale.decide.group import Group
 from autoscale.decide.placement import place
 from autoscale.decide.slots import Slots
 from autoscale.ratio import PdRatio
 from autoscale.types import Demand, PoolKey, PoolLimits, PoolStats
-from kvtransfer.topology import LinkTier, Node, Role, Topology
+from kvtransfer.topology import LinkTier, Node, Role, SubgroupPriority, Topology
 
 P, D = Role.PREFILL, Role.DECODE
 ATTENTION = Demand(gpu_type="H100", workers=2, gpus_per_worker=1.0)
@@ -100,3 +101,30 @@ def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
     taken = Counter({one.name: one.gpus - left for one, left in zip(slots.topology.nodes, gpus, strict=True)})
     assert taken["c"] == 2.0 and taken["d"] + taken["b"] + taken["e"] == 5.0
     assert taken["a"] == 0.0  # free: a replica would have straddled
+
+
+def test_two_instances_on_one_node_count_that_node_once() -> None:
+    dual = DualRatio(attention=1, ffn=1, pd_ratio=PdRatio(1, 1))
+    ffn = Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)
+    # Only "a", below a switch of one type, has room; the next node is below a switch of two types.
+    nodes = [
+        node("a", "H100", "m1", 8.0, s2="x"),
+        node("b", "H100", "m2", 0.0, s2="y"),
+        node("c", "H20", "m2", 0.0, s2="y"),
+    ]
+    pools = {
+        role: PoolStats(
+            key=PoolKey("moe", role),
+            replicas=(),
+            target_replicas=0,
+            limits=PoolLimits(
+                lowest_replicas=0,
+                highest_replicas=9,
+                demand=dual.demand(ffn, ffn) if role is P else ffn,
+                affinity=LinkTier.CLUSTER,
+            ),
+        )
+        for role in Role
+    }
+    group = Group("moe", pools, {}, dual.pd_ratio, Slots(Topology(nodes)))
+    assert group.rank_to_grow()[0] is SubgroupPriority.S2_HOMOGENEOUS

@@ -240,7 +240,7 @@ def test_law_1_a_group_whose_nodes_lie_apart_gets_nothing() -> None:
     [
         ({"a": "m1", "b": "m2", "c": "m1"}, "a and b do not share one"),  # though a and c are the first and the last
         ({"a": "m1", "b": ""}, "a and b do not share one"),
-        ({"a": ""}, "no label names that of a"),
+        ({"a": ""}, "a has no label for it"),
     ],
 )
 def test_a_group_that_lies_apart_names_nodes_that_do(switches: Mapping[str, str], fault: str) -> None:
@@ -381,7 +381,7 @@ def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
     overdue = {PoolKey("lost", role) for role in Role}
     given_up = placed_on(nodes_again, alone, 1, 1, current={"lost": (1, 1)}, overdue=overdue)
     assert counts(given_up) == {}
-    assert given_up.passed_over == {"lost": "what decode:lost was to have has found no node"}
+    assert given_up.passed_over == {"lost": "decode:lost found no node for the replicas that it should get"}
     assert counts(placed_on(nodes_again, alone, 1, 1)) == {"lost": (1, 1)}
     keys = {PoolKey("lost", role) for role in Role}
     assert counts(placed_on(nodes, groups, 2, 2, current=now, overdue=keys)) == {"here": (2, 2)}
@@ -400,7 +400,7 @@ def test_law_12_what_must_stay_and_has_no_node_is_had_elsewhere_or_pending() -> 
     full = placed_on([node("b", free=0, under="d/c/b1/m2")], [lost, here], 2, 2, current=now, overdue=overdue)
     assert counts(full) == now
     assert full.pending == {P: 1, D: 1}
-    assert full.passed_over["lost"] == "what decode:lost was to have has found no node"
+    assert full.passed_over["lost"] == "decode:lost found no node for the replicas that it should get"
     # Once it is there, the other one goes.
     back = [group("lost", M1, bounds=(1, 9), held_replicas=1), group("here", M2, bounds=(1, 9), held_replicas=2)]
     assert counts(placed_on(roomy, back, 2, 2, current={"lost": (1, 1), "here": (2, 2)})) == now

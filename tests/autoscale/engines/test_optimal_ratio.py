@@ -103,7 +103,7 @@ def test_prefill_that_takes_no_time_is_no_profile(make_profile: MakeProfile) -> 
 
 def test_weights_that_cannot_be_read_in_time_are_refused() -> None:
     # 70.6 GB at 0.5 x 2 x 3.35 TB/s.
-    with pytest.raises(ValueError, match=r"tpot_s is 0\.02, and to read the weights alone takes 0\.0211 s"):
+    with pytest.raises(ValueError, match=r"tpot_s is 0\.02, but reading the weights alone takes 0\.0211 s"):
         MEMORY_TP2.readable_bytes(0.02)
 
 
@@ -111,7 +111,7 @@ def test_weights_that_cannot_be_read_in_time_are_refused() -> None:
     ("change", "message"),
     [
         ({"gpus": 0}, "greater than or equal to 1"),
-        ({"gpus": 1, "other_bytes": 20e9}, "1 GPUs with 6e\\+10 bytes each leave no KV"),
+        ({"gpus": 1, "other_bytes": 20e9}, "1 GPUs with 6e\\+10 bytes each leave no room for KV"),
         ({"read_frac": 1.1}, "less than or equal to 1"),
         ({"wheels": 4}, "Extra inputs"),
     ],

@@ -241,6 +241,20 @@ def test_a_report_in_the_middle_of_steps_shows_what_has_passed_and_changes_nothi
     assert seen[-1]["requests_ended"] == 3.0
 
 
+def test_utilisation_in_a_report_is_that_of_the_time_since_the_last_report(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
+    cluster = make_cluster(0, 1)
+    seen: list[dict[str, float]] = []
+    for at_s in (0.5, 1.0, 2.0):
+        cluster.at(at_s, lambda: seen.append(cluster.report(replicas(cluster)["decode-0"])))
+    cluster.submit([request(0.0, 100, 40)])  # 0.11 s for the prompt, and 39 steps of 0.021 s: idle from 0.929 s on
+    cluster.run()
+    assert [report["gpu_utilization_frac"] for report in seen] == pytest.approx([1.0, 0.858, 0.0], abs=0.06)
+    active = [report["sm_activity_frac"] for report in seen]
+    assert active[0] > active[1] > active[2] == 0.0
+
+
 def test_a_draining_replica_finishes_what_it_has_and_is_told_when(make_cluster: Callable[..., VirtualCluster]) -> None:
     cluster = make_cluster(2, 2)
     gone: list[tuple[str, float]] = []

@@ -139,5 +139,5 @@ def test_the_causal_planner_has_replicas_one_start_after_the_work_that_needs_the
     scenario = make_scenario([(0.0, 1000, 20)], start_s=20.0)
     work = np.array([1.0] * 10 + [5.0] * 10)
     windows = bounds.Windows(look_back_s=bounds._GRID_S, keep_s=bounds._GRID_S)
-    steps = bounds._causal(scenario, KEYS[Role.DECODE], work, windows)
+    steps = bounds._causal_counts(scenario, KEYS[Role.DECODE], work, windows)
     assert steps == [(0.0, 1), (75.0, 5)]

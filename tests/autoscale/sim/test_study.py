@@ -20,7 +20,7 @@ from autoscale.sim.scenario import Run, run_schedule, scenario_of
 from autoscale.sim.simulations import run_study
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
-from serve_app.cli.sim_report import save_html, summary_table
+from serve_app.cli.sim_report import html_page, summary_table
 
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 FAST, SLOW = (str(PROFILES / f"h100_llama70b_fp8_{name}.json") for name in ("tp4", "tp2"))
@@ -90,7 +90,7 @@ def test_a_policy_may_have_the_name_by_which_a_bound_is_shown() -> None:
     assert set(study.bound_rows()) == {"oracle", "causal_bound", "smallest_static", "aggregated"}
     file = {"file": "", "sha256": ""}
     report = {"trace": file, "config": file, "seeds": [0], "policies": {name: {"parameters": {}} for name in names}}
-    assert save_html(study, report).count("<td>causal bound</td>") == 2
+    assert html_page(study, report).count("<td>causal bound</td>") == 2
 
 
 def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> None:
@@ -218,7 +218,7 @@ def test_bounds_of_another_seed_are_found_near_the_first_ones_with_less_work(mon
         monkeypatch.setattr(module, "run_schedule", counted)
     anew = find_oracle(settings, trace, rate_scale=2.0, seed=1)
     alone = len(runs)
-    found = find_oracle(settings, trace, rate_scale=2.0, seed=1, near=first)
+    found = find_oracle(settings, trace, rate_scale=2.0, seed=1, other_seed=first)
     assert len(runs) - alone < alone
     for each in (anew, found):
         assert each.static.is_attained

@@ -32,7 +32,7 @@ def test_committed_sample_loads_and_starts_at_zero() -> None:
             "TIMESTAMP,ContextTokens,GeneratedTokens\n0,1,1\n",
             "line 1: no column timestamp_s in 'TIMESTAMP,ContextTokens,GeneratedTokens': expected timestamp_s",
         ),
-        ("timestamp_s,input_tokens,timestamp_s,output_tokens\n0,1,1,1\n", "line 1: 2 columns timestamp_s: leave one"),
+        ("timestamp_s,input_tokens,timestamp_s,output_tokens\n0,1,1,1\n", "line 1: 2 columns timestamp_s: keep one"),
         ("", "it is empty: expected timestamp_s, input_tokens, output_tokens"),
         (HEADER, "no requests after its first line"),
         (HEADER + "0," + "x" * 5000 + ",1\n", "line 2: input_tokens is 'xxxx"),

@@ -24,7 +24,7 @@ def asked(tokens: int = 1000) -> QueuedRequest:
 def full_gate(ttft_s: float) -> Gate:
     """One that lets one prompt through at a time."""
     gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=1)
-    gate._admission._capacity.tokens_s = 1.0
+    gate._admission._capacity.prompt_tokens_per_s = 1.0
     return gate
 
 
@@ -112,7 +112,7 @@ def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_hap
             waiting = asyncio.create_task(wait())
             await asyncio.sleep(0.2)
             assert gate._admission.waiting == 1
-            gate._admission._capacity.tokens_s = 20_000.0
+            gate._admission._capacity.prompt_tokens_per_s = 20_000.0
             await asyncio.wait_for(waiting, 30.0)
 
     asyncio.run(run())
@@ -121,7 +121,7 @@ def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_hap
 def test_who_makes_room_for_others_is_told_so() -> None:
     async def run() -> None:
         gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
-        gate._admission._capacity.tokens_s = 1.0
+        gate._admission._capacity.prompt_tokens_per_s = 1.0
         async with gate.enter(asked(5000)):
 
             async def wait(priority: Priority) -> None:
@@ -189,7 +189,7 @@ def test_a_request_is_refused_before_its_body_is_read_where_those_of_all_models_
     one = made(requests=1, max_requests=4)
     with one.arriving():
         one.check_limits(None, Priority.NORMAL)
-        with one.arriving(), pytest.raises(OpenAIError, match="4 requests are here") as refused:
+        with one.arriving(), pytest.raises(OpenAIError, match="has 4 requests") as refused:
             one.check_limits(None, Priority.NORMAL)
     assert refused.value.status == 429
 

@@ -75,7 +75,7 @@ async def test_a_body_without_room_is_counted_with_the_priority_that_its_request
     made._bodies.requests_by_key["k"] = 1
     counted = metrics.REFUSED.labels("key", "low")
     before = counted._value.get()
-    assert "1 requests of this key are here" in message(await serve(made, b"{}", priority="low"))
+    assert "has 1 requests of this key" in message(await serve(made, b"{}", priority="low"))
     assert counted._value.get() - before == 1
 
 

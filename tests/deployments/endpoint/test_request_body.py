@@ -58,7 +58,7 @@ async def test_all_bodies_together_have_a_limit_until_their_requests_have_ended(
     held = [Body(bodies, None) for _ in range(3)]
     for body in held[:2]:
         await read_body(request(b"a" * 1000), CONFIG, body)
-    with pytest.raises(OpenAIError, match=r"take 2000 bytes are here \(ingress\.max_bodies_bytes\)") as refusal:
+    with pytest.raises(OpenAIError, match=r"take 2000 bytes \(ingress\.max_bodies_bytes\)") as refusal:
         await read_body(request(b"a" * 49), CONFIG, held[2])
     assert (refusal.value.status, refusal.value.headers()["Retry-After"]) == (429, "1")
     held[2].free()
@@ -87,7 +87,9 @@ async def test_one_key_leaves_room_for_the_others() -> None:
     bodies = Bodies(CONFIG)
     first, second, other = Body(bodies, "a"), Body(bodies, "a"), Body(bodies, "b")
     first.take(1000)
-    with pytest.raises(OpenAIError, match="requests of this key that take 1000 bytes are here") as refusal:
+    with pytest.raises(
+        OpenAIError, match="requests of this key at this replica of the endpoint take 1000 bytes"
+    ) as refusal:
         second.take(25)
     assert refusal.value.status == 429
     other.take(1024)
@@ -97,7 +99,7 @@ async def test_one_key_leaves_room_for_the_others() -> None:
     first.free()
     second.take(1024)
     assert bodies.used_bytes == 2048
-    with pytest.raises(OpenAIError, match="requests that take 2048 bytes are here"):
+    with pytest.raises(OpenAIError, match="requests at this replica of the endpoint take 2048 bytes"):
         Body(bodies, "c").take(1)
 
 
@@ -125,7 +127,7 @@ async def test_requests_of_a_key_count_from_before_their_first_byte_until_they_h
     )
     bodies = Bodies(config)
     held = [Body(bodies, "a"), Body(bodies, "a")]
-    with pytest.raises(OpenAIError, match=r"2 requests of this key are here \(max_requests\)") as refusal:
+    with pytest.raises(OpenAIError, match=r"has 2 requests of this key \(max_requests\)") as refusal:
         Body(bodies, "a")
     assert (refusal.value.status, refusal.value.code) == (429, "rate_limit_exceeded")
     assert refusal.value.headers()["Retry-After"] == "1"
