@@ -47,6 +47,14 @@ def test_without_hardware_the_profile_says_what_fits(make_profile: MakeProfile) 
     assert optimal_ratio(profile, profile, 90.0, 20.0, tpot_s=0.025).decode_concurrency == 5  # 25 ms
 
 
+def test_a_point_outside_of_either_profile_is_extrapolated(make_profile: MakeProfile) -> None:
+    whole = make_profile()
+    short_prompts = make_profile(prefill={"tokens": [0, 50], "seconds": [0.01, 0.06]})
+    small_batches = make_profile(decode={"batch": [1, 4], "context_tokens": [100], "step_s": [[0.021], [0.024]]})
+    assert optimal_ratio(short_prompts, whole, 90.0, 20.0, tpot_s=0.05).is_extrapolated
+    assert optimal_ratio(whole, small_batches, 90.0, 20.0, tpot_s=0.05).is_extrapolated
+
+
 @pytest.mark.parametrize(
     ("input_tokens", "output_tokens", "expected", "is_extrapolated"),
     [(1000, 150, 4.58, False), (3000, 300, 3.18, True)],  # Table I ends at 1,700 tokens
