@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-# The module, not its object: see ``ray_victims``.
+# The module, not its object ``VICTIMS``: see ``ray_victims``.
 from autoscale import ray_victims
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
@@ -80,6 +80,7 @@ class Link:
         self._lines: list[str] = []  # lines to send with them
         self._sent_lines: list[str] = []  # lines that were sent and are not confirmed
         self._sent_counts: Mapping[PoolKey, int] | None = None  # of plans that were sent and are not confirmed
+        # Configurations that are not in the log yet: the service, the configuration, and why it changed.
         self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
@@ -92,7 +93,7 @@ class Link:
             if self._reply is not None and self._reply.done():
                 reply, self._reply = self._reply, None
                 self._read(reply.result())
-                self.confirmed = self._sent_counts or self.confirmed
+                self.confirmed = self._sent_counts or self.confirmed  # ``join`` sends no counts
                 self._sent_lines = []
         except ray.exceptions.RayError:
             self._use(None)  # the coordinator restarts; its last answers still hold
@@ -140,7 +141,7 @@ class Link:
     def _read(self, reply: dict[str, Any]) -> None:
         """Take the settings in an answer; a service whose configuration has changed gets a new controller."""
         settings = SETTINGS.validate_python(reply)
-        if settings.states and not self.controllers:
+        if settings.states and not self.controllers:  # the first answer: later, states of this process are newer
             self.resumed = dict(settings.states)
         if settings.version == self._version:
             return

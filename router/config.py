@@ -21,10 +21,11 @@ class LengthConfig(StrictConfig):
     """Uncached prompt tokens above which decode never computes a prompt, however long the prefill queue is. This limits
     the time for which one local prefill stalls the streams on the replica."""
     local_tokens_per_output_token: float = Field(8.0, ge=0.0)
-    """Uncached prompt tokens per output token of the mean answer: the bound rises at most to the mean answer's tokens
-    times this. In a long answer a stall counts less per token."""
+    """The bound rises at most to this number times the tokens of the mean answer: in a long answer, a stall costs less
+    per token."""
     backlog_share_frac: float = Field(0.5, ge=0.0, le=1.0)
-    """Tokens by which the bound (local_max_tokens) rises per prompt token that waits on prefill and not on decode."""
+    """Tokens by which the bound (local_max_tokens) rises for each prompt token that prefill's queue is longer than
+    decode's."""
     decode_room_frac: float = Field(0.3, gt=0.0, le=1.0)
     """Free share of batch slots and KV on decode, 0 to 1, from which the bound (local_max_tokens) may rise."""
     decode_busy_frac: float = Field(0.2, gt=0.0, le=1.0)

@@ -24,6 +24,7 @@ class Draft:
     Attributes:
         snapshot: input; its state is the state after the last tick.
         slots: free room of nodes, from which placed replicas are taken.
+        notes: why less was done than the policy wanted; the plan's ``held_back``.
         state: the snapshot's state, brought up to date; later stages turn it into the plan's state.
         census: replicas of each role that should serve, run, are withdrawn or must stop.
         pools: pools of the snapshot, with all limits applied.
@@ -37,7 +38,7 @@ class Draft:
         stuck: replicas of each role that lowest counts require but that have waited for a node for too long.
         current: replicas of each role that should serve now, without stuck ones.
         wanted: replicas of each role that should serve from now on.
-        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs.
+        final_counts: as ``wanted``, with the replicas that start only when leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
         counts: replicas of each pool for Serve.
         admitted: replicas that get requests.
@@ -93,6 +94,7 @@ def emit(draft: Draft) -> Plan:
     state, decision, placed = draft.state, draft.decision, draft.placed
     admitted = frozenset(draft.admitted)
     has_new = not admitted <= frozenset(state.admitted)
+    # With the time at which replicas were added, ``wish`` tells the TTFT of earlier requests apart.
     state = replace(
         state,
         ticked_s=draft.now_s,
@@ -105,6 +107,7 @@ def emit(draft: Draft) -> Plan:
         counts=draft.counts,
         admitted=state.admitted,
         withdrawn=tuple(state.withdrawn),
+        # The snapshot's state: in the new one, replicas that came back are withdrawn no more.
         reinstated=tuple(name for name in draft.snapshot.state.withdrawn if name in admitted),
         victims=state.victims,
         decision=decision,

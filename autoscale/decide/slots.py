@@ -91,7 +91,7 @@ class Slots:
         return math.fsum(free * (self._by_gpus[free] & nodes).bit_count() for free in self._by_gpus)
 
     def fragmented_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
-        """Share of the free GPUs that are on nodes of no unit that fits; ``None``: no GPU is free.
+        """Share of the free GPUs that no group can use, since no unit that fits may be there; ``None``: no GPU is free.
 
         ``units``: the demands of the replicas of each group's smallest unit (``least_units``). The nodes of a unit are
         all nodes that its replicas may be on.
@@ -110,7 +110,7 @@ class Slots:
         The switch is the least scarce, and of equally scarce ones that with the fewest free GPUs, so that empty ones
         stay empty.
         """
-        below = self.topology.domains[demand.within].values()
+        below = self.topology.domains[demand.within].values()  # the nodes below each switch of this level
         ranked = sorted(below, key=lambda nodes: (self.topology.priority(nodes), self.free_gpus(nodes)))
         for nodes in ranked:
             taken: Taken = []
@@ -126,6 +126,7 @@ class Slots:
 
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires."""
+        # The least scarce nodes come first: those that offer what many others offer too.
         up_to_here: NodeSet = 0  # nodes of this scarcity and of all lower ones
         for subgroup in self.topology.subgroups.values():
             of_this_scarcity = among & subgroup & self.topology.usable

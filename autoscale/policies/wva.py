@@ -1,4 +1,4 @@
-"""WVA: sizes each role by itself, so that its replicas stay a spare below saturation (WVA sections III and V).
+"""WVA: sizes each role by itself, so that its replicas keep a distance from saturation (WVA sections III and V).
 
 A replica is *saturated* from a limit of a metric on. The *spare* is the distance from this limit that the replicas
 should have in the mean.
@@ -121,7 +121,9 @@ class Wva(Policy[WvaConfig]):
         for role in (role for role in Role if any(pool.key.role is role for pool in snapshot.pools)):
             loads, limits = _loads(snapshot, role), self._config.limits(role)
             if not loads:
-                return Decision(wanted=None, reason=f"not every {role} replica reports its KV usage and its queue")
+                return Decision(
+                    wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
+                )
             wanted[role] = float(self._replicas(loads, limits, present[role]))
             notes.append(f"{sum(_is_saturated(load, limits) for load in loads)} of {len(loads)} {role}")
             for name, limit, values in zip(("kv_usage", "queue"), limits, zip(*loads, strict=True), strict=True):

@@ -21,8 +21,8 @@ from autoscale.sim.schedule import changes_of, demands, keys_of, misses
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Size of each role. For fixed counts it is the number of replicas. For the causal planner it is the replicas for each
-# busy engine; ``schedule.demands`` computes by the profile how many engines the work of a time keeps busy.
+# Size of each role. For fixed counts: the number of replicas. For the causal planner: a factor. The planner wants this
+# factor times the engines that the work keeps busy, a number that ``schedule.demands`` computes from the profile.
 Sizes = Mapping[Role, float]
 
 
@@ -37,7 +37,8 @@ class Windows:
     keep_s: float
 
 
-# The reason of the values below is not recorded. They steer the search; each bound that it finds is simulated.
+# The reason of the values below is not recorded. They only steer the search: a bound is always a
+# simulated run, so a bad value makes it dearer, not wrong.
 # Replicas for each busy engine, where a walk begins.
 _FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
 # Most simulations of all walks for one bound.
@@ -86,11 +87,11 @@ class Bound:
 def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, other_seed: Bound | None = None) -> Bound:
     """The fixed counts on the fewest GPUs with which enough requests meet their objectives.
 
-    ``least_frac``: share of requests that is enough. ``tpot_s``: time per output token that limits a decode replica's
-    batch in the first counts, seconds. ``other_seed``: the smallest fixed counts of another seed. The walk begins at
-    them if they were enough there.
+    ``least_frac``: share of requests that is enough. ``tpot_s``: time per output token, seconds; ``schedule.demands``
+    assumes the largest decode batches that keep it. ``other_seed``: the smallest fixed counts of another seed. The walk
+    begins at them if they were enough there.
     """
-    keys = keys_of(scenario)
+    keys = keys_of(scenario)  # one pool of each role, in the order of ``Role``
 
     def counts_of(sizes: Sizes) -> tuple[int, ...]:
         return tuple(_allowed(scenario, key, sizes[key.role]) for key in keys)
@@ -140,7 +141,7 @@ def causal_bound(scenario: Scenario, least_frac: float, *, tpot_s: float, other_
     the planner asks for it. Sizes and windows are the best in hindsight.
 
     ``least_frac`` and ``tpot_s``: as in ``smallest_static``. ``other_seed``: the causal bound of another seed. The walk
-    begins at it, unless it is fixed counts, which took the place of a dearer causal bound.
+    begins at it if it has windows. Without windows it is fixed counts that were cheaper there, and is not used.
     """
     busy_engines = dict(zip(keys_of(scenario), demands(scenario, _GRID_S, tpot_s), strict=True))
     sizes: Sizes = _FIRST_SIZE
@@ -235,7 +236,8 @@ def _causal_counts(
     means = np.array([needed[max(0, at - look_back_steps) : at].mean() if at else 0.0 for at in steps])
     # Highest of these means in the keep time.
     wanted = [float(means[max(0, at - keep_steps) : at + 1].max()) for at in steps]
-    # The first replicas stay for the warm-up and one start more: no other replica is ready before.
+    # The planner acts from the end of the warm-up on, so the replicas that it adds are ready one start later at the
+    # earliest. Until then the counts are fixed, for the highest need of the warm-up.
     first = _allowed(scenario, key, float(needed[:warm_up_steps].max(initial=0.0)))
     counts = [first] * min(warm_up_steps + start_steps, len(needed))
     for at in steps[len(counts) :]:

@@ -17,8 +17,8 @@ from kvtransfer.topology import Role
 
 # Most bins of the oracle's counts that fit into memory: four months of 15 s.
 _MOST_BINS = 700_000
-# Longest time from the warm-up to the first request that gets no note, seconds. A longer one mostly means that the
-# trace's timestamps begin above 0.
+# If the first request comes later than this after the warm-up, seconds, there is a note. Mostly the trace's timestamps
+# then do not begin at 0.
 _IDLE_S = 60.0
 
 

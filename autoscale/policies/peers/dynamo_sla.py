@@ -6,8 +6,8 @@ of the profile.
 
 Source: ``components/planner/src/dynamo/planner/utils/planner_core.py`` (observe_metrics, predict_load,
 make_adjustments, _compute_replica_requirements) and ``perf_interpolation.py`` of ai-dynamo up to 1.0. Version 1.6 has
-the same forecasts (``BuiltinLoadPredict``), and no corrections. One thing differs here: Dynamo interpolates by cubic
-curves on a grid, the profiles by lines. The ITL is the mean over the engines.
+the same forecasts (``BuiltinLoadPredict``), and no corrections. Two things differ here: Dynamo interpolates by
+cubic curves on a grid, our profiles by straight lines; and the ITL here is the mean over the engines.
 """
 
 import math
@@ -73,7 +73,7 @@ class TrafficDemand:
 
 
 def with_traffic(snapshot: Snapshot, memory: Memory) -> dict[str, tuple[float, ...]]:
-    """The running interval's sums of traffic, with the traffic of this tick if all of it was observed."""
+    """The running interval's sums of traffic, with this tick's; rate and prompts only if all of it was observed."""
     traffic = snapshot.traffic
     rate = traffic.requests_per_s if traffic.is_whole else None
     prompts = None if rate is None else rate * (traffic.input_tokens_mean or 0.0)
@@ -154,6 +154,7 @@ class DynamoSla(Policy[DynamoSlaConfig]):
         memory |= with_traffic(snapshot, memory) | summed(memory, _engine_values(snapshot))
         if not is_due(snapshot, memory, "began_s", config.adjustment_s):
             return standing(snapshot, f"it adjusts every {config.adjustment_s:g} s", memory=memory)
+        # Read the means first: a new interval begins, and the sums of the old one are dropped.
         means = {name: mean(memory, name) for name in ("requests_per_s", *_ENGINE_SUMS)}
         demand, memory = next_demand(memory, now_s, config.adjustment_s, config.forecast)
         memory = {name: series for name, series in memory.items() if name not in _ENGINE_SUMS} | {"began_s": (now_s,)}
@@ -211,8 +212,9 @@ class DynamoSla(Policy[DynamoSlaConfig]):
 def _engine_values(snapshot: Snapshot) -> dict[str, float | None]:
     """This tick's values for ``_ENGINE_SUMS``; ``None``: not observed.
 
-    The values besides the TTFT are those of the decode replicas that report. By Little's law, requests per replica are
-    Dynamo's ``num_req / num_d * duration / interval``.
+    Except for the TTFT, the values are those of the decode replicas that report. Requests per replica are all that it
+    has accepted, waiting ones too; Dynamo computes the same number as ``num_req / num_d * duration / interval``
+    (Little's law).
     """
     reports = [
         (running, rate, running + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0))

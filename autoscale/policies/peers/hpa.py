@@ -5,7 +5,7 @@ pods that have no metrics) and ``horizontal.go`` (computeReplicasForMetrics, sta
 convertDesiredReplicasWithBehaviorRate); defaults as in its documentation, "Default Behavior".
 
 A *recommendation* is the count that the metrics ask for. *Stabilization* replaces it by the one of the last
-recommendations that changes least. *Scaling rules* then limit the change per period.
+recommendations that changes the count least. *Scaling rules* then limit the change per period.
 """
 
 import math
@@ -87,8 +87,9 @@ class HpaConfig(HpaLoopConfig):
 
 
 def replicas_for_metric(values: Sequence[float], missing: int, current: int, target: float, tolerance: float) -> int:
-    """``ceil(current * metric / target)``, cautious about replicas without the metric (calcPlainMetricReplicas).
+    """``ceil(count * mean / target)``, cautious about replicas without the metric (calcPlainMetricReplicas).
 
+    The count is that of all replicas, with the metric or without; ``current`` is the result if nothing should change.
     ``values``: the metric of the replicas that report it, at least one. ``missing``: number of replicas that do not.
     They count as idle if replicas would be added, and as at the target if replicas would be removed. ``tolerance``:
     share of the target.
@@ -104,6 +105,8 @@ def replicas_for_metric(values: Sequence[float], missing: int, current: int, tar
     if abs(1.0 - mean_usage) <= tolerance + EPSILON or has_turned:
         return current
     replicas = whole(mean_usage * count)
+    # Low usage never adds replicas and high usage never removes any. ``count`` could ask for that: it may be another
+    # number than ``current``.
     would_turn = replicas > current if mean_usage < 1.0 else replicas < current
     return current if missing and would_turn else replicas
 
@@ -114,7 +117,8 @@ def paced(
     """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next call.
 
     ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, all changes of the
-    count, and the count at the last call with its time. This last count shows changes that others made.
+    count, and the count at the last call with its time. A change, this policy's own too, is noticed at the next call
+    as a difference from that count; it gets the time of the last call.
     """
     names = [f"{series}_{name}" for name in ("recommended_at_s", "recommended", "changed_at_s", "changed", "count")]
     recommended_at, recommended, changed_at, changed, last_count = (memory.get(name, ()) for name in names)

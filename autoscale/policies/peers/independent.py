@@ -61,7 +61,7 @@ def decided(
     """
     if wanted is not None:
         memory = {**memory, _WANTED: tuple(wanted[role] for role in Role)}
-    # Without wanted counts a ratio is needed too: by the configured one the gate would hold back replicas that start.
+    # If the decision had no ratio, the gate would use the configured one, and hold back replicas that start.
     ratio = PdRatio.of(wanted or desired_replicas(snapshot.state.desired))
     return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=shown, memory=memory)
 
