@@ -33,7 +33,7 @@ def load_mapping(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path}: not a text file") from None
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
-    # PyYAML raises the others for values such as 2024-13-45 or !!bool x, and for deep nesting.
+    # PyYAML raises errors other than YAMLError for values such as 2024-13-45 or !!bool x, and for deep nesting.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {textwrap.shorten(str(error), 300, placeholder=' ...')}") from None
     if not isinstance(document, dict):

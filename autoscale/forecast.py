@@ -136,7 +136,8 @@ class CorrectionConfig(StrictConfig):
     """Forecasts are divided by a factor: the mean ratio of earlier forecasts to observed values.
 
     DOPD takes the newest ratio alone (section II-A), which is ``weight_frac`` 1. Tried on traces, this made one-step
-    errors 10 to 50 % larger, since it amplifies noise. With ``weight_frac`` 0.1, errors are as large as without it.
+    errors 10 to 50 % larger, since it amplifies noise. With ``weight_frac`` 0.1, errors are as large as without
+    correction.
     """
 
     weight_frac: float = Field(0.1, ge=0.0, le=1.0)
@@ -162,9 +163,10 @@ def _new_weight(passed_s: float, memory_s: float) -> float:
 
 
 def _at_equal_steps(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, np.ndarray]:
-    """The median step of the times, and the series at this step: it ends with the last value, others are interpolated.
+    """The median step of the times, seconds, and the series at this step.
 
-    It has at most as many values as before, so it leaves out the oldest times if there are gaps.
+    The series ends with the last value; its other values are interpolated. It has at most as many values as ``values``,
+    so if there are gaps, it begins later.
     """
     step_s = float(np.median(np.diff(times_s)))
     count = min(len(values), int((times_s[-1] - times_s[0]) / step_s + _STEP_EPSILON) + 1)
@@ -184,7 +186,7 @@ def _fitted_path(series: np.ndarray, order: tuple[int, int, int], steps: int) ->
 
     p, d, q = order
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # about convergence: the caller checks the forecast
+        warnings.simplefilter("ignore")  # warnings are about convergence, and the caller checks the forecast
         # A series without differences has a mean, which is fitted too.
         model = ARIMA(series, order=order, trend="n" if d else "c", concentrate_scale=True)
         # The state before the first value is unknown: it has a huge variance, and the first values do not count.

@@ -45,7 +45,7 @@ class PdRatio:
             if isinstance(value, str) and ":" in value:
                 prefill, decode = value.split(":")
                 ratio = Fraction(int(prefill), int(decode))
-            elif isinstance(value, bool):
+            elif isinstance(value, bool):  # Fraction would take it for 0 or 1
                 raise TypeError
             else:
                 ratio = Fraction(value)
@@ -65,7 +65,7 @@ class PdRatio:
 
     @classmethod
     def of(cls, wanted: Mapping[Role, float]) -> Self:
-        """The ratio of two counts, near to it in small whole numbers; a count below 1 counts as 1."""
+        """The ratio of two counts, as the nearest fraction of small whole numbers; a count below 1 counts as 1."""
         exact = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
         near = exact.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)  # 0 would mean aggregated
         return cls(near.numerator, near.denominator)
@@ -96,7 +96,7 @@ class PdRatio:
         return min(self.prefill, self.decode) / max(self.prefill, self.decode)
 
     def leaders(self, wanted: Mapping[Role, float]) -> float:
-        """The fewest leaders with which, at the ratio, both roles have their wanted replicas; not whole."""
+        """The fewest leaders with which, at the ratio, both roles have their wanted replicas; perhaps a fraction."""
         if not self.follower_share:  # aggregated: there are no followers
             return wanted[self.leader]
         return max(wanted[self.leader], wanted[self.follower] / self.follower_share)
@@ -106,7 +106,10 @@ class PdRatio:
         return self.prefill / self.decode
 
     def deviation(self, prefill: float, decode: float) -> float:
-        """Followers too many or too few for the ratio: ``|P - r D|`` for r <= 1, ``|P / r - D|`` for r > 1."""
+        """Number of followers that are too many or too few for the ratio r.
+
+        With P prefill and D decode replicas it is ``|P - r D|`` for r <= 1, and ``|P / r - D|`` for r > 1.
+        """
         if self.leader is Role.DECODE:
             return abs(prefill - decode * self.follower_share)
         return abs(prefill * self.follower_share - decode)
@@ -142,7 +145,7 @@ class Room:
         for role, pool_lowest, pool_highest, pool_gpus in pools:
             lowest[role] += pool_lowest
             highest[role] += pool_highest
-            # Pools of a role may differ. With the largest number the budget holds wherever a replica starts.
+            # Pools of a role may differ. With the largest number the budget holds in whichever pool a replica starts.
             gpus[role] = max(gpus[role], pool_gpus)
         return cls(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=budget_gpus)
 
@@ -152,7 +155,7 @@ class Room:
         return inside and not self.is_over_budget(counts)
 
     def clamp(self, counts: Mapping[Role, float]) -> dict[Role, int]:
-        """The counts rounded up, and moved inside the bounds."""
+        """The counts rounded up, and moved inside the bounds; the budget is not checked."""
         return {role: min(max(whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
 
     def is_over_budget(self, counts: Mapping[Role, int], ending: Mapping[Role, int] | None = None) -> bool:
@@ -176,15 +179,16 @@ def joint_counts(
     """Whole counts of both roles within the band; ``None``: no such counts are inside the room.
 
     The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
-    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for them,
-    they are the largest counts that it holds. Rounding may leave followers ``shortfall_replicas`` below the ratio: 0
-    rounds up, 0.5 rounds to the nearest.
+    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for these
+    counts, the result is the largest counts that the room holds. Rounding may leave followers ``shortfall_replicas``
+    below the ratio: 0 rounds up, 0.5 rounds to the nearest.
     """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     wanted_followers = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
     lowest, highest = room.lowest[leader], room.highest[leader]
     wanted_leaders = min(max(whole(ratio.leaders(wanted)), lowest), highest)
-    # First the wanted leaders, then fewer, then more: more help if the lowest count of followers is too high for fewer.
+    # First the wanted leaders, then fewer, then more. More leaders help if the lowest count of followers is above what
+    # the band allows with fewer leaders.
     for leaders in chain(range(wanted_leaders, lowest - 1, -1), range(wanted_leaders + 1, highest + 1)):
         at_ratio = leaders * share
         fewest = max(room.lowest[follower], whole(at_ratio - band_replicas))

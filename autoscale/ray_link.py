@@ -1,6 +1,9 @@
 """The policy's link to the coordinator, the actor that stores an application's configuration and controller states.
 
-The policy must not wait for it: calls are sent, and their answers are read in a later call of ``Link.poll``.
+The policy must not wait for the coordinator, since Serve's controller would wait too. So calls are sent, and their
+answers are read in a later call of ``Link.poll``. There are three calls: ``join`` gets the settings (configurations,
+pools, topology) and the stored controller states; ``sync`` sends plans and log lines, and gets the settings;
+``awaited`` gets the services that sleep and for which requests wait.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,7 @@ from router.ray_coordinator import find_coordinator
 
 # Time between two look-ups of the coordinator while the link has none, seconds.
 _LOOKUP_S = 1.0
-# Time between two look-ups while it has one, seconds.
+# Time between two look-ups while the link has a coordinator, seconds: a redeploy may have replaced it.
 _RELOOK_S = 5.0
 
 
@@ -58,7 +61,7 @@ class Link:
         cordoned: nodes and switches on which no replica may start.
         awaited: services that sleep and for which requests wait.
         resumed: controller states from before a restart, until the policy takes them.
-        confirmed: replica counts of the last plans of which the coordinator confirmed that it stores them.
+        confirmed: replica counts of the newest plans that the coordinator has confirmed; ``None``: of no plan yet.
     """
 
     def __init__(self, app: str) -> None:
@@ -70,21 +73,24 @@ class Link:
         self.awaited: frozenset[str] = frozenset()
         self.resumed: dict[str, ControllerState] | None = None
         self.confirmed: Mapping[PoolKey, int] | None = None
-        self._version: int | None = None  # of the settings read last
-        self._handle: Any = None
+        self._version: int | None = None  # version of the settings that were read last
+        self._handle: Any = None  # the coordinator's; ``None``: it is not found, or a call of it failed
         self._lookup: Future[Any] | None = None
         self._looked_s = -float("inf")  # start of the last look-up
-        self._reply: Future[Any] | None = None  # answer to ``join`` or ``sync``: one at a time
+        self._reply: Future[Any] | None = None  # answer to ``join`` or ``sync``; one call at a time
         self._awaiting: Future[Any] | None = None  # answer to ``awaited``
         self._update: CycleRecord | None = None  # the newest plans, until they are sent
-        self._lines: list[str] = []  # lines to send with them
+        self._lines: list[str] = []  # log lines to send with the plans
         self._sent_lines: list[str] = []  # lines that were sent and are not confirmed
         self._sent_counts: Mapping[PoolKey, int] | None = None  # of plans that were sent and are not confirmed
         # Configurations that are not in the log yet: the service, the configuration, and why it changed.
         self._config_lines: list[tuple[str, AutoscaleConfig, str]] = []
 
     def poll(self, clock_s: float, thread: ThreadPoolExecutor) -> None:
-        """Read answers that have come, and send the last plans if none are on their way."""
+        """Read answers that have come, and send the newest plans if no answer to earlier ones is still to come.
+
+        ``clock_s``: monotonic time. ``thread``: runs the look-ups, which block, and cycles too.
+        """
         self._look_up(clock_s, thread)
         if self._handle is None:
             return
@@ -96,7 +102,7 @@ class Link:
                 self.confirmed = self._sent_counts or self.confirmed  # ``join`` sends no counts
                 self._sent_lines = []
         except ray.exceptions.RayError:
-            self._use(None)  # the coordinator restarts; its last answers still hold
+            self._use(None)  # the coordinator restarts; the settings that it sent last stay in use
             return
         self._send()
 
@@ -106,7 +112,7 @@ class Link:
             lookup, self._lookup = self._lookup, None
             handle = lookup.result()
             if is_another(handle, self._handle):
-                self._version = None
+                self._version = None  # versions of two coordinators cannot be compared
                 self._use(handle)
                 self._reply = handle.join.remote().future()
             return
@@ -116,7 +122,7 @@ class Link:
             self._lookup = thread.submit(find_coordinator, self.app)
 
     def _listen(self) -> None:
-        """Keep one call of the coordinator open, which answers when ``awaited`` changes."""
+        """Keep one call of the coordinator open, which is answered when ``awaited`` changes, or after some seconds."""
         if self._awaiting is not None and self._awaiting.done():
             awaiting, self._awaiting = self._awaiting, None
             self.awaited = frozenset(awaiting.result())
@@ -134,7 +140,7 @@ class Link:
             self._reply = self._handle.sync.remote(cycle, self._sent_lines).future()
 
     def _use(self, handle: Any) -> None:
-        """Use this coordinator from now on. It gets again the lines that the last one has not confirmed."""
+        """Use this coordinator from now on, or none. Lines that were sent but not confirmed are sent again."""
         self._handle, self._awaiting = handle, None
         self._lines, self._sent_lines, self._sent_counts = [*self._sent_lines, *self._lines], [], None
 
@@ -146,6 +152,7 @@ class Link:
         if settings.version == self._version:
             return
         self._version, self.cordoned, self.topology = settings.version, settings.cordoned, settings.topology
+        # Pools of a service that has left stay: a cycle that runs in the thread may still read them.
         self.pools |= {name: service.pools for name, service in settings.services.items()}
         controllers = {}
         for name, service in settings.services.items():
@@ -169,7 +176,8 @@ class Link:
     def publish(self, ticked: Ticked, lines: list[str], call_p99_s: float) -> None:
         """Send plans and log lines to the coordinator.
 
-        While the last plans are not confirmed, these wait, and replace older ones that wait. Lines are never dropped.
+        While an answer is still to come, the new plans wait, and replace older plans that wait. Lines are never
+        dropped. ``call_p99_s``: 99th percentile of the duration of the policy's calls, for the status.
         """
         self._lines += lines
         self._update = CycleRecord(

@@ -36,9 +36,10 @@ logger = logging.getLogger("ray.serve")
 _RECOVERY_S = 60.0
 # Each cause of a failure is logged once; after this number of causes, no more are logged.
 _MOST_COMPLAINTS = 100
-# The reported 99th percentile of the duration of calls is that of this number of calls.
+# Number of calls, the latest ones, from which the reported 99th percentile of their duration is taken.
 _MEASURED_CALLS = 1000
 
+# Serve's autoscaling context of each deployment, by Serve's id of the deployment.
 Contexts = Mapping[Any, Any]
 # Serve's context of each pool, and its series of metrics: points by metric and replica.
 Observed = Mapping[PoolKey, tuple[Any, Mapping[str, Mapping[Any, Any]]]]
@@ -70,13 +71,16 @@ class JointPolicy:
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()  # replicas that an earlier controller admitted
-        self._configs_to_log = 0
+        self._configs_to_log = 0  # configurations that were not in the log when the last cycle began
         self._complaints: set[str] = set()
         self._keys: dict[Any, PoolKey] = {}  # by Serve's id of the deployment
         self._calls_s: deque[float] = deque(maxlen=_MEASURED_CALLS)  # durations of calls without a tick
 
     def __call__(self, contexts: Contexts) -> tuple[dict[Any, int], dict[Any, Any]]:
-        """Counts of the deployments for Serve; a deployment that is left out keeps its target."""
+        """Counts of the deployments for Serve; a deployment that is left out keeps its target.
+
+        The second value is the state that Serve stores for a policy: empty, since the coordinator stores ours.
+        """
         started_s, tick = time.perf_counter(), self._tick
         try:
             if contexts:
@@ -95,7 +99,7 @@ class JointPolicy:
         return self._keys[deployment_id]
 
     def _step(self, contexts: Contexts) -> None:
-        """Read the coordinator's answers, take the result of a cycle that has ended, and begin one if it is due."""
+        """Read the coordinator's answers, take the result of a cycle that has ended, and begin the next one if due."""
         clock_s = time.monotonic()
         if self._link is None:
             self._link = Link(next(iter(contexts)).app_name)
@@ -108,8 +112,8 @@ class JointPolicy:
             tick, self._tick = self._tick, None
             self._take(tick.result(), link)
         if self._last:
-            # A lower count waits until the coordinator stores its plan. If this process ended before, the next one
-            # would not know which replicas to stop.
+            # A lower count waits until the coordinator has confirmed its plan. If this process ended earlier, the next
+            # process would not know which replicas to stop.
             stored = link.confirmed or self._counts
             self._counts = {
                 key: max(count, stored.get(key, count))
@@ -120,7 +124,10 @@ class JointPolicy:
             self._begin_tick(contexts, link, clock_s)
 
     def _begin_tick(self, contexts: Contexts, link: Link, clock_s: float) -> None:
-        """Begin a cycle if the interval is over, or if the replicas or the awaited services have changed."""
+        """Begin a cycle if the interval is over, or if the replicas or the awaited services have changed.
+
+        A cycle decides for all services, so the shortest of their intervals counts.
+        """
         running = {
             self._key(name): tuple(replica.unique_id for replica in context.running_replicas)
             for name, context in contexts.items()
@@ -134,7 +141,7 @@ class JointPolicy:
             signals = self._signals.get(name)
             if signals is None or signals.window_s != controller.config.window_s:
                 self._signals[name] = Signals(controller.config.window_s)
-        # A configuration that comes while the cycle runs is not logged with it.
+        # A configuration that comes while the cycle runs is logged with the next cycle, which is the first to use it.
         self._configs_to_log = link.unlogged_configs
         blank = Snapshot(
             now_s=time.time(),
@@ -209,7 +216,8 @@ class JointPolicy:
         signals.add(reports, blank.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in pools}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
-        stopped = [victim for victim in victims if victim not in running]  # for Serve: its actor may live on
+        # Victims that Serve does not list any more; their actors may still exist, and then they hold their GPUs.
+        stopped = [victim for victim in victims if victim not in running]
         stats = []
         for key, (context, _) in pools.items():
             nodes = {} if on is None else on.get(key, {})
@@ -241,13 +249,13 @@ class JointPolicy:
         victims.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
         victims.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
         victims.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
-        now_s = next(iter(ticked.decided.values()))[0].now_s
+        now_s = next(iter(ticked.decided.values()))[0].now_s  # all snapshots of a cycle have the same
         lines = [*link.take_config_lines(self._configs_to_log, now_s), *ticked.lines]
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
 
     def _complain(self, error: Exception) -> None:
-        """Log each cause once; several times a second would hide all other messages."""
+        """Log each cause once: a message in each call, several times a second, would hide all other messages."""
         cause = f"{type(error).__name__}: {error}"
         if cause not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(cause)
@@ -270,10 +278,10 @@ def _p99(values: Sequence[float]) -> float:
 def _reports(
     context: Any, series: Mapping[str, Mapping[Any, Any]], gauges: Gauges
 ) -> dict[str, tuple[float, dict[str, float]] | None]:
-    """Time and values of the last report of each running replica; ``None``: it has not reported.
+    """Time and values of the last report of each running replica, by replica id; ``None``: it has not reported.
 
-    ``series``: reported points by metric and replica. ``gauges`` of a collector replace reported values. A metric that
-    is not in the last report is left out, though Serve still has its older points.
+    ``series``: reported points by metric and replica, the oldest first. ``gauges``: values from a collector, which
+    replace reported ones. A metric that is not in the last report is left out, though Serve still has its older points.
     """
     reports: dict[str, tuple[float, dict[str, float]] | None] = {}
     for replica in context.running_replicas:

@@ -52,14 +52,15 @@ class Demand:
 
     Attributes:
         selector: labels that a node must have.
-        gpu_type: type of its GPUs; ``None``: it has no GPU.
-        workers: number of workers of its engine; each is one bundle of its placement group.
+        gpu_type: type of the replica's GPUs; ``None``: it has no GPU.
+        workers: number of workers of its engine; each is one bundle of the replica's placement group.
         gpus_per_worker: GPUs of each bundle, perhaps a fraction.
         cpus_per_worker: CPUs of each bundle.
         cpus_per_replica: further CPUs, on the node of the first worker.
         strategy: how Ray spreads the bundles over nodes.
         parts: demands of the instances that a replica consists of, such as attention and FFN instances; empty: it is
-            one instance. All are under one switch of tier ``within`` (HeteroScale section 3.4, disaggregated MoE).
+            one instance. If there are parts, the fields above do not count. All parts are under one switch of tier
+            ``within`` (HeteroScale section 3.4, disaggregated MoE).
     """
 
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -91,11 +92,15 @@ class ReplicaStats:
     """One running replica, and the load of its engine in the last window; ``None``: not observed.
 
     Attributes:
-        observed_s: time of its last report, or of its first appearance if it has not reported.
+        observed_s: time of its last report, or of its first appearance if it has not reported; controller's clock.
+        decode_tokens_per_s: output tokens.
         prefill_tokens_per_s: computed prompt tokens, without tokens from a prefix cache.
+        running_requests: requests in the engine's batch.
+        waiting_requests: requests in the engine's queue.
         deferred_requests: requests that wait for KV from another engine.
+        queued_prefill_tokens: prompt tokens that the replica must still compute.
         unread_kv_requests: prompts whose KV a prefill engine keeps until decode has pulled it.
-        handoff_s: mean time of the last handoffs, from prefill's answer to the first token.
+        handoff_s: mean time of the window's handoffs, from prefill's answer to the first token.
     """
 
     replica_id: str
@@ -121,9 +126,9 @@ class PoolLimits:
         link_tier: how far KV travels inside the group.
         demand: needs of one replica; ``None``: placement ignores nodes.
         cost: cost of a replica hour, in any currency; 0 for all pools: costs are unknown.
-        preference: position of its GPU type in the service's order of preference; 0 is the first choice.
+        preference: position of the pool's GPU type in the service's order of preference; 0 is the first choice.
         affinity: highest level at which all nodes of the group must share a switch.
-        is_preemptible: whether its replicas are the first to leave if more important services lack room.
+        is_preemptible: whether the pool's replicas are the first to leave if more important services lack room.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -241,7 +246,7 @@ class ControllerState:
             replicas last rose or was first too low, and this number.
         capped: pools that lack room for more replicas. For each: until when it gets no more, and how many have room.
         lost_s: when a replica that was no victim last vanished.
-        settled_s: from this time on, the window has only latencies from after the last replica entered.
+        settled_s: one window after a replica was last admitted. From then on, the window has only latencies after it.
         yielding: pools whose room a more important service needs. For each: until when, and the most replicas that it
             may have.
         idle_since_s: time since when no request has come.
@@ -331,7 +336,7 @@ class Decision:
         ratio: ratio to keep instead of the configured one; ``None``: the configured one.
         is_step: exempt from the guard's hysteresis, since it is a step of a feedback loop or a fixed count.
         is_urgent: skips cooldown and damping, never bounds or budget.
-        memory: the policy's memory in the next snapshot's state; ``None``: as in this one.
+        memory: the policy's memory in the next snapshot's state; ``None``: the memory does not change.
     """
 
     wanted: Mapping[Role, float] | None
@@ -352,13 +357,13 @@ class NoteKind(StrEnum):
 
     COOLDOWN = "cooldown"
     REPLICA_LOST = "replica_lost"
-    NO_COUNTS = "no_counts"
-    BOUNDS = "bounds"
-    STEP = "step"
-    BUDGET = "budget"
-    OBSERVING = "observing"
-    LATENCY_MISSED = "latency_missed"
-    WOKEN_GROUP = "woken_group"
+    NO_COUNTS = "no_counts"  # no counts at the ratio fit bounds, budget and room
+    BOUNDS = "bounds"  # bounds, budget or room changed the counts
+    STEP = "step"  # the change was larger than one tick may make
+    BUDGET = "budget"  # no GPUs for counts set by hand, or for more replicas before others have left
+    OBSERVING = "observing"  # the configuration allows no change
+    LATENCY_MISSED = "latency_missed"  # no replica leaves while a latency misses its objective
+    WOKEN_GROUP = "woken_group"  # groups that begin to serve need more followers than were wanted
     UNKNOWN = "unknown"  # older versions stored the text alone
 
 

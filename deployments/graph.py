@@ -59,6 +59,7 @@ def build_graph(
 
 def _actor(name: str, kind: type, **arguments: Any) -> DeploymentActorConfig:
     """An actor that Serve starts with the ingress deployment; Serve copies its arguments, which are plain values."""
+    # Each process that follows an actor keeps a call of it open (``watch``).
     options = {"num_cpus": 0, "max_concurrency": 1000}
     return DeploymentActorConfig(name=name, actor_class=ray.remote(kind), init_kwargs=arguments, actor_options=options)
 

@@ -35,6 +35,7 @@ def llm_config(
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
     env = dict(pool.env)
+    # 0: each event of a stream is sent at once. By default Ray Serve LLM collects events for 50 ms.
     experimental: dict[str, Any] = {"stream_batching_interval_ms": 0}
     if model.stage_folder is not None:
         experimental[STAGE_KEY] = str(model.stage_folder)
@@ -106,7 +107,11 @@ def serve_options(pool: RoleConfig) -> dict[str, Any]:
 
 
 def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers: int) -> dict[str, Any]:
-    """Serve's request-router options; set from the start, since a change of them would restart the application."""
+    """Serve's request-router options; set from the start, since a change of them would restart the application.
+
+    ``is_gated``: whether the autoscaler's plan says which replicas get requests. ``routers``: number of routers that
+    send to the pool.
+    """
     return {
         "request_router_class": "router.ray_router:TandemRouter",
         "request_router_kwargs": {

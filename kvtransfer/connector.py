@@ -12,8 +12,9 @@ from kvtransfer.topology import Role
 # (vllm/v1/core/sched/scheduler.py:160).
 _VLLM_ROLE = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
-# Share of a lease that a pull may take. A *lease* is the time for which prefill keeps KV; decode extends it by
-# heartbeats, six per lease. When these stop, at least half of the lease remains.
+# Share of a lease that a pull may take. A *lease* is the time for which prefill keeps KV. Decode sends six heartbeats
+# per lease, and each extends it to 2/3 of a lease from then on. When heartbeats stop, at least half of a lease remains
+# (2/3 - 1/6), and this share is below that.
 _PULL_LEASE_FRAC = 0.4
 # Longest time for which prefill keeps KV that decode does not pull, in leases: one lease, and the extension by a last
 # heartbeat (2/3 of a lease), rounded up.

@@ -37,7 +37,11 @@ class TopologyLabels(StrictConfig):
         return tuple(labels.get(self.of(tier), "") for tier in TIERS)
 
     def link_tier(self, prefill: Mapping[str, str], decode: Mapping[str, str]) -> LinkTier:
-        """The lowest level that two pools surely share, by the labels that they demand; ``S2`` if these show none."""
+        """The lowest level that two pools share by the labels that they demand.
+
+        Pools without a common switch at S2 or below count as sharing ``S2``. If their labels name different switches at
+        a level, the result is above that level.
+        """
         same, apart = self._shared(prefill, decode)
         shared = min(same, LinkTier.S2)
         if apart is None:
@@ -50,7 +54,7 @@ class TopologyLabels(StrictConfig):
         return self._shared(prefill, decode)[0]
 
     def _shared(self, prefill: Mapping[str, str], decode: Mapping[str, str]) -> tuple[LinkTier, LinkTier | None]:
-        """The lowest level at which both pools demand the same switch, and the highest at which they demand two.
+        """The lowest level at which both pools demand the same switch, and the highest at which their switches differ.
 
         Levels below a difference do not count. ``NONE`` and ``None``: there is no such level.
         """

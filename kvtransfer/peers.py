@@ -15,9 +15,9 @@ _FIRST_PAUSE_S = 1.0
 _MOST_PAUSE_S = 60.0
 # Longest wait for the result of a probe, seconds; then another prompt may probe the link.
 _PROBE_S = 60.0
-# Time since its last answer for which a peer counts as running, seconds.
+# Time after its last answer during which a peer counts as running, seconds.
 _RECENT_S = 60.0
-# Time between two prompts that look for another peer, one that has not answered yet, seconds.
+# Time between two prompts that look for a further peer, which has not answered this decode replica yet, seconds.
 _LOOK_S = 60.0
 # Time since its last answer after which a peer is forgotten, seconds.
 _FORGET_S = 600.0
@@ -46,14 +46,17 @@ class Peers:
         self._heard_s[peer] = now_s
 
     def failed(self, peer: str, now_s: float) -> bool:
-        """Note that KV could not be pulled from a peer in time. Returns whether it is a new break or a failed probe."""
+        """Note that KV could not be pulled from a peer in time.
+
+        Returns whether that is news: a new break or a failed probe, and not a prompt that was sent before the break.
+        """
         self._heard_s[peer] = now_s
         broken = self._broken.get(peer)
         if broken is None:
             self._broken[peer] = _BrokenLink(until_s=now_s + _FIRST_PAUSE_S)
             return True
         if broken.probed_until_s is None:
-            return False  # the prompt was sent before the link broke
+            return False
         broken.probes = min(broken.probes + 1, _MOST_PROBES)
         pause_s = min(_FIRST_PAUSE_S * 2.0**broken.probes, _MOST_PAUSE_S)
         broken.until_s, broken.probed_until_s = now_s + pause_s, None
@@ -78,7 +81,7 @@ class Peers:
         return frozenset(self._broken)
 
     def is_cut_off(self, now_s: float) -> bool:
-        """Whether every peer that has answered lately is behind a broken link."""
+        """Whether every peer that has answered lately is behind a broken link. If so, sets when to look for another."""
         broken = self.broken(now_s)
         has_healthy = any(now_s - heard_s <= _RECENT_S for peer, heard_s in self._heard_s.items() if peer not in broken)
         is_cut_off = bool(broken) and not has_healthy
@@ -91,7 +94,7 @@ class Peers:
     def looks_around(self, now_s: float) -> bool:
         """Reserve for one prompt the look for a peer that has not answered yet. Returns whether the prompt may look.
 
-        The prompt may wait in vain, since such a peer may not exist.
+        Call ``is_cut_off`` first. The prompt may wait in vain, since such a peer may not exist.
         """
         if self._look_s is None or now_s < self._look_s:
             return False
@@ -116,7 +119,10 @@ class StuckPulls:
         self._since_s: dict[str, float] = {}  # time at which each running pull was first observed
 
     def see(self, running: Mapping[str, str], now_s: float) -> frozenset[str]:
-        """Engines from which a pull takes longer than the timeout; ``running``: each running pull and its engine."""
+        """Engines from which a pull takes longer than the timeout; ``running``: each running pull and its engine.
+
+        Call it regularly: a pull's time begins at the first call that has it.
+        """
         self._since_s = {pull: self._since_s.get(pull, now_s) for pull in running}
         return frozenset(running[pull] for pull, since_s in self._since_s.items() if now_s - since_s > self._timeout_s)
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from kvtransfer.selectors import matches
 
-# A set of nodes of one topology: bit ``i`` is its node ``i``.
+# A set of nodes of one topology: bit ``i`` is ``Topology.nodes[i]``.
 NodeSet = int
 
 
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 class LinkTier(IntEnum):
-    """The lowest level that several nodes share (HeteroScale section 2.2)."""
+    """The lowest level that several nodes share; a smaller number is nearer (HeteroScale section 2.2)."""
 
     S0 = 0  # rack switch
     S1 = 1  # minipod switch
@@ -58,7 +58,7 @@ Affinity = Annotated[
 class SubgroupPriority(IntEnum):
     """Scarcity of the switches above a node, from common to scarce: RDMA subgroups (HeteroScale section 3.4).
 
-    Heterogeneous: several GPU types are below the switch, which few switches have.
+    Heterogeneous: nodes of several GPU types are below the switch. Few switches have such a mix.
     """
 
     S2_HOMOGENEOUS = 0
@@ -126,7 +126,7 @@ class Topology:
 
     @cached_property
     def domains(self) -> Mapping[LinkTier, Mapping[Path, NodeSet]]:
-        """Nodes below each switch, cluster and data centre."""
+        """Nodes below each switch, cluster and data centre: by level, then by the names down to it."""
         domains = {}
         for tier in TIERS:
             below = self._sets_by(lambda node, tier=tier: path(node, tier))
@@ -138,7 +138,8 @@ class Topology:
         """Nodes by scarcity, from common to scarce.
 
         Nodes below an S1 switch with several GPU types are the scarcest, then the other nodes below an S2 switch with
-        several types. All other nodes are common, also those without a GPU or with unknown switches.
+        several types. All other nodes are common, also those without a GPU or with unknown switches. If every node has
+        a stored scarcity (``with_scarcity``), the stored ones hold.
         """
         stored = self._sets_by(lambda node: node.scarcity)
         if None not in stored:

@@ -8,8 +8,9 @@ prompt tokens as the engines compute within a share of the TTFT objective, ``_WI
 order of priority. Within a priority, API keys share the engines fairly. A request whose first token would come too
 late is refused when it arrives.
 
-The *pace* is the time per output token of the streams. ``router.capacity`` learns from it how many answers the engines
-can produce at a time.
+The *rate* is the number of prompt tokens per second that the engines compute for this replica of the endpoint. The
+*pace* is the time per output token of the streams. ``router.capacity`` learns the rate, and learns from the pace how
+many answers the engines can produce at a time.
 """
 
 import itertools
@@ -28,16 +29,17 @@ from router.request_limits import Refusal, RequestLimits, refusal
 # engines run out of prompts between two requests.
 _WINDOW_FRAC = 0.4
 # Share of a request's TTFT objective that its predicted wait and prefill may take together. The rest is for errors of
-# the prediction: at 0.9, 1 % of the refused requests had waited first (simulated). A smaller value refuses more
-# requests that would have met the objective.
+# the prediction. A larger value lets more requests wait that are dropped later. A smaller one refuses more requests
+# that would have met the objective (docs/decisions/request-path.md 152).
 _PREDICTED_FRAC = 0.8
-# Multiple of the window's time: no request goes on while the oldest prompt takes longer than this plus its own prefill.
-# The learned rate is too high then, for example after prompts that a cache held. The value's reason is not recorded. A
-# larger value stops later; a smaller one stops at ordinary variations of prefill.
+# Multiple of the window's time, which is _WINDOW_FRAC x ttft_s. No request goes on while the window's oldest prompt
+# takes longer than this multiple plus the prefill of that prompt. The learned rate is too high then, for example after
+# prompts that a cache held. The value's reason is not recorded. A larger value stops later; a smaller one stops at
+# ordinary variations of prefill.
 _OVERDUE_FRAC = 1.5
-# Share of ttft_s that the oldest request must have waited before any request is refused. Until then the learned rate
-# may be that of engines at rest, which is too low. Without this rule 6 % of the requests were refused at half load,
-# with it 1 % (simulated). A larger value refuses later.
+# Share of ttft_s that the oldest waiting request must have waited before any request is refused as too late. Until
+# then the rate may be too low, since it may have been learned under a light load. Without this rule 6 % of the requests
+# were refused at half load, with it 1 % (simulated). A larger value refuses later.
 _EVIDENCE_FRAC = 0.15
 # Prompt tokens that each prefill replica may have in the window whatever the learned rate is. The rate may be too low,
 # and only more tokens in the window show that. The value's reason is not recorded. A larger one makes requests of high
@@ -62,7 +64,7 @@ _SLOW_READER_FRAC = 0.1
 class QueuedRequest:
     """One request on its way through admission; the caller sets the fields from ``tokens`` to ``answers``."""
 
-    tokens: int  # estimated length of its prompt
+    tokens: int  # estimated length of its prompt, or of all its prompts
     most_output_tokens: int | None  # limit that the request sets, at least 1; ``None``: it sets none
     is_stream: bool  # whether its tokens are observed as they come
     key: str | None  # name of its API key
@@ -70,7 +72,7 @@ class QueuedRequest:
     answers: int = 1  # number of answers that it wants, at least 1
     arrived_s: float = 0.0
     deadline_s: float = math.inf  # time until which its first token must come
-    # Priority, virtual start (``router.fair_shares``) and number of the request. The lowest tuple goes on first.
+    # Priority that it gets, virtual start (``router.fair_shares``) and number of the request. The lowest goes on first.
     order: tuple[int, float, int] = (0, 0.0, 0)
     passed_s: float | None = None  # time at which it went on to the engines
     first_token: Mark | None = None  # time of its first token; ``None``: it has not come
@@ -98,12 +100,12 @@ class Admission:
         """Begin without requests.
 
         ``limits``: limits of all models together. ``replicas``: number of the endpoint's replicas, which share the
-        engines and the rates of keys equally. ``prefill_replicas``: sum of the groups' lowest numbers of them.
-        ``now_s``: time by the clock of all methods, seconds.
+        engines and the rates of keys equally. ``prefill_replicas``: lowest number of prefill replicas, summed over the
+        groups. ``now_s``: time by the clock of all methods, seconds.
         """
         self._config = config
         self._prefill_share = prefill_replicas / replicas  # prefill replicas for this replica of the endpoint
-        self._window_s = _WINDOW_FRAC * (config.ttft_s or 0.0)
+        self._window_s = _WINDOW_FRAC * (config.ttft_s or 0.0)  # time that the engines should need for the window
         self._limits = limits or RequestLimits(config, replicas)
         self._capacity = Capacity(config.tpot_s, now_s)
         self._shares = {priority: FairShares() for priority in Priority}
@@ -135,6 +137,7 @@ class Admission:
         request.order = (int(priority), start_tokens, next(self._numbers))
         if refused := self._refuse_crowded(request, now_s) or self._refuse_late(request, now_s):
             return refused
+        # After all other rules, since it charges the key.
         if refused := self._limits.enter(request.key, request.tokens, now_s):
             return refused
         answer_tokens = min(request.most_output_tokens or math.inf, self._answer_tokens)
@@ -176,7 +179,7 @@ class Admission:
         """
         self._drop_unobserved(now_s)
         self._capacity.learn(now_s)
-        # No request is dropped because the window takes longer than it is meant to.
+        # The window counts with at most the time that the engines should need for it: a longer delay drops no request.
         window_left_s = min(self._window_s, self._window_left_s(now_s))
         late = [
             request
@@ -201,7 +204,10 @@ class Admission:
             self._capacity.change_observed(request.answers, now_s)
 
     def output(self, request: QueuedRequest, tokens: int, now_s: float) -> None:
-        """Output tokens of a request have come: all of them at once if it is no stream."""
+        """Output tokens of a request have come: all of them at once if it is no stream.
+
+        Tokens that come together with the first one do not count for the pace.
+        """
         self._limits.spend(request.key, tokens)
         request.output_tokens += tokens
         if request.first_token is None:
@@ -259,12 +265,14 @@ class Admission:
             f"the request waited {waited_s:.1f} s and would not have its first token within {ttft_s:g} s "
             "(admission.ttft_s)"
         )
+        # By then the predicted wait is short enough, if no other request arrives.
         return refusal("late", what, self._wait_s(request, now_s) - _PREDICTED_FRAC * ttft_s)
 
     def _refuse_crowded(self, request: QueuedRequest, now_s: float) -> Refusal | None:
         """Refuse a request that the queue cannot hold together with those before it in the order.
 
-        The requests after it do not count, since they make room for it. If none is before it, any prompt fits.
+        The requests after it do not count, since they make room for it. If no request is before it, a prompt of any
+        length fits.
         """
         most = self._config.max_queued_tokens
         if most is None or self._waiting_tokens + request.tokens <= most:
@@ -283,7 +291,7 @@ class Admission:
         most = self._config.max_queued_tokens
         while most is not None and self._waiting_tokens > most:
             last = self._waiting_by_order[-1]
-            if last is request:
+            if last is request:  # no request is before it, so its prompt may exceed the limit
                 return
             last.is_displaced = True
             self._displaced.append(last)
@@ -315,18 +323,21 @@ class Admission:
         return self._window_left_s(now_s) + self._tokens_ahead(request) / tokens_per_s
 
     def _window_left_s(self, now_s: float) -> float:
-        """Time until all prompts of the window have their first token, seconds; 0 while no rate is known."""
+        """Time until all prompts of the window have their first token, seconds; 0 while no rate is known.
+
+        Here the prefill replicas count as one replica, which computes the prompts one after another at the rate.
+        """
         rate = self._capacity.prompt_tokens_per_s
         oldest = next(iter(self._window), None)
         if rate is None or oldest is None:
             return 0.0
-        # The engines have computed the oldest prompt since the one before it had its first token.
+        # The engines have computed the oldest prompt since the prompt before it had its first token.
         began_s = max(self._last_first_token_s, oldest.passed_s or 0.0)
         computed_tokens = min(oldest.tokens, rate * (now_s - began_s))
         return (self._window_tokens - computed_tokens) / rate
 
     def _own_prompt_s(self, request: QueuedRequest, now_s: float) -> float:
-        """Time that the request's own prompt would take, seconds; 0 until the rate of full engines is known."""
+        """Time that the request's own prompt takes at the rate, seconds; 0 until the rate of full engines is known."""
         if not (self._are_engines_full(now_s) and self._capacity.is_known(now_s)):
             return 0.0
         return request.tokens / (self._capacity.prompt_tokens_per_s or math.inf)

@@ -51,8 +51,8 @@ class ObjectivesConfig(StrictConfig):
     number of answers has no limit."""
     max_queued_tokens: int | None = Field(None, ge=1)
     """Prompt tokens that may wait at one replica of the endpoint, counted as 4 bytes of text each. If a request exceeds
-    it, the last ones in the order are dropped. A prompt that is longer may wait first. Without it the queue has no
-    limit."""
+    it, the last ones in the order are dropped. A prompt that is longer may wait if no request is before it. Left out,
+    the queue has no limit."""
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Self:
@@ -78,8 +78,8 @@ class AdmissionConfig(ObjectivesConfig):
     """Bounds of admission; they hold for each replica of the endpoint alone, unless a field says otherwise."""
 
     max_requests: int = Field(2000, ge=1, le=100_000)
-    """Requests that one replica of the endpoint holds at a time, waiting or being answered. The last 5 % are for high
-    priority, and the 5 % before them not for low."""
+    """Requests that one replica of the endpoint holds at a time, waiting or being answered. 5 % of them are reserved
+    for high priority, and 5 % more for high and normal priority."""
     key: KeyLimits = KeyLimits()
     keys: dict[str, KeyLimits] = Field(default_factory=dict)
     """Limits by an API key's name; they replace `key` for it."""

@@ -1,4 +1,4 @@
-"""Estimate, by one decode replica, of the tokens that wait on its prefill pool (pure)."""
+"""Estimate, by one decode replica, of the prompt tokens in the shortest queue of its prefill pool (pure)."""
 
 # Age at which a prefill replica's report of its queue no longer counts, seconds.
 _REPORT_FRESH_S = 1.0
@@ -7,7 +7,7 @@ _REPLICA_GONE_S = 60.0
 
 
 class PrefillBacklog:
-    """Tokens that wait on prefill, by the prompts that this replica has sent and by the reports in their answers."""
+    """The shortest queue on prefill, by the prompts that this replica has sent and by the reports in their answers."""
 
     def __init__(self) -> None:
         self.in_flight_tokens = 0

@@ -6,7 +6,8 @@ learns two numbers, each after every *round* of a second:
 - The rate: prompt tokens per second. In a *full* round, requests waited all the time, so its tokens show the capacity.
 - The answer limit: the answers at a time that keep the TPOT objective. It follows from the *pace*, the time per output
   token. *Observed* answers are streams whose tokens are seen as they come. An answer in one piece shows its pace when
-  it ends.
+  it ends. The *slowness* of a round is its pace divided by the pace that it should have. A round is slow if its
+  slowness is above 1. The *good answers* are the number of answers at a time in rounds that were not slow.
 """
 
 from typing import NamedTuple
@@ -23,20 +24,22 @@ _LEAST_BUSY_FRAC = 0.2
 # Highest factor by which the rate rises in one round: a higher rise is mostly prompts that a cache held
 # (docs/decisions/request-path.md 122).
 _MOST_RISE = 2.0
-# Share of a round's time in which prefill replicas must have had prompts, so that the round shows the rate of full
-# engines. A smaller share takes engines at rest for full ones; a larger one misses rounds with a short gap.
+# Share of a round's time in which the prefill replicas must have had prompts to count as full. Such a round shows the
+# rate of full engines even if no request waited. A smaller share takes engines at rest for full ones; a larger one
+# misses rounds with a short gap.
 _FULL_ROUND_FRAC = 0.95
 # Age of a round with full engines after which it says nothing about the engines that run now, seconds. A larger age
 # refuses by the rate of engines that have changed; a smaller one forgets the rate between two overloads.
 _FULL_ROUND_AGE_S = 60.0
-# Highest multiple of a round's answers to which the answer limit rises in that round. A larger one recovers faster and
-# overshoots further.
+# Highest multiple of a round's mean number of answers at a time to which the answer limit rises in that round, if the
+# limit was reached. A larger one recovers faster and overshoots further.
 _MOST_GROWTH = 1.25
-# Lowest multiple of a round's answers to which the answer limit falls in that round. A smaller one loses more answers
-# to one hiccup.
+# Lowest multiple of a round's mean number of answers at a time to which the answer limit falls in that round. A smaller
+# one loses more answers to one hiccup.
 _LEAST_CUT = 0.5
-# Power of the slowness by which the answer limit is cut. It is more than the 1 that fits a linear step time, since
-# running answers take long to drain. A larger power loses more answers to one hiccup.
+# Power of the slowness by which the answers are divided in a slow round. If a step's time is linear in the answers, the
+# power 1 fits. This one is higher, since running answers take long to end. An even higher one loses more answers to one
+# hiccup.
 _CUT_POWER = 1.5
 # Factor by which the good answers fall in each slow round, so that a hiccup lowers the answer limit by a fifth a round
 # (docs/decisions/request-path.md 122). A larger factor takes longer to learn that engines have become slower.
@@ -59,7 +62,7 @@ class Mark(NamedTuple):
 
 
 class Capacity:
-    """Prompt tokens per second that get their first output token, and how many answers at a time keep their pace.
+    """The learned rate and answer limit of one replica of the endpoint.
 
     Admission keeps as many prompt tokens on their way as the rate computes in the window's time. By Little's law they
     take that time. If they take less, more tokens than the rate says get through in each round, and the rate rises.
@@ -71,10 +74,11 @@ class Capacity:
         self.most_answers: float | None = None
         self._target_pace_s = None if tpot_s is None else tpot_s * _PACE_FRAC
         self._answers = self._observed = 0  # answers on their way, and the observed ones of them
-        self._busy_frac = 0.0
+        self._busy_frac = 0.0  # share of the prefill replicas that have a prompt now
         self._advanced_s = now_s  # time up to which the sums below have grown
         self._answer_s = 0.0  # sum of the durations of all answers
-        # Faded sums over the rounds: _observed_s, _observed_answers_s and _output_tokens.
+        # Sums over all rounds, in which earlier rounds fade by _PACE_WEIGHT: _observed_s, _observed_answers_s and
+        # _output_tokens.
         self._pace_sums = (0.0, 0.0, 0.0)
         self._good_answers = 0.0  # answers at a time in good rounds: those that were not too slow
         self._full_round_s: float | None = None  # end of the last round that showed the rate of full engines
@@ -85,13 +89,14 @@ class Capacity:
         self._rate_round_s = now_s  # its begin
         self._prompt_tokens = 0
         self._busy_s = 0.0  # mean time for which a prefill replica had prompts
-        self._was_full = True
+        self._was_full = True  # until ``note_idle``
 
     def _begin_pace_round(self, now_s: float) -> None:
         self._pace_round_s = now_s  # its begin
         self._output_tokens = 0
         self._observed_s = 0.0  # sum of the durations of observed answers
-        self._observed_answers_s = 0.0  # the same, each second times the number of all answers at that time
+        # The same, each second times the number of all answers then. Divided by _observed_s, it is their mean number.
+        self._observed_answers_s = 0.0
         self._is_limit_reached = False
 
     def count_prompt(self, prompt_tokens: int) -> None:

@@ -30,7 +30,7 @@ class LengthConfig(StrictConfig):
     """Free share of batch slots and KV on decode, 0 to 1, from which the bound (local_max_tokens) may rise."""
     decode_busy_frac: float = Field(0.2, gt=0.0, le=1.0)
     """Free share of batch slots and KV on decode, 0 to 1, below which the bound (local_max_tokens) falls in proportion.
-    It is 0 when nothing is free."""
+    The bound is 0 when nothing is free."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

@@ -1,9 +1,9 @@
 """Which replicas get no traffic for a while because they fail or are slow, and when one request tests them (pure).
 
 Source: the pattern is Envoy's outlier detection (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier):
-consecutive failures, ejections that grow longer, a panic threshold. Two things differ here: the observations of all
-callers count together, and a replica returns only after a *probe*, one request that tests whether it still fails. A
-*suspect* is a replica that has failed lately, ejected or not.
+consecutive failures, ejections that grow longer, a panic threshold (here ``most_frac``). Two things differ here: the
+observations of all callers count together, and a replica returns only after a *probe*, one request that tests whether
+it still fails. A *suspect* is a replica that has failed lately, ejected or not.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class OutlierConfig(StrictConfig):
 
 
 def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -> list[str]:
-    """The replicas of a pool that get traffic: all of them if more than ``most_frac`` are ejected."""
+    """The replicas of a pool that get traffic: all of them if all, or more than ``most_frac`` of them, are ejected."""
     healthy = [name for name in names if name not in ejected]
     is_within = len(names) - len(healthy) <= most_frac * len(names)
     return healthy if healthy and is_within else list(names)
@@ -47,7 +47,8 @@ def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -
 class UsualPace:
     """The usual pace of one pool's answers to one caller. It is a time per token, since answers differ in length."""
 
-    # Number of last answers whose median is the usual pace. More follow a change of the load later, fewer scatter more.
+    # Number of last answers whose median is the usual pace. With a larger number it follows a change of the load later,
+    # with a smaller one it varies more.
     _MEDIAN_ANSWERS = 101
     # Number of answers that must have come before any counts as slow. With fewer, the first answers decide what is
     # usual.
@@ -58,7 +59,10 @@ class UsualPace:
         self._paces_s: deque[float] = deque(maxlen=self._MEDIAN_ANSWERS)
 
     def is_slow(self, pace_s: float, least_s: float) -> bool:
-        """Whether an answer took more than ``least_s`` and much more than usual. Then it joins the last answers."""
+        """Whether an answer's pace is above ``least_s`` and far above the usual one. Afterwards the answer counts too.
+
+        All paces have the same unit: seconds per output token on decode, per 1,000 prompt tokens on prefill.
+        """
         may_be_slow = pace_s > least_s and len(self._paces_s) >= self._LEAST_ANSWERS
         is_slow = may_be_slow and pace_s > self._slow_factor * median(self._paces_s)
         self._paces_s.append(pace_s)
@@ -94,7 +98,7 @@ class _Suspect:
 
 
 def _is_failing(answers: Collection[bool], least_failures: int) -> bool:
-    """Whether a number N exists, so that of the last N answers half and at least ``least_failures`` are failures."""
+    """Whether, for some N, at least half of the last N answers and at least ``least_failures`` of them are failures."""
     failures = 0
     for count, has_failed in enumerate(reversed(list(answers)), start=1):
         failures += has_failed
@@ -139,11 +143,11 @@ class Outliers:
         answers = suspect.failures[observation.measure]
         if suspect.until_s is not None:
             if not observation.is_probe or suspect.probed_until_s is None:
-                return  # the request was sent before the ejection
+                return  # the request was sent before the ejection, or because too many replicas are ejected
             suspect.probed_until_s = None
             if not observation.has_failed:
                 suspect.until_s = None
-                answers.clear()
+                answers.clear()  # of this measure only: the probe did not test the other one
         answers.append(observation.has_failed)
         least = self._config.failures
         if observation.has_failed and any(_is_failing(each, least) for each in suspect.failures.values()):
@@ -152,7 +156,7 @@ class Outliers:
             del self._suspects[observation.replica_id]
 
     def suspects(self) -> frozenset[str]:
-        """Replicas that have failed lately. Callers report all their answers, and of other replicas only failures."""
+        """Replicas that have failed lately. Callers report all answers of a suspect, and only failures of others."""
         return frozenset(self._suspects)
 
     def ejected(self, now_s: float) -> frozenset[str]:

@@ -9,7 +9,7 @@ class FairShares:
     """Virtual time of a queue, and the virtual start of each key's next request."""
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self._now = 0.0  # virtual time
         self._next: dict[str | None, float] = {}  # end of each key's last request, in virtual time
 
     def start(self, key: str | None) -> float:

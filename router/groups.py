@@ -21,8 +21,8 @@ def choose_group(loads: Mapping[str, GroupLoad], replicas: Mapping[str, int], rn
     """The group with the least load per decode replica.
 
     The load is the number of requests and of prompt tokens, each divided by its mean, so that both weigh the same.
-    ``loads``: at least one group. ``replicas``: number of decode replicas by group; 0 counts as 1. They stand for
-    prefill too, since prefill replicas are in proportion to them. ``rng``: breaks ties.
+    ``loads``: at least one group. ``replicas``: number of decode replicas by group; 0 counts as 1. Prompt tokens are
+    divided by it too, since prefill replicas are in proportion to decode replicas. ``rng``: breaks ties.
     """
     replicas = {name: max(1, replicas[name]) for name in loads}
     total = sum(replicas.values())

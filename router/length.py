@@ -29,10 +29,11 @@ class PathReason(StrEnum):
     LONG = "long"  # the effective length is above the bound
     DECODE_BUSY = "decode_busy"  # the effective length is above the bound only because decode is busy
     # LOCAL without the rule, or after the rule chose REMOTE.
-    NOT_TRANSFERABLE = "not_transferable"  # the KV of such a request cannot be handed over
+    NOT_TRANSFERABLE = "not_transferable"  # KV of such a request cannot be handed over, e.g. with several answers
     AGGREGATED = "aggregated"  # the group has no prefill pool
     PREFILL_FAILED = "prefill_failed"  # no prefill replica computed the prompt
-    KV_LATE = "kv_late"  # prefill may have freed the KV: its lease may have ended before decode could extend it
+    # Prefill may have freed the KV. The lease, for which prefill keeps it, may have ended before decode extended it.
+    KV_LATE = "kv_late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,8 @@ def prefill_path(
     Args:
         input_tokens: length of the prompt.
         cached_tokens: prompt tokens in this decode replica's prefix cache; 0 when unknown.
-        prefill_backlog_tokens: prompt tokens that wait or run on the prefill pool; ``None``: not observed.
+        prefill_backlog_tokens: prompt tokens that wait or run on the prefill replica with the shortest queue;
+            ``None``: not observed.
         decode: load of this decode replica.
         config: settings of the rule.
     """
@@ -129,6 +131,7 @@ def _cap_tokens(decode: DecodeLoad, config: LengthConfig) -> float:
     """The highest bound that a backlog on prefill can cause.
 
     A local prefill stalls the streams on the replica. The longer the answers are, the less a stall counts per token.
+    Until a first answer has ended, a backlog does not raise the bound.
     """
     by_answers = config.local_tokens_per_output_token * (decode.output_tokens_mean or 0.0)
     return max(float(config.local_max_tokens), min(float(config.local_cap_tokens), by_answers))

@@ -38,17 +38,17 @@ class PoolRouter:
     """Counts its own tokens in flight to each replica, and orders the replicas that it may route to.
 
     It does not see what other routers send, so it asks the best few replicas for their queue: ``ask`` names them, and
-    ``informed`` takes their answers. Tokens here are the unit of ``Routing.work_tokens``; where all requests weigh 1,
-    the answers are numbers of requests.
+    ``informed`` takes their answers. Tokens here are the unit of ``Routing.work_tokens``. If each request weighs 1
+    there, the answers are numbers of requests.
     """
 
     def __init__(self, policy: str, asked_replicas: int, rng: random.Random) -> None:
         self._order = POLICIES[policy]
         self._asked_replicas = asked_replicas
         self._rng = rng
-        self._turn = 0
-        # Tokens by replica and request: a list, since a request may be sent to a replica again before its first end
-        # there.
+        self._turn = 0  # number of orders so far
+        # Tokens of each attempt in flight, by replica and request: a list, since a request may be sent to a replica
+        # again before its first attempt there has ended.
         self._in_flight: dict[tuple[str, str], list[int]] = {}
         self._tokens: Counter[str] = Counter()  # tokens in flight by replica
         self._names: Collection[str] = ()

@@ -18,7 +18,7 @@ from router import ray_kv
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "serve"
-# Time between two looks of an actor whether the announced one still exists, seconds.
+# Time between two checks, seconds, by which each actor learns whether the announced actor still exists.
 _ANNOUNCE_S = 5.0
 # Time until a client looks again for an actor that does not exist or does not answer, seconds.
 _RETRY_S = 1.0
@@ -56,7 +56,7 @@ def is_another(found: Any, handle: Any) -> bool:
 async def follow(key: bytes, ask: Callable[[Any, int], Awaitable[int]], lose: Callable[[], None]) -> None:
     """Follow the actor that is announced under a key, until this process leaves Ray.
 
-    ``ask`` gets the handle and the version of the last answer, or -1. It returns the version of the next answer.
+    ``ask`` gets the handle and the version of the last answer (-1: none). It returns the version of the next answer.
     ``lose`` is called when the actor does not answer.
     """
     handle: Any = None

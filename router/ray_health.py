@@ -42,10 +42,10 @@ class HealthFeed:
         self._granted: set[str] = set()  # replicas that this caller may test, and has not tested yet
         self._grants: dict[str, asyncio.Task[None]] = {}  # by replica: calls that ask the board for a probe
         self._unsent: list[Observation] = []
-        # Replicas with a failure in _unsent. Soon after the board has it, they are in _suspects.
+        # Replicas with a failure in _unsent. Soon after the board has got the failure, they are in _suspects.
         self._new_failures: set[str] = set()
         self._has_unsent = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # kept, since the loop itself has only weak references
 
     def start(self) -> None:
         """Begin to follow the board and to report, on the running event loop, until the process leaves Ray."""
@@ -61,7 +61,7 @@ class HealthFeed:
 
     def _take_granted(self) -> str | None:
         """A replica whose probe the board has granted, for one request; ``None``: there is none."""
-        self._granted &= self._ejected
+        self._granted &= self._ejected  # a replica that has returned needs no probe
         return self._granted.pop() if self._granted else None
 
     async def _request_probe(self) -> str | None:
@@ -120,6 +120,7 @@ class HealthFeed:
         self._board, self._ejected, self._suspects, self._due = None, frozenset(), frozenset(), set()
 
     async def _report(self) -> None:
+        """Send all unsent observations to the board in one call, again and again."""
         while ray.is_initialized():
             await self._has_unsent.wait()
             self._has_unsent.clear()
@@ -138,9 +139,9 @@ class CallHealth:
 
     def __init__(self, feed: HealthFeed, routing: Routing) -> None:
         self._feed = feed
-        self._choice = routing.choice
+        self._choice = routing.choice  # the router writes into it which replica has the call
         self._probe = routing.probe  # the ejected replica that the call tests; ``None`` once its result is reported
-        self._reported: set[str] = set()  # replicas that could not be reached
+        self._reported: set[str] = set()  # replicas that were reported because they could not be reached
 
     def report_unreached(self) -> None:
         """Report the replicas that could not be reached, each once, as failed."""

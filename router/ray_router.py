@@ -24,7 +24,7 @@ QUEUED_TOKENS = "queued_tokens"
 # Longest time, seconds, for which a request waits for a replica that it does not exclude. Then it may go to an excluded
 # one.
 _EXCLUDED_S = 5.0
-# Longest wait for the report of a replica's queue, seconds: that of RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S.
+# Longest wait for the report of a replica's queue, seconds: the default of RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S.
 _ANSWER_S = 0.1
 # Time, seconds, for which a replica is tried last after it could not be reached.
 _UNREACHED_S = 5.0
@@ -83,7 +83,7 @@ class TandemRouter(RequestRouter):
         Serve tries the lists in turn and has its own order within a list. So each list has one candidate.
         """
         if pending_request is not None:
-            # Without it, Serve calls again at once after an empty answer, in a loop that blocks the process.
+            # Without backoff, Serve calls again at once after an empty answer, in a loop that blocks the process.
             pending_request.routing_context.should_backoff = True
         self._refresh(candidate_replicas)
         routing = _routing(pending_request)
@@ -131,7 +131,7 @@ class TandemRouter(RequestRouter):
             async with asyncio.timeout(_ANSWER_S):
                 if not self._asks_tokens:
                     return int(await replica.get_queue_len(deadline_s=_ANSWER_S))
-                # A call like that in get_queue_len. Serve has no public way to ask a replica for something else.
+                # The same kind of call as in get_queue_len. Serve has no public way to ask a replica for other values.
                 return int((await replica._actor_handle.record_routing_stats.remote())[QUEUED_TOKENS])
         except Exception as error:  # the replica may be dying, which Serve notices by itself
             logger.debug("%s did not report its queue: %s", replica_id, error)
@@ -153,10 +153,11 @@ class TandemRouter(RequestRouter):
     ) -> RunningReplica:
         """Serve's private method that chooses a replica for a request; Serve then sends the request there.
 
-        Serve's own method would try for ever if no replica can be reached.
+        Serve's own method would try for ever if no replica can be reached. ``is_retry``: the replica that was chosen
+        before has not taken the request.
 
         Raises:
-            RayServeException: a replica could not be reached for this request twice, since the router has no other one.
+            RayServeException: for the second time the same replica could not be reached for this request.
         """
         if is_retry:
             self._withdraw(_routing(pending_request).choice)
@@ -165,7 +166,12 @@ class TandemRouter(RequestRouter):
         return replica
 
     def _withdraw(self, choice: Choice) -> None:
-        """Clear a choice, since the chosen replica has not taken the request: it is full, or could not be reached."""
+        """Clear a choice, since the chosen replica has not taken the request: it is full, or could not be reached.
+
+        Raises:
+            RayServeException: for the second time the same replica could not be reached. The router has no other one,
+                since it tries such a replica last.
+        """
         name = choice.replica_id
         if name is None:
             return
@@ -194,8 +200,8 @@ class TandemRouter(RequestRouter):
     def record_choice(self, pending_request: PendingRequest, replica_id: str) -> None:
         """Count the request's tokens for the replica that gets it, and tell the caller which one it is.
 
-        ``on_request_routed`` would be too late: Serve calls it once a replica has accepted, which one that hangs never
-        does.
+        ``on_request_routed`` would be too late: Serve calls it once a replica has accepted, and a replica that hangs
+        never accepts.
         """
         routing = _routing(pending_request)
         routing.choice.replica_id = replica_id

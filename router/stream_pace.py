@@ -4,13 +4,14 @@
 class StreamPace:
     """The pace of one stream from its first token on; an answer in one piece has no pace.
 
-    Time in which the caller does not wait for the replica does not count, for example while its client reads. If that
-    is most of the time, the pace of the replica cannot be seen.
+    Only time in which the caller waits for the replica counts, and not, for example, time in which its client reads. If
+    the caller waits for less than half of the time, most frames have come before the caller takes them. Such frames do
+    not show the pace.
     """
 
-    # Least tokens of a stream that has ended; with fewer it is not judged.
+    # Least tokens of a stream that has ended; with fewer it is not judged, since they show little.
     _LEAST_TOKENS = 8
-    # Tokens at which a stream that goes on is judged.
+    # Tokens at which a stream is judged before its end, which may come much later.
     _ENOUGH_TOKENS = 64
     # Least share of the time since the first token in which the caller waited for the replica; below it the stream is
     # not judged.
@@ -23,7 +24,11 @@ class StreamPace:
         self._is_judged = False
 
     def frame(self, tokens: int, waited_s: float, now_s: float) -> float | None:
-        """Count a frame and the wait for it. Returns the pace once, when enough tokens have come; else ``None``."""
+        """Count a frame, which is one piece of the stream, and the wait for it, seconds.
+
+        The frame with the first token does not count, since the wait for it is prefill. Returns the pace once, when
+        enough tokens have come; else ``None``.
+        """
         if self._first_s is None:
             if tokens:
                 self._first_s = now_s

@@ -29,7 +29,7 @@ __all__ = ["App", "ConfigError", "DeployError", "NodeSpec", "Status", "connect",
 
 # Seconds between two checks whether an application is ready.
 _POLL_S = 0.5
-# Longest wait for the endpoint's health, seconds; it asks every decode pool for up to 5 s.
+# Longest wait for the answer of the health path, seconds; the endpoint first asks every decode pool, for up to 5 s.
 _HEALTH_TIMEOUT_S = 10.0
 
 # Called with every new status while an application starts.
@@ -79,6 +79,7 @@ def deploy(
         engines_check = thread.submit(check_engines, config)
         cluster: LocalCluster | None = None
         if address is None:
+            # Time for which a replaced HAProxy still serves its streams; driver_environment does not know the timeout.
             variables = {**hard_stop(config.ingress.request_timeout_s), **(environment or {})}
             cluster = LocalCluster(nodes or [NodeSpec(cpus=replica_cpus(config))], environment=variables)
             address = cluster.address
@@ -112,7 +113,8 @@ class App:
     ) -> None:
         """Connect, submit, and wait until the application answers; called once, by ``deploy``.
 
-        ``before_submit``: a last check. After any error the process is disconnected, and a local cluster has ended.
+        ``before_submit``: a last check; its errors are raised. After any error the process is disconnected, and a local
+        cluster has ended.
 
         Raises:
             ConfigError: the configuration does not fit the cluster.
@@ -208,7 +210,11 @@ class App:
 
     @property
     def metrics_url(self) -> str:
-        """URL of the metrics page: on the API's port if it is there, else on any node with an ingress replica."""
+        """URL of the metrics page.
+
+        It is on the API's port if ``metrics_on_public_port`` is set. Otherwise any node with an ingress replica has the
+        page, at ``metrics_host``, or at loopback if that means every address.
+        """
         ingress = self.config.ingress
         if ingress.metrics_on_public_port:
             return f"{self.url}/metrics"
@@ -290,6 +296,7 @@ def _read(source: Path | str | Mapping[str, Any], metrics_port: int | None) -> t
     document, config = read_application(source)
     if metrics_port is None or "metrics_port" in config.ingress.model_fields_set:
         return document, config
+    # Set in the document and read again: Serve builds the application from the document, not from ``config``.
     args = document["applications"][0]["args"]
     args["ingress"] = {**(args.get("ingress") or {}), "metrics_port": metrics_port}
     return read_application(document)

@@ -10,13 +10,19 @@ tested alone. ``status`` has the messages between processes.
 
 Terms:
     pool: replicas of one role in one group; KV moves only inside a group.
+    lowest count: ``lowest_replicas`` of a pool; 0 lets its group sleep.
+    room: free GPUs and CPUs of nodes, and GPUs that budgets leave. The class ``Room`` is about counts: the bounds of
+        both roles, and their GPU budget.
+    scarce: a node is scarcer if GPUs of several types are below its switch, since few switches have several. Replicas
+        take the least scarce nodes (``SubgroupPriority`` in ``kvtransfer.topology``).
     leader, follower: a replica of the ratio's larger role (decode if both are equal), and one of the other role.
     unit: one leader, and the followers that the ratio requires with it.
     guard, gate: the guard limits the wanted counts; the gate chooses which ready replicas serve.
     admitted: gets requests. warm: runs as a reserve without requests. held: runs without requests, since it is warm or
-        the gate has not admitted it.
+        the gate has not admitted it. (``held_replicas`` of a pool is another count: its replicas on nodes.)
     withdrawn: gets no more requests, but may return. victim: must stop.
     pending: wanted, but no group has room for it.
+    hold: a tick ignores the policy's wish.
     overdue: a pool with replicas that have waited for a node for more than ``no_node_s``. stuck: such a replica, if the
         pool's lowest count requires it.
     claim: a demand of a more important service for the room of a less important one.

@@ -40,7 +40,10 @@ Departure = tuple[PoolStats, tuple[str, ...]]
 
 
 class Shortage:
-    """The replicas that lack room in the claimant's plan, and trials of whether they would find room."""
+    """The replicas that lack room in the claimant's plan, and trials of whether they would find room.
+
+    ``slots`` and ``budget_gpus``: the free room, and the GPUs that budgets leave, after the plan has taken its part.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Shortage:
         self._wanted = {role: count + desired[role] for role, count in plan.pending.items()}
         self._slots, self._budget = slots, budget_gpus
         self._quota = quota_left(config, snapshot.pools, plan.state)
-        self.types = {kind for pool in self._pools for kind in pool.gpus_by_type()}
+        self.types = {kind for pool in self._pools for kind in pool.gpus_by_type()}  # GPU types of the claimant
         self._candidates = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in self._pools)
 
     def may_use(self, nodes: Iterable[str]) -> bool:
@@ -94,7 +97,11 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
-    """A unit that a group would give: its replicas that leave, by id, and the counts of its pools after that."""
+    """A unit that a group would give.
+
+    ``counts``: counts of the group's pools once this unit and those before it have left. ``departures``: the unit's
+    replicas that have room, by id.
+    """
 
     service: str
     group: str
@@ -117,10 +124,10 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
     if not leaving and not any(_offered(shortage, givers, claims)):
         return False
     pending = shortage.pending(leaving)
-    if pending < shortage.pending(()):
+    if pending < shortage.pending(()):  # room of leaving replicas helps the claimant
         _keep_yielding(givers, claims)
     units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if pending else []
-    # With all units: what these do not help, fewer of them do not help either.
+    # If all units together do not help the claimant, fewer units do not help it either.
     fewest_pending = shortage.pending([*leaving, *_departures(units)]) if units else pending
     if fewest_pending == pending:
         return True
@@ -129,6 +136,7 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
         """Whether these units help the claimant as much as all units."""
         return shortage.pending([*leaving, *_departures(some)]) == fewest_pending
 
+    # The shortest beginning of the list that is enough, and then without units that did not help.
     first_units = next(units[:number] for number in range(1, len(units) + 1) if is_enough(units[:number]))
     for unit in _needed(first_units, is_enough):
         claimed = claims.setdefault(unit.service, Claimed())
@@ -211,7 +219,8 @@ def _units_of_group(
 ) -> Iterator[_Unit]:
     """One unit after the other: a leader, with the followers that only it needs.
 
-    ``names``: replicas of each pool in the order in which they leave.
+    ``counts``: the present count of each pool. ``names``: replicas of each pool in the order in which they leave; a
+    unit takes its replicas out of these lists.
     """
     leader, follower = pair
     while counts[leader.key] > leader.limits.lowest_replicas:
@@ -231,8 +240,8 @@ def _units_of_group(
 def _in_leaving_order(pool: PoolStats, count: int, leaving: set[str], shortage: Shortage) -> list[str | None]:
     """``count`` replicas of a pool in the order in which they leave; ``None``: a replica that has no room yet.
 
-    Replicas that do not run yet leave first, as in Serve. Then those on nodes that the claimant may use, and of these
-    the youngest first.
+    Replicas that do not run yet leave first, as in Serve. Then running replicas on nodes that the claimant may use
+    leave, and then the other running ones; each time the youngest leaves first.
     """
     running = [replica.replica_id for replica in reversed(pool.replicas) if replica.replica_id not in leaving]
     running.sort(key=lambda name: not shortage.may_use(pool.on.get(name, ())))
@@ -240,6 +249,6 @@ def _in_leaving_order(pool: PoolStats, count: int, leaving: set[str], shortage: 
     starting = [name for name in pool.on if name not in running_or_leaving]
     with_room = [*starting, *running]
     without_room = max(0, count - len(with_room))
-    # More replicas than ``count``: the first ones leave in any case.
+    # If there are more replicas than ``count``, the first ones leave without a claim.
     surplus = max(0, len(with_room) - count)
     return [*[None] * without_room, *with_room[surplus:]]

@@ -137,7 +137,8 @@ def _warm_replicas(
 ) -> dict[str, int]:
     """Warm replicas that each service may have: those of its own configuration, and its share of the shared ones.
 
-    None for a service that sleeps, or that uses a lacking GPU type.
+    A service that sleeps, or that uses a GPU type in ``lacking``, gets 0. ``order``: services in the order of
+    placement. ``shared_replicas``: warm replicas that the services share.
     """
     eligible = [
         name

@@ -46,7 +46,10 @@ def is_news(plan: Plan, last: Plan | None) -> bool:
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    """The parts of a plan that are news, without texts that change in each tick: a cooldown's time, a hold's ages."""
+    """The parts of a plan that are news.
+
+    Texts that change in each tick are left out: the time left of a cooldown, the age of a report.
+    """
     notes = tuple(note for note in plan.held_back if note.kind is not NoteKind.COOLDOWN)
     is_held = plan.decision.wanted is None
     return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, is_held, plan.pending, plan.passed_over
@@ -56,7 +59,8 @@ def _decided(plan: Plan) -> tuple[object, ...]:
 class Difference:
     """A plan of the log that differs from the controller's present plan for the same snapshot.
 
-    ``fields``: for each field that differs, the logged value and the present one.
+    ``line``: its number in the log, from 1. ``fields``: for each field that differs, the logged value and the present
+    one.
     """
 
     line: int

@@ -40,7 +40,8 @@ class Draft:
         wanted: replicas of each role that should serve from now on.
         final_counts: as ``wanted``, with the replicas that start only when leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
-        counts: replicas of each pool for Serve.
+        placed: the placement of ``wanted``; the state's counts, if no count or place changes.
+        counts: replicas of each pool for Serve, with warm and withdrawn ones.
         admitted: replicas that get requests.
         held: running replicas that get no requests: they wait for the other role, or are warm.
     """

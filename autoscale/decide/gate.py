@@ -34,6 +34,7 @@ def leave(draft: Draft) -> None:
             _come_back(pool, -surplus, withdrawn)
         elif surplus > 0 and may_leave:
             _send_away(draft, pool, surplus, withdrawn, victims)
+    # After the loop, since a replica that has come back must not stop.
     has_ended = _end_observation(draft, withdrawn, victims)
     draft.state = replace(
         state,
@@ -56,7 +57,8 @@ def _come_back(pool: PoolStats, count: int, withdrawn: dict[str, float]) -> None
 def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, float], victims: set[str]) -> None:
     """Take ``count`` replicas out of service: withdraw those that serve, and stop the others at once.
 
-    All stop at once in an exchange (one role gives its GPUs to the other), and when the service falls asleep.
+    Users cannot miss a replica that does not serve, so it needs no observation. All stop at once in an exchange (one
+    role gives its GPUs to the other), and when the service falls asleep.
     """
     admitted, leave_at_once = frozenset(draft.state.admitted), draft.is_exchange or draft.falls_asleep
     serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
@@ -89,6 +91,7 @@ def admit(draft: Draft) -> None:
         ready_in_group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
         staying = [replica for replica in pool.replicas if replica.replica_id not in away]
         desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
+        # Surplus replicas that may not leave yet still run.
         running = max(desired + warm, len(staying)) + count_among(pool, state.withdrawn)
         draft.counts[pool.key] = desired if config.is_observing else running
         # The replicas that would leave first are the warm ones.
@@ -111,9 +114,9 @@ def admissible(
     """The replicas of one group that may serve; ``ready``: its ready replicas by role, the oldest first.
 
     Replicas that were admitted ``before`` stay. Others enter, the oldest first, while the group is at most
-    ``band_replicas`` followers (replicas of the ratio's smaller role) off the ratio; one of each role enters in any
-    case. Source: HeteroScale section 3.4: service discovery of the larger role is suspended until the other has caught
-    up.
+    ``band_replicas`` followers (replicas of the ratio's smaller role) off the ratio; one of each role enters even
+    beyond that. Source: HeteroScale section 3.4: service discovery of the larger role is suspended until the other has
+    caught up.
     """
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
     if not any(new.values()):
@@ -133,7 +136,7 @@ def _largest_counts(
 ) -> dict[Role, int]:
     """The largest counts from ``least`` to ``most`` that are at most ``band_replicas`` off the ratio.
 
-    If there are none, the counts that are nearest to that.
+    If all counts are further off, the counts that are nearest to the ratio.
     """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     for leaders in range(most[leader], least[leader] - 1, -1):
@@ -161,7 +164,7 @@ def choose_victims(
         replicas: replicas of one pool, the oldest first.
         admitted: replicas that get requests.
         number: number of replicas that leave.
-        scarcity: scarcity of the nodes of each replica.
+        scarcity: scarcity of the nodes of each replica, by replica id; a higher number is scarcer.
         claimed: replicas whose room a more important service needs.
     """
     if number <= 0:
@@ -183,7 +186,7 @@ def choose_victims(
 
 
 def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
-    """Scarcity of the scarcest node of each replica; empty without ``slots``."""
+    """Scarcity of the scarcest node of each replica, by replica id; empty without ``slots``."""
     if slots is None:
         return {}
     topology = slots.topology

@@ -14,7 +14,7 @@ from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role, SubgroupPriority
 
 # A group may have this many followers more or fewer than the ratio gives to its leaders. It is the default of
-# ``gate.band_replicas``: beyond its own band the gate would not let all replicas of the group serve.
+# ``gate.band_replicas``: if a group is further off the ratio, the gate does not let all of its replicas serve.
 _BAND_REPLICAS = 1.0
 # Added before a count is rounded down, so that 2.9999999999 counts as 3.
 _EPSILON = 1e-9

@@ -44,15 +44,16 @@ def guard(draft: Draft) -> None:
 
 
 def exchange(draft: Draft) -> None:
-    """A stage: while a latency misses its objective no replica leaves, unless one role must give GPUs to the other.
+    """A stage: while a latency misses its objective no replica leaves, except in an exchange.
 
-    The latter is an exchange. Replicas are still added, as far as the budget allows.
+    In an exchange one role gives GPUs to the other. Replicas are still added, as far as the budget allows.
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
     if draft.may_leave or draft.is_exchange:
         return
     current, census = draft.current, draft.census
     staying = {role: census.running[role] - census.withdrawn[role] for role in Role}
+    # Running replicas stay. A wanted replica that does not run yet may be given up.
     counts = {role: max(draft.final_counts[role], min(current[role], staying[role])) for role in Role}
     if counts != draft.wanted:
         draft.wanted = _inside_budget(draft, counts)
@@ -122,6 +123,7 @@ class Guard:
         if wanted is None:
             return self._unchanged()
         is_at_ratio, leader_count = self._is_at_ratio(), self.current[self.ratio.leader]
+        # Hysteresis: a wish between these two counts of leaders changes their number only if it is a step.
         smallest_scale_in = leader_count * (1 - self.config.hysteresis_in_frac)
         smallest_scale_out = leader_count * (1 + self.config.hysteresis_out_frac)
         is_small = not decision.is_step and smallest_scale_in <= wanted <= smallest_scale_out
@@ -168,17 +170,18 @@ class Guard:
             notes.append(Note(NoteKind.BOUNDS, f"bounds, budget or room: {before} became {pd_text(counts)}"))
         final_counts = self._within_largest_change(counts)
         if final_counts != counts:
-            if is_at_ratio:
+            if is_at_ratio:  # each role was limited alone: both follow the leaders again
                 limited_leaders = final_counts[self.ratio.leader]
                 final_counts = self._counts_at_ratio(limited_leaders, self.room) or dict(self.current)
             notes.append(Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}"))
+        # ``_objection`` has already checked the cooldown of a scale-in.
         if not is_scale_in and (cooldown := self._cooldown_out(decision, final_counts)):
             return self._unchanged(cooldown)
         verdict = self._after_leaving(final_counts)
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
     def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
-        """Of the counts that one tick may reach, those nearest to ``counts``."""
+        """The counts nearest to ``counts`` that one tick may reach, each role limited alone."""
         limited = dict[Role, int]()
         for role, count in counts.items():
             lowest = self.current[role] - self.config.step_in_replicas
@@ -189,7 +192,7 @@ class Guard:
         return limited
 
     def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
-        """The counts for this tick, on the way to ``counts``: leaving replicas still hold their GPUs in it.
+        """The counts for this tick, on the way to ``counts``: in this tick leaving replicas still hold their GPUs.
 
         If the budget cannot hold leaving and added replicas together, no replica is added in this tick.
         """
@@ -207,8 +210,8 @@ class Guard:
     def _is_at_ratio(self) -> bool:
         """Whether the current counts are as near to the ratio as rounding and the room allow."""
         current = self.current
-        # Rounding leaves the counts less than one replica off the ratio: at most 1 - _EPSILON with the tolerance that
-        # is added here. A narrower band_replicas is the limit instead.
+        # Rounding leaves the counts less than one replica off the ratio. So the largest deviation is just below 1, with
+        # the tolerance included, or band_replicas if that is smaller.
         most_deviation = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON
         deviation = self.ratio.deviation(current[Role.PREFILL], current[Role.DECODE])
         if self.room.holds(current) and deviation <= most_deviation:
@@ -226,7 +229,7 @@ class Guard:
 
     def _cooldown_out(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
         """The cooldown against a scale-out or a return to the ratio, if it still runs."""
-        # A return to the ratio may remove replicas too. Replicas outside bounds and budget are removed in any case.
+        # A return to the ratio may remove replicas too. Replicas outside bounds and budget must not wait longer.
         is_removal = any(counts[role] < self.current[role] for role in Role) and self.room.holds(self.current)
         factor = self._cooldown_factor(decision.leaders(self.ratio)) if is_removal else 1.0
         return self._cooldown(decision, self.config.cooldown_out_s * factor)
@@ -263,7 +266,7 @@ class Guard:
         return whole(decision.wanted[follower]) > self.current[follower] * (1 + self.config.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:
-        """The part of the way to this number of leaders that one plan takes."""
+        """The number of leaders after one plan, which goes only a part of the way to ``leaders``."""
         leader_count, config = self.current[self.ratio.leader], self.config
         if leaders >= leader_count:
             return leader_count + config.damping_out_frac * (leaders - leader_count)

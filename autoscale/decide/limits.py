@@ -24,7 +24,10 @@ def bounded(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> list[PoolSta
 
 
 def limited(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> list[PoolStats]:
-    """The pools with all limits applied: configured bounds, and caps of pools that lack room or must yield theirs."""
+    """The pools with all limits applied: configured bounds, and caps of pools that lack room or must yield theirs.
+
+    ``state`` must be reconciled: without caps that have ended.
+    """
     result = []
     for pool in bounded(config, pools):
         lowest, highest = pool.limits.lowest_replicas, pool.limits.highest_replicas
@@ -74,7 +77,7 @@ def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dic
 
 
 def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: ControllerState) -> dict[str, float]:
-    """GPUs by type that the service may still add; a type without a quota is left out."""
+    """GPUs by type that the service may still add; a type without a quota is left out. Negative: it has too many."""
     if not config.quota_gpus:
         return {}
     gpus = held_gpus(pools, state.desired_and_warm)

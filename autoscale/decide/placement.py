@@ -22,9 +22,10 @@ class Placed:
     """The placement of a service's replicas.
 
     Attributes:
-        counts: serving replicas of each pool.
+        counts: serving replicas of each pool, with stuck ones. ``place`` counts warm replicas here too; ``placing``
+            moves them to ``warm``.
         warm: running replicas of each pool beyond the serving ones, which get no requests yet.
-        pending: replicas of each role that no group has room for.
+        pending: replicas of each role that no group has room for; stuck ones do not count as placed.
         passed_over: groups without room for a new replica, by name, each with the reason.
         nodes: nodes that new replicas of a growing pool may be on: no scarcer ones than those that had room. Empty: all
             nodes that its demand allows and that are not cordoned.
@@ -60,8 +61,8 @@ def place(
     5. All replicas of a role count alike, whatever their variant.
 
     Args:
-        counts: replicas of each role.
-        current: present replicas of each pool.
+        counts: wanted replicas of each role, serving and warm ones alike.
+        current: replicas of each pool before this placement.
         pools: all pools of the service: two of each group, or one at the ratio 0:1.
         ratio: P/D ratio that each group keeps.
         slots: free room of nodes, from which placed replicas are taken; ``None``: room is unlimited.
@@ -78,9 +79,10 @@ def place(
     groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
     supply = Supply(groups, slots, limits)
     spread = Spread(groups, ratio, supply)
-    spread.reserve(overdue)
+    spread.reserve(overdue)  # first, so that no new replica gets the room of a replica that is starting
     followers = spread.fit_leaders(counts, spare_followers)
     spread.fit_followers({**counts, ratio.follower: followers})
+    # Only now is it known which groups lack followers.
     spread.rescue({**counts, ratio.follower: followers})
     spread.drop_useless_prefill()
     placed = {group.pools[role].key: group.placed(role) for group in groups for role in Role}

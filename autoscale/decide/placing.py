@@ -66,7 +66,8 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRati
     )
     if counts_with_warm == counts and not state.warm:
         return placed
-    # Serving replicas are placed again, with the placed replicas of each pool as its highest count.
+    # Serving replicas are placed again, with the placed replicas of each pool as its highest count. They need no slots,
+    # since all placed replicas have taken their room above.
     most = placed.counts
     inside = [pool.bounded(min(pool.limits.lowest_replicas, most[pool.key]), most[pool.key]) for pool in draft.pools]
     serving = placement.place(counts, state.desired, inside, ratio, spare_followers=spare_followers).counts
@@ -115,7 +116,10 @@ def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
 
 
 def _remember_change(draft: Draft) -> None:
-    """Write the new counts into the state, with the time of the change and the counts before a removal."""
+    """Write the new counts into the state, with the time of the change and the counts before a removal.
+
+    If replicas are still withdrawn from an earlier removal, the counts before that one stay.
+    """
     desired, state = draft.placed.counts, draft.state
     if desired == state.desired:
         return

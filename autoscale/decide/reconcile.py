@@ -14,8 +14,8 @@ from kvtransfer.topology import Role
 # Longest gap between two ticks over which timers go on, as a multiple of ``interval_s``. A smaller number would restart
 # timers after a slow tick. A larger one would count time that no tick has observed.
 _STALL_INTERVALS = 10
-# Most points of the backlog: they are part of the state in each line of the decision log. At the default interval of
-# 5 s the default window of 20 s has 5 points.
+# Most points of the backlog (prompt tokens that waited for prefill): they are part of the state in each line of the
+# decision log. At the default interval of 5 s the default window of 20 s has 5 points.
 _BACKLOG_POINTS = 64
 # Time for which a claim of a more important service holds after the tick that made it, seconds
 # (docs/decisions/placement.md 163).
@@ -69,6 +69,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
+        # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),
@@ -112,7 +113,8 @@ def _below_target(
 ) -> TimedCounts:
     """Pools whose count is below Serve's target: when the count last rose or was first too low, and the count.
 
-    ``last_timers``: the result of the last tick. ``count_of``: gives the count of a pool; ``None``: not observed.
+    ``last_timers``: the result of the last tick. ``count_of``: gives the count of a pool, which is either its running
+    replicas or its replicas on nodes; ``None``: not observed.
     """
     now_s = snapshot.now_s
     timers: dict[PoolKey, tuple[float, int]] = {}

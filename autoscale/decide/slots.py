@@ -125,7 +125,11 @@ class Slots:
         return None
 
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
-        """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires."""
+        """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires.
+
+        A replica on one node needs nodes of one scarcity alone: less scarce nodes were tried before. A replica on
+        several nodes may use less scarce nodes too.
+        """
         # The least scarce nodes come first: those that offer what many others offer too.
         up_to_here: NodeSet = 0  # nodes of this scarcity and of all lower ones
         for subgroup in self.topology.subgroups.values():
@@ -205,6 +209,7 @@ class Slots:
         return taken
 
     def _set(self, index: int, gpus: float, cpus: float) -> None:
+        """Set the free GPUs and CPUs of a node, and its place in ``_by_gpus``."""
         bit = 1 << index
         self._by_gpus[_rounded(self._gpus[index])] &= ~bit
         self._gpus[index], self._cpus[index] = gpus, cpus

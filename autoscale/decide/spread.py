@@ -36,7 +36,8 @@ class Spread:
                     group.close(role)
                     continue
                 for _ in range(missing):
-                    self._supply.take_room([(pool, 1)])  # room on nodes alone: budgets count it already
+                    # Budgets count the replica already. If no node has room for it, it goes on waiting.
+                    self._supply.take_room([(pool, 1)])
 
     def fit_leaders(self, counts: Mapping[Role, int], spare_followers: int) -> int:
         """Add or remove leaders, and add followers that new leaders need; returns the wanted number of followers.
@@ -47,7 +48,7 @@ class Spread:
         followers = self._least_followers(counts, most)
         missing = counts[self._leader] - sum(group.leaders for group in self._groups)
         for _ in range(missing):
-            # The fewest followers with which some group takes a leader.
+            # The fewest followers with which some group takes a leader: ``_grow`` adds it when it returns True.
             enough = next((number for number in range(followers, most + 1) if self._grow(number)), None)
             if enough is None:
                 break
@@ -57,7 +58,8 @@ class Spread:
             if not giving:
                 break
             max(giving, key=Group.rank_to_shrink).counts[self._leader] -= 1
-        for _ in range(counts[self._leader]):  # no leader needs to move twice
+        # Move leaders until the groups need no more followers than they get; no leader needs to move twice.
+        for _ in range(counts[self._leader]):
             if sum(group.fewest_to_serve() for group in self._groups) <= followers or not self._relieve():
                 break
         return self._least_followers(counts, most)
@@ -84,7 +86,8 @@ class Spread:
     def _grow_group(self, group: Group, available: int, unassigned: int) -> str | None:
         """Add a leader and its followers to a group; returns why the group takes none, or ``None``.
 
-        ``available``: followers that other groups do not need; ``unassigned``: followers that no group has yet.
+        ``available``: followers that other groups do not need; ``unassigned``: followers that no group has yet,
+        negative if the groups have too many.
         """
         if not group.allows(group.leader, 1):
             return group.why_full(group.leader)
@@ -107,7 +110,8 @@ class Spread:
     def _relieve(self) -> bool:
         """Move a leader so that fewer followers are needed; returns whether one moved.
 
-        It leaves the group that soonest needs one follower less, for a group that needs no more followers for it.
+        The leader leaves the group in which the fewest leaders must leave before one follower less is needed. It goes
+        to a group that needs no further follower for one leader more.
         """
         crowded = [
             group
@@ -175,8 +179,8 @@ class Spread:
     def rescue(self, counts: Mapping[Role, int]) -> None:
         """Move one leader to another group if its own group lacks followers even after ``fit_followers``.
 
-        The other group has followers to spare, or room for the leader and for missing followers. The next leader moves
-        only once the last one runs.
+        The other group has room for the leader, and either followers to spare or room for missing followers. While a
+        leader of a group still starts, no other one moves there.
         """
         missing = max(0, counts[self._follower] - sum(group.followers for group in self._groups))
         for starved in self._groups:
@@ -203,7 +207,10 @@ class Spread:
         return True
 
     def drop_useless_prefill(self) -> None:
-        """Remove prefill from groups without decode; decode without prefill stays, since it computes prompts itself."""
+        """Remove prefill beyond the lowest count from groups without decode.
+
+        Decode without prefill stays, since it computes prompts itself.
+        """
         for group in self._groups:
             if group.counts[Role.DECODE] == 0:
                 lowest = max(0, group.pools[Role.PREFILL].limits.lowest_replicas - group.stuck[Role.PREFILL])

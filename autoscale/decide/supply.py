@@ -18,12 +18,17 @@ Gain = tuple[PoolStats, int]
 
 
 class Supply:
-    """Room on nodes and in budgets, which shrinks as it is taken; ``groups``: groups that placement has not changed."""
+    """Room on nodes and in budgets, which shrinks as it is taken.
+
+    ``groups``: all groups, before placement changes their counts.
+    """
 
     def __init__(self, groups: Sequence[Group], slots: Slots | None, limits: Sequence[Limit]) -> None:
         self._slots, self._limits = slots, limits
+        # By pool: nodes on which room was taken for its new replicas.
         self._chosen: dict[PoolKey, tuple[PoolStats, NodeSet]] = {}
-        # Replicas on nodes beyond a pool's count are withdrawn. They hold their room, so they need none to come back.
+        # Replicas on nodes beyond a pool's count are withdrawn. They still hold their room, so a withdrawn replica that
+        # comes back takes none.
         self._withdrawn = {
             pool.key: max(0, (pool.held_replicas or 0) - group.counts[role])
             for group in groups
@@ -42,6 +47,7 @@ class Supply:
                 return f"a budget leaves {max(0.0, limit[kind]):g} GPUs of type {kind}, and {needed:g} are needed"
         if (lacking := self.take_room(new)) is not None:
             return lacking
+        # From here on the call cannot fail, so budgets are spent only now.
         for pool, count in gains:
             self._withdrawn[pool.key] = max(0, self._withdrawn[pool.key] - count)
         for limit, (kind, needed) in product(self._limits, gpus.items()):

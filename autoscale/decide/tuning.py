@@ -111,6 +111,7 @@ def _room_of(config: AutoscaleConfig, pools: Pools) -> Room:
 
 
 def _check_ratio(config: AutoscaleConfig, room: Room) -> None:
+    """Refuse a room without counts at the ratio; 0 wanted replicas stand for the smallest counts in the room."""
     if _counts_at_ratio(dict.fromkeys(Role, 0.0), config.pd_ratio, config, room) is None:
         within = "" if room.budget_gpus is None else f" within {room.budget_gpus} GPUs"
         raise ValueError(

@@ -1,6 +1,6 @@
 """The policy's wish, and what replaces it before the guard: holds, counts by hand, sleep, missed latency (pure).
 
-A hold: the policy's wish is ignored in this tick, and no count changes.
+A hold: the policy's wish is ignored in this tick. The counts stay, but withdrawn replicas that are missed come back.
 """
 
 import math
@@ -73,12 +73,13 @@ def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 def _latency_now(draft: Draft) -> Latency:
     """The latency, without a TTFT that is longer than the time since the last replica entered.
 
-    Requests with such a TTFT arrived earlier. After an overload they may wait for minutes in the queues of older
-    replicas.
+    Requests with such a TTFT arrived before that replica entered. They say nothing about the present replicas. After an
+    overload they may wait for minutes in the queues of older replicas (docs/decisions/scaling.md 92).
     """
     latency, settled_s = draft.snapshot.latency, draft.state.settled_s
     if settled_s is None or latency.ttft_s is None:
         return latency
+    # ``draft.emit`` and ``bring_back`` set settled_s to one window after a replica enters.
     entered_s = settled_s - draft.config.window_s
     is_from_before = latency.ttft_s > draft.now_s - entered_s
     return replace(latency, ttft_s=None) if is_from_before else latency
@@ -114,6 +115,7 @@ def sleep(draft: Draft) -> None:
     """A stage: a service without requests gets zero replicas, and wakes with the first request that waits."""
     config, decision = draft.config, draft.decision
     draft.falls_asleep = False
+    # A service sleeps only as a whole, so each of its groups must be deployed with a lowest count of 0.
     if (
         config.is_frozen
         or config.override is not None
@@ -146,13 +148,14 @@ def bring_back(draft: Draft) -> None:
         return
     state, missed = draft.state, draft.state.missed
     if state.tried is not None:
+        # ``missed``: the leaders that the policy wanted, and the number of harmful scale-ins in a row.
         scale_ins_before = 0 if missed is None else missed[1]
         missed = (state.tried, scale_ins_before + 1)
     draft.state = replace(
         state,
         desired=_desired_before(draft),
         desired_before={},
-        # They skip the gate: if they left for a change of the ratio, it would hold them.
+        # Replicas that come back skip the gate. It would hold them if they had left for a change of the ratio.
         admitted=(*state.admitted, *state.withdrawn),
         withdrawn={},
         scaled_out_s=draft.now_s,
@@ -165,7 +168,7 @@ def bring_back(draft: Draft) -> None:
 def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
     """The counts before the scale-in.
 
-    If these lack room or are off the ratio: the present counts and the withdrawn replicas.
+    If those counts are outside bounds or budget, or off the ratio: the present counts and the withdrawn replicas.
     """
     state = draft.state
     desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}

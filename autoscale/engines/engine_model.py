@@ -1,8 +1,9 @@
 """One engine as a model: queue, continuous batching, chunked prefill, KV with preemption, prefix cache (pure).
 
-The owner of the clock plans the engine's next steps, lets their time pass, and applies them. The emulator plans single
-steps by the wall clock. The simulator plans many decode-only steps at once: every request in the batch gains a token in
-each of them, so sums over the batch give their time and KV, and no step touches a single request.
+The model has no clock: the emulator or the simulator calls ``plan``, lets the time of the planned steps pass, and calls
+``apply``. The emulator plans one step at a time, by the wall clock. The simulator plans many decode-only steps at once:
+every request in the batch gains a token in each of them. So sums over the batch give the steps' time and KV, without a
+loop over requests.
 
 The phase of a request is its KV length modulo the block's length. A request needs another block in the step that begins
 with full blocks, which is phase 0.
@@ -25,24 +26,26 @@ class EngineModel:
     """An engine with the speed and the KV of one profile."""
 
     def __init__(self, profile: EngineProfile, prefix_block_tokens: int | None = None) -> None:
-        """``prefix_block_tokens``: tokens of each of ``block_hashes``; ``None``: those of the engine's own block."""
+        """``prefix_block_tokens``: tokens in each block of ``block_hashes``; ``None``: as many as in a KV block."""
         self.profile = profile
         self.counters = ModelCounters()
-        self.waiting: deque[ModelRequest] = deque()
-        self.deferred: list[ModelRequest] = []
-        # Running requests in the order of admission. Those that still prefill are in ``_prefilling`` too.
+        self.waiting: deque[ModelRequest] = deque()  # requests to prefill here, the next one first
+        self.deferred: list[ModelRequest] = []  # requests whose KV comes from another engine
+        # Running requests in the order of admission. Requests that still prefill are in ``_prefilling`` too.
         self.running: dict[ModelRequest, None] = {}
         self._prefilling: dict[ModelRequest, None] = {}
-        self.queued_prefill_tokens = 0
-        self._used_tokens = 0
+        self.queued_prefill_tokens = 0  # tokens that waiting and prefilling requests must still compute
+        self._used_tokens = 0  # KV that requests occupy, in whole blocks
         self.prefixes = PrefixCache(prefix_block_tokens or profile.block_tokens)
         self._step = 0  # number of steps with decoding requests so far
         # Requests that decode: their number, the tokens of their KV, and their number by phase at step 0. With each
-        # step all phases grow by one, so the list stays as it is, and the present phase of index i is i + _step.
+        # step all phases grow by one. So the list does not change: requests of index i now have phase i + _step, modulo
+        # the block's length.
         self._decoding = 0
         self._context_tokens = 0
         self._by_phase = [0] * profile.block_tokens
-        # Heap of (last step, number, request); the number orders requests with the same last step.
+        # Heap of (last step, number, request); the number orders requests with the same last step. Entries of preempted
+        # and aborted requests may remain.
         self._ends: list[tuple[int, int, ModelRequest]] = []
         self._last_number = 0
         self._without_token: list[ModelRequest] = []  # requests that decode and have no token yet
@@ -64,7 +67,7 @@ class EngineModel:
             self.queued_prefill_tokens += request.input_tokens
 
     def abort(self, request: ModelRequest) -> None:
-        """Forget a request, wherever it is."""
+        """Remove a request that has not ended, whether it runs, waits or is deferred."""
         if request in self.running:
             self._remove(request)
         elif request in self.waiting:
@@ -87,7 +90,10 @@ class EngineModel:
         return request.produced_tokens + (self._step if request.ends_at_step is not None else 0)
 
     def plan(self, now_s: float, most_steps: int = 1) -> Step | None:
-        """The next work, at most ``most_steps`` steps; ``None``: there is nothing to compute."""
+        """The next work, at most ``most_steps`` steps; ``None``: there is nothing to compute.
+
+        Requests may be preempted and admitted here; ``apply`` lets them compute.
+        """
         # If the next step takes more KV than is free, preempt the requests that were admitted last.
         while self._due_tokens() > self.profile.kv_tokens - self._used_tokens:
             self._preempt(next(reversed(self.running)))
@@ -119,6 +125,7 @@ class EngineModel:
             self._cache(request)
         self._grow(done)
         ended = self._pop_ended()
+        # The chunks come last: a request whose prompt ends in this step decodes from the next step on.
         if step.chunks:
             prompt_tokens = self._apply_chunks(step.chunks, first, ended)
         counters.sm_active_s += self.profile.roofline_s(
@@ -163,14 +170,14 @@ class EngineModel:
         return self.profile.decode.line(self._decoding, self._context_tokens / self._decoding)
 
     def _decode_steps(self, most_steps: int) -> Step:
-        """Steps until a request ends, KV runs out, or the mean context reaches the profile's next point."""
+        """Steps until a request ends, KV runs out, or the mean context reaches the line's knot."""
         first_s, more_s, knot_tokens = self._decode_line()
         if most_steps > 1:
             ends = self._ends
             while ends[0][2].ends_at_step != ends[0][0]:
                 heappop(ends)  # preempted or aborted
             most_steps = min(most_steps, ends[0][0] - self._step)
-            # The mean context grows by one token in each step.
+            # The mean context grows by one token in each step. A step that begins before the knot is on the line.
             steps_to_knot = knot_tokens - self._context_tokens / self._decoding
             if steps_to_knot < most_steps:
                 most_steps = int(steps_to_knot) + 1
@@ -178,7 +185,8 @@ class EngineModel:
         return Step(first_s=first_s, more_s=more_s, steps=most_steps)
 
     def _chunks(self) -> list[tuple[ModelRequest, int]]:
-        """Prompt tokens of the next step, by request; admits waiting requests."""
+        """Prompt tokens of the next step, by request; admits waiting requests in their order."""
+        # Tokens of the step that are left for prompts: each request that decodes takes one.
         budget = self.profile.max_batch_tokens - self._decoding
         chunks: list[tuple[ModelRequest, int]] = []
         for request in self._prefilling:
@@ -189,7 +197,7 @@ class EngineModel:
         while self.waiting and budget > 0 and len(self.running) < self.profile.max_running:
             request = self.waiting[0]
             needed = self._in_blocks(request.input_tokens + request.produced_tokens + 1)
-            # The last prompt token is always computed.
+            # The last prompt token is always computed: its logits give the first output token.
             cached = min(self.prefixes.use(request.block_hashes), request.input_tokens - 1)
             if not self._has_room(needed):
                 break
@@ -206,7 +214,7 @@ class EngineModel:
         return chunks
 
     def _admit_deferred(self, now_s: float) -> None:
-        """Admit requests whose KV has arrived, in the order of its arrival."""
+        """Admit requests whose KV has arrived, in the order in which it arrived."""
         ready = [r for r in self.deferred if r.kv_ready_s is not None and r.kv_ready_s <= now_s + EPSILON]
         ready.sort(key=lambda r: r.kv_ready_s or 0.0)
         for request in ready:
@@ -215,7 +223,7 @@ class EngineModel:
                 return
             self.deferred.remove(request)
             self.running[request] = None
-            # The last prompt token is computed again, as in a decode step: its logits give the first output token.
+            # The last prompt token is computed again, as in a decode step, for its logits.
             request.cached_tokens = request.computed_tokens = request.input_tokens - 1
             self.counters.prefill_tokens += 1
             self._without_token.append(request)
@@ -227,7 +235,7 @@ class EngineModel:
         self.release(request)
         self._used_tokens += self._in_blocks(computed)
         self._evict()
-        # From here on both are their value at step 0: see ``ModelRequest.ends_at_step``.
+        # While the request decodes, both are stored as their value at step 0: see ``ModelRequest.ends_at_step``.
         request.computed_tokens -= self._step
         request.produced_tokens -= self._step
         request.ends_at_step = request.output_tokens - request.produced_tokens
@@ -241,7 +249,7 @@ class EngineModel:
             heapify(self._ends)
 
     def _stop_decoding(self, request: ModelRequest) -> None:
-        """Take a request, with its KV, out of those that decode."""
+        """Take a request, with its KV, out of the sums over requests that decode."""
         self._by_phase[request.computed_tokens % self.profile.block_tokens] -= 1
         request.computed_tokens += self._step
         request.produced_tokens += self._step
@@ -262,12 +270,15 @@ class EngineModel:
         return ended
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether ``tokens`` of KV are free, besides the most that decoding requests take in any one step."""
+        """Whether ``tokens`` of KV are free, besides the most that decoding requests take in any one step.
+
+        Without this reserve, admission would depend on the number of steps that are planned at once.
+        """
         most_in_a_step = max(self._by_phase) * self.profile.block_tokens
         return tokens + most_in_a_step <= self.profile.kv_tokens - self._used_tokens
 
     def _due_tokens(self, after_steps: int = 0) -> int:
-        """KV that a later step takes: each request whose blocks are full gets another block."""
+        """KV tokens that the step ``after_steps`` from now takes: each request with full blocks gets another block."""
         block = self.profile.block_tokens
         phase_at_start = -(self._step + after_steps) % block  # it is phase 0 in that step
         return self._by_phase[phase_at_start] * block
@@ -276,7 +287,7 @@ class EngineModel:
         """Number of steps for which the free KV suffices, at most ``most_steps``."""
         block = self.profile.block_tokens
         free = self.profile.kv_tokens - self._used_tokens
-        # In a cycle of ``block`` steps each request takes one block.
+        # In a cycle of ``block`` steps each request takes one block: whole cycles first, then single steps.
         cycle_tokens = self._decoding * block
         if (most_steps // block + 1) * cycle_tokens <= free:
             return most_steps
@@ -293,8 +304,9 @@ class EngineModel:
         if not self._decoding:
             return
         block = self.profile.block_tokens
-        # In a cycle of ``block`` steps each request takes one block. In the other steps, those of ``_due_tokens`` do:
-        # entries of _by_phase from the one before ``end`` downwards, and then from the end of the list.
+        # In a cycle of ``block`` steps each request takes one block. In each of the ``rest`` steps, the requests of one
+        # entry of _by_phase take a block each (see ``_due_tokens``). The first entry is the one before ``end``. The
+        # index falls by one with each step, and after 0 it continues at the end of the list.
         cycles, rest = divmod(steps, block)
         end = -self._step % block + 1
         blocks = sum(self._by_phase[max(0, end - rest) : end])
@@ -326,12 +338,12 @@ class EngineModel:
         self.counters.preemptions += 1
         self._remove(request)
         request.computed_tokens = 0
-        request.kv_ready_s = None  # it is computed again here
+        request.kv_ready_s = None  # this engine computes its prompt, even if the KV came from another engine
         self.waiting.appendleft(request)
         self.queued_prefill_tokens += request.prompt_left
 
     def _remove(self, request: ModelRequest) -> None:
-        """Take a running request out of the engine, with its KV."""
+        """Take a running request out of the engine, and free its KV."""
         del self.running[request]
         if request.ends_at_step is not None:
             self._stop_decoding(request)

@@ -20,12 +20,12 @@ class ModelRequest:
         kv_ready_s: time at which its KV arrives from another engine; ``None``: this engine computes it.
         keeps_kv: whether it keeps its KV after its end, until ``EngineModel.release``, so that another engine pulls it.
         cached_tokens: tokens of the prompt that were in the prefix cache.
-        computed_tokens: tokens with KV here. While the request decodes, see ``ends_at_step``.
+        computed_tokens: tokens whose KV is in this engine. While the request decodes, see ``ends_at_step``.
         produced_tokens: output tokens so far. While the request decodes, see ``ends_at_step``.
         reserved_tokens: tokens of KV that it occupies before it decodes, or keeps after its end.
         ends_at_step: number of the engine's step that gives it its last token; ``None``: it does not decode. While it
-            decodes, ``computed_tokens`` and ``produced_tokens`` are less by the engine's present step number. So they
-            stay constant, and a step need not change every request.
+            decodes, the engine's present step number is subtracted from ``computed_tokens`` and ``produced_tokens``.
+            Both grow by one with each step, so the differences stay constant, and a step changes no request.
     """
 
     request_id: str
@@ -49,8 +49,8 @@ class ModelRequest:
 class Step(NamedTuple):
     """The engine's next work: one step with prompt chunks, or several steps in which all running requests decode.
 
-    ``first_s``: time of the first step; each later step takes ``more_s`` longer than the one before it. ``chunks``:
-    (request, prompt tokens) of the step.
+    ``first_s``: seconds of the first step; each later step takes ``more_s`` longer than the step before it.
+    ``chunks``: (request, its prompt tokens in this step); empty: decode only.
     """
 
     first_s: float
@@ -71,14 +71,14 @@ class Step(NamedTuple):
         """Number of steps that have ended ``elapsed_s`` after the start of the first one."""
         if elapsed_s <= 0.0:
             return 0
-        # The number k solves more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s. This form of the solution holds
-        # for more_s = 0 too.
+        # The number k solves time_s(k) = elapsed_s, that is more_s / 2 * k^2 + (first_s - more_s / 2) * k = elapsed_s.
+        # This form of the solution holds for more_s = 0 too.
         linear = self.first_s - self.more_s / 2
         root = math.sqrt(max(0.0, linear * linear + 2 * self.more_s * elapsed_s))
         return min(self.steps, int(2 * elapsed_s / (linear + root) + EPSILON))
 
     def begun_by(self, elapsed_s: float) -> int:
-        """Number of steps that have begun by then, at least 1; a step that has begun cannot be stopped."""
+        """Number of steps that have begun by ``elapsed_s``, at least 1; a step that has begun cannot be stopped."""
         ended = self.ended_by(elapsed_s)
         is_in_step = self.time_s(ended) < elapsed_s - EPSILON
         begun = ended + 1 if is_in_step else ended
@@ -95,10 +95,10 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class ModelCounters:
-    """The work of an engine since its start.
+    """The work of an engine since its start; ``prefill_tokens`` are computed ones.
 
-    ``cached_tokens``: prompt tokens that were in the prefix cache. ``sm_active_s``: time for which its SMs had work. It
-    comes from the roofline of each step: the longer of its arithmetic and its memory traffic.
+    ``cached_tokens``: prompt tokens that were in the prefix cache. ``busy_s``: time of its steps. ``sm_active_s``: time
+    for which its SMs had work, by the roofline of each step: the longer of arithmetic and memory traffic.
     """
 
     output_tokens: int = 0

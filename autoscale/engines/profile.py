@@ -60,7 +60,7 @@ class PrefillCurve(StrictConfig):
         return self.tokens[0] <= tokens <= self.tokens[-1]
 
     def is_derived(self, tokens: float) -> bool:
-        """Whether the time of a prompt of this length follows from a derived point."""
+        """Whether the time of a prompt of this length follows from a derived point, which was not measured."""
         above = self.derived_above_tokens
         return above is not None and tokens > above and self.covers(tokens)
 
@@ -165,8 +165,8 @@ class EngineProfile(StrictConfig):
     decode: DecodeSurface
     handoff: Handoff
     start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
-    flops_per_token: float = Field(gt=0.0)
-    peak_flops: float = Field(gt=0.0)
+    flops_per_token: float = Field(gt=0.0)  # floating-point operations, without attention
+    peak_flops: float = Field(gt=0.0)  # floating-point operations per second, of all its GPUs together
     memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline counts only arithmetic.")
     sources: tuple[Source, ...] = Field(min_length=1)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
 # A stream's pace is its recent time per output token. It is measured over this time, seconds: engines return tokens in
-# chunks, so a shorter time would show their size.
+# chunks, so over a shorter time the pace would depend on the size of a chunk.
 _PACE_S = 2.0
-# Weight of a new answer in the mean length of answers, which is so over about the last 64.
+# Weight of a new answer in the mean length of answers, an exponential mean: about the last 64 answers count.
 _ANSWER_WEIGHT = 1 / 64
 
 
@@ -23,9 +23,9 @@ class RequestTimer:
 
     def __init__(self, stats: "RequestStats", arrived_s: float, share: float) -> None:
         self._stats = stats
-        self._share = share  # of its TTFT that counts
+        self._share = share  # factor of its TTFT (``SloConfig.ttft_share``)
         self._arrived_s = arrived_s
-        self._first_s = self._last_s = 0.0
+        self._first_s = self._last_s = 0.0  # times of its first and last output token
         self.tokens = 0  # output tokens so far
         self._mark = (0.0, 0)  # time and tokens from which the next pace is measured
         self._pace_s: float | None = None
@@ -44,7 +44,10 @@ class RequestTimer:
         self.tokens += count
 
     def add_all(self, tokens: int, first_s: float, last_s: float) -> None:
-        """Count all output tokens of a request that is answered in one piece."""
+        """Count all output tokens of a request that is answered in one piece.
+
+        ``first_s``, ``last_s``: times of its first and last token by the engine, on the same clock.
+        """
         if tokens:
             self._first_s, self._last_s, self.tokens = first_s, last_s, tokens
             self._observe_first()
@@ -56,7 +59,7 @@ class RequestTimer:
         self._stats.first_tokens_s += waited_s
 
     def end(self) -> None:
-        """Count the request as ended."""
+        """Take the request out, and count it as ended if it has output tokens."""
         self._stats.leave(self)
         if self.tokens:
             self._stats.answer(self.tokens)
@@ -68,7 +71,10 @@ class RequestTimer:
         return self._share * max(0.0, now_s - self._arrived_s)
 
     def pace_s(self, now_s: float) -> float | None:
-        """Recent time per output token, seconds; ``None``: the stream is too young."""
+        """Recent time per output token, seconds; ``None``: the stream is younger than ``_PACE_S``.
+
+        Measures anew if the last measurement is ``_PACE_S`` old.
+        """
         mark_s, mark_tokens = self._mark
         if now_s - mark_s >= _PACE_S:
             # A stream without a new token counts as if one came now.
@@ -80,7 +86,7 @@ class RequestTimer:
 class RequestStats:
     """All requests of a replica since it started.
 
-    ``clock``: the time in seconds. ``ttft_share``: share of the TTFT that counts, by prompt length.
+    ``clock``: the time in seconds. ``ttft_share``: factor of a request's TTFT, from its prompt's number of tokens.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class RequestStats:
         self.first_tokens_s = 0.0  # sum of TTFTs, not scaled
         self.ended = 0
         self.output_tokens = 0
-        self.output_tokens_mean: float | None = None  # of about the last 64 answers
+        self.output_tokens_mean: float | None = None  # output tokens of an answer, about the last 64 answers
         self._begun = 0
         self._input_tokens = 0
         self._input_tokens_squared = 0
@@ -122,14 +128,14 @@ class RequestStats:
         self.output_tokens_mean = mean + (output_tokens - mean) * _ANSWER_WEIGHT
 
     def leave(self, timer: RequestTimer) -> None:
-        """Take a request out of those that wait and those that stream."""
+        """Remove a request from the sets of requests that wait and that stream."""
         self._waiting.discard(timer)
         self.streaming.discard(timer)
 
     def report(self) -> dict[str, float]:
         """Counters and buckets, by the names of ``autoscale.observe.signals``.
 
-        ``late`` has the requests that still wait for their first token, ``pace`` those that stream.
+        Buckets ``late`` count requests that still wait for their first token, buckets ``pace`` requests that stream.
         """
         late, pace = Histogram(TTFT_EDGES_S), Histogram(TPOT_EDGES_S)
         now_s = self.clock()

@@ -1,9 +1,9 @@
 """Rates, means and quantiles of the last window, from the counters and gauges of replicas (pure).
 
 A replica reports gauges, and counters since its start. A rate is the growth of a counter between two reports of one
-replica, divided by the time between them on the replica's clock. So it falls when an engine stops. A quantile comes
-from the counts of buckets: first their growth in each replica, then the sum over replicas. No quantile is taken of
-quantiles.
+replica, divided by the time between them on the replica's clock. So a rate falls when an engine stops. A quantile comes
+from the counts of buckets: first their growth in each replica, then the sum over replicas. Quantiles of single replicas
+are never combined.
 """
 
 import math
@@ -23,7 +23,7 @@ TPOT_EDGES_S = (*(n / 200 for n in range(1, 11)), 0.06, 0.07, 0.08, 0.1, 0.15, 0
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observations in each bucket; there is one bucket more than edges."""
+    """Counts of observations in each bucket. The last bucket is for values above the last edge."""
 
     edges: tuple[float, ...]
     counts: list[float] = field(default_factory=list)
@@ -44,7 +44,8 @@ class Histogram:
 def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> float | None:
     """The value below which a share (0..1) of the observations lies, by linear interpolation inside its bucket.
 
-    ``None``: there are no observations. The last edge: the value is beyond it. ``counts``: one more than ``edges``.
+    ``None``: there are no observations. If the result is the last edge, the true value may be above it. ``counts`` has
+    one number more than ``edges``.
     """
     total = math.fsum(counts)
     if total <= 0.0:
@@ -62,7 +63,8 @@ def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> f
 # From one report to the next, the replica's clock and the controller's clock may advance by different times. If they
 # differ by more than this, seconds, a clock was set.
 _CLOCK_JUMP_S = 5.0
-# Longest time between two reports of a replica, seconds. So the last report is never older than this.
+# Longest time between two reports of a replica, seconds, whatever its interval (``AutoscaleConfig.report_s``). So the
+# last report is never older than this.
 _MOST_LATE_S = 10.0
 
 # Gauges that a snapshot shows with their last value.
@@ -89,7 +91,7 @@ class ReportWindow:
 
     def __init__(self, appeared_s: float) -> None:
         self._reports: deque[tuple[float, Mapping[str, float]]] = deque()
-        # When the last report came, by the controller's clock.
+        # When the last report came, by the controller's clock; before the first report, ``appeared_s``.
         self.seen_s = appeared_s
         # Whether the last report cannot be compared with the one before it, so that the work between them is not known.
         self.is_interrupted = False
@@ -100,7 +102,7 @@ class ReportWindow:
         """Take in a report; a report with a value that is not finite is dropped, so that the replica becomes stale.
 
         ``report_s`` is a time by the replica's clock, ``now_s`` one by the controller's. ``interval_s``: time between
-        two calls; a report waits for the next call, so it is late by at most this time.
+        two calls of this method; a report waits for the next call, so it is late by at most this time.
         """
         if not all(math.isfinite(value) for value in values.values()):
             return
@@ -110,10 +112,11 @@ class ReportWindow:
                 return
             passed_s, passed_here_s = report_s - last_s, now_s - self.seen_s
             tolerance_s = max(_CLOCK_JUMP_S, min(interval_s, _MOST_LATE_S))
+            # Reports that are further apart than a window count as a set clock too.
             is_clock_set = not 0.0 < passed_s <= window_s or abs(passed_s - passed_here_s) > tolerance_s
             is_engine_new = values.get("decode_tokens", 0.0) < last.get("decode_tokens", 0.0)
             if is_clock_set or is_engine_new:
-                self._reports.clear()  # a rate from reports before and after this would be wrong
+                self._reports.clear()  # a rate between the earlier reports and this one would be wrong
             self.is_interrupted = not self._reports
         self._reports.append((report_s, values))
         self.seen_s = now_s
@@ -138,7 +141,7 @@ class ReportWindow:
         return math.fsum(reported) / len(reported)
 
     def gained(self, name: str) -> float | None:
-        """Growth of a counter; ``None``: there is no second report yet, or the counter is not reported."""
+        """Growth of a counter over the window; ``None``: there is no second report yet, or it is not reported."""
         if self.span_s <= 0.0:
             return None
         first, last = (self._reports[index][1].get(name) for index in (0, -1))

@@ -45,10 +45,12 @@ _SERIES = (
 # of a service that has just begun would be a surprise. The value's reason is not recorded. A larger one shows real
 # surprises later.
 _UNJUDGED_S = 60.0
-# Mean age of the events that a tick observes, seconds: half of the default window_s of 20 s.
+# Mean age of the events that a tick observes, seconds: half of the default window_s of 20 s. An observed load is as old
+# as this.
 _OBSERVATION_AGE_S = 10.0
-# Longest time for which replicas stay (stay_starts), as a share of history_s. It is below 1, since the oldest tick in
-# the history is mostly younger than history_s. The description of stay_starts repeats the value.
+# Longest time for which replicas stay (stay_starts), as a share of history_s. With 1 and long starts, replicas would
+# hardly ever leave, since the oldest tick in the history is mostly younger than history_s. The description of
+# stay_starts repeats the value.
 _STAY_FRAC = 0.9
 # Longest rise or fall of a burst, in starts of prefill: one to observe it, one to ask for replicas, one until they
 # serve. The description of burst_frac repeats the value.
@@ -64,8 +66,8 @@ class DefaultConfig(ProfiledConfig):
     decode_busy_frac: float = Field(0.95, gt=0.0, le=1.0)
     """Largest planned share of decode replicas' batch."""
     prefill_spare: float = Field(0.8, ge=0.0)
-    """Spare replicas for prompts, and for KV that decode pulls, as a multiple of the square root of the replicas that
-    these keep busy (beta)."""
+    """Spare replicas for prompts, and for KV that decode pulls, as a multiple (beta) of the square root of the replicas
+    that this load keeps busy."""
     decode_spare: float = Field(4.0, ge=0.0)
     """Spare decode replicas, in standard deviations of the number of requests on decode, or of their KV."""
     history_s: float = Field(600.0, gt=0.0, le=3600.0, description="Time for which the load is remembered, seconds.")
@@ -103,7 +105,7 @@ class Default(Policy[DefaultConfig]):
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
         The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode is taken as
-        Poisson distributed. The standard deviation of their lengths is taken as equal to the mean length.
+        Poisson distributed. The standard deviation of the requests' lengths is taken as equal to the mean length.
         """
         traffic = snapshot.traffic
         rate = traffic.requests_per_s
@@ -130,13 +132,15 @@ class Default(Policy[DefaultConfig]):
             busy_frac, spare_factor = config.prefill_busy_frac, config.prefill_spare
             horizon_s = config.start_s(role)
             if name == "decode":
-                # It is not extrapolated. Decode's load rises later than arrivals do, since requests stay for the time
-                # of their answers. And while their number grows, the short ones end first, which looks like a rise.
+                # Decode's load is not extrapolated. It rises later than arrivals do, since requests stay for the time
+                # of their answers. And while requests gather, the short ones end first. So the mean length of the
+                # answers that have ended grows, which looks like a rise of the load.
                 busy_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
             level, slope = _line(history.times, np.array(history.series[name]), config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
             spare = spare_factor * math.sqrt(loads[name].unevenness * ahead)
-            # The surprise compares with the forecast that was made when there was still time to start replicas.
+            # The surprise compares with the forecast that was made one start before the observed events: at that time
+            # replicas could still be started for them.
             expected = history.expected(name, config.start_s(role) + _OBSERVATION_AGE_S)
             history.add(f"surprise_{name}", 0.0 if expected is None else max(0.0, level) - expected)
             history.add(f"ahead_{name}", ahead)
@@ -167,7 +171,7 @@ class Default(Policy[DefaultConfig]):
         return to_keep
 
     def _replicas_for_bursts(self, history: "_History", role: Role) -> float:
-        """Replicas of a role for each of its loads now, and for burst_work_frac of the load's remembered work."""
+        """The most replicas that one of the role's loads needs: for its present value, or for its remembered work."""
         config, most = self._config, 0.0
         for name in (name for name, its_role in _LOADS.items() if its_role is role):
             # No spare: the observed loads already contain what chance added.
@@ -179,8 +183,8 @@ class Default(Policy[DefaultConfig]):
     def _loads(self, snapshot: Snapshot) -> dict[str, _Load]:
         """The present loads.
 
-        A long prompt costs more than its share of the tokens. So the cost of prefill is that of prompts of the weighted
-        mean length, as many as have all the tokens. Tokens in prefix caches cost nothing.
+        A long prompt costs more than its share of the tokens. So the cost of prefill is computed as if all prompts had
+        the weighted mean length, with the same tokens per second. Tokens in prefix caches cost nothing.
         """
         config, traffic, tpot_s = self._config, snapshot.traffic, self._slo.tpot_s
         rate, inputs, outputs = (
@@ -188,14 +192,15 @@ class Default(Policy[DefaultConfig]):
         )
         context_tokens = inputs + outputs / 2
         weighted_inputs = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
-        prompt_unevenness = weighted_inputs / inputs if inputs else 1.0
+        prompt_unevenness = weighted_inputs / inputs if inputs else 1.0  # 1: all prompts are equally long
         cached_frac = traffic.cached_frac or 0.0
         prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
         is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
         handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_across_switches else 1.0)
         in_progress, in_progress_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s)
-        # Long answers come with long prompts. The contexts of requests in progress show that, the means of arrivals do
-        # not: with these, decode would lose too many replicas while each replica has few requests.
+        # Long answers come with long prompts. The contexts of requests in progress show that, the mean lengths of
+        # arrivals do not. With the means, ``arriving`` would be too low. It decides while each decode replica has few
+        # requests, so decode would then lose too many replicas.
         arriving = rate * outputs / decode_tokens_per_s(config.decode, in_progress_tokens, tpot_s)
         # Share of a decode replica that one request takes: of the batch, or of the KV if that is more.
         batch = decode_batch(config.decode, context_tokens, tpot_s)
@@ -277,7 +282,7 @@ class _History:
 def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float, float]:
     """The line through the observations: its level now, replicas, and its slope, replicas/s, at least 0.
 
-    It is a weighted linear regression. The weight of an observation falls to 1/e with each ``memory_s`` of its age.
+    It is a weighted linear regression. The weight of an observation is exp(-age / memory_s).
     """
     if len(values) < _LEAST_POINTS:
         return float(values.max()), 0.0
@@ -294,8 +299,8 @@ def _line(times: np.ndarray, values: np.ndarray, memory_s: float) -> tuple[float
 def _replicas_for_work(times: np.ndarray, values: np.ndarray, config: DefaultConfig) -> float:
     """The fewest busy replicas that would have carried ``burst_work_frac`` of the remembered work in time.
 
-    ``values``: a load at each tick; its work is its sum over the ticks. The weight of work falls to 1/e with each half
-    of history_s of its age, so the memory of one large burst fades.
+    ``values``: a load at each tick; its work is its sum over the ticks. The weight of work is
+    exp(-age / (history_s / 2)), so the memory of one large burst fades.
     """
     work = values * np.exp((times - times[-1]) / (config.history_s / 2))
     order = np.argsort(values)

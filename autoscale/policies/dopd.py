@@ -94,9 +94,10 @@ class _Past:
         return replace(self, interval=(since_s, *(a + b for a, b in zip(sums, added, strict=True))))
 
     def means(self) -> tuple[float, ...] | None:
-        """Mean rate, input tokens and output tokens of the interval; ``None``: one of them was never observed.
+        """Mean rate, input tokens and output tokens of the interval; ``None``: one of them is not known.
 
-        If a length was not observed, the interval before gives it.
+        The rate is known if it was observed in this interval. A length that was not observed is that of the interval
+        before.
         """
         _, ticks, rates, input_rates, inputs, output_rates, outputs = self.interval
         earlier_input, earlier_output = self.points[-1][2:] if self.points else (None, None)
@@ -158,11 +159,12 @@ class Dopd(Policy[DopdConfig]):
         results = [config.forecast.forecast(times_s, values, config.interval_s) for values in series]
         forecasts = tuple(each.value for each in results)
         rate, inputs, outputs = (value / factor for value, factor in zip(forecasts, factors, strict=True))
-        inputs, outputs = max(1.0, inputs), max(1.0, outputs)
+        inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # optimal_ratio needs lengths above 0
         best = optimal_ratio(
             config.prefill, config.decode, inputs, outputs, tpot_s=self._slo.tpot_s, memory=config.decode_memory
         )
-        # Lines 32 and 33. r_next is the number of requests in flight with full batches (Little's law), R_opt is Eq. 14.
+        # Lines 32 and 33. r_next is ``in_flight``: the requests on decode if batches are full (Little's law). R_opt is
+        # ``prefill_per_decode`` (Eq. 14).
         in_flight = rate * outputs * best.decode_step_s
         decode = in_flight / (config.concurrency_frac * best.decode_concurrency)
         prefill = best.prefill_per_decode * decode
@@ -182,7 +184,7 @@ class Dopd(Policy[DopdConfig]):
         also remove replicas of a role that is not overloaded.
 
         The paper's adjustPD looks at the load again only after replicas have started. So a role gets no more replicas
-        here while some of it start; otherwise a growing queue would add replicas again at every tick.
+        here while some of its replicas start. Otherwise a growing queue would add replicas at every tick.
         """
         census = Census.of(snapshot.pools, snapshot.state)
         present, highest = census.desired, dict.fromkeys(Role, 0)

@@ -18,7 +18,8 @@ from kvtransfer.topology import Role
 # Factors on the replicas in Algorithm 3: after a severe breach of a latency objective, after a moderate one, and while
 # the latency is far below its objective.
 _SEVERE, _MODERATE, _RELAXED = 1.2, 1.1, 0.95
-# A backlog falls if it is below this share of its mean over the window.
+# A backlog falls if it is below this share of its mean over the window. It must fall clearly: on a plateau of overload
+# prefill starves decode as well, and a plateau varies a little. The value's reason is not recorded.
 _FALLING_FRAC = 0.8
 
 
@@ -54,8 +55,8 @@ class LatencyStepsConfig(StrictConfig):
     moderate_frac: float = Field(0.9, gt=0.0)
     """A latency of at least this share of its objective adds a tenth of the replicas (beta_out)."""
     relaxed_frac: float = Field(0.4, ge=0.0)
-    """A latency of at most this share of its objective removes a twentieth of the replicas, if it is the signal
-    (gamma_in)."""
+    """A latency of at most this share of its objective removes a twentieth of the replicas, if the latency is the
+    signal (gamma_in)."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "LatencyStepsConfig":
@@ -97,8 +98,9 @@ class HeteroScaleConfig(StrictConfig):
 def negative_feedback(current_replicas: float, latency_s: float, target_s: float, steps: LatencyStepsConfig) -> float:
     """Replicas wanted for a latency (Algorithm 3).
 
-    The printed algorithm scales in at any latency while the cooldown for scaling out runs and the one for scaling in
-    does not. Here a breach adds replicas, as in the paper's text; the guard applies the cooldowns.
+    It differs from the printed algorithm. There, replicas leave at any latency if the cooldown for scaling out runs and
+    the cooldown for scaling in has ended. Here a breach adds replicas, as in the paper's text. The guard applies the
+    cooldowns.
     """
     if latency_s >= target_s * steps.severe_frac:
         return current_replicas * _SEVERE
@@ -151,7 +153,7 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
     def _feedback(self, snapshot: Snapshot, present: int) -> tuple[float, Shown] | None:
-        """Leaders for TTFT or TPOT as the signal; ``None``: it was not observed."""
+        """Leaders for TTFT or TPOT as the signal; ``None``: it was not observed. ``present``: present leaders."""
         is_ttft = self._config.signal is Signal.TTFT
         latency_s = snapshot.latency.ttft_s if is_ttft else snapshot.latency.tpot_s
         target_s = self._slo.ttft_s if is_ttft else self._slo.tpot_s

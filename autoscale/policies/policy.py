@@ -54,6 +54,7 @@ def is_latency_current(snapshot: Snapshot) -> bool:
     return at once.
     """
     state = snapshot.state
+    # Whether a replica was lost after the last scale-out.
     has_lost_since = state.lost_s is not None and state.lost_s > (state.scaled_out_s or 0.0)
     # A replica that starts in place of a lost one is not waited for: no latency was the reason for it.
     if not has_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):

@@ -19,9 +19,9 @@ _MOST_POINTS = 64
 class QueueDepthConfig(StrictConfig):
     """Service rates of one replica, the time to serve a queue, and the time for which arrivals are extrapolated.
 
-    The chapter's printed law has ``target_queue`` 0, and ``burn_down_s`` equal to the promised wait. Its code has 40
-    and 3 s. Its controllers (Exercise 23.4.2) are: reactive (the defaults), headroom (``headroom_frac`` 0.4),
-    predictive (``lead_s`` equal to a start), and the last two together.
+    In the law that the chapter prints, ``target_queue`` is 0 and ``burn_down_s`` is the promised wait. In its code they
+    are 40 requests and 3 s. Its controllers (Exercise 23.4.2) are: reactive (the defaults), headroom (``headroom_frac``
+    0.4), predictive (``lead_s`` equal to a start), and headroom with predictive.
     """
 
     kind: Literal["queue_depth"] = "queue_depth"
@@ -62,7 +62,10 @@ class QueueDepth(Policy[QueueDepthConfig]):
     """Replicas of each role with a configured service rate, from arrivals per second and the waiting requests."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role that has a service rate by its own queue. The guard sizes the other role by the ratio."""
+        """Size each role that has a service rate by its own queue.
+
+        A role without a service rate gets 0 here, and the guard sizes it by the ratio.
+        """
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
@@ -88,7 +91,8 @@ class QueueDepth(Policy[QueueDepthConfig]):
     def _forecast(self, snapshot: Snapshot, arrivals: float) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
         """Arrivals per second ``lead_s`` from now by the trend, at least the present ones; and the trend's memory.
 
-        A line through points of less than half of ``trend_s`` is mostly noise, so it is not extrapolated.
+        Without ``lead_s``, or if the traffic was observed only in part, the memory is ``None`` and stays as it is. A
+        line through points of less than half of ``trend_s`` is mostly noise, so it is not extrapolated.
         """
         config, memory, now_s = self._config, snapshot.state.memory, snapshot.now_s
         if not config.lead_s or not snapshot.traffic.is_whole:  # partial traffic would look like a fall

@@ -34,7 +34,7 @@ class TokenVelocityConfig(ProfiledConfig):
     """Standing spare of both roles: 0.25 adds 25 %, so replicas are 80 % full, as on llm-d's token-aware path."""
     convertible_frac: float = Field(0.5, ge=0.0, le=1.0)
     """Share of decode's spare replicas that compute prompts in a burst, a rise that is shorter than a start of prefill.
-    Set 0 if prompts are longer than local_cap_tokens, since decode computes none of them."""
+    Set 0 if prompts are longer than the router's local_cap_tokens: then decode computes no prompts."""
     busy_s: float = Field(20.0, ge=0.0)
     """Time for which prompts must wait at every prefill replica until the measured velocity is used, seconds."""
 
@@ -66,7 +66,8 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
         """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 
         Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. In the paper decode's lambda and V_D count prompt and
-        output tokens. Here they count output tokens alone, with V_D at the TPOT objective.
+        output tokens. Here they count output tokens alone. V_D is that of the largest batch that meets the TPOT
+        objective, at the mean context (prompt and half of the answer).
         """
         config, traffic = self._config, snapshot.traffic
         rate, inputs, outputs = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
@@ -108,9 +109,10 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
         )
 
     def _compute_velocity(self, snapshot: Snapshot, inputs: float) -> tuple[float, dict[str, tuple[float, ...]]]:
-        """Prompt tokens per second that a prefill replica computes (V_P); and as memory, since when all are busy.
+        """Prompt tokens per second that a prefill replica computes (V_P); and the memory: since when all are busy.
 
-        V_P is measured once prompts have waited at every replica for ``busy_s``. Before that it is the profile's.
+        V_P is the measured one once prompts have waited at every replica for ``busy_s``. Before that it is the
+        profile's, since an idle replica computes fewer tokens than it could.
         """
         profiled = prefill_velocity(self._config.prefill, inputs)
         serving = admitted_replicas(snapshot, Role.PREFILL)
@@ -128,7 +130,7 @@ class TokenVelocity(Policy[TokenVelocityConfig]):
         """The lowest arrival rate of prompt tokens within one start of prefill, and the memory of it.
 
         Arrivals beyond this rate are a burst. The memory holds only points that may become the lowest later: a point is
-        dropped once a later one is as low.
+        dropped once a later one is as low. So its rates rise, and the first one is the lowest.
         """
         memory, now_s, start_s = snapshot.state.memory, snapshot.now_s, self._config.start_s(Role.PREFILL)
         series = zip(memory.get("prompts_at_s", ()), memory.get("prompt_tokens_per_s", ()), strict=False)

@@ -1,7 +1,7 @@
 """WVA: sizes each role by itself, so that its replicas keep a distance from saturation (WVA sections III and V).
 
-A replica is *saturated* from a limit of a metric on. The *spare* is the distance from this limit that the replicas
-should have in the mean.
+A replica is *saturated* if one of its metrics is at its limit or above. The *spare* is the distance below this limit
+that the replicas should keep in the mean.
 """
 
 import math
@@ -42,9 +42,9 @@ class WvaConfig(StrictConfig):
     saturated_kv_frac: float = Field(0.8, gt=0.0, le=1.0, description="KV usage of a saturated replica (tau_kv).")
     saturated_waiting_requests: float = Field(5.0, gt=0.0, description="Queue of a saturated replica (tau_q).")
     spare_kv_frac: float = Field(0.3, ge=0.0)
-    """Mean distance of the KV usage from saturation below which replicas are added (gamma_kv)."""
+    """If the KV usage is on average closer to saturation than this, replicas are added (gamma_kv)."""
     spare_waiting_requests: float = Field(3.0, ge=0.0)
-    """Mean distance of the queue from saturation below which replicas are added, requests (gamma_q)."""
+    """If the queue is on average closer to saturation than this number of requests, replicas are added (gamma_q)."""
     prefill_aggression_frac: float = Field(1.0, gt=0.0)
     """Factor on both spares of prefill; above 1 it scales out sooner and further."""
     decode_aggression_frac: float = Field(1.0, gt=0.0)

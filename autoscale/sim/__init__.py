@@ -6,6 +6,8 @@ come from ``autoscale.decide`` and routes from ``router``: the simulator has no 
 Words of this room:
 
 - A scenario is a trace, the objectives of its requests, and a cluster. A run is one simulation of it.
+- Counts are numbers of replicas by role. Fixed counts stay for the whole trace. A bin is one of the equal parts of
+  time; the oracle's counts stay for a bin. ``autoscale.decide`` explains pool, tick, admitted and victim.
 - The warm-up is the first part of a trace. It is not measured, since engines are empty when a run begins.
 - A miss is a measured request that did not meet its objectives. Enough requests meet them if their share is at least
   ``least_frac``.

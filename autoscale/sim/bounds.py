@@ -39,7 +39,7 @@ class Windows:
 
 # The reason of the values below is not recorded. They only steer the search: a bound is always a
 # simulated run, so a bad value makes it dearer, not wrong.
-# Replicas for each busy engine, where a walk begins.
+# Sizes at which a walk begins: replicas for each busy engine.
 _FIRST_SIZE = {Role.PREFILL: 1.7, Role.DECODE: 1.05}
 # Most simulations of all walks for one bound.
 _MOST_RUNS = 24
@@ -85,7 +85,7 @@ class Bound:
 
 
 def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, other_seed: Bound | None = None) -> Bound:
-    """The fixed counts on the fewest GPUs with which enough requests meet their objectives.
+    """The fixed counts on the fewest GPUs, of those that were tried, with which enough requests meet their objectives.
 
     ``least_frac``: share of requests that is enough. ``tpot_s``: time per output token, seconds; ``schedule.demands``
     assumes the largest decode batches that keep it. ``other_seed``: the smallest fixed counts of another seed. The walk
@@ -96,7 +96,7 @@ def smallest_static(scenario: Scenario, least_frac: float, *, tpot_s: float, oth
     def counts_of(sizes: Sizes) -> tuple[int, ...]:
         return tuple(_allowed(scenario, key, sizes[key.role]) for key in keys)
 
-    @cache
+    @cache  # different sizes of a walk may round to the same counts
     def simulate(counts: tuple[int, ...]) -> Run:
         return run_schedule(scenario, {key: [(0.0, count)] for key, count in zip(keys, counts, strict=True)})
 
@@ -174,7 +174,7 @@ def _walk(
     """
     sizes, steps = first, dict.fromkeys(Role, first_step)
     best: tuple[Run, Sizes] | None = None
-    reduced: Role | None = None
+    reduced: Role | None = None  # the role whose size the last step has reduced
     for _ in range(most_runs):
         run = simulate(sizes)
         is_better = best is None or run.rank(least_frac) < best[0].rank(least_frac)
@@ -208,7 +208,7 @@ def _grown(sizes: Sizes, run: Run, misses_by_role: Counter[Role], least_frac: fl
 
 
 def _allowed(scenario: Scenario, key: PoolKey, replicas: float) -> int:
-    """``replicas`` as a whole number within the pool's limits."""
+    """``replicas`` rounded up to a whole number, and cut to the pool's limits."""
     pool = scenario.pools[key]
     return min(max(whole(replicas), pool.lowest_replicas), pool.highest_replicas)
 

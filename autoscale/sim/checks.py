@@ -70,6 +70,7 @@ def check_lengths(config: SimConfig, trace: Sequence[TraceRequest], path: Path, 
     profiled = ProfiledRange.of(profiles)
     beyond = []
     for request in trace:
+        # KV is taken in whole blocks, so a request may take almost a block more than its tokens.
         if request.input_tokens + request.output_tokens + block_tokens > kv_tokens:
             raise ValueError(
                 f"{path}: line {request.line}: {request.input_tokens} + {request.output_tokens} tokens do not fit the "
@@ -118,7 +119,8 @@ def impossible_requests(config: SimConfig, trace: Iterable[TraceRequest]) -> int
 def least_frac(config: SimConfig, scenario: Scenario) -> float:
     """Share of the measured requests that must meet their objectives.
 
-    It is the configured share of the requests that can meet them, as a share of all measured ones.
+    The configured share is required of the requests that can meet their objectives. Here it is given as a share of all
+    measured requests, which is smaller if some cannot.
 
     Raises:
         ValueError: no request is measured, or no measured one can meet its objectives.

@@ -38,7 +38,7 @@ class Clock:
         self._schedule_next_arrival(iter(requests))
 
     def run(self, until_s: float = math.inf) -> None:
-        """Run events and arrivals up to ``until_s``."""
+        """Run events and arrivals up to ``until_s``; ``now_s`` stays at the time of the last one."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, event, arguments = heappop(self._events)
             event(*arguments)

@@ -34,7 +34,7 @@ class Group:
 
     Attributes:
         to_decode: the endpoint's router to the group's decode replicas.
-        uplink: the wire that all transfers of the group share; ``None``: only their cards limit them.
+        uplink: the wire that all transfers of the group share; ``None``: only the replicas' network cards limit them.
         replicas: all replicas that have not gone, by name.
         prefill, decode: names of the replicas of each role in routing.
         waiting: requests that arrived while no decode replica was in routing.
@@ -67,9 +67,9 @@ class VirtualCluster(Clock):
         """A cluster without replicas, with the engine of each pool; ``rng`` breaks ties between replicas.
 
         ``link_frac``: share of the profiles' bandwidth that is available between prefill and decode.
-        ``uplink_bytes_per_s``: bandwidth that all transfers of a group share; ``None``: only their cards limit them.
+        ``uplink_bytes_per_s``: bandwidth that all transfers of a group share; ``None``: only network cards limit them.
         ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``; ``None``: no block is cached.
-        ``slo``: objectives by which replicas count the TTFT of long prompts.
+        ``slo``: objectives with which replicas scale down the TTFT of long prompts in their reports (``ttft_share``).
         """
         super().__init__(self._arrive)
         self._profiles = profiles
@@ -139,8 +139,8 @@ class VirtualCluster(Clock):
     def kill(self, replica: VirtualReplica) -> None:
         """Let a replica die.
 
-        Requests on a decode replica are lost. Prompts on a prefill replica, and prompts whose KV it still keeps, are
-        computed on their decode replicas.
+        All requests of a decode replica are lost; their prompts that prefill replicas have are still computed there.
+        Prompts on a prefill replica, and prompts whose KV it still keeps, are computed on their decode replicas.
         """
         replica.die()
         del self._groups[replica.key.group].replicas[replica.replica_id]
@@ -152,6 +152,7 @@ class VirtualCluster(Clock):
             for request in (*engine.running, *engine.waiting, *engine.deferred):
                 del self._journeys[request]
             return
+        # A prefill engine has no deferred requests: they wait for KV from another engine.
         for request in (*engine.running, *engine.waiting):
             journey = self._journeys.pop(request)
             journey.decode.to_prefill.end(replica.replica_id, journey.name)
@@ -178,7 +179,7 @@ class VirtualCluster(Clock):
         """Count the requests that have not ended as failed."""
         waiting = (journey for group in self._groups.values() for journey in group.waiting)
         for journey in (*self._journeys.values(), *waiting):
-            if not journey.is_lost:
+            if not journey.is_lost:  # a lost one has a record, but a prefill engine may still have its prompt
                 self._records[journey.number] = journey.record(error="not ended")
 
     def records(self) -> list[RequestRecord]:
@@ -203,7 +204,7 @@ class VirtualCluster(Clock):
         self._admit(self._choose_group(), journey)
 
     def _admit(self, group: Group, journey: Journey) -> None:
-        """Count a request in its group; it enters, or waits for the first decode replica."""
+        """Count a request in its group; route it, or let it wait for the first decode replica."""
         group.load.requests += 1
         group.load.prompt_tokens += journey.request.input_tokens
         if group.decode:
@@ -228,7 +229,7 @@ class VirtualCluster(Clock):
         journey.timer = decode.requests.begin(request.at_s, request.input_tokens, is_streamed=True)
         group.to_decode.begin(decode.replica_id, journey.name, 1)  # among decode replicas every request weighs the same
         decode.ongoing_requests += 1
-        decode.settle()
+        decode.settle()  # ``_path`` reads the engine's state
         if group.prefill and self._path(journey) is PrefillPath.REMOTE:
             self._prefill_remotely(group, journey)
         else:
@@ -278,7 +279,8 @@ class VirtualCluster(Clock):
     def _decode(self, journey: Journey, kv_ready_s: float | None) -> None:
         """Put a request into its decode engine.
 
-        ``kv_ready_s``: time at which its KV arrives; ``None``: the decode engine computes its prompt.
+        ``kv_ready_s``: time at which its KV arrives, when ``_end_pull`` wakes the replica; ``None``: the decode engine
+        computes its prompt.
         """
         request = journey.model_request(Role.DECODE, kv_ready_s)
         self._journeys[request] = journey
@@ -315,6 +317,8 @@ class VirtualCluster(Clock):
         journey.kv_source = prefill
         # Blocks that decode's prefix cache has are not pulled.
         pulled_tokens = max(1, tokens - decode.engine.prefixes.leading_tokens(journey.block_hashes))
+        # The pull begins now, even if decode has no room yet. So a full decode replica holds back prefill less than it
+        # does live.
         ready_s = self._kv_arrival_s(pulled_tokens, prefill, decode)
         self._decode(journey, ready_s)
         self.at(ready_s, self._end_pull, journey, prefill)

@@ -27,9 +27,11 @@ _MOST_SCALINGS = 8
 _ROUGH_FRAC = 0.7
 # The next rate scale aims at this multiple of PEAK_REPLICAS, since a search ends with fewer replicas than a rough plan.
 _AIM_FACTOR = 1.1
-# The fewest simulations of an oracle's search, however long the trace is; see also _OTHER_SEED_DIVISOR.
+# Smallest limit of the simulations of an oracle's search. With a long trace, oracle_simulated_requests would allow
+# fewer. See also _OTHER_SEED_DIVISOR.
 _LEAST_RUNS = 30
-# If a search begins at the plan of another seed, its number of simulations is divided by this number.
+# If a search begins at the plan of another seed, its number of simulations is divided by this number. Such a search
+# needs fewer: seeds change only copies of requests and ties.
 _OTHER_SEED_DIVISOR = 3
 # A difference below this share of the oracle's GPU-hours is rounding.
 _ROUNDING = 1e-6
@@ -157,7 +159,8 @@ def _planner(config: SimConfig, scenario: Scenario, least: float, divisor: int =
 def find_causal(config: SimConfig, oracle: OracleResult, other_seed: Bound | None = None) -> Bound:
     """The causal bound of a scenario, or the smallest fixed counts if their run is cheaper.
 
-    Fixed counts may take its place: they do not follow later requests either. Both have sizes chosen in hindsight.
+    Fixed counts may take its place: they do not follow later requests either. Both have sizes chosen in hindsight. If
+    only one of the two runs has enough requests that meet their objectives, that one is returned.
 
     ``other_seed``: the causal bound of the same trace with another seed, where the search begins.
     """
@@ -171,7 +174,9 @@ def find_causal(config: SimConfig, oracle: OracleResult, other_seed: Bound | Non
 
 
 def with_cheaper_run(oracle: OracleResult, causal: Bound) -> OracleResult:
-    """The oracle with the causal bound's run, if that is cheaper.
+    """The oracle with the causal bound's run, if that is cheaper or the oracle's own run has too many misses.
+
+    A causal run with too many misses is not taken.
 
     The oracle knows more, so the run of a perfect oracle is never dearer. But its search is limited, and its counts
     stay for a whole bin, while those of the causal bound may change every few seconds. ``counts`` remain the oracle's

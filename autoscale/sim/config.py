@@ -28,6 +28,7 @@ class SimAutoscaleConfig(AutoscaleConfig):
     """An application's autoscale section, but its policy may also be a policy of another system."""
 
     policies = SIM_POLICIES
+    # Policies that also fit groups without prefill: they size decode by its own load.
     aggregated_policies = (*AGGREGATED, "hpa", "ray_baseline")
     refused_policies = ()
 

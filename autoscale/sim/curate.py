@@ -1,7 +1,7 @@
 """A search for the best policy and parameters on a workload, in a pool of processes.
 
-Every policy gets the same number of tries. Each try is one point of the policy's space, with a random value of each
-parameter.
+Every policy gets the same number of tries, or as many as its space has points if that is fewer. Each try is one point
+of the policy's space, with a random value of each parameter.
 
 Source: HeteroScale Algorithm 1.
 """
@@ -32,7 +32,7 @@ _COMMON: Space = {
     "window_s": (20.0, 30.0, 60.0),
 }
 # Values of each policy's own fields. The values of a name with a star are factors: of a figure of the pressure test, or
-# of the smallest fixed counts.
+# of the smallest fixed counts. The value of ``pd_ratio*`` is not used: the ratio is always that of the pressure test.
 SPACES: Mapping[str, Space] = {
     "default": {
         "policy.prefill_spare": (0.5, 0.75, 1.0, 1.25, 1.5),
@@ -131,7 +131,7 @@ def draw(
     first: Mapping[str, int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    """``tries`` different parameters of a policy, each as changes of ``autoscale``; fewer if its space has fewer.
+    """``tries`` different points of a policy's space, each as changes of ``autoscale``; fewer if it has fewer.
 
     ``first``: fixed counts that serve the workload, by role; ``static`` takes multiples of them.
     """
@@ -166,6 +166,7 @@ def curate(
     """
     jobs = {}
     for kind in kinds:
+        # Each policy has its own random numbers, so its points do not depend on which other policies are searched.
         for changes in draw(config, kind, tries, pressure, oracle.static.fixed_counts, random.Random(f"{seed} {kind}")):
             changed = config.model_copy(update={"policies": {kind: changes}})
             jobs[pool.submit(run_named, changed, kind, oracle.scenario, oracle.first_counts)] = (kind, changes)
@@ -190,13 +191,13 @@ def _change(
     if name == "pd_ratio*":
         return {"pd_ratio": str(pressure.pd_ratio)}
     if name == "policy.target*":
-        expected = best.signals[Signal.DECODE_TPS] or 1.0
+        expected = best.signals[Signal.DECODE_TPS] or 1.0  # ``None``: no split keeps the objectives at any rate
         return {"policy": {"signal": str(Signal.DECODE_TPS), "target": expected * value}}
     if name == "policy.counts*":
         pools = {str(role): config.groups[0].pool(role) for role in Role}
         wanted = {role: max(pools[role].lowest_replicas, round(count * value)) for role, count in first.items()}
         return {"policy": {role: min(count, pools[role].highest_replicas) for role, count in wanted.items()}}
-    if name.endswith("*"):  # a factor of the rate of one replica
+    if name.endswith("*"):  # a factor of one replica's rate at the best split
         value *= best.requests_per_s / (best.prefill if "prefill" in name else best.decode)
     # From the path "a.b" to {"a": {"b": value}}.
     for part in reversed(name.removesuffix("*").split(".")):

@@ -32,7 +32,7 @@ class Life:
         stopped_s: time at which it began to drain, stopped while it started, or died.
         gone_s: time from which on its GPUs do not count.
         work_before: work of its engine until measuring began.
-        work_until: work of its engine until measuring ended, that before measuring included.
+        work_until: work of its engine until measuring ended, including the work before measuring.
     """
 
     key: PoolKey

@@ -19,7 +19,7 @@ class Journey:
         number: its place among all arrivals, from 0.
         block_hashes: hashes of the prompt's full blocks.
         decode: its decode replica, once it has one.
-        timer: its waiting times there, for the autoscaler.
+        timer: counts its tokens and their times for the decode replica's report.
         local_tokens: prompt tokens that the decode replica computes by itself.
         prefilled_s: end of the computation on a prefill replica; ``None``: there was none.
         first_s: time of the first token.

@@ -23,8 +23,8 @@ _ROWS = {role: row for row, role in enumerate(Role)}
 
 # The reason of the values below is not recorded. They steer the search; each plan that it finds is judged by its
 # simulation.
-# Share of time for which the engines of each role compute in the first plan: prefill, decode. A larger share begins
-# with more misses; a smaller one begins with more GPU-hours.
+# Share of time for which the engines of each role compute in the first plan; rows: prefill, decode. A larger share
+# begins with more misses; a smaller one begins with more GPU-hours.
 _FULL_FRAC = np.array([[0.85], [0.95]])
 # Most times that replicas are added to a plan until enough requests meet their objectives. A smaller number gives up on
 # traces with many bins; a larger one takes longer if no plan is enough.
@@ -79,19 +79,23 @@ class Oracle:
         # Engines that the work of each bin keeps busy, by role and bin.
         self._work = demands(scenario, bin_s, tpot_s)
         self._bins = self._work.shape[1]
-        # Rounded up, except for rounding errors.
+        # Rounded up. Without 1e-9, a rounding error above a whole number would add a replica.
         self._first_plan: Counts = np.ceil(self._work / _FULL_FRAC - 1e-9).astype(np.int64)
 
     def rough_plan(self) -> Counts:
-        """The first plan with which enough requests meet their objectives, else the plan with which most do."""
+        """The first plan's counts, with replicas added until enough requests meet their objectives.
+
+        If there never are enough, the counts with which most requests meet them.
+        """
         return self._add_until_enough_are_met(self._first_plan).counts
 
     def plan(self, fixed: Mapping[Role, float] | None = None, other_seed: Counts | None = None) -> tuple[Counts, Run]:
         """The cheapest plan found with which enough requests meet their objectives, and its run.
 
         If no such plan is found, it is the plan with which most requests meet them. ``fixed``: the smallest fixed
-        counts, where a second search begins; ``None``: there is no second search. ``other_seed``: the plan for the same
-        trace with another seed, where the first search begins; ``None``: it begins with the first plan.
+        counts, where a second search begins; ``None``: there is no second search, and replicas are only removed one by
+        one. ``other_seed``: the plan for the same trace with another seed, where the first search begins; ``None``: it
+        begins with the first plan.
         """
         first = self._first_plan
         if other_seed is not None:
@@ -128,7 +132,7 @@ class Oracle:
 
     def _remove_while_better(self, best: _SimulatedPlan) -> _SimulatedPlan:
         """Remove replicas in many bins at once; add some again in bins in which requests then miss their objectives."""
-        share, failures = 1.0, 0  # share: of the bins
+        share, failures = 1.0, 0  # share of the bins that lose replicas
         while failures < _MOST_FAILURES and self._has_runs_left and self._are_enough_met(best):
             candidate = self._simulated(self._remove_replicas(best, share))
             if not self._are_enough_met(candidate):
@@ -155,15 +159,16 @@ class Oracle:
         return best
 
     def _stretches(self, counts: Counts) -> list[tuple[int, int, int]]:
-        """Stretches that may spare a replica, as (row, begin, end).
+        """Stretches that may spare a replica, as (row, begin, end); ``end`` is the bin after the last one.
 
-        They are consecutive bins with equal counts, parts of them, and their least busy windows. The stretch with the
-        lowest peak work per replica comes first.
+        They are consecutive bins with equal counts, their halves, their first and last bins, and their least busy
+        windows of three lengths. The stretch with the lowest peak work per replica comes first.
         """
         stretches: list[tuple[float, Role, int, int]] = []
         for role, pool, row, work in zip(Role, self._pools, counts, self._work, strict=True):
-            # A window is longer than a start: ``filled`` would fill a shorter gap.
+            # Bins of the shortest window. It is longer than a start, since ``filled`` would fill a shorter gap.
             shortest = int(pool.start_s / self._bin_s) + 1
+            # Bins at which the count changes.
             edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), self._bins]
             spans = set(pairwise(edges))
             for begin, end in list(spans):
@@ -229,10 +234,10 @@ class Oracle:
         missed, allowed = self._misses_by_bin(best.run)
         counts = best.counts.copy()
         for row, work, role_missed in zip(counts, self._work, missed, strict=True):
-            # Misses in each bin and in the bins beside it.
+            # Misses in each bin and in the bins beside it: few if they are at most an even share of the allowed misses.
             around = np.convolve(role_missed, np.ones(3), mode="same")
             least_work_first = np.argsort(work / row, kind="stable")
             has_few_misses = around[least_work_first] <= allowed / self._bins
             spare = least_work_first[has_few_misses][: math.ceil(share * self._bins)]
-            row[spare] -= np.maximum(1, (_FEWER_FRAC * share * row[spare]).astype(np.int64))  # a row of counts
+            row[spare] -= np.maximum(1, (_FEWER_FRAC * share * row[spare]).astype(np.int64))  # row is a view of counts
         return counts

@@ -21,8 +21,8 @@ from kvtransfer.topology import Role
 
 # Board power of each GPU, watts (data sheets of the SXM boards).
 _BOARD_W = {"A100": 400.0, "H100": 700.0, "H200": 700.0}
-# Share of the board's power while an engine computes: Llama-2-70B on two A100, peak and mean while it generates
-# (Splitwise's measurements, splitwise-sim data/perf_model.csv).
+# Share of the board's power while an engine computes. Llama-2-70B on two A100: for prefill its peak, for decode the
+# mean while it generates (Splitwise's measurements, splitwise-sim data/perf_model.csv).
 _BUSY_FRAC = {Role.PREFILL: 1.0, Role.DECODE: 0.74}
 # Share of the board's power of an idle engine: the mean of runs that mostly idle (the same file).
 _IDLE_FRAC = 0.18
@@ -51,7 +51,8 @@ class Outcome:
         scale_events: number of times that a pool grew or shrank.
         ratio_within_band_frac: share of decisions at which the smaller role had at most one admitted replica more or
             fewer than the policy's ratio asks for; ``None``: there were no decisions.
-        ratio_deviation_mean_replicas: mean difference of the smaller role's admitted replicas from that number.
+        ratio_deviation_mean_replicas: mean difference of the smaller role's admitted replicas from the number that the
+            ratio asks for; ``None``: there were no decisions.
         prefill_utilization_frac: share of the time in which prefill engines computed; see ``utilization_frac``.
         cached_prompt_frac: share of prompt tokens that prefix caches had.
     """
@@ -230,6 +231,7 @@ def _peak_replicas(run: Run) -> int:
     """Most replicas at one time, starting and draining ones included."""
     edges = [(life.requested_s, 1) for life in run.fleet.lives]
     edges += [(life.gone_s, -1) for life in run.fleet.lives if life.gone_s is not None]
+    # At equal times -1 comes first, so a replica and the one that replaces it count once.
     return max(accumulate(change for _, change in sorted(edges)), default=0)
 
 

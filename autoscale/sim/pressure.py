@@ -121,7 +121,7 @@ def _search_peak(
 
 
 def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
-    """Decode replicas by prefill replicas, for every split at a supported ratio within the pools' limits.
+    """Decode replicas by prefill replicas, for every split within the pools' limits at a ratio that is supported.
 
     Raises:
         ValueError: there is no such split.

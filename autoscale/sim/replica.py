@@ -84,7 +84,7 @@ class VirtualReplica:
     def settle(self) -> None:
         """Bring the engine up to date with the steps that have ended."""
         step = self.step
-        if step is not None and not step.chunks:
+        if step is not None and not step.chunks:  # work with prompt chunks is a single step
             # The last step is left to the event at its end.
             ended = min(step.ended_by(self.clock.now_s - self.step_began_s), step.steps - 1)
             if ended:
@@ -106,7 +106,7 @@ class VirtualReplica:
         engine, counters, now_s = self.engine, self.engine.counters, self.clock.now_s
         before_s, busy_s, active_s = self._reported
         self._reported = (now_s, counters.busy_s, counters.sm_active_s)
-        passed_s = max(1e-9, now_s - before_s)
+        passed_s = max(1e-9, now_s - before_s)  # two reports may have the same time
         is_prefill = self.key.role is Role.PREFILL
         report = ReplicaReport(
             running_requests=len(engine.running),

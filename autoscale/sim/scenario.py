@@ -22,8 +22,8 @@ from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
-# Time from the last arrival until requests that have not ended are given up, seconds. The time of the longest answer is
-# added.
+# Time from the last arrival until requests that have not ended are given up, seconds. The time of the longest answer at
+# its TPOT objective is added.
 _PATIENCE_S = 600.0
 # Time between two checks, after the last arrival, whether all requests have ended, seconds.
 _CHECK_S = 5.0
@@ -37,7 +37,7 @@ class Scenario:
 
     Attributes:
         slos: the objectives of each request of the trace.
-        seed: of the random numbers with which routers break ties.
+        seed: chooses the random numbers with which routers break ties.
         warm_up_s: time at the start in which the first counts stay and nothing is measured, because engines are empty.
         link_frac, uplink_bytes_per_s, prefix_block_tokens: as in ``VirtualCluster``.
         failures: replicas that die under policies, but not in ``run_schedule``.
@@ -78,7 +78,7 @@ class Scenario:
         return replace(self, profiles=profiles, pools={key: pool for key, pool in self.pools.items() if key in keys})
 
     def cluster(self, slo: SloConfig | None = None) -> VirtualCluster:
-        """A cluster without replicas, at which the trace will arrive."""
+        """A cluster without replicas, at which the trace will arrive; ``slo``: as in ``VirtualCluster``."""
         cluster = VirtualCluster(
             self.profiles,
             self.router,
@@ -168,7 +168,7 @@ def scenario_of(
         router=config.router,
         seed=seed,
         warm_up_s=config.warm_up_s,
-        link_frac=config.groups[0].link_frac,
+        link_frac=config.groups[0].link_frac,  # links are the same in every group
         uplink_bytes_per_s=config.groups[0].uplink_bytes_per_s,
         prefix_block_tokens=config.prefix_block_tokens,
         failures=config.failures,
@@ -227,7 +227,10 @@ def run_policy(scenario: Scenario, config: AutoscaleConfig, counts: Mapping[Pool
 
 
 def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, int]) -> Run:
-    """As ``run_policy``; ``serve``: has a controller and the scenario's cluster, and has not started."""
+    """The run of a scenario under the controller of ``serve``; ``counts``: as in ``run_policy``.
+
+    ``serve``: has the scenario's cluster, and has not started.
+    """
     serve.start(counts)
     first_group = next(iter(scenario.pools)).group
     for each in scenario.failures:
@@ -246,6 +249,7 @@ def run_schedule(scenario: Scenario, schedule: Mapping[PoolKey, Sequence[tuple[f
     """The run of a scenario with scheduled counts.
 
     ``schedule``: by pool, (seconds, ready replicas from then on); the first entry of each pool is at 0.
+    A pool that is left out has no replicas.
     """
     cluster = scenario.cluster()
     fleet = Fleet(cluster, scenario.pools, lambda: None)

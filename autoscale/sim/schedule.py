@@ -15,7 +15,8 @@ from autoscale.sim.scenario import Run, Scenario, run_schedule
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
-# Replicas in every bin of time: a row for each role, in the order of ``Role``.
+# Replicas in every bin of time: a row for each role, in the order of ``Role``. ``filled`` and ``changes_of`` take one
+# row.
 Counts = NDArray[np.int64]
 # Assumed time per output token, as a share of the TPOT objective.
 _PACE_FRAC = 0.8
@@ -57,7 +58,8 @@ def demands(scenario: Scenario, bin_s: float, tpot_s: float) -> NDArray[np.float
 def misses(run: Run) -> Iterator[tuple[Role, float]]:
     """The role that caused the miss, and the arrival (s), of each measured request that missed an objective.
 
-    It is prefill if the first token came late and prefill alone took more than half of the TTFT objective; else decode.
+    The role is prefill if the first token came late and prefill alone took more than half of the TTFT objective. Else
+    it is decode.
     """
     for record, slo, is_met in zip(run.measured, run.slos, run.is_met, strict=True):
         if is_met:
@@ -72,13 +74,15 @@ def misses(run: Run) -> Iterator[tuple[Role, float]]:
 def filled(counts: Counts, start_bins: float, warm_up_bins: float) -> Counts:
     """Counts of one role without gaps that are shorter than a start: to stop a replica and start it anew costs more.
 
-    The first counts stay for ``warm_up_bins``, in which no policy decides, and for one start more: no new replica is
-    ready before that. They become the highest counts of this time.
+    ``start_bins``, ``warm_up_bins``: time of a start and of the warm-up, bins. The first count stays for the warm-up,
+    in which no policy decides, and for one start more: no new replica is ready before that. It becomes the highest
+    count of this time.
     """
     result = counts.copy()
     first_bins = math.ceil(warm_up_bins + start_bins)
     result[:first_bins] = result[:first_bins].max(initial=1)
-    # A gap of a level is a stretch with fewer replicas than the level, between two bins that have as many.
+    # A gap of a level is ``right - left - 1`` bins with fewer replicas than the level, between two bins that have as
+    # many or more.
     for level in range(1, int(result.max()) + 1):
         for left, right in pairwise(np.flatnonzero(result >= level)):
             if 1 < right - left <= start_bins + 1:

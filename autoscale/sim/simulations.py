@@ -44,7 +44,7 @@ def run_study(
     scale, started = start(rate_scale, list(seeds))
     running = {run: name for each in started for name, run in each.runs()}
     for done, run in enumerate(as_completed(running), start=1):
-        run.result()
+        run.result()  # raises the error of a simulation that failed
         on_step(running[run], done, len(running))
     return Study(
         config=config,
@@ -76,8 +76,8 @@ class _BoundSimulations:
 class _SeedSimulations:
     """The simulations of one seed that have started.
 
-    ``bounds``: ``None``: there are several groups. ``policies``: runs by name. If no replica fails, the smallest fixed
-    counts are left out, since the bound has the same run.
+    ``bounds`` is ``None`` if there are several groups. ``policies``: runs by name. If no replica fails, the smallest
+    fixed counts are left out, since the bound has the same run.
     """
 
     seed: int

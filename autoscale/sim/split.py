@@ -39,10 +39,11 @@ _RATE_FRAC = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressurePoint:
-    """The highest rate at which a split keeps the objectives; ``prefill`` is 0 for aggregated engines.
+    """The highest rate at which a split keeps the objectives; 0: it kept them at no rate that was tried.
 
-    ``signals``: value of each signal of HeteroScale at that rate, which is tokens per second per replica, mean
-    utilisation, or median latency in seconds; ``None``: not observed.
+    ``prefill``, ``decode``: replicas; ``prefill`` is 0 for aggregated engines. ``attainment_frac``: share of requests
+    that met their objectives at that rate. ``signals``: value of each signal of HeteroScale at that rate, which is
+    tokens per second per replica, mean utilisation, or median latency in seconds; ``None``: not observed.
     """
 
     prefill: int

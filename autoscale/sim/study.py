@@ -63,7 +63,10 @@ class Study:
 
     @property
     def beat_the_oracle(self) -> list[str]:
-        """Policies that beat the oracle with any seed (``OracleResult.is_beaten_by``): the search for it has failed."""
+        """Policies that beat the oracle with any seed (``OracleResult.is_beaten_by``).
+
+        If there are any, the oracle's search has failed.
+        """
         pairs = [(seed.bounds.oracle, seed.policies) for seed in self.seeds if seed.bounds is not None]
         return [name for name in self.names if any(oracle.is_beaten_by(results[name]) for oracle, results in pairs)]
 

@@ -124,7 +124,7 @@ class _Arrivals(StrictConfig):
     ]
 
     def draws(self, duration_s: float) -> float:
-        """Mean number of arrivals that a sample draws before thinning."""
+        """Mean number of arrivals that a sample draws before thinning (see ``_thinned``)."""
         return self.rate.bound(duration_s) * duration_s
 
     def sample(self, duration_s: float, rng: np.random.Generator) -> Floats:
@@ -132,9 +132,10 @@ class _Arrivals(StrictConfig):
         return self._thinned(duration_s, rng, np.zeros(1), np.ones(1))
 
     def _thinned(self, duration_s: float, rng: np.random.Generator, starts_s: Floats, factors: Floats) -> Floats:
-        """Arrivals at the rate times a factor; each of ``factors`` holds from the same place of ``starts_s`` on.
+        """Arrivals at the rate times a factor, in order.
 
-        Thinning draws arrivals at a constant rate, the bound. Each stays with the probability rate / bound.
+        ``factors``: one factor after another; each holds from the time at its index in ``starts_s`` until the next one.
+        Thinning draws arrivals at a constant rate, the bound. Each of them stays with the probability rate / bound.
         """
         bound = self.rate.bound(duration_s) * float(factors.max())
         at_s = np.sort(rng.uniform(0.0, duration_s, rng.poisson(bound * duration_s)))
@@ -169,6 +170,7 @@ class MmppConfig(_Arrivals):
     def draws(self, duration_s: float) -> float:
         """Mean number of arrivals that a sample draws before thinning, or of changes of state if these are more."""
         requests = super().draws(duration_s) * max(state.rate_factor for state in self.states)
+        # All states are entered equally often, so a state lasts the mean of their mean times.
         changes = duration_s * len(self.states) / sum(state.mean_sojourn_s for state in self.states)
         return max(requests, changes)
 
@@ -176,12 +178,13 @@ class MmppConfig(_Arrivals):
         """Arrivals in seconds, in order, from 0 to the duration."""
         means_s = np.array([state.mean_sojourn_s for state in self.states])
         last, last_start_s = int(rng.choice(len(means_s), p=means_s / means_s.sum())), 0.0
-        # Indices of the states that the process takes one after another, and their starts; 1024 are drawn at once.
+        # Arrays with the indices of the states, one after another, and with the times at which the states begin. After
+        # the first one, each array has 1024 states, which are drawn at once.
         indices, starts_s = [np.array([last])], [np.zeros(1)]
         while last_start_s < duration_s:
-            # From 1 to n - 1 places further in a circle: each of the other states is equally likely.
+            # Each state is from 1 to n - 1 places further in a circle: each of the other states is equally likely.
             following = (last + np.cumsum(rng.integers(1, len(means_s), size=1024))) % len(means_s)
-            # Each of them begins when the state before it ends.
+            # Each of these states begins when the state before it ends.
             sojourns_s = rng.exponential(means_s[np.append(last, following[:-1])])
             indices.append(following)
             starts_s.append(last_start_s + np.cumsum(sojourns_s))

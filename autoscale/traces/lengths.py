@@ -51,6 +51,7 @@ class _Bounded(StrictConfig):
         return values
 
     def _share_below(self, tokens: float) -> float:
+        """Share of all lengths below ``tokens``, before the bounds."""
         raise NotImplementedError
 
     def _draw(self, count: int, rng: np.random.Generator) -> Floats:
@@ -105,7 +106,8 @@ class ParetoLengthConfig(StrictConfig):
 
         L and H are the lowest and the highest length; u is uniform from 0 to 1.
         """
-        below_highest = 1.0 - (self.lowest_tokens / self.highest_tokens) ** self.alpha  # the share without a bound
+        # Share of lengths up to H, if there were no bound.
+        below_highest = 1.0 - (self.lowest_tokens / self.highest_tokens) ** self.alpha
         lengths: Floats = self.lowest_tokens * (1.0 - rng.random(count) * below_highest) ** (-1.0 / self.alpha)
         return lengths
 

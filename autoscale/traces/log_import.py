@@ -96,7 +96,10 @@ def _imported(
 
 
 def _rebased(arrivals: list[Arrival]) -> tuple[TraceRequest, ...]:
-    """Requests in order, with times from 0; if all times are whole seconds, requests are spread within their second."""
+    """Requests in order, with times from 0.
+
+    If all times are whole seconds, the requests of a second are spread over it: they did not come at one instant.
+    """
     arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
     if all(at_s.is_integer() for at_s, _, _ in arrivals):
         seconds = [list(same) for _, same in groupby(arrivals, key=lambda arrival: arrival[0])]
@@ -145,6 +148,7 @@ def _spans(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
                     skipped["requests without output"] += 1
                     continue
                 at_s = _whole(span, "startTimeUnixNano", where) / 1e9
+                # A span without an id is a request of its own.
                 key = str(values.get("gen_ai.request.id", len(arrivals)))
                 earlier_s, _, other_output = arrivals.get(key, (at_s, prompt, 0))
                 arrivals[key] = (min(earlier_s, at_s), prompt, other_output + output)
@@ -157,6 +161,7 @@ def _proxy_log(path: Path, skipped: Counter[str]) -> tuple[str, list[Arrival]]:
     """Format and requests of a proxy's log; the format names the fields with times and tokens.
 
     ``usage``: place of the object with the tokens. Its ``holder``, the object around it, may have the request's id.
+    The first record with tokens decides the place of the tokens for all records, the first request that of the time.
     """
     arrivals: dict[str, Arrival] = {}
     usage: Place | None = None
@@ -215,8 +220,8 @@ def _usage_place(record: Mapping[str, Any]) -> Place | None:
 
 
 def _time_place(record: Mapping[str, Any], usage: Place, where: str) -> Place:
-    """The place of a time, if possible in an object around the tokens: others may be about something else."""
-    # False comes first: the objects whose place is a beginning of ``usage``, which are those around the tokens.
+    """The place of a time, if possible in an object around the tokens: other objects may be about something else."""
+    # False comes first: the place of an object around the tokens is the beginning of ``usage``.
     objects = sorted(_objects(record), key=lambda each: each[0] != usage[: len(each[0])])
     named = (((*at, name), each) for names in _TIMES for at, each in objects for name in names)
     place = next((place for place, each in named if each.get(place[-1]) is not None), None)
@@ -267,6 +272,7 @@ def _seconds(record: Mapping[str, Any], place: Place, where: str) -> float:
 
 
 def _parsed_time_s(text: str) -> float | None:
+    """A number, or the seconds since 1970 of an ISO time; ``None``: the text is neither."""
     with suppress(ValueError):
         return float(text)
     with suppress(ValueError, OverflowError):

@@ -18,7 +18,7 @@ from kvtransfer.strict_config import StrictConfig
 
 # Most requests that may be drawn for a trace. Each needs two numbers: together 160 MB.
 _MOST_REQUESTS = 10_000_000
-# Fields with several kinds. Where pydantic names the place of a fault, it adds the kind after each of these fields.
+# Fields with several kinds. In the place of a fault, pydantic adds the kind after each of these fields.
 _UNIONS = ("arrivals", "rate", "lengths", "input_tokens", "output_tokens")
 
 

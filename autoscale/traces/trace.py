@@ -20,7 +20,8 @@ _COLUMNS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     _HASHES: (lambda text: tuple(map(int, text.split())), "whole numbers with spaces between"),
 }
 _REQUIRED = tuple(name for name in _COLUMNS if name != _HASHES)
-# A copy of a request arrives at most this long before or after it, seconds.
+# A copy of a request arrives at most this long before or after it, seconds. On Azure's chat trace a rate is estimated
+# best over a window of this width to both sides (Shimazaki and Shinomoto 2007; docs/decisions/simulator.md 86).
 _SPREAD_S = 30.0
 # A copy has the lengths of another request, which is at most this number of places before or after the original.
 _NEARBY_PLACES = 64
@@ -150,8 +151,9 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
 
     Each request becomes ``factor`` requests on average: itself, and copies at most half a minute earlier or later, each
     with the lengths of a request nearby. So the curve over minutes stays, and bursts within seconds do not grow with
-    the factor. Above a factor of 60, copies are spread over more time: else one heavy user would become hundreds at
-    once. If a request has ``hash_ids``, its copies have its own lengths, and ids that no other copy has.
+    the factor. Above a factor of 60, copies are spread over more time. Otherwise one heavy user would become hundreds
+    at once. If a request has ``hash_ids``, its copies have its own lengths. The first copies of all requests share
+    prefixes with each other as the originals do; so do the second copies, and so on.
 
     Raises:
         ValueError: the factor is not above 0.
@@ -160,6 +162,7 @@ def scale_rate(requests: Sequence[TraceRequest], factor: float, rng: random.Rand
         raise ValueError(f"a trace's rate cannot be scaled by {factor:g}: give a factor above 0")
     last_s = requests[-1].at_s
     spread_s = max(_SPREAD_S, factor / 2)  # on average at most one copy of a request in each second
+    # Added to the ids of a copy, so that they are equal to no original's.
     id_count = 1 + max(max(request.hash_ids, default=0) for request in requests)
     scaled: list[TraceRequest] = []
     for index, request in enumerate(requests):

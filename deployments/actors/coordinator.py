@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from pydantic import ValidationError
 from ray import serve
 
-# The module and not its adapters: Serve copies this file's globals by value, and the adapters would be among them.
+# The module, not its pydantic adapters (``CYCLE``): Serve copies this file's globals by value, so adapters as well.
 from autoscale.decide import status
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.decision_log import config_line
@@ -77,23 +77,24 @@ class Coordinator:
         self._topology = None if topology is None else TopologyConfig.model_validate(topology)
         self._name = ray.get_runtime_context().get_actor_name() or ""
         self._log_path = serve_logs_folder() / f"tandem_decisions_{app}.jsonl"
-        # A redeployed application has another actor name, new replicas and perhaps another configuration.
+        # A new version of the application gives the actor another name, under which no state is stored. An application
+        # that was deleted and deployed again may have the same name, but the stored replicas are gone.
         state = stored_state(load_state(app, self._name))
         if not _is_of_this_deployment(app, state):
             state = CoordinatorState()
         self._services = {}
         for service in map(ServiceConfig.model_validate, services):
-            assert service.autoscale is not None
+            assert service.autoscale is not None  # ``build_graph`` passes autoscaled services alone
             name, pools = service.model.id, service.pool_limits(self._topology)
             self._services[name] = _AutoscaledService(service.autoscale, pools, state.changes.get(name, {}))
-        self._version = state.version  # of the settings
+        self._version = state.version  # of the settings; a policy reads them again if it has another version
         self._cordoned = set(state.cordoned)
         self._cycle = state.cycle
-        self._synced_s = time.monotonic()  # time of the policy's last message
+        self._synced_s = time.monotonic()  # time of the policy's last message, at first of the start
         self._admitted_version = 0
-        self._admitted_changed = Bell()
+        self._admitted_changed = Bell()  # wakes callers of ``watch``
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
-        self._awaited_changed = Bell()
+        self._awaited_changed = Bell()  # wakes the caller of ``awaited``
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
@@ -109,7 +110,7 @@ class Coordinator:
         if self._admitted() != before:
             self._admitted_version += 1
             self._admitted_changed.ring()
-        if lines:
+        if lines:  # a cycle without lines has no new decision, and is not stored
             self._store()
             await asyncio.to_thread(self._write, lines)
         return self._settings()
@@ -143,8 +144,8 @@ class Coordinator:
     async def tune(self, service: str, changes: dict[str, Any], why: str) -> str | None:
         """Change the configuration of a running service. Returns the error; ``None``: the change is accepted.
 
-        ``changes``: nested like the configuration; without any, the deployed configuration is restored. ``why``: reason
-        for the log.
+        ``changes``: nested like the configuration; an empty mapping restores the deployed configuration. ``why``:
+        reason for the log.
         """
         own = self._services[service]
         all_changes = merged(own.changes, changes) if changes else {}
@@ -203,7 +204,7 @@ class Coordinator:
         return admitted_by_pool
 
     def _awaited(self) -> list[str]:
-        """Services for which requests wait, in order."""
+        """Services for which requests wait, sorted by name."""
         since_s = time.monotonic() - _WAKE_S
         return sorted(name for name, at_s in self._woken_s.items() if at_s > since_s)
 
@@ -230,7 +231,7 @@ class Coordinator:
         save_state(self._app, self._name, state.to_json())
 
     def _write(self, lines: list[str]) -> None:
-        """Append lines to the decision log; a new file begins with the configuration of every service."""
+        """Append lines to the decision log. A file after a full one begins with all configurations."""
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             if self._log_path.exists() and self._log_path.stat().st_size > _LOG_BYTES:

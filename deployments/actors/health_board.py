@@ -4,7 +4,8 @@ An ejected replica gets no requests for a while, and then a probe: one request t
 failed lately (``router.ejection``).
 
 One actor per application; Serve starts, watches and ends it with the ingress deployment. It stores nothing: after its
-end three further failures eject a replica again, and callers retry these requests elsewhere anyway.
+end it takes new failures (``OutlierConfig.failures``) to eject a replica again. Callers retry failed requests on other
+replicas anyway.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class HealthBoard:
         self._outliers = Outliers(OutlierConfig.model_validate(config))
         self._view: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # ejected and suspected replicas
         self._version = 0  # of the view
-        self._changed = Bell()
+        self._changed = Bell()  # wakes callers of ``watch``
         key = board_key(serve.get_deployment_actor_context().app_name)
         name = ray.get_runtime_context().get_actor_name() or ""
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(key, name))

@@ -72,7 +72,7 @@ def missing_s(plan: Plan, pool: PoolKey, now_s: float) -> float | None:
     """Time for which a pool has had fewer ready replicas than Serve's target, seconds; ``None``: it has enough."""
     if (missing := plan.state.missing_since_s.get(pool)) is None:
         return None
-    since_s, _ = missing
+    since_s, _ = missing  # and the number of running replicas at that time
     return max(0.0, now_s - since_s)
 
 

@@ -38,8 +38,8 @@ class _Stream:
     begun_s: float = 0.0  # start of the prefill
     first_s: float = 0.0  # first output token
     last_s: float = 0.0  # last output token
-    due_s: float = 0.0  # earliest time of the next chunk
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # set: there is a chunk to yield
+    due_s: float = 0.0  # earliest time of the next output
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # set: there is an output to yield
 
 
 class EmulatedStats:
@@ -49,7 +49,7 @@ class EmulatedStats:
         self._model = model
         self._time_factor = time_factor
         self._last = (time.monotonic(), 0.0, 0.0)  # at the last report: the time, ``busy_s`` and ``sm_active_s``
-        self.on_step: Callable[[], None] | None = None
+        self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests = model.profile.max_running
         self.block_tokens = model.profile.block_tokens
         self.prefix_cache_blocks = model.profile.kv_tokens // model.profile.block_tokens
@@ -94,7 +94,7 @@ class EmulatedClient:
         self.stats = EmulatedStats(self._model, config.time_factor)
         self._config = config
         self._streams: dict[ModelRequest, _Stream] = {}
-        self._work = asyncio.Event()
+        self._work = asyncio.Event()  # set: a request has come
         self._task: asyncio.Task[None] | None = None
         self._origin_s = time.monotonic()
         self._unread_until_s: list[float] = []  # for each prompt, engine time at which decode has pulled its KV
@@ -209,7 +209,7 @@ class EmulatedClient:
                 await self._wait()
                 next_s = self._now_s()
                 continue
-            for request, _ in step.chunks:
+            for request, _ in step.chunks:  # parts of prompts that this step computes
                 if (stream := self._streams.get(request)) is not None:
                     stream.begun_s = stream.begun_s or time.monotonic()
             next_s += step.duration_s

@@ -39,7 +39,7 @@ _PREFILL_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)  # pr
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # requests in the batches of the decode surface
 _HANDOFF_TOKENS = (128, 512, 1024, 2048, 4000)  # prompt lengths of the measured handoffs
 _DECODE_STEPS = 48  # decode steps of each measured point of the decode surface
-_REPEATS = 5  # repeats of each measurement; the median counts
+_REPEATS = 5  # repeats of each prefill and each handoff; the median counts
 
 _RandomPrompt = Callable[[int], list[int]]  # number of tokens -> token ids of a prompt that no prefix cache has
 
@@ -94,6 +94,7 @@ async def _profile(
             surface = await _decode_surface(decode, random_prompt, kv_tokens, on_progress)
             on_progress("handing KV over")
             handoff = await _handoff(prefill, decode, random_prompt)
+            # Each worker of the decode engine answers for its own part.
             parameters = sum(await decode.collective_rpc(METHOD_PARAMETERS))
             flops = sum(await decode.collective_rpc(METHOD_FLOPS))
     placement = group.decode.placement
@@ -121,11 +122,13 @@ async def _engine(
     role: Role, service: ServiceConfig, pool: RoleConfig, kwargs: dict[str, Any]
 ) -> AsyncIterator[AsyncLLMEngine]:
     """An engine on cores and a port of its own, as in a replica; it ends with the context."""
+    # The claims hold as long as these variables. The engine's processes inherit the environment.
     port = PortClaim(CLAIMS, _HOST)
     os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
     if pool.placement.accelerator_type is None:
         cores = CoreClaim(CLAIMS, count=pool.cores_per_worker * pool.workers, from_end=role is Role.DECODE)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(cores.cores, pool.workers)
+    # Arguments of vLLM's HTTP front end alone are left out.
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     kwargs = {name: value for name, value in kwargs.items() if name in known}
     kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
@@ -167,7 +170,7 @@ async def _prefill_curve(
         on_progress(f"prefilling {tokens} tokens")
         times = [(await _token_times(client, random_prompt(tokens), 1))[0] for _ in range(_REPEATS)]
         seconds.append(statistics.median(times))
-    # Due to noise a longer prompt may take less time. The curve must not fall, so each point is the largest until then.
+    # Due to noise a longer prompt may take less time. The curve must not fall, so each point is the largest so far.
     return PrefillCurve(tokens=tuple(lengths), seconds=_rounded(accumulate(seconds, max)))
 
 
@@ -178,9 +181,9 @@ async def _decode_surface(
     batches = [batch for batch in _BATCHES if batch <= scheduler.max_num_seqs]
     # The longest context with which the largest batch fits into the KV memory, with room for the measured steps.
     longest = min(client.model_config.max_model_len, kv_tokens // batches[-1]) - 2 * _DECODE_STEPS
-    # The least contexts are for small models: they differ, and all are longer than half the steps (see ``_step_s``).
+    # The bounds 48, 64 and 80 are for small models. They differ, and each is longer than half the steps (``_step_s``).
     contexts = sorted({max(_DECODE_STEPS, longest // 8), max(64, longest // 2), max(80, longest * 3 // 4)})
-    rows = []
+    rows = []  # one for each batch: the seconds of a step at each context
     for batch in batches:
         row = []
         for context in contexts:
@@ -229,6 +232,7 @@ async def _handoff(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, random_promp
             ids, params = random_prompt(tokens), None
             async for output in prefill.generate(tokens_input(ids), prefill_sampling(), uuid.uuid4().hex):
                 params = output.kv_transfer_params
+            # Four tokens: the first, and three steps.
             first_s, *later = await _token_times(decode, ids, 4, kv_transfer_params=params)
             step_s = (later[-1] - first_s) / len(later)
             times.append(first_s - step_s)

@@ -23,7 +23,7 @@ _RETRY_S = 1.0  # Retry-After, seconds, of a request that a replica refused or l
 
 
 def request_id(http: Request) -> str:
-    """The id of a request in all processes: X-Request-ID of its client or of Serve, or a new id without a valid one."""
+    """The id of a request in all processes: X-Request-ID, set by its client or Serve; if it is not valid, a new id."""
     header = http.headers.get("x-request-id", "")
     return header if is_request_id(header) else uuid.uuid4().hex
 

@@ -36,11 +36,11 @@ class Gate:
 
         ``prefill_replicas``: number of prefill replicas in all groups of the model.
         """
-        self.has_objective = config.ttft_s is not None
+        self.has_objective = config.ttft_s is not None  # for the TTFT; without it the engines' pace has no use
         self._admission = Admission(
             config, limits, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
         )
-        self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}  # of each request that waits: ends its wait
+        self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}  # by waiting request: what ends its wait
         self._ticking: asyncio.Task[None] | None = None
 
     @property
@@ -55,7 +55,7 @@ class Gate:
         if refusal is not None:
             raise refusal_error(refusal, place.priority)
         try:
-            self._let_through()
+            self._let_through()  # if there is room, this request too: that sets ``passed_s``
             if place.passed_s is None:
                 await self._turn(place)
             yield
@@ -167,10 +167,10 @@ class Intake:
         self._limits.body_refused(key, time.monotonic())
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, and wait until the others have been answered. Returns the number of unanswered ones.
+        """Refuse new requests and wait until earlier ones have been answered. Returns the number of unanswered ones.
 
-        Other replicas drain at the same time, for at most ``timeout_s``. Then the application is deleted. If it still
-        exists ``_DELETION_S`` later, requests are accepted again.
+        All replicas of the endpoint drain at the same time, for at most ``timeout_s``. Then the application is deleted.
+        If it still exists ``_DELETION_S`` later, requests are accepted again.
         """
         until_s = time.monotonic() + timeout_s
         self._drains_until_s = until_s + _DELETION_S

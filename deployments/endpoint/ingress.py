@@ -172,7 +172,7 @@ class Ingress:
         return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, and wait until the others have been answered. Returns the number of unanswered ones."""
+        """Refuse new requests and wait until earlier ones have been answered. Returns the number of unanswered ones."""
         return await self._intake.drain(timeout_s)
 
     @app.get("/v1/models")
@@ -294,6 +294,7 @@ class Ingress:
         """
         gate, place = request.model.gate, request.place
         try:
+            # The relay does nothing until its first frame is requested, which is after the request's turn has come.
             async with aclosing(self._relay.frames(request)) as frames, gate.enter(place):
                 async for frame in frames:
                     if frame.tokens:

@@ -32,7 +32,7 @@ _CONTAINER_BYTES = 200  # list or object
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escape of half a surrogate pair
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}  # change of depth at each bracket
-_NO_BRACKETS = bytes(set(range(256)).difference(_STEPS))  # all other bytes
+_NO_BRACKETS = bytes(set(range(256)).difference(_STEPS))  # all bytes except brackets
 _ANY_DIGIT = bytes.maketrans(b"123456789", b"000000000")  # makes every digit a 0
 # Fields of a part of a message that add no text to the prompt.
 _MEDIA = frozenset(
@@ -83,7 +83,7 @@ def json_object(raw: bytes, take: Callable[[int], None]) -> dict[str, Any]:
 
 def _check_shape(raw: bytes) -> int:
     """Memory of a body's values without the characters of texts, bytes. Raises OpenAIError: 400, it exceeds a bound."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escaped quotes: each quote is a text's end
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # so that each quote begins or ends a text
     pieces = unescaped.split(b'"', 2 * _MAX_PARTS + 2)  # more pieces exceed the bound anyway
     texts, outside = len(pieces) // 2, b"".join(pieces[::2])  # every second piece is outside of the texts
     brackets = outside.translate(None, _NO_BRACKETS)

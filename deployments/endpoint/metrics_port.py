@@ -22,9 +22,9 @@ from router.ray_coordinator import find_coordinator
 
 logger = logging.getLogger("ray.serve")
 
-_TIMEOUT_S = 5.0  # seconds that all processes together have to answer; half of the time that Prometheus waits
-# aiohttp logs every malformed request with its client's text; this logger drops it. It is outside of the logging tree:
-# code that configures the tree anew, as vLLM does, would switch a logger of the tree on again.
+_TIMEOUT_S = 5.0  # seconds that all processes together have to answer; half of Prometheus' default limit
+# aiohttp logs every malformed request with its client's text; this logger drops such lines. The logger is outside of
+# the logging tree: code that configures the tree anew, as vLLM does, would switch a logger of the tree on again.
 _silent = logging.Logger(f"{__name__}.http", level=logging.CRITICAL + 1)
 _RETRY_S = 2.0  # seconds between two attempts to serve the port
 
@@ -39,11 +39,13 @@ class MetricsPage:
 
     async def render(self) -> bytes:
         """The page in Prometheus' text format."""
+        # For each pool a list with the metrics of each of its processes.
         pools = await asyncio.gather(
             answers_in_time(self.endpoint, "process_page", _TIMEOUT_S),
             *(answers_in_time(handle, "metrics", _TIMEOUT_S) for handle in self.engines),
             self._coordinator_metrics(),
         )
+        # In a thread, since a page of many processes would block this replica's requests.
         return await asyncio.to_thread(metrics.render, [page for pool in pools for page in pool])
 
     async def _coordinator_metrics(self) -> list[Any]:
@@ -69,7 +71,7 @@ class MetricsPort:
         self._port = port
         self._page = page
         self._lock_file = claims / f"metrics-{port}-{quote(app_name, safe='')}"
-        self._lock: IO[str] | None = None
+        self._lock: IO[str] | None = None  # once taken, it is held also while another program has the port
 
     async def run(self) -> None:
         """Listen as soon as no other replica does. Runs until it is cancelled."""
@@ -91,7 +93,7 @@ class MetricsPort:
         try:
             await asyncio.Event().wait()
         finally:
-            await runner.cleanup()
+            await runner.cleanup()  # frees the port before another replica can get the lock
             if self._lock is not None:
                 self._lock.close()
 
@@ -120,6 +122,6 @@ class MetricsPort:
         try:
             page = await self._page()
         except Exception:
-            logger.exception("the metrics page failed")
+            logger.exception("the metrics page failed")  # ``_silent`` would drop aiohttp's own line
             raise
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})

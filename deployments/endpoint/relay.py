@@ -43,9 +43,10 @@ _TOO_LARGE_FRAME = failure(
 
 async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) -> AsyncGenerator[Frame, None]:
     """The frames of one decode replica's answer; if the answer is incomplete, the last frame is a failure."""
+    # ``pace``: seconds per token of this stream, by which the health board finds slow replicas.
     pace, is_health_reported, is_waiting = StreamPace(), False, False
     slow_tpot_s, load = request.model.slow_tpot_s, group.load
-    waiting_prompt_tokens = request.place.tokens  # 0 from the first frame on
+    waiting_prompt_tokens = request.place.tokens  # part of the group's load until the first frame, then 0
     started_s = time.monotonic()
     with group.caller.call(request.for_decode(routing), request.deadline_s) as call:
         load.requests += 1
@@ -67,6 +68,7 @@ async def attempt(request: ClientRequest, group: DecodeGroup, routing: Routing) 
                     # Before the ``yield``: after a failure the relay may take no further frame.
                     is_health_reported = _report_health(call, frame)
                 yield frame
+            # A call that has not ended failed after its whole answer; then nothing is reported.
             if call.has_ended and not is_health_reported:
                 call.health.report_answer()
         except CallError as error:
@@ -95,7 +97,10 @@ def _report_health(call: Call[Frame], frame: Frame) -> bool:
 
 
 def _failure_frame(request: ClientRequest, call: Call[Frame], error: CallError, started_s: float) -> Frame:
-    """The last frame of an attempt whose call has failed; reports a replica that has sent no frame of a stream."""
+    """The last frame of an attempt whose call has failed.
+
+    If the deadline has passed, it also reports a replica that has sent no frame of a stream for long.
+    """
     if error.failure is CallFailure.FULL:
         return full(f"every decode replica is full: {error}")
     if error.failure is CallFailure.TOO_LARGE:
@@ -133,6 +138,7 @@ class Relay:
             group = request.model.choose(request.failed_groups | request.full_groups, self._rng)
             # ``avoid``: ejected replicas, which have failed often. ``probe``: one of them, which this request tests.
             avoid, probe = await group.caller.health.guide()
+            # During the attempt, the router writes the replica that it chose into ``routing.choice``.
             routing = Routing(exclude=request.exclude, avoid=avoid, probe=probe)
             is_resumed = request.sent.frames > 0
             failure_frame: Frame | None = None
@@ -173,7 +179,7 @@ async def _prepare_retry(request: ClientRequest, group: DecodeGroup, is_full: bo
 
     ``is_full``: the replica had no room; otherwise it was lost. Returns whether the attempt counts as a lost replica.
     """
-    # If no replica was chosen, Serve's queue for the pool was full.
+    # If no replica was chosen, Serve's queue for the pool was full, or the pool has no replica.
     exclude = request.exclude if choice.replica_id is None else request.exclude | {choice.replica_id}
     if is_full and not request.lost_replicas:  # another replica may have room
         if choice.replica_id is None or not known_pools.has_others(group.pool, exclude):

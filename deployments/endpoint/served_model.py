@@ -34,7 +34,7 @@ NO_REPLICA_RETRY_S = 5.0  # Retry-After, seconds, of a request that came while n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One model with its deployments by group: applications in the graph, which Serve replaces by handles."""
+    """One model with its deployments by group. The graph has applications here; Serve makes handles of them."""
 
     config: ServiceConfig
     decodes: Mapping[str, DeploymentHandle | Application]
@@ -91,8 +91,8 @@ class ServedModel:
     def serving(self) -> list[DecodeGroup]:
         """The groups whose decode pool has replicas that the plan admits. Without such a group: all that have replicas.
 
-        A replica that the plan does not admit waits for the other role, or is about to leave. The router of a group
-        knows no other group, so it would send requests to such replicas if its group had no others.
+        A replica that the plan does not admit waits for more replicas of the other role, or is about to leave. The
+        router of a group knows no other group. If a group had only such replicas, its router would send requests there.
         """
         groups = [group for group in self.groups if known_pools.has_replicas(group.pool)]
         membership = None if self._membership is None else self._membership.now()

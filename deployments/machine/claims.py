@@ -117,6 +117,7 @@ class PortClaim:
 def free_ports(count: int) -> list[int]:
     """Ports that are free on every address, for servers that start soon. Raises OSError: fewer are free."""
     ports: list[int] = []
+    # In random order, so that clusters that start at one time rarely choose the same ports.
     for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind(("", port))
@@ -149,7 +150,7 @@ def listener(host: str, port: int) -> str | None:
 
     A process on ``host`` or on every address comes before one on another address.
     """
-    # Whether the process is on another address, and its id: the first in this order is taken.
+    # (whether the process is on another address, its id); the smallest is taken, and False is less than True.
     listeners = [
         (connection.laddr.ip not in (host, *EVERY_ADDRESS), connection.pid)
         for connection in psutil.net_connections("tcp")

@@ -53,7 +53,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
     ) -> None:
         await self._prepare_host(llm_config, cores_per_worker)
         with self._start.failure_is_crash(), named_cause():
-            if prefill_server is None:  # an aggregated group
+            if prefill_server is None:  # an aggregated group: it has no prefill pool
                 await LLMServer.__init__(self, llm_config)
             else:
                 await super().__init__(llm_config, prefill_server=prefill_server)

@@ -122,13 +122,13 @@ class EngineHost:
         self.replica_id = context.replica_id.unique_id
         host = ray.util.get_node_ip_address()
         self._port_claim = PortClaim(CLAIMS, host)
-        # Without the port, Ray's NIXL backend would derive one from the replica's rank. The environment is this
-        # replica's alone: each replica is a process of its own.
+        # Without the port, Ray's NIXL backend would derive one from the replica's rank, which Serve may use again while
+        # the port is still bound. The environment is this replica's alone: each replica is a process of its own.
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(self._port_claim.port)
         if llm_config.accelerator_type is None and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             workers = llm_config.get_engine_config().num_devices
-            from_end = self.pool.role is Role.DECODE
+            from_end = self.pool.role is Role.DECODE  # prefill takes cores from the other end
             self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=from_end)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(self._core_claim.cores, workers)
 

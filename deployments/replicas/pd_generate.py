@@ -29,9 +29,11 @@ logger = logging.getLogger(__name__)
 class PDGenerate:
     """Replaces ``AsyncLLM.generate`` on a decode replica.
 
-    vLLM's OpenAI layer above it has validated, rendered and tokenised the request once. Prefill gets the same token
-    ids, so every endpoint of vLLM takes this path. REMOTE: a prefill replica computes the prompt, and the decode engine
-    pulls its KV. LOCAL: the decode engine computes the prompt, also in a group without prefill or if prefill fails.
+    vLLM's OpenAI layer has validated, rendered and tokenised the request once, and prefill gets the same token ids. All
+    endpoints of vLLM call ``generate``, so none needs code of its own for prefill.
+
+    REMOTE: a prefill replica computes the prompt, and the decode engine pulls its KV. LOCAL: the decode engine computes
+    the prompt, also in a group without prefill or if prefill fails.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class PDGenerate:
         self._remote = remote
         self._stats = stats
         self._first_tokens = FirstTokens(client)
-        stats.on_step = self._first_tokens.update
+        stats.on_step = self._first_tokens.update  # the engine's statistics call it after each step
         self._requests = requests
         self._length = length
         self._max_model_len = client.model_config.max_model_len
@@ -73,7 +75,7 @@ class PDGenerate:
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Same arguments and outputs as ``AsyncLLM.generate``."""
-        trace = CURRENT_TRACE.get() or RequestTrace()
+        trace = CURRENT_TRACE.get() or RequestTrace()  # without one, the caller is not ``respond``
         # A beam search calls this method for each token of each beam. Only its first call has the request's own prompt;
         # the others are steps, and are not counted.
         is_step = trace.beam_search and trace.generations > 0
@@ -81,7 +83,7 @@ class PDGenerate:
         ids: list[int] | None = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         if ids is not None and not is_step:
             self._check_context(len(ids), trace.max_tokens)
-        timer = None  # stays so for a resumed stream: the lost replica has counted the request
+        timer = None  # a resumed stream gets none: the lost replica has counted the request
         is_streamed = sampling_params.output_kind is not RequestOutputKind.FINAL_ONLY
         if not is_step and trace.sent is None:
             arrived_s = time.monotonic() if trace.arrived_s is None else trace.arrived_s
@@ -127,8 +129,8 @@ class PDGenerate:
         if generation.ids is not None and path is PrefillPath.LOCAL:
             generation.local_tokens = max(0, len(generation.ids) - generation.cached_tokens)
             self.local_prefill_tokens += generation.local_tokens
-        # The engine yields such an answer only at its end, so its first token is watched for. With KV from prefill,
-        # prefill has made the first token.
+        # The engine yields an answer in one piece (FINAL_ONLY) only at its end, so its first token is watched for. If
+        # prefill has computed the prompt, ``_compute_prompt`` has already reported the first token.
         if generation.pull is None and generation.sampling.output_kind is RequestOutputKind.FINAL_ONLY:
             self._first_tokens.watch(generation.request_id, generation.trace.has_first)
         is_one_stream = generation.is_one_stream
@@ -147,6 +149,8 @@ class PDGenerate:
                         generation.output_ids.extend(output.outputs[0].token_ids)
                     yield output
         except Exception:
+            # The engine may have refused the prompt, and then it pulls nothing. A client that leaves raises no
+            # ``Exception``: vLLM aborts its request.
             if not generation.has_first and generation.pull is not None and self._remote is not None:
                 await self._remote.release(generation.request_id, generation.pull.params)
             raise
@@ -171,7 +175,7 @@ class PDGenerate:
         logger.debug("request %s: %s", generation.request_id, decision)
         if decision.path is PrefillPath.LOCAL:
             return decision.path, decision.reason
-        # Raises an error if the engine has no room, before prefill computes the prompt in vain.
+        # Raises an error if the engine has no room for 1 more answer, before prefill computes the prompt in vain.
         self._client.check_admission(1, generation.request_id)
         result = await self._remote.prefill(
             PrefillRequest(
@@ -184,7 +188,7 @@ class PDGenerate:
         if isinstance(result, PathReason):
             return PrefillPath.LOCAL, result
         generation.pull = self._remote.pulls.begin(result)
-        generation.trace.has_first.set()
+        generation.trace.has_first.set()  # prefill has made the first token
         generation.sampling.extra_args = {
             **(generation.sampling.extra_args or {}),
             "kv_transfer_params": result.kv_transfer_params,

@@ -66,7 +66,10 @@ class PrefillServer(EngineHost, PDPrefillServer):
         return max(await self.worker_answers(METHOD_UNREAD_KV), default=None)
 
     async def __del__(self) -> None:
-        """Called by Serve once no request is in flight; the engine stays until decode has pulled all KV from it."""
+        """Called by Serve once no request is in flight.
+
+        The engine stays until decode has pulled all KV from it, for at most ``MAX_KV_KEEP_LEASES`` leases.
+        """
         until_s = time.monotonic() + MAX_KV_KEEP_LEASES * self._lease_s
         with suppress(AttributeError):  # the engine never started
             client = engine_client(self)

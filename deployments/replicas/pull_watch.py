@@ -2,7 +2,7 @@
 
 If vLLM cannot pull a prompt's KV, it computes the prompt itself, which costs only the client's time. But it never
 repairs the link between the two engines. Each later prompt of this pair is computed twice, and prefill keeps the KV
-until its lease ends. If the link is silent, the pull waits for ever.
+until its lease ends. If the link is silent (neither data nor an error), the pull waits for ever.
 
 A pull has the request id that prefill's engine uses. A peer is the replica id of a prefill replica; vLLM knows the
 replica only by its engine's id.
@@ -47,7 +47,7 @@ class PullWatch:
         self._stuck = StuckPulls(pull_timeout_s)
         self._pulls: dict[str, Pull] = {}  # by prefill's request id
         self._to_drop: dict[str, list[Pull]] = {}  # links to drop: lost pulls by prefill's engine id
-        self._reported: list[str] = []  # failed pulls in the workers' last report
+        self._reported: list[str] = []  # failed pulls that have been received, which the workers may forget
         self._has_work = asyncio.Event()
         self._steps: set[asyncio.Task[None]] = set()  # asyncio itself holds its tasks only weakly
 
@@ -69,8 +69,8 @@ class PullWatch:
     async def release(self, request_id: str, params: dict[str, Any]) -> None:
         """Free KV on prefill that this engine will not pull.
 
-        If the two engines have no link yet, this engine makes one beside its steps, and frees the KV at its next step.
-        An idle engine makes no step, so this method causes one later.
+        If the two engines have no link yet, this engine makes one in a thread, and frees the KV at its next step after
+        that. An idle engine makes no step, so this method causes one later.
         """
         await self._client.notify_kv_transfer_request_rejected(request_id, params)
         step = asyncio.create_task(self._step(f"{request_id}-step"))
@@ -78,7 +78,7 @@ class PullWatch:
         step.add_done_callback(self._steps.discard)
 
     async def _step(self, request_id: str) -> None:
-        """Make the engine take a step, by a request that it refuses at once, when a new link is there."""
+        """Wait until a new link must be there, then cause a step of the engine by a request that it refuses at once."""
         await asyncio.sleep(_HANDSHAKE_S)
         with suppress(Exception):  # the engine has died
             await self._client.notify_kv_transfer_request_rejected(request_id, {})
@@ -95,18 +95,18 @@ class PullWatch:
                 self._has_work.clear()
 
     async def _check_pulls(self) -> None:
-        # Pulls that have ended before the report: the report may lack the failure of one that ends later.
+        # Listed before the workers report. A pull that ends after its worker's report may fail without being in it.
         ended = {name: pull for name, pull in self._pulls.items() if pull.has_first or pull.has_ended}
         async with asyncio.timeout(ANSWER_S):
             reports = await self._client.collective_rpc(METHOD_PULLS, args=(self._reported,))
         now_s = time.monotonic()
-        # By prefill's request id, each with prefill's engine id.
+        # Each worker reports its running and its failed pulls: prefill's request id -> prefill's engine id.
         running = merged([running for running, _ in reports])
         failed = merged([failed for _, failed in reports])
         self._reported = list(failed)
         for name, pull in ended.items():
             if name in failed or name in running:
-                continue
+                continue  # a failed pull is handled below, a running one by a later check
             del self._pulls[name]
             if not pull.has_first:  # the request ended too early to tell whether the KV came
                 self.peers.unknown(pull.peer, now_s)
@@ -115,7 +115,7 @@ class PullWatch:
                 logger.warning("KV comes from prefill replica %s again", pull.peer)
         stuck = self._stuck.see(running, now_s)
         for engine_id in {*failed.values(), *stuck, *self._to_drop}:
-            # If the link is dropped, all pulls over it are lost.
+            # If the link is dropped, all pulls over it are lost, also those that began while it waited to be dropped.
             names = {name for name, engine in {**running, **failed}.items() if engine == engine_id}
             lost = [self._pulls.pop(name) for name in names if name in self._pulls]
             self._note_broken(lost, "stuck" if engine_id in stuck else "failed", now_s)

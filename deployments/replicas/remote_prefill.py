@@ -29,7 +29,8 @@ PrefillAnswer = PrefillResult | PrefillRefusal
 # Failures in a row that count as an outage of the pool: one prompt at a time tests prefill, and decode computes the
 # others. A smaller number takes one bad replica for an outage, a larger one lets more prompts wait in vain.
 _OUTAGE_FAILURES = 3
-# A prompt with fewer tokens counts as one of this length: most of its time does not depend on its tokens.
+# For its pace (time per token) a shorter prompt counts as one of this length, tokens: most of a short prompt's time
+# does not depend on its tokens.
 _LEAST_PACE_TOKENS = 500
 # Share of a lease within which prefill's answer must reach decode, 0..1. A larger one may let decode pull KV that is
 # gone.
@@ -84,7 +85,7 @@ class RemotePrefill:
         link_probe = peers.probe(now_s) if ejected_probe is None else None
         probe = ejected_probe or link_probe
         if probe is None and peers.is_cut_off(now_s) and not peers.looks_around(now_s):
-            return None  # every link is broken, and it is too early to test one
+            return None  # all links are broken, and it is too early to test one or to look for another replica
         routing = Routing(
             work_tokens=len(request.token_ids),
             avoid=avoid,
@@ -100,6 +101,7 @@ class RemotePrefill:
                 peers.unknown(link_probe, time.monotonic())
         may_retry = self._failures < _OUTAGE_FAILURES and time.monotonic() < deadline_s
         if result is None and may_retry and self._retries.take():
+            # The router tries the failed replica last, and writes its new choice into the new ``Choice``.
             retry = replace(routing, last_resort=routing.choice.replica_id, probe=None, choice=Choice())
             result = await self._attempt(replace(request, routing=retry), deadline_s)
         return result
@@ -114,7 +116,7 @@ class RemotePrefill:
                 started_s = time.monotonic()
                 try:
                     answer = await call.piece()
-                    await call.piece()  # the end of the answer
+                    await call.piece()  # the end of the answer; without it the call would be cancelled
                 except CallError as error:
                     self._report_failure(request, call, error)
                 if answer is not None:

@@ -1,8 +1,8 @@
 """Continuation of a stream that a lost decode replica began: whether it is possible, and its outputs.
 
 The engine gets the prompt and the tokens that the client has. vLLM's output side, which turns tokens into outputs, gets
-these tokens in the same pieces as on the lost replica. It has the detokenizer, the buffer for stop strings and the
-input of the OpenAI layer's parsers. So it first repeats the outputs to the byte, and then continues.
+these tokens in the same pieces as on the lost replica. The output side has the detokenizer, the buffer for stop strings
+and the input of the OpenAI layer's parsers. So it first repeats the outputs to the byte, and then continues.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -42,7 +42,8 @@ def resumption(sampling: SamplingParams) -> Resumption:
         if not is_greedy and sampling.seed is None:
             raise NotResumableError("its next token depends on more than the tokens so far, and it has no seed")
         return Resumption.REGENERATED
-    # A seeded generator of random numbers starts at the first output token.
+    # A seeded generator of random numbers starts at the first output token, so all tokens must be drawn again. Without
+    # a seed, any random continuation is right.
     has_random_state = sampling.seed is not None and not is_greedy
     return Resumption.REGENERATED if has_random_state else Resumption.CONTINUED
 

@@ -26,7 +26,7 @@ async def answers_in_time(handle: DeploymentHandle, method: str, timeout_s: floa
         async with asyncio.timeout(timeout_s):
             results = await handle.broadcast(method)._fetch_replica_results_async()
     except (TimeoutError, RayServeException) as error:
-        # Serve restarts all replicas of this deployment; other deployments may still answer.
+        # For example, Serve restarts all replicas of this deployment. Other deployments may still answer.
         logger.warning("no replica of %s answers %s: %s", name, method, error or "not in time")
         return []
     replies = [asyncio.ensure_future(result.get_async()) for result in results]

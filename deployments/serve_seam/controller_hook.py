@@ -1,7 +1,8 @@
 """The changes that Tandem makes in Serve's controller, which runs ``install`` before it starts anything.
 
-A plan is the autoscaler's decision about an application. Its victims are the replicas that should stop. ``stock`` marks
-Serve's own class, function or choice.
+A plan is the autoscaler's decision about an application. Its victims are the replicas that should stop. The policy, in
+the same process, writes its plans' victims and nodes into ``VICTIMS``. ``stock`` marks Serve's own class, function or
+choice.
 """
 
 import asyncio
@@ -74,6 +75,7 @@ def start_proxies_with_routes() -> None:
         if current is haproxy.HAProxyManager:
             controller.HAProxyManager = ray.remote(num_cpus=0)(RoutedHAProxyManager)
         elif current.__ray_metadata__.modified_class.__name__ != RoutedHAProxyManager.__name__:
+            # If it is our class, an earlier call has set it.
             raise TypeError(f"Serve's controller starts proxies of another class: {current}")
     except Exception:
         # An error here would keep Serve's controller from starting.
@@ -83,7 +85,8 @@ def start_proxies_with_routes() -> None:
 def choose_by_plan() -> None:
     """Let Serve's deployment scheduler follow the plan: which replica stops, and on which nodes a replica starts.
 
-    A plan is stricter than a deployment's own labels, which may also allow scarce switches or cordoned nodes.
+    A plan is stricter than a deployment's own labels. These may also allow cordoned nodes, and scarce ones: nodes that
+    offer what few others offer.
 
     Needs: ``ray.serve._private.deployment_scheduler.DeploymentScheduler`` (``_get_replicas_to_stop``,
     ``_running_replicas``, ``_recovering_replicas``); ``ray.serve._private.default_impl``
@@ -164,7 +167,8 @@ def _stopping(
 ) -> set[Any]:
     """Replicas to stop, as many as in ``stock``, which is Serve's choice.
 
-    The plan's victims come first, in their order; then replicas of ``stock`` that do not run yet; then the others.
+    The plan's victims come first, in their order; then replicas of ``stock`` that do not run yet; then the rest of
+    ``stock``. ``recovering``: replicas that a restarted controller found and still checks.
     """
     running = set(running)
     replicas = {replica.unique_id: replica for replica in [*running, *recovering]}

@@ -10,7 +10,7 @@ from deployments.serve_seam.http_headers import IMPORT_PATH as HEADERS_IMPORT_PA
 # writes into the configuration unchanged. HAProxy can retry only a request that it has whole. So it waits for the whole
 # request (or a full buffer) before it sends it to a replica, at most 30 s: a client could send one byte a minute.
 _HAPROXY_LINES = ("    option http-buffer-request", "    timeout http-request 30s")
-_MIN_HARD_STOP_S = 600  # shortest life of a replaced HAProxy, seconds
+_MIN_HARD_STOP_S = 600  # shortest life of a replaced HAProxy, seconds; shorter ones cut streams off (DECISIONS 131)
 
 
 def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int]) -> dict[str, str]:
@@ -32,6 +32,7 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torchinductor"),
         # Off: torch compiles its headers into TMPDIR, 10 s of a core, even if all kernels are in the cache.
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        # Off: Ray would join or start a cluster at a process's first call of its API.
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -39,6 +40,7 @@ def cluster_environment(folder: Path, *, cache: Path, ports: tuple[int, int, int
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        # Off: Serve's gauges of HAProxy. HAProxy's own metrics page listens nevertheless.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[0]),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[1]),

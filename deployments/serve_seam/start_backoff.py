@@ -15,7 +15,8 @@ from router.ray_coordinator import is_alive
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 600.0  # seconds for which a crash counts
-# Time of service, seconds, after which an end is no crash: a replica that was killed from outside is needed soon.
+# Time of service, seconds. A replica that ends later was killed from outside: that is no crash, and the next replica
+# is needed soon.
 _SETTLED_S = 20.0
 _FREE_CRASHES = 2  # crashes in the window that cause no delay
 _MAX_BACKOFF_S = 60.0  # longest delay of a start, seconds
@@ -29,8 +30,8 @@ def backoff_s(crashes: int) -> float:
 class StartBackoff:
     """One replica's start, from its constructor on.
 
-    A replica that is killed cannot report it. So each replica writes a note into Ray's key-value store after its delay.
-    It deletes the note once it has served for 20 s or Serve ends it. A note without its replica is a crash.
+    A killed replica cannot report its end. So each replica writes a note into Ray's key-value store after its delay. It
+    deletes the note once it has served for 20 s or Serve ends it. A note without its replica is a crash.
     """
 
     def __init__(self) -> None:

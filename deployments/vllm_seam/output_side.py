@@ -54,9 +54,10 @@ class FirstTokens:
 
 
 class OutputSide:
-    """vLLM's output side of one request: its caller, and not the engine core, gives it the tokens.
+    """vLLM's output side of one request; the caller gives it the tokens, and not the engine core.
 
-    It has an own processor: the client's processor would count the request a second time against the engine's limits.
+    So a stream continues that another replica began (``replicas.resumption``). It has its own processor: the client's
+    processor would count the request a second time against the engine's limits.
 
     Needs: ``vllm.v1.engine.output_processor`` (``OutputProcessor``, ``RequestOutputCollector``),
     ``vllm.v1.engine.EngineCoreOutput``, ``vllm.v1.core.sched.utils.check_sequence_repetition``; ``input_processor``
@@ -75,15 +76,18 @@ class OutputSide:
         """The output side of a request, before its first token."""
         tasks = await client.get_supported_tasks()
         request = client.input_processor.process_inputs(request_id, prompt, sampling, supported_tasks=tasks)
-        client.input_processor.assign_request_id(request)
+        client.input_processor.assign_request_id(request)  # a unique id, since clients may use one id twice
         queue = RequestOutputCollector(sampling.output_kind, request.request_id)
         stock = client.output_processor
         processor = OutputProcessor(stock.tokenizer, log_stats=False, stream_interval=stock.stream_interval)
-        processor.add_request(request, prompt.get("prompt"), None, 0, queue)
+        processor.add_request(request, prompt.get("prompt"), None, 0, queue)  # no parent request, index 0
         return cls(client, processor, request, queue)
 
     def ends_with(self, output_ids: list[int], input_tokens: int) -> tuple[FinishReason, int | str | None] | None:
-        """The reason to end after these tokens (vllm/v1/core/sched/utils.py, check_stop); ``None``: continue."""
+        """vLLM's finish reason and stop reason after these output tokens; ``None``: the answer continues.
+
+        ``input_tokens``: length of the prompt. Source: check_stop in vllm/v1/core/sched/utils.py.
+        """
         params = self._request.sampling_params
         last = output_ids[-1] if output_ids else None
         if last is not None and last == params.eos_token_id:

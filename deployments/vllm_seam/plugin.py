@@ -32,7 +32,7 @@ def register() -> None:
     """
     logging.getLogger(_DUMP_LOGGER).addFilter(_has_no_text)
     parent = multiprocessing.parent_process()
-    if parent is None:
+    if parent is None:  # the front end: Ray starts it, and vLLM starts the other processes by multiprocessing
         _keep_worker_in_engine_core()
         return
     threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
@@ -55,7 +55,7 @@ def _has_no_text(record: logging.LogRecord) -> bool:
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
     # The engine core of a killed replica would keep its memory and its NIXL port, and the next replica would hang on
-    # that port. ``join`` returns at once when the parent ends, unless another child has inherited its sentinel.
+    # that port. ``join`` returns as soon as the parent ends, unless another child has inherited the parent's sentinel.
     while os.getppid() == parent.pid:
         parent.join(timeout=_WATCH_INTERVAL_S)
     os._exit(1)
@@ -64,7 +64,8 @@ def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
 def _end_with_side_channel(previous_hook: Callable[[Any], Any], failure: Any) -> None:
     """End an engine whose NIXL side channel has ended: decode engines cannot pull from it, and vLLM does not notice.
 
-    If another process has taken the port that this replica has claimed, vLLM waits for its listener for ever.
+    If another process has bound the port that this replica has claimed, vLLM's listener thread fails, and vLLM waits
+    for that thread for ever.
 
     Needs: the name of vLLM's thread, ``nixl_handshake_listener``.
     Without it: such a replica never becomes ready.
@@ -151,7 +152,10 @@ def _quieten_nixl() -> None:
 
 
 def _cores_from_environment() -> set[int]:
-    """Cores of a binding such as ``0-2,5|6``; empty for ``auto``, ``nobind`` and anything unreadable."""
+    """Cores of all workers of this engine; empty for ``auto``, ``nobind`` and anything unreadable.
+
+    The replica sets the variable (``replicas.engine_host``), such as ``0-2,5|6``; '|' stands between two workers.
+    """
     cores: set[int] = set()
     for part in os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto").replace("|", ",").split(","):
         first, _, last = part.partition("-")

@@ -13,6 +13,7 @@ METHOD_FORGET_PEER = "tandem_forget_peer"
 METHOD_GPU = "tandem_gpu"
 METHOD_PARAMETERS = "tandem_parameters"
 METHOD_FLOPS = "tandem_matmul_flops_per_s"
+# Value of vLLM's engine argument ``worker_extension_cls``.
 IMPORT_PATH = "deployments.vllm_seam.worker_extension.WorkerExtension"
 
 
@@ -121,7 +122,8 @@ class WorkerExtension:
     def tandem_forget_peer(self, engine_id: str) -> bool:
         """Drop the link to a prefill engine, so that the next pull makes a new one; pulls from that engine fail.
 
-        ``False``: a pull waits for the handshake with that engine, and the link is kept.
+        ``False``: the link is kept. A pull from that engine has not begun yet, and vLLM cannot begin it without the
+        link.
 
         Needs: ``_handshake_lock``, ``_remote_agents``, ``_ready_requests.queue``, ``_cleanup_remote_engine``,
             ``_recving_transfers``, ``_recving_metadata`` and ``_handle_failed_transfer`` of vLLM's NIXL worker.
@@ -130,7 +132,7 @@ class WorkerExtension:
         worker = _nixl_worker()
         if worker is None:
             return True
-        with worker._handshake_lock:
+        with worker._handshake_lock:  # vLLM's thread for handshakes adds links under this lock
             if engine_id not in worker._remote_agents:
                 return True
             metas = {
@@ -138,13 +140,14 @@ class WorkerExtension:
             }
             pulls = [name for name in metas if name in worker._recving_transfers]
             ready = {name for name, _ in list(worker._ready_requests.queue)}  # handshake done, pull not begun
-            with_blocks = {name for name, meta in metas.items() if any(meta.local_block_ids)}  # others pull nothing
+            # A request without blocks pulls nothing. A pull with blocks is in ``_recving_transfers`` once it has begun.
+            with_blocks = {name for name, meta in metas.items() if any(meta.local_block_ids)}
             if any(name in ready or (name in with_blocks and name not in pulls) for name in metas):
                 return False
             for name in pulls:
                 for handle in worker._recving_transfers.pop(name):
                     worker.nixl_wrapper.release_xfer_handle(handle)
-                # The class's own method, which records no failure: the caller has caused it.
+                # The method of the class, which does not record the failure (``_failed_pulls``): the caller causes it.
                 type(worker)._handle_failed_transfer(worker, name, None)
             worker._cleanup_remote_engine(engine_id)
         return True
@@ -164,7 +167,10 @@ class WorkerExtension:
         return sum(parameter.numel() for parameter in self.model_runner.model.parameters())
 
     def tandem_matmul_flops_per_s(self) -> float:
-        """Floating-point operations per second of a large matrix product in the model's type; the best of five."""
+        """Floating-point operations per second of a product of two 1024 x 1024 matrices, the best of five.
+
+        The matrices have the type of the model's parameters.
+        """
         import time
 
         import torch
@@ -193,10 +199,10 @@ def _nixl_worker() -> Any:
 
 
 def _failed_pulls(worker: Any) -> dict[str, str]:
-    """A worker's failed pulls: prefill's request id -> its engine id. The first call starts their recording.
+    """A worker's failed pulls: prefill's request id -> prefill's engine id.
 
-    vLLM only counts failed pulls. A refused handoff pulls no blocks, and vLLM's own method fails for it in the thread
-    of the handshake; such a failure is not recorded.
+    vLLM only counts failed pulls, so the first call replaces vLLM's method by one that records them. A refused handoff
+    pulls no blocks. If its handshake fails, vLLM's method raises in the handshake's thread, and nothing is recorded.
     """
     failed: dict[str, str] | None = getattr(worker, "_tandem_failed_pulls", None)
     if failed is None:

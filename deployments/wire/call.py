@@ -85,7 +85,7 @@ class CallWatch:
                     continue
                 if call.choice.replica_id is not None:
                     quiet.setdefault((call.pool, call.choice.replica_id), []).append(call)
-                elif self._is_stranded(call.pool):
+                elif self._is_stranded(call.pool):  # no replica has been chosen, and the pool has none
                     call.lose()
             new_silences = await asyncio.gather(*(self._silences(*replica) for replica in quiet))
             previous, silences = silences, Counter()
@@ -151,7 +151,8 @@ class Call(Generic[Piece]):
     def __init__(self, caller: PoolCaller[Piece], request: Routed, deadline_s: float) -> None:
         self.pool = caller.pool
         self.choice = request.routing.choice
-        self.health = CallHealth(caller.health, request.routing)  # the call itself reports only a lost replica
+        # The call itself reports lost and unreached replicas; its caller reports the rest.
+        self.health = CallHealth(caller.health, request.routing)
         self.since_s = 0.0  # monotonic time at which the wait for the latest piece began
         self.has_begun = False  # a piece has come
         self.has_ended = False  # the replica has ended the answer
@@ -178,7 +179,7 @@ class Call(Generic[Piece]):
     async def piece(self) -> Piece | None:
         """The next piece; ``None``: the answer is complete. Raises CallError: the rest will not come."""
         if (failure := self._failure) is not None:
-            self._give_up(failure)
+            self._give_up(failure)  # returns only if the answer is complete, here and below
             return None
         task = self._task = asyncio.current_task()
         assert task is not None
@@ -206,7 +207,7 @@ class Call(Generic[Piece]):
                 task.uncancel()  # takes back the cancellation by ``_end``
         if not self.has_begun:
             self.has_begun = True
-            self.health.report_unreached()
+            self.health.report_unreached()  # replicas that Serve tried before this one
         return piece
 
     def quiet_s(self) -> float:

@@ -70,7 +70,10 @@ class SentAgain:
         self._remaining = sent.frames
 
     def new_text(self, text: str) -> str | None:
-        """The text of the next frame; ``None``: the client has it. Raises NotResumableError: the client has another."""
+        """The text of the next frame; ``None``: the client has it.
+
+        Raises NotResumableError, at the last frame that the client has: the texts up to it differ from the client's.
+        """
         # A frame's first ``created`` is the field, since it comes before any text of the model.
         text = _CREATED.sub(self._sent.created, text, count=1) if self._sent.created else text
         if not self._remaining:
@@ -150,7 +153,7 @@ class PrefillResult:
     """The place of a prompt's KV."""
 
     kv_transfer_params: dict[str, Any]  # for the connector of the decode engine
-    answered_at_s: float  # wall-clock time; the clocks of both nodes are taken as equal; the KV's lease has begun
+    answered_at_s: float  # wall-clock time, shortly after the KV's lease began; the nodes' clocks are taken as equal
     backlog_tokens: int  # prompt tokens that still wait at the replica
     replica_id: str
     computed_s: float | None = None  # time in the engine, seconds, without the queue; ``None``: not observed

@@ -40,7 +40,7 @@ class OpenAIError(Exception):
 def field_at_fault(message: str, parameter: str | None, fields: Collection[str]) -> str | None:
     """The field of a client's body that an engine's refusal is about; used only for ``error.param``.
 
-    If the engine names no field of the body, it is the first one that the message mentions, which is a guess.
+    If the engine names no field of the body, the result is the first field that the message mentions, which is a guess.
 
     Args:
         message: the refusal.

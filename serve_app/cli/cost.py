@@ -1,8 +1,10 @@
 """What a rarely used model costs in a day: always on, from zero, or from a warm pool.
 
-Source: the queue-depth chapter, Exercise 23.4.3, for any numbers. Calls come at random, and one replica serves them. It
-stops after each burst of calls; a call that finds no replica waits for a start. A warm pool is machines on which a
-replica starts faster; each model pays its part of it at all times.
+Calls come at random, and one replica serves them. It stops if no further call has come during a call and ``idle_s``
+after it; a call that finds no replica waits for a start. A warm pool is machines on which a replica starts faster. Each
+model pays its part of the pool at all times.
+
+Source: the queue-depth chapter, Exercise 23.4.3, here for any numbers.
 """
 
 import math
@@ -18,7 +20,7 @@ from serve_app.cli.terminal import console
 commands = typer.Typer()
 
 _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
-# Calls per hour that stand for any number, if a call takes no time.
+# Highest rate of the search if a call takes no time, calls per hour: one replica then serves any number of calls.
 _MANY_CALLS_PER_HOUR = 1e9
 # Halvings of the interval in which a rate is searched; far fewer reach the precision of a float.
 _HALVINGS = 100
@@ -31,7 +33,7 @@ class Option:
     """One way to keep a model available.
 
     ``cost_per_day``: in the currency of the given prices. ``wait_s``: time that a call waits if no replica runs.
-    ``is_in_time``: whether such a call meets its deadline.
+    ``is_in_time``: whether a call that waits this time meets its deadline.
     """
 
     name: str
@@ -44,9 +46,9 @@ class Option:
 class Budget:
     """All ways, in the order always on, from zero, from a warm pool.
 
-    ``calls_in_system``: mean number of calls that start or are served, by Little's law, if each has a cold start. Below
-    1 one replica suffices. ``always_on_from_per_hour``: calls per hour from which always on is the cheapest way that is
-    in time; ``None``: one replica cannot serve that many.
+    ``calls_in_system``: mean number of calls that wait for a start or are served, by Little's law, if each call has a
+    cold start. Below 1 one replica suffices. ``always_on_from_per_hour``: calls per hour from which always on is the
+    cheapest way that is in time; ``None``: one replica cannot serve this many calls.
     """
 
     options: tuple[Option, ...]
@@ -60,7 +62,11 @@ class Budget:
 
 
 class _Way(NamedTuple):
-    """One of the compared ways, with its costs per hour: at all times, and while a replica starts, serves or stays."""
+    """One of the compared ways.
+
+    ``standing_cost``: cost per hour, paid at all times. ``replica_cost``: further cost per hour, paid while a replica
+    starts, serves or stays; 0 if the standing cost includes it.
+    """
 
     name: str
     start_s: float
@@ -81,7 +87,7 @@ def cost(
     idle_s: Annotated[float, typer.Option(help="How long a replica stays after its last call.")] = 0.0,
 ) -> None:
     """Show the daily cost of a rarely used model, and the cheapest way to meet its deadline."""
-    budget = cold_start_budget(**locals())
+    budget = cold_start_budget(**locals())  # the first statement, so that the locals are the options alone
     table = Table(box=None, pad_edge=False)
     for column in ("", "cost per day", "a call without a replica waits", "in time"):
         table.add_column(column, justify="right" if column else "left")
@@ -142,6 +148,7 @@ def cold_start_budget(
         return min((cost_per_hour(way, calls_per_hour) for way in in_time), default=math.inf) < replica_cost_per_hour
 
     # The other ways cost more with every further call, so bisection finds the rate from which always on is cheapest.
+    # At the highest rate, a replica with one call at a time is always busy.
     most_calls_per_hour = _S_PER_HOUR / call_s if call_s else _MANY_CALLS_PER_HOUR
     low, high = 0.0, most_calls_per_hour
     for _ in range(_HALVINGS):
@@ -165,8 +172,9 @@ def cold_start_budget(
 def _share_of_time(calls_per_s: float, start_s: float, kept_s: float) -> float:
     """Share of time in which a replica starts or runs, if it starts for a call and stays ``kept_s`` after each call.
 
-    A cycle is a start, a stay and the time until the next call, 1 / lambda on average. The stay lasts while the next
-    call comes within ``kept_s``: (exp(lambda kept_s) - 1) / lambda on average (a busy period of M/G/infinity).
+    A cycle is a start, a stay and the time until the next call. The time until the next call is 1 / lambda on average
+    (lambda: ``calls_per_s``). The stay lasts while each call comes within ``kept_s`` of the call before:
+    (exp(lambda kept_s) - 1) / lambda on average (a busy period of M/G/infinity).
     """
     if calls_per_s == 0.0:
         return 0.0

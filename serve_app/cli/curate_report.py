@@ -1,7 +1,7 @@
 """Results of a pressure test and of a search of policies: tables, JSON, and a configuration to serve.
 
-A pressure test tries splits of GPUs between prefill and decode. The oracle plans with the whole trace
-(``autoscale.sim``).
+A pressure test tries splits of GPUs between prefill and decode, and aggregated engines, which do both. The oracle plans
+with the whole trace (``autoscale.sim``). A candidate is a policy with parameters, and the result of its run.
 """
 
 import json
@@ -125,10 +125,10 @@ def candidates_document(
 
 
 def serve_notes(serve: Mapping[str, Any], path: Path, settings: SimConfig) -> list[str]:
-    """Notes on the use of found parameters in a Serve YAML: whether it serves other engines than were simulated.
+    """A note if a Serve YAML has other engines than were simulated, since found parameters may not fit them.
 
     Raises:
-        ConfigError: it does not have exactly one application, or the application is not autoscaled.
+        ConfigError: the YAML does not have exactly one application, or the application is not autoscaled.
     """
     app = parse_app_config(sole_application(serve).get("args"))
     if not app.is_autoscaled:
@@ -166,6 +166,7 @@ def curated_yaml(
     )
     if serve is None:
         document = yaml.safe_load(config_path.read_text())
+        # Whole paths: a relative one counts from the configuration's folder, and the new file may be in another.
         for group in document["groups"]:
             for role in Role:
                 profile = config_path.parent / group[role]["profile"]
@@ -173,10 +174,12 @@ def curated_yaml(
         changes = json.loads(json.dumps(best.changes))  # plain values: YAML cannot write the others
         document["policies"] = {**document.get("policies", {}), best.kind: changes}
         return comment + yaml.safe_dump(document, sort_keys=False)
+    # Only fields that the simulator's configuration sets: the Serve YAML keeps its own values of the others.
     with_best = config.model_copy(update={"policies": {best.kind: best.changes}})
     tuned = with_best.autoscale_config(best.kind).model_dump(mode="json", exclude_unset=True)
     application = sole_application(serve)
     autoscale = merged(application["args"].get("autoscale", {}), tuned)
+    # The policy is replaced and not merged: the old one may have fields that the new kind does not know.
     application["args"]["autoscale"] = {**autoscale, "policy": tuned["policy"]}
     application.setdefault("autoscaling_policy", JOINT_POLICY)
     return comment + yaml.safe_dump(serve, sort_keys=False)

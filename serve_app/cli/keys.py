@@ -27,7 +27,7 @@ def key(
         if text and not text.endswith("\n"):
             text += "\n"
         text += f"{line}\n"
-        parse_keys(text)
+        parse_keys(text)  # raises ValueError if the endpoint could not read the new file
         _replace(file.resolve(), text)  # a link stays a link
     except UnicodeDecodeError:
         fix = "give a key file, or a name that does not exist yet"

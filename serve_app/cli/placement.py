@@ -140,7 +140,7 @@ def _planned(app: str, status: Status, service: str | None) -> tuple[str, Plan, 
 def _history(log: Path, service: str) -> list[str]:
     """The last changes of the wanted replicas of each pool, from the decision log if it is on this machine."""
     changes: list[str] = []
-    before: dict[str, int] = {}  # wanted replicas in the line before
+    before: dict[str, int] = {}  # wanted replicas by pool in the line before; the first line shows no change
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

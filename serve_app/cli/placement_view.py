@@ -1,6 +1,8 @@
 """What the commands about nodes and places show (pure).
 
-The unit of a group is here one replica of each of its roles. ``kvtransfer.topology`` explains levels and scarcity.
+The unit of a group is here one replica of each of its roles. S0, S1 and S2 are the switches above a node, from its
+rack's switch upwards. A switch is scarce if nodes of several GPU types are below it. ``kvtransfer.topology`` explains
+levels and scarcity. ``places`` is the pool and the nodes of each replica, by replica id.
 """
 
 from collections import Counter
@@ -18,6 +20,7 @@ from autoscale.ratio import PdRatio
 from autoscale.types import Places, PoolKey, PoolStats
 from kvtransfer.topology import TIERS, LinkTier, Node, Path, Role, SubgroupPriority, Topology, path
 
+# Scarcity in words, with the reason after a colon.
 _PRIORITIES = {
     SubgroupPriority.S2_HOMOGENEOUS: "common",
     SubgroupPriority.S2_HETEROGENEOUS: "scarce: GPU types differ under its S2",
@@ -40,7 +43,7 @@ def topology_tree(nodes: Sequence[Node], places: Places) -> Tree:
             if switch is None:  # levels without a label are left out
                 continue
             if switch not in branches:
-                below = topology.domains[tier][switch]
+                below = topology.domains[tier][switch]  # the set of nodes below the switch
                 # Only S1 and S2 switches make a node scarce, so levels above them have no scarcity of their own.
                 scarcity = topology.priority(below) if tier <= LinkTier.S2 else None
                 title = f"{_LEVELS[tier]} {switch[-1]}"
@@ -123,7 +126,7 @@ def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
 
     A warm replica runs, but gets no requests yet.
     """
-    assert service.last is not None
+    assert service.last is not None  # commands come here after the first cycle, which made a plan for every service
     state = service.last.plan.state
     wanted_replicas, leaving = state.desired_and_warm, {*state.victims, *state.withdrawn}
     pools = []
@@ -144,7 +147,10 @@ def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:
 
 
 def gpus_left(status: Status, name: str) -> list[dict[str, float]]:
-    """GPUs by type that the application's budget leaves, and GPUs that the quota of the service ``name`` leaves."""
+    """GPUs by type that two limits leave: the budget of the application, and the quota of the service ``name``.
+
+    A type without a limit is left out.
+    """
     held: dict[str, dict[str, float]] = {}  # by service
     for other, service in status.services.items():
         pools = pools_now(service, status.places or {})
@@ -200,7 +206,9 @@ def explain_table(pools: Sequence[PoolStats], nodes: Sequence[Node], places: Pla
 
 
 def _group_row(pools: Mapping[Role, PoolStats], slots: Slots, places: Places) -> Iterator[str | Text]:
+    """The cells of a group, in the order of the heads of ``explain_table`` after the first; ``pools``: its pools."""
     topology = slots.topology
+    # The set of nodes that a replica of any role may be on.
     reach = slots.candidates_of_any(pool.demand for pool in pools.values())
     keys = {pool.key for pool in pools.values()}
     types = [

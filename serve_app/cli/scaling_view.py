@@ -74,7 +74,11 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
 
 
 def _no_room_line(config: AutoscaleConfig, pool: PoolKey, count: int, retry_in_s: float) -> str:
-    """Why a pool gets no more replicas. It had waited for ``no_room_s`` when the time until the next try began."""
+    """Why a pool gets no more replicas; ``count``: number of its replicas that have room.
+
+    First a replica waits for ``no_room_s``. Then the pool gets no more for ``no_room_retry_s``. The time in the line
+    counts from the beginning of the first wait.
+    """
     since_s = config.no_room_s + config.no_room_retry_s - retry_in_s
     return (
         f"no room for more than {count} of {pool} since {since_s:.0f} s (see `ray status`); tried again in "

@@ -1,6 +1,7 @@
 """A simulated comparison as a table, as JSON and as a page with pictures.
 
-Policies are compared with bounds, such as the oracle, which knows the whole trace (``autoscale.sim.compare``).
+Policies are compared with bounds: the oracle knows the whole trace, the causal bound only requests that have arrived
+(``autoscale.sim`` explains these words, ``autoscale.sim.outcome`` the figures). A row has the figures of one seed.
 """
 
 import base64
@@ -24,9 +25,11 @@ from autoscale.sim.study import Bounds, SeedResults, Study, interval_row, is_sma
 from kvtransfer.topology import Role
 from serve_app.cli.terminal import console, figure
 
+# The bounds: name in a study -> name in a table.
 _BOUNDS = {name: name.replace("_", " ") for name in BOUNDS}
 # The most policies with a curve in a picture: more curves hide each other.
 _MOST_CURVES = 4
+# Matplotlib's markers of the bounds, in the order of BOUNDS.
 _BOUND_MARKERS = ("x", "+", "s", "D")
 
 
@@ -39,7 +42,7 @@ class _Column(NamedTuple):
     factor: float = 1.0
 
 
-# Shown with an interval. The last two are the policy's GPU-hours divided by those of a bound.
+# Shown with an interval if there are several seeds. The last two are GPU-hours divided by those of a bound.
 _SPREADS = (
     _Column("SLO met", "slo_attainment_frac", ".2%"),
     _Column("GPU hours", "gpu_hours", ".2f"),
@@ -48,12 +51,14 @@ _SPREADS = (
 )
 # They replace the last two of _SPREADS for a study of several groups, which has no bounds.
 _GROUPS_COLUMNS = (_Column("by type", "gpu_hours_by_type", ".2f"), _Column("cost", "cost", ".2f"))
+# In every table. "in band": share of the decisions with counts within one replica of the policy's ratio.
 _COLUMNS = (
     _Column("TTFT p99 s", "ttft_p99_s", ".2f"),
     _Column("TPOT p90 ms", "tpot_p90_s", ".1f", 1e3),
     _Column("scale events", "scale_events", ".0f"),
     _Column("in band", "ratio_within_band_frac", ".0%"),
 )
+# Further columns, on the page only.
 _MORE_COLUMNS = (
     _Column("TTFT p50 s", "ttft_p50_s", ".2f"),
     _Column("E2E p50 s", "e2e_p50_s", ".2f"),
@@ -126,7 +131,7 @@ def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[_Column]) -> lis
 
     def cell(column: _Column) -> str:
         value = mean[column.figure]
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # GPU-hours by GPU type
             return "\n".join(f"{name} {part:{column.form}}" for name, part in sorted(value.items()))
         text = figure(value, column.form, column.factor)
         if value is None or column not in _SPREADS or column.figure not in intervals:
@@ -185,6 +190,7 @@ def document(
 
 
 def _bound_sizes(bounds: Bounds) -> dict[str, Any]:
+    """The sizes of the bounds with one seed; the report has those of the first seed."""
     return {
         "causal_bound_sizes": {str(role): size for role, size in bounds.causal.sizes.items()},
         "smallest_static_counts": bounds.oracle.static.fixed_counts,
@@ -193,6 +199,7 @@ def _bound_sizes(bounds: Bounds) -> dict[str, Any]:
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of each figure over the rows; with several rows also its interval, and the rows themselves."""
     figures = mean_row(rows)
     if len(rows) > 1:
         figures["intervals"] = {name: list(each) for name, each in interval_row(rows).items()}
@@ -201,7 +208,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _parameters(study: Study, name: str) -> dict[str, Any]:
-    """The policy's parameters; profiles by name."""
+    """The policy's parameters, with the name of each profile instead of its content."""
     if is_smallest_static(study.config, name):
         return {"counts": study.bounds[0].oracle.static.fixed_counts}
     parameters = study.config.autoscale_config(name).model_dump(mode="json")
@@ -262,6 +269,7 @@ def _pictures(study: Study) -> list[tuple[str, str]]:
 
 
 def _plot_front(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping[str, Any]) -> Any:
+    """One point for each policy and bound. The dotted line is the share of requests that must meet their objectives."""
     picture, axes = pyplot.subplots(figsize=(9, 4.5))
     bounds = {} if seed.bounds is None else {_BOUNDS[name]: result for name, result in seed.bounds.results.items()}
     marked = [(*bound, marker, "black") for bound, marker in zip(bounds.items(), _BOUND_MARKERS, strict=False)]
@@ -278,6 +286,7 @@ def _plot_front(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping[st
 
 
 def _plot_replicas(pyplot: Any, study: Study, seed: SeedResults, colors: Mapping[str, Any]) -> Any:
+    """One picture for each role, with a curve for the oracle and for each of the first policies."""
     names = study.names[:_MOST_CURVES]
     picture, rows = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True)
     end_s = seed.scenario.end_s

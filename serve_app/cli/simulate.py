@@ -1,6 +1,7 @@
 """The commands that try policies on a virtual cluster: simulate, pressure-test and curate.
 
-Policies are compared with bounds, such as the oracle, which knows the whole trace (``autoscale.sim.compare``).
+Policies are compared with bounds, such as the oracle, which knows the whole trace. A pressure test tries splits of GPUs
+between prefill and decode. ``least_frac`` is the share of requests that must meet their objectives (``autoscale.sim``).
 """
 
 import importlib.util
@@ -102,7 +103,7 @@ def simulate(
     write_file(json_out, _json(report), "--json")
     if html_out is not None:
         write_file(html_out, html_page(study, report), "--html")
-    _check_oracle(study.beat_the_oracle)
+    _check_oracle(study.beat_the_oracle)  # last, so that the files are written even if this fails
 
 
 Gpus = Annotated[
@@ -128,6 +129,7 @@ def pressure_test(
     """Find the P/D ratio with the highest rate, and its signals; or advise against disaggregation."""
     config, settings = _settings(config, {"--json": json_out}, {"--trace": trace})
     requests = _load(trace, start, duration)
+    # Not check_trace: the pressure test makes its own arrivals, so only the lengths of the trace matter.
     check_lengths(settings, requests, trace, is_strict=is_strict)
     with _progress() as progress:
         task = progress.add_task("pressure test", total=None)
@@ -224,7 +226,10 @@ def _search(
 
 
 def _best(candidates: Mapping[str, Sequence[Candidate]], least_frac: float) -> Candidate:
-    """The best candidate of all kinds; prints a note if it keeps the objectives of too few requests."""
+    """The best candidate of all kinds; prints a note if it keeps the objectives of too few requests.
+
+    ``candidates``: of each kind, the best one first.
+    """
     best = max((each[0] for each in candidates.values()), key=lambda one: one.score(least_frac))
     is_attained, _ = best.score(least_frac)
     if not is_attained:
@@ -241,7 +246,7 @@ def _policy_names(policy: str, settings: SimConfig) -> list[str]:
     if bounds := set(BOUNDS) & set(names):
         raise ValueError(f"--policy {sorted(bounds)[0]}: is shown beside every policy anyway; leave it out")
     for name in names:
-        if not is_smallest_static(settings, name):
+        if not is_smallest_static(settings, name):  # the counts of that policy come from the study, not from settings
             settings.autoscale_config(name)  # raises ValueError for an unknown name
     return names
 
@@ -249,7 +254,8 @@ def _policy_names(policy: str, settings: SimConfig) -> list[str]:
 def _policy_kinds(policy: str, *, is_served: bool) -> list[str]:
     """The kinds of policy to search. Raises ValueError: a kind has no search space, or cannot be served.
 
-    ``is_served``: whether the best policy goes into a Serve YAML; other systems' policies are for the simulator only.
+    ``is_served``: whether the best policy goes into a Serve YAML. Only kinds in ``POLICIES`` can be served. The other
+    kinds in ``SPACES`` are policies of other systems, for the simulator only.
     """
     choices = sorted(kind for kind in SPACES if kind in POLICIES or not is_served)
     kinds = choices if policy == "all" else _split(policy)
@@ -305,7 +311,8 @@ def _rate_scale(text: str) -> float | None:
 def worker_pool(jobs: int | None) -> Iterator[ProcessPoolExecutor]:
     """A pool of ``jobs`` processes, or with ``None`` one per core; an interrupt ends them.
 
-    A terminal sends the interrupt to all processes. Those of the pool ignore it, or each would print a traceback.
+    A terminal sends the interrupt to all processes. The pool's processes ignore it, or each would print a traceback. So
+    this process terminates them.
     """
     pool = ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count(),
@@ -334,7 +341,11 @@ def _settings(
     """The path of the simulator's configuration, and the configuration.
 
     ``outputs`` and ``inputs``: the command's files by option. Output files are checked before the run, so that no long
-    run ends without its report. Raises ConfigError: one of them cannot be written.
+    run ends without its report.
+
+    Raises:
+        ConfigError: an output file cannot be written or is also another option's file, or matplotlib is missing.
+        ValueError: the configuration is wrong.
     """
     config = config or shipped(_DEFAULT_CONFIG)
     option_of = {path.resolve(): option for option, path in {**inputs, "--config": config}.items()}

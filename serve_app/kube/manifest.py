@@ -20,7 +20,7 @@ from serve_app.kube.worker_groups import WorkerGroup, worker_groups
 RAY_VERSION = "2.60.0"
 # Label of Kubernetes nodes that names their GPU type.
 GPU_TYPE_LABEL = "tandem.io/gpu-type"
-# Label of Ray nodes that names their worker group.
+# Label of Ray nodes that names their worker group (``worker_groups``).
 WORKER_GROUP_LABEL = "tandem.io/worker-group"
 # The annotation beside nodeSelector that says what to choose.
 _SELECTOR_ANNOTATION = "tandem.io/node-selector"

@@ -1,4 +1,8 @@
-"""Pools -> worker groups: one group of equal Kubernetes pods for each kind of node that the pools need (pure)."""
+"""Pools -> worker groups: one group of equal Kubernetes pods for each kind of node that the pools need (pure).
+
+A pod is one Ray node. An engine has one or more workers (``RoleConfig.workers``), and each worker has a bundle of a
+Ray placement group. Pools that need the same kind of node share a worker group.
+"""
 
 import re
 from collections import Counter
@@ -14,7 +18,11 @@ from serve_app.config import AppConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """The kind of node of a worker group."""
+    """The kind of node of a worker group.
+
+    ``accelerator_type``: GPU type; ``None``: the pods have no GPU. ``node_labels``: label and value, sorted, so that
+    equal labels make equal shapes.
+    """
 
     accelerator_type: str | None
     gpus: int
@@ -39,10 +47,11 @@ class WorkerGroup:
 
 def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
     """The worker groups that a configuration's pools need. Raises ConfigError: a node label is an expression."""
-    shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}
+    shapes: dict[NodeShape, dict[PoolKey, RoleConfig]] = {}  # the pools of each shape
     for group in config.groups:
         for key, pool in group.pools().items():
             gpu = pool.placement.accelerator_type
+            # A whole GPU for each worker of a pod, even if a worker takes a fraction of one.
             shape = NodeShape(
                 accelerator_type=gpu, gpus=_pod_workers(pool) if gpu else 0, node_labels=_plain_labels(key, pool)
             )
@@ -54,6 +63,7 @@ def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
             pools=tuple(pools),
             pods=sum(_pods(pool, pool.replicas) for pool in pools.values()),
             most_pods=sum(_pods(pool, pool.max_replicas or pool.replicas) for pool in pools.values()),
+            # The highest of the pools, since the pods are equal.
             engine_cpus=max(
                 pool.placement.cpus_per_replica + pool.placement.cpus_per_worker * _pod_workers(pool)
                 for pool in pools.values()
@@ -64,12 +74,12 @@ def worker_groups(config: AppConfig) -> tuple[WorkerGroup, ...]:
 
 
 def _pods(pool: RoleConfig, replicas: int) -> int:
-    """Number of pods for this number of the pool's replicas."""
+    """Number of pods for ``replicas`` replicas of a pool; the division leaves no rest."""
     return replicas * pool.workers // _pod_workers(pool)
 
 
 def _pod_workers(pool: RoleConfig) -> int:
-    """Engine workers in one pod: one if the bundles of a replica spread over nodes, else all of the replica."""
+    """Engine workers in one pod: one if a replica's bundles spread over nodes, otherwise all workers of the replica."""
     return 1 if "SPREAD" in pool.placement.strategy else pool.workers
 
 

@@ -15,7 +15,7 @@ from autoscale.traces.trace import TraceRequest
 
 # Longest time of a request, seconds.
 _TIMEOUT_S = 300.0
-# Token ids of prompts: ordinary tokens of any tokenizer with at least 1,000 entries.
+# Range of the token ids of prompts: ordinary tokens of any tokenizer with at least 1,000 entries.
 _TOKEN_RANGE = (300, 1000)
 # The last event of a stream has the usage. It is the only one without choices.
 _USAGE = re.compile(rb'"choices": ?\[\]')
@@ -68,7 +68,7 @@ class LoadGenerator:
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0),  # no limit: at aiohttp's 100, requests would wait
             headers=self._headers,
         )
 

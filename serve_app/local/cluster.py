@@ -166,6 +166,7 @@ class LocalCluster:
         return arguments
 
     def _save_connection(self) -> None:
+        """Store address and token in a file of this user alone: a new file, since an old one would keep its mode."""
         with suppress(OSError):  # without it, other terminals need --address and the token
             _CONNECTION_FILE.parent.mkdir(parents=True, exist_ok=True)
             _CONNECTION_FILE.unlink(missing_ok=True)

@@ -1,12 +1,12 @@
 """The process that owns a local Ray cluster and ends it when the process that started it has gone.
 
 Run as ``python -m serve_app.local.guardian``. The first line on its standard input is a plan in JSON: the nodes to
-start, their environment, and the cluster's folder. It makes itself the subreaper of its descendants, starts the Ray
-nodes, prints one line, and waits. Each further line of its input is one more node, which it also answers by a line.
+start, their environment, and the cluster's folder. The guardian makes itself the subreaper of its descendants, starts
+the Ray nodes, prints one line, and waits. Each further line of its input is one more node; it answers each by a line.
 
-When its standard input closes (a normal end, Ctrl-C, or ``kill -9`` of the process at the other end) it ends every
-descendant. The kernel gives orphans to a subreaper, so no descendant can escape, whatever it did to its environment or
-its parent.
+The owner is the process at the other end of the guardian's standard input. When this input closes (the owner's normal
+end, Ctrl-C, or ``kill -9``), the guardian ends every descendant. The kernel gives orphans to a subreaper as children,
+so no descendant can escape, whatever it did to its environment or its parent.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-# prctl(2)'s number.
+# The option of prctl(2), from linux/prctl.h, by which a process becomes a subreaper.
 _PR_SET_CHILD_SUBREAPER = 36
 # Time from SIGTERM to SIGKILL, seconds.
 _GRACE_S = 5.0
-# The same if only processes of Ray are left. Ray's GCS and its monitor do not end on SIGTERM (within 40 s), and most
-# actors end only after them.
+# Time from SIGTERM to SIGKILL if only processes of Ray are left, seconds. Ray's GCS and its monitor do not end on
+# SIGTERM (within 40 s), and most actors end only after these two.
 _RAY_GRACE_S = 1.0
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Entry point."""
     # A Ctrl-C in the terminal goes to the owner, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the ``finally`` below runs
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     plan = json.loads(sys.stdin.readline())
     try:
@@ -75,7 +75,10 @@ def _start_node(arguments: list[str], environment: dict[str, str], log: Path) ->
 
 
 def end_descendants(grace_s: float) -> None:
-    """End every descendant of this process: SIGTERM, later SIGKILL, until none is left."""
+    """End every descendant of this process: SIGTERM once, SIGKILL after ``grace_s``, until none is left.
+
+    If only processes of Ray are left, they get SIGKILL after ``_RAY_GRACE_S``.
+    """
     guardian = psutil.Process()
     started_s = time.monotonic()
     signalled: set[int] = set()
@@ -96,6 +99,7 @@ def end_descendants(grace_s: float) -> None:
 
 
 def _commands(processes: list[psutil.Process]) -> Iterator[tuple[psutil.Process, str]]:
+    """Each process that still exists, and its command line."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             yield process, " ".join(process.cmdline())
@@ -107,7 +111,10 @@ def _is_ray(command: str) -> bool:
 
 
 def _ends_with_ray(command: str) -> bool:
-    """Whether a process belongs to Ray, or is a tracker of shared memory, which ends when its parent has ended."""
+    """Whether a process ends when Ray does: it belongs to Ray, or is a tracker of shared memory.
+
+    A tracker ends when its parent has ended, so it gets no early SIGKILL.
+    """
     return _is_ray(command) or "multiprocessing.resource_tracker" in command
 
 

@@ -1,4 +1,7 @@
-"""Checks this machine before a local start; each problem is one line for the user."""
+"""Checks this machine before a local start; each problem is one line for the user.
+
+An engine on CPU is one without an ``accelerator_type``. Only such engines take the machine's memory for weights and KV.
+"""
 
 import ctypes.util
 import errno
@@ -56,8 +59,10 @@ def check_machine(config: AppConfig, *, host: str, port: int) -> None:
             f"{_gb(memory.available)} is available: use fewer replicas or a smaller kv_cache_memory_bytes, without "
             f"which each engine takes {_DEFAULT_SHARE_FRAC:.0%} of the machine"
         )
+    # NIXL's side channels: each engine takes the next free port.
     for side_channel in range(FIRST_PORT, FIRST_PORT + sum(pool.replicas for _, pool in roles)):
-        is_free(NODE_IP, side_channel)  # warns about a port in use; the replicas' logs end with their cluster
+        # For its warning about a port in use: engines warn too, but in the replicas' logs, which end with the cluster.
+        is_free(NODE_IP, side_channel)
 
 
 def _check_model(folder: Path) -> None:
@@ -104,7 +109,10 @@ def _remedy(error: OSError, host: str, port: int) -> str:
 
 
 def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) -> int:
-    """Memory that all replicas of a pool on CPU take, bytes; ``machine_bytes``: memory of this machine."""
+    """Memory that all replicas of a pool on CPU take, bytes, at the pool's highest count.
+
+    ``machine_bytes``: memory of this machine. Raises ConfigError: ``kv_cache_memory_bytes`` is no whole number.
+    """
     count, folder = pool.max_replicas or pool.replicas, service.model.folder
     if pool.emulator is not None:
         return count * _REPLICA_BYTES
@@ -118,7 +126,7 @@ def _pool_bytes(pool: RoleConfig, service: ServiceConfig, machine_bytes: int) ->
         raise ConfigError(f"engine_kwargs: kv_cache_memory_bytes is {kv!r}: write a whole number of bytes")
     if kv is not None:
         return count * (weights + kv + _ENGINE_BYTES + _REPLICA_BYTES)
-    # Without a size of KV an engine, weights included, takes a share of the machine.
+    # Without a size of KV, an engine takes a share of the machine's memory, in which its weights are included.
     share_frac = kwargs.get("gpu_memory_utilization")
     taken = machine_bytes * (share_frac if isinstance(share_frac, (int, float)) else _DEFAULT_SHARE_FRAC)
     return count * (int(taken) + _REPLICA_BYTES)

@@ -25,7 +25,7 @@ _NIXL_BYTES = ("nixl_bytes",)
 
 _SAMPLE_TRACE = "traces/azure_conv_60s.csv"
 
-# What the table says for paths and reasons.
+# What the table says for paths and reasons. "there": on the replica that decodes; "its": the prompt's.
 _WHERE = {"local": "where they decode", "remote": "by a prefill engine"}
 _WHY = {
     PathReason.SHORT: "short",

@@ -45,7 +45,7 @@ def connect(address: str) -> None:
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    terminate = signal.getsignal(signal.SIGTERM)
+    terminate = signal.getsignal(signal.SIGTERM)  # ray.init replaces it
     try:
         if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", address):
             # Ray itself tries a port without a listener for more than ten minutes.

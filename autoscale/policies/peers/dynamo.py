@@ -39,7 +39,8 @@ class DynamoConfig(ProfiledConfig):
     target: Literal["sla", "throughput", "latency"] = "sla"
     """optimization_target. For throughput and latency only the reactive loop runs, and it uses thresholds."""
     is_predictive: bool = True
-    """enable_throughput_scaling: the predictive loop runs. If both run, its counts are the floor of the other."""
+    """enable_throughput_scaling: the predictive loop runs. If both loops run, its counts are the floor of the reactive
+    loop."""
     is_reactive: bool = Field(False, description="enable_load_scaling: the reactive loop runs.")
     adjustment_s: float = Field(180.0, gt=0.0, description="throughput_adjustment_interval_seconds: predictive.")
     reaction_s: float = Field(5.0, gt=0.0, description="load_adjustment_interval_seconds: reactive.")
@@ -109,7 +110,8 @@ def prefill_s(profile: EngineProfile, tokens: float) -> float:
 def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float) -> float:
     """Requests per second of one engine: the highest ``batch / TTFT`` of all batches that meet the objective.
 
-    If no batch meets it, that of all batches. ``input_tokens``: mean number of a prompt's tokens that prefill computes.
+    If no batch meets it: the highest of all batches. A batch is the number of prompts in one prefill step, at least 1.
+    ``input_tokens``: mean number of a prompt's tokens that prefill computes.
     """
     tokens = max(1, math.ceil(input_tokens))
     batches = _batches(max(1, min(profile.max_running, profile.max_batch_tokens // tokens)))
@@ -120,8 +122,8 @@ def prefill_capacity(profile: EngineProfile, input_tokens: float, ttft_s: float)
 def decode_capacity(profile: EngineProfile, input_tokens: float, output_tokens: float, itl_s: float) -> float | None:
     """Requests per second of one engine: the highest ``batch / (OSL * ITL)`` of all batches that meet the objective.
 
-    If no batch meets it, that of all batches. ``itl_s``: objective of the inter-token latency. ``None``: one request of
-    these mean lengths does not fit the KV.
+    If no batch meets it: the highest of all batches. ``itl_s``: objective of the inter-token latency. ``None``: one
+    request of these mean lengths does not fit the KV.
     """
     outputs = max(1, math.ceil(output_tokens))
     context = max(1, math.ceil(input_tokens) + outputs // 2)
@@ -148,9 +150,9 @@ def _best(rates: Iterable[tuple[float, float]], limit_s: float) -> float:
 # The next three functions return the wanted number of engines of a role, or None for no change. If they return the
 # number of serving engines, engines that still start are cancelled.
 def engines_by_threshold(values: Sequence[float], limits: Thresholds) -> int | None:
-    """One more if any engine is above its limit; one fewer if all are below, and would then stay below ``up``.
+    """One more if any engine is above ``up``; one fewer if all are below ``down`` and would then stay below ``up``.
 
-    ``values``: one of each serving engine.
+    ``values``: one value of each serving engine, in the unit of ``limits``.
 
     Source: the targets "throughput" and "latency" of ``load_scaling.py``.
     """
@@ -169,8 +171,8 @@ def prefill_engines_by_ttft(
 ) -> int | None:
     """One more if every engine would miss the TTFT; one fewer if the other engines could take over one engine's queue.
 
-    ``queued_tokens``: prompt tokens that wait at each engine. ``input_tokens``: length of the next prompt. After a
-    scale-in, a queue may take ``slack_frac`` of the time that the objective leaves beside the prompt's own prefill.
+    ``queued_tokens``: prompt tokens that wait at each engine. ``input_tokens``: length of the next prompt. With one
+    engine fewer, a queue may take ``slack_frac`` of the objective less the next prompt's own prefill time.
     """
     count, profile = len(queued_tokens), config.prefill
     if all(prefill_s(profile, queued + input_tokens) > ttft_s for queued in queued_tokens):
@@ -256,9 +258,10 @@ class Dynamo(Policy[DynamoConfig]):
         return {role: min(max(counts[role], ready[role] - step, 0), ready[role] + step) for role in Role}
 
     def _reacted(self, snapshot: Snapshot, memory: dict[str, tuple[float, ...]]) -> dict[Role, int | None] | None:
-        """Wanted engines of each role by its engines' state, a role's ``None`` for no change.
+        """Wanted engines of each role by its engines' state; the value ``None`` of a role: no change.
 
-        ``None`` alone: an engine does not report. Stores the mean prompt length in ``memory``, for ticks without any.
+        The result ``None``: an engine does not report. Stores the mean prompt length in ``memory``, for ticks in which
+        no prompt is observed.
         """
         config, serving = self._config, serving_replicas(snapshot)
         if (inputs := snapshot.traffic.input_tokens_mean) is not None:
@@ -282,7 +285,7 @@ class Dynamo(Policy[DynamoConfig]):
             context_tokens = used_tokens / running if running else inputs
             decode = decode_engines_by_itl(loads, context_tokens, self._slo.tpot_s, config)
         counts, present = {Role.PREFILL: prefill, Role.DECODE: decode}, desired_replicas(snapshot.state.desired)
-        # A count of 0 holds only while engines start: it cancels these.
+        # 0: the only serving engine would leave. It may do so only while other engines start; else the count stays.
         are_starting = {role: present[role] > len(serving[role]) for role in Role}
         return {role: None if count == 0 and not are_starting[role] else count for role, count in counts.items()}
 
@@ -300,7 +303,7 @@ def _decode_load(replica: ReplicaStats, capacity_tokens: int, input_tokens: floa
 def _at_floor(
     snapshot: Snapshot, counts: Mapping[Role, int | None], ready: Mapping[Role, int], reason: str, *, memory: Memory
 ) -> Decision:
-    """The counts, at least the floor. While replicas start, only counts that cancel or remove replicas.
+    """The counts, at least the floor. While replicas start, a count changes only if that cancels or removes replicas.
 
     ``counts``: ``None`` for a role that does not change. ``ready``: number of serving replicas.
 

@@ -73,7 +73,10 @@ class TrafficDemand:
 
 
 def with_traffic(snapshot: Snapshot, memory: Memory) -> dict[str, tuple[float, ...]]:
-    """The running interval's sums of traffic, with this tick's; rate and prompts only if all of it was observed."""
+    """The sums of ``_TRAFFIC_SUMS`` with this tick added.
+
+    The rate and the prompt tokens are added only if the requests of all decode replicas were observed.
+    """
     traffic = snapshot.traffic
     rate = traffic.requests_per_s if traffic.is_whole else None
     prompts = None if rate is None else rate * (traffic.input_tokens_mean or 0.0)
@@ -212,9 +215,9 @@ class DynamoSla(Policy[DynamoSlaConfig]):
 def _engine_values(snapshot: Snapshot) -> dict[str, float | None]:
     """This tick's values for ``_ENGINE_SUMS``; ``None``: not observed.
 
-    Except for the TTFT, the values are those of the decode replicas that report. Requests per replica are all that it
-    has accepted, waiting ones too; Dynamo computes the same number as ``num_req / num_d * duration / interval``
-    (Little's law).
+    Except for the TTFT, the values are those of the decode replicas that report. ``requests_per_replica`` counts all
+    requests that a replica has accepted, waiting ones too. Dynamo computes the same number as
+    ``num_req / num_d * duration / interval`` (Little's law).
     """
     reports = [
         (running, rate, running + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0))

@@ -91,8 +91,8 @@ def replicas_for_metric(values: Sequence[float], missing: int, current: int, tar
 
     The count is that of all replicas, with the metric or without; ``current`` is the result if nothing should change.
     ``values``: the metric of the replicas that report it, at least one. ``missing``: number of replicas that do not.
-    They count as idle if replicas would be added, and as at the target if replicas would be removed. ``tolerance``:
-    share of the target.
+    The missing ones count as idle if replicas would be added, and as at the target if replicas would be removed.
+    ``tolerance``: distance from the target up to which nothing changes, as a share of the target.
     """
     usage = fmean(values) / target
     count = len(values) + missing
@@ -116,9 +116,9 @@ def paced(
 ) -> tuple[int, dict[str, tuple[float, ...]]]:
     """A recommendation (``desired``) after stabilization and scaling rules; and the series for the next call.
 
-    ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, all changes of the
-    count, and the count at the last call with its time. A change, this policy's own too, is noticed at the next call
-    as a difference from that count; it gets the time of the last call.
+    ``series``: prefix of the names of its series in ``memory``. They are earlier recommendations, recent changes of the
+    count, and the count at the last call with its time. Any change of the count, by this policy or not, is noticed at
+    the next call, as a difference from the count at the last call. It gets the time of the last call.
     """
     names = [f"{series}_{name}" for name in ("recommended_at_s", "recommended", "changed_at_s", "changed", "count")]
     recommended_at, recommended, changed_at, changed, last_count = (memory.get(name, ()) for name in names)
@@ -140,7 +140,7 @@ def paced(
         changes.append((last_count[1], current - last_count[0]))
     changes = [(at, n) for at, n in changes if 0.0 < now_s - at < longest_period_s]
 
-    # The count before the changes of the period, from which the steps are allowed.
+    # ``before``: the count before the changes of the period. The steps are counted from it.
     if stable > current:
         before = current - math.fsum(n for at, n in changes if now_s - at < up.period_s)
         most = max(before + up.step_replicas, whole(before * (1.0 + up.step_frac)))
@@ -172,7 +172,7 @@ class Hpa(Policy[HpaConfig]):
                 values = [value for replica in replicas if (value := getattr(replica, each.metric)) is not None]
                 if not values:
                     continue
-                missing = max(present[role], len(replicas)) - len(values)
+                missing = max(present[role], len(replicas)) - len(values)  # replicas that start are missing too
                 recommended.append(
                     replicas_for_metric(values, missing, present[role], each.target, config.tolerance_frac)
                 )

@@ -26,7 +26,7 @@ def serving_replicas(snapshot: Snapshot) -> dict[Role, list[ReplicaStats]]:
 
 
 def is_due(snapshot: Snapshot, memory: Memory, name: str, interval_s: float) -> bool:
-    """Whether an interval has passed since the time in the series ``name``. Also if the clock was set back."""
+    """Whether an interval has passed since the time in the series ``name``, or the clock was set back since then."""
     then_s = memory[name][0]
     return not 0.0 <= snapshot.now_s - then_s < interval_s - _EPSILON_S
 

@@ -115,8 +115,8 @@ class RayBaseline(Policy[RayBaselineConfig]):
             target = config.prefill_ongoing_requests if role is Role.PREFILL else config.decode_ongoing_requests
             mean_total, running = math.fsum(totals) / len(totals), len(replicas)
             needed = replicas_for_ongoing(mean_total, running, target)
-            # Ray clips to the bounds here, and a downscaling_factor above 1 may lead below 0. The guard has the other
-            # bounds.
+            # Ray clips to its bounds at this place. Here 0 is the only bound: a downscaling_factor above 1 may lead
+            # below it. The guard applies the configured bounds.
             desired = max(0, apply_scaling_factors(needed, running, config))
             change_name = f"{role}_since"
             wanted[role], memory[change_name] = apply_delay_logic(
