@@ -70,14 +70,11 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRati
     # since all placed replicas have taken their room above.
     most = placed.counts
     inside = [pool.bounded(min(pool.limits.lowest_replicas, most[pool.key]), most[pool.key]) for pool in draft.pools]
-    serving = placement.place(counts, state.desired, inside, ratio, spare_followers=spare_followers).counts
-    total = desired_replicas(serving)
-    return replace(
-        placed,
-        counts=serving,
-        warm={key: count - serving[key] for key, count in placed.counts.items() if count > serving[key]},
-        pending={role: max(0, counts[role] - total[role]) for role in Role},
+    serving = placement.place(
+        counts, state.desired, inside, ratio, overdue=draft.overdue, spare_followers=spare_followers
     )
+    warm = {key: count - serving.counts[key] for key, count in placed.counts.items() if count > serving.counts[key]}
+    return replace(placed, counts=serving.counts, warm=warm, pending=serving.pending)
 
 
 def _is_change(draft: Draft, counts_with_warm: Mapping[Role, int]) -> bool:

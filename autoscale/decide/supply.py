@@ -116,9 +116,10 @@ def start_nodes(
     """The nodes that replicas of each pool may start on; a pool that is left out may use all that its demand allows.
 
     A pool that grows in this cycle uses its ``planned`` nodes (``Placed.nodes``). Until it has its count (``counts``),
-    it goes on using its nodes of the last cycle (``before``). After that, a replica that replaces a lost one goes to no
-    scarcer node than the pool's other replicas are on.
+    it goes on using its nodes of the last cycle (``before``), without those that are gone or cordoned by now. After
+    that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on.
     """
+    index, usable = slots.topology.index, slots.topology.usable
     allowed: dict[PoolKey, tuple[str, ...]] = {}
     for pool in pools:
         if pool.demand is None:
@@ -126,9 +127,8 @@ def start_nodes(
         if pool.key in planned:
             names = planned[pool.key]
         elif (pool.held_replicas or 0) < counts[pool.key]:
-            names = before.get(pool.key, ())
+            names = tuple(name for name in before.get(pool.key, ()) if name in index and usable >> index[name] & 1)
         else:
-            index = slots.topology.index
             own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
             names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
         if names:

@@ -317,9 +317,11 @@ def test_law_10_room_that_was_made_goes_to_the_service_that_asked_for_it() -> No
     assert counts(decided["low"][1]) == {"low-g": (2, 2)}
 
 
-def test_law_12_what_is_stuck_is_had_elsewhere_once() -> None:
-    """Not once more in every cycle."""
-    one = controller(1, no_node_s=10.0, guard={"cooldown_out_s": 0.0, "cooldown_in_s": 600.0})
+@pytest.mark.parametrize("warm_replicas", [0, 1])
+def test_law_12_what_is_stuck_is_had_elsewhere_once(warm_replicas: int) -> None:
+    """Not once more in every cycle; warm replicas are no substitute for it."""
+    guard = {"cooldown_out_s": 0.0, "cooldown_in_s": 600.0}
+    one = controller(1, no_node_s=10.0, guard=guard, warm_replicas=warm_replicas)
     lost = tuple(
         replace(pool, replicas=(), held_replicas=0, on={}, target_replicas=1)
         for pool in pools("s", (1, 1), group="lost", selector={"s1": "gone"})
@@ -332,6 +334,7 @@ def test_law_12_what_is_stuck_is_had_elsewhere_once() -> None:
     for cycle in range(6):
         plan = tick_all({"s": one}, seen, slots=room([node("a", 8)]))["s"][1]
         assert counts(plan) == {"s-lost": (1, 1), "s-here": (1, 1)}, cycle
+        assert plan.state.warm.get(here[0].key, 0) == warm_replicas, cycle
         now_s = seen["s"].now_s + 5.0
         seen = {"s": replace(seen["s"], now_s=now_s, state=plan.state)}
 

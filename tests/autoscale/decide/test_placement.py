@@ -286,6 +286,11 @@ def test_law_3_a_replica_that_is_started_again_comes_to_no_scarcer_node() -> Non
     assert starts({}, everywhere, 2) == everywhere
     scarce = replace(decode, on={"r": ("common",), "s": ("scarce",)}, held_replicas=2)
     assert start_nodes({}, {}, {scarce.key: 2}, [scarce], slots) == {}
+    # A node that was cordoned while the pool grew takes no replica more.
+    slots = Slots(Topology([replace(one, is_cordoned=one.name == "common-too") for one in nodes]))
+    assert starts({}, common, 2) == ("common",)
+    slots = Slots(Topology([replace(one, is_cordoned=one.name in common) for one in nodes]))
+    assert starts({}, common, 2) == everywhere  # the scheduler hook then leaves out cordoned nodes
 
 
 def test_law_6_of_one_group_the_replica_on_the_scarcest_node_goes_first() -> None:
