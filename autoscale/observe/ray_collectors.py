@@ -4,6 +4,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any
 
 from autoscale.observe.collectors import (
@@ -43,5 +44,6 @@ def collect(config: CollectorConfig) -> tuple[Gauges, str | None]:
     """The gauges of the source, and ``None``; or no gauges, and the reason: then the replicas' own reports count."""
     try:
         return COLLECTORS[config.kind](config), None
-    except (OSError, ValueError) as error:  # the errors of urllib are OSErrors
+    # urllib's own errors are OSErrors. An answer that breaks off, and a port that is no number, are HTTPExceptions.
+    except (OSError, ValueError, HTTPException) as error:
         return {}, f"collector {config.kind}: {error}"

@@ -140,12 +140,15 @@ def least_frac(config: SimConfig, scenario: Scenario) -> float:
     return config.slo.attainment_frac * (1.0 - impossible / len(measured))
 
 
-def notes(config: SimConfig, trace: Sequence[TraceRequest]) -> list[str]:
-    """What a reader of figures about these requests must know, one sentence each."""
+def notes(config: SimConfig, trace: Sequence[TraceRequest], *, is_replayed: bool = True) -> list[str]:
+    """What a reader of figures about these requests must know, one sentence each.
+
+    ``is_replayed``: whether they arrive at their times; a pressure test takes only their lengths.
+    """
     profiles = config.profiles()
     profiled, total = ProfiledRange.of(profiles), len(trace)
     lines = []
-    if (idle_s := trace[0].at_s - config.warm_up_s) > _IDLE_S:
+    if is_replayed and (idle_s := trace[0].at_s - config.warm_up_s) > _IDLE_S:
         lines.append(
             f"the first request comes {idle_s:,.0f} s after the warm-up: GPU-hours of that time count too; --start "
             "leaves it out"

@@ -198,7 +198,8 @@ def _change(
         wanted = {role: max(pools[role].lowest_replicas, round(count * value)) for role, count in first.items()}
         return {"policy": {role: min(count, pools[role].highest_replicas) for role, count in wanted.items()}}
     if name.endswith("*"):  # a factor of one replica's rate at the best split
-        value *= best.requests_per_s / (best.prefill if "prefill" in name else best.decode)
+        # 0: no split keeps the objectives at any rate.
+        value *= (best.requests_per_s or 1.0) / (best.prefill if "prefill" in name else best.decode)
     # From the path "a.b" to {"a": {"b": value}}.
     for part in reversed(name.removesuffix("*").split(".")):
         value = {part: value}

@@ -75,25 +75,26 @@ class MetricsPort:
 
     async def run(self) -> None:
         """Listen as soon as no other replica does. Runs until it is cancelled."""
+        runner: web.AppRunner | None = None
         is_logged = False
-        while True:
-            try:
-                runner = await self._listen()
-                if runner is not None:
-                    break
-            except OSError as error:
-                if not is_logged:
-                    is_logged = True
-                    logger.warning(
-                        "no metrics on %s:%d: %s; end the process that holds it, or choose another "
-                        "ingress.metrics_host or ingress.metrics_port; trying again every %g s",
-                        *(self._host, self._port, error, _RETRY_S),
-                    )
-            await asyncio.sleep(_RETRY_S)
         try:
+            while runner is None:
+                try:
+                    runner = await self._listen()
+                except OSError as error:
+                    if not is_logged:
+                        is_logged = True
+                        logger.warning(
+                            "no metrics on %s:%d: %s; end the process that holds it, or choose another "
+                            "ingress.metrics_host or ingress.metrics_port; trying again every %g s",
+                            *(self._host, self._port, error, _RETRY_S),
+                        )
+                if runner is None:
+                    await asyncio.sleep(_RETRY_S)
             await asyncio.Event().wait()
         finally:
-            await runner.cleanup()  # frees the port before another replica can get the lock
+            if runner is not None:
+                await runner.cleanup()  # frees the port before another replica can get the lock
             if self._lock is not None:
                 self._lock.close()
 

@@ -140,7 +140,7 @@ def pressure_test(
         result = pressure.pressure_test(settings, requests, gpus=gpus, seed=seed, on_point=on_point)
     console.print(curate_report.pressure_table(result))
     console.print(curate_report.pressure_verdict(result), highlight=False)
-    flags = notes(settings, requests)
+    flags = notes(settings, requests, is_replayed=False)
     print_notes(flags)
     report = {**sources(settings, trace, config), "flags": flags, **curate_report.pressure_document(result)}
     write_file(json_out, _json(report), "--json")

@@ -69,7 +69,9 @@ def _prometheus() -> Iterator[str]:
             answer = {"sum(x)": vector(a="0.25"), "y": vector(a="7", b="9")}.get(query)
             if query == "slow":
                 time.sleep(1.0)
-            self.send_response(200 if answer else 400)
+            self.send_response(200 if answer or query == "cut" else 400)
+            if query == "cut":
+                self.send_header("Content-Length", "100")
             self.end_headers()
             self.wfile.write(answer or b"{}")
 
@@ -95,7 +97,13 @@ def test_prometheus_answers_one_query_for_each_gauge(prometheus: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "query", "cause"),
-    [(None, "no such", "HTTP Error 400"), (None, "slow", "timed out"), ("http://127.0.0.1:9", "y", "refused")],
+    [
+        (None, "no such", "HTTP Error 400"),
+        (None, "slow", "timed out"),
+        (None, "cut", "IncompleteRead"),
+        ("http://127.0.0.1:9", "y", "refused"),
+        ("http://127.0.0.1:9o90", "y", "nonnumeric port: '9o90'"),
+    ],
 )
 def test_a_source_that_does_not_answer_adds_nothing_and_the_cause_is_reported(
     prometheus: str, url: str | None, query: str, cause: str

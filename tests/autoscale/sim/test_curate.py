@@ -64,6 +64,13 @@ def test_targets_are_multiples_of_the_figures_of_the_pressure_test() -> None:
     assert changes["policy"]["decode_requests_per_s"] / 15.0 in SPACES["queue_depth"]["policy.decode_requests_per_s*"]
 
 
+def test_without_a_split_that_keeps_the_objectives_every_policy_can_be_tried() -> None:
+    nothing = replace(PRESSURE, points=[replace(POINT, requests_per_s=0.0, signals=dict.fromkeys(POINT.signals))])
+    for kind in SPACES:
+        for changes in draw(LLAMA, kind, 3, nothing, FIXED, random.Random(0)):
+            LLAMA.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
+
+
 def test_the_best_of_each_policy_comes_first_and_attaining_enough_beats_being_cheap() -> None:
     rng = random.Random(0)
     trace, at_s = [], 0.0

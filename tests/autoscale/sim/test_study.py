@@ -124,6 +124,7 @@ def test_what_a_reader_must_know_is_noted() -> None:
     late = [replace(request, at_s=request.at_s + 20_000.0) for request in TRACE]
     (line,) = notes(config(CHEAP), late)
     assert line.startswith("the first request comes 19,990 s after the warm-up: GPU-hours of that time count too")
+    assert notes(config(CHEAP), late, is_replayed=False) == []
 
 
 def test_nothing_is_a_multiple_of_a_bound_that_attains_nothing() -> None:

@@ -91,6 +91,20 @@ async def test_a_port_of_another_process_is_logged_once_and_taken_when_it_is_fre
     assert "choose another ingress.metrics_host or ingress.metrics_port" in record.getMessage()
 
 
+async def test_a_replica_that_ends_while_it_waits_for_the_port_gives_its_lock_to_another(
+    start: Start, port: int
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        waits = start(b"first")
+        await asyncio.sleep(0.3)
+        waits.cancel()
+        start(b"second")
+        await asyncio.sleep(0.3)
+    await becomes(port, b"second")
+
+
 async def test_another_applications_port_is_told(start: Start, port: int, caplog: pytest.LogCaptureFixture) -> None:
     start(b"first")
     await becomes(port, b"first")
