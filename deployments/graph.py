@@ -35,7 +35,13 @@ def build_graph(
     topology: TopologyConfig | None,
 ) -> Application:
     """Bind every deployment of an application. Raises ValueError: an engine argument that vLLM does not know."""
-    actors = [_actor("health_board", HealthBoard, config=services[0].router.outlier.model_dump(mode="json"))]
+    outliers = {
+        str(key): service.router.outlier.model_dump(mode="json")
+        for service in services
+        for group in service.groups
+        for key in group.pools()
+    }
+    actors = [_actor("health_board", HealthBoard, configs=outliers)]
     if autoscaled := [service.model_dump(mode="json") for service in services if service.autoscale is not None]:
         plain_topology = None if topology is None else topology.model_dump(mode="json")
         actors.append(_actor("coordinator", Coordinator, services=autoscaled, topology=plain_topology))

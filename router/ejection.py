@@ -7,7 +7,7 @@ it still fails. A *suspect* is a replica that has failed lately, ejected or not.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -35,6 +35,9 @@ class OutlierConfig(StrictConfig):
     """Streams on decode that take less than this, seconds per output token, never count as slow."""
     slow_prefill_s: float = Field(2.0, ge=0.0)
     """Prompts on prefill that take less than this, seconds per 1,000 tokens, never count as slow."""
+
+
+_DEFAULTS = OutlierConfig()
 
 
 def usable(names: Collection[str], ejected: Collection[str], most_frac: float) -> list[str]:
@@ -126,9 +129,9 @@ class Outliers:
     # at last exceed a float. ``most_ejection_s`` limits the length long before.
     _MOST_EJECTIONS = 30
 
-    def __init__(self, config: OutlierConfig) -> None:
-        self._config = config
-        self._counted_answers = max(self._LEAST_ANSWERS, 2 * config.failures)
+    def __init__(self, configs: Mapping[str, OutlierConfig]) -> None:
+        """``configs``: bounds of ejection by pool; a pool that is left out has the defaults."""
+        self._configs = configs
         self._suspects: dict[str, _Suspect] = {}
 
     def observe(self, observation: Observation, pool: str, now_s: float) -> None:
@@ -137,7 +140,8 @@ class Outliers:
         if suspect is None:
             if not observation.has_failed:
                 return
-            suspect = _Suspect(pool, {measure: deque(maxlen=self._counted_answers) for measure in Measure})
+            counted_answers = max(self._LEAST_ANSWERS, 2 * self._config(pool).failures)
+            suspect = _Suspect(pool, {measure: deque(maxlen=counted_answers) for measure in Measure})
             self._suspects[observation.replica_id] = suspect
         suspect.observed_s = now_s
         answers = suspect.failures[observation.measure]
@@ -149,7 +153,7 @@ class Outliers:
                 suspect.until_s = None
                 answers.clear()  # of this measure only: the probe did not test the other one
         answers.append(observation.has_failed)
-        least = self._config.failures
+        least = self._config(suspect.pool).failures
         if observation.has_failed and any(_is_failing(each, least) for each in suspect.failures.values()):
             self._eject(suspect, now_s)
         elif not any(map(any, suspect.failures.values())):  # none of the last answers failed
@@ -181,12 +185,15 @@ class Outliers:
         suspect.probed_until_s = now_s + self._PROBE_S
         return True
 
+    def _config(self, pool: str) -> OutlierConfig:
+        return self._configs.get(pool, _DEFAULTS)
+
     def _is_due(self, suspect: _Suspect, now_s: float) -> bool:
         is_probed = suspect.probed_until_s is not None and now_s < suspect.probed_until_s
         return suspect.until_s is not None and now_s >= suspect.until_s and not is_probed
 
     def _eject(self, suspect: _Suspect, now_s: float) -> None:
-        ejection_s = self._config.ejection_s * 2.0**suspect.ejections
-        suspect.until_s = now_s + min(ejection_s, self._config.most_ejection_s)
+        config = self._config(suspect.pool)
+        suspect.until_s = now_s + min(config.ejection_s * 2.0**suspect.ejections, config.most_ejection_s)
         suspect.ejections = min(suspect.ejections + 1, self._MOST_EJECTIONS)
         suspect.probed_until_s = None

@@ -27,8 +27,9 @@ _PROBE_WATCH_S = 0.5  # the same while a replica is ejected, so that callers lea
 class HealthBoard:
     """The actor, whose public methods other processes call."""
 
-    def __init__(self, *, config: Mapping[str, Any]) -> None:
-        self._outliers = Outliers(OutlierConfig.model_validate(config))
+    def __init__(self, *, configs: Mapping[str, Any]) -> None:
+        """``configs``: an ``OutlierConfig`` in JSON for each pool, by the name of its deployment."""
+        self._outliers = Outliers({pool: OutlierConfig.model_validate(config) for pool, config in configs.items()})
         self._view: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # ejected and suspected replicas
         self._version = 0  # of the view
         self._changed = Bell()  # wakes callers of ``watch``

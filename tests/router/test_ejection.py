@@ -16,7 +16,7 @@ def see(
 
 
 def failing(*, measure: Measure = Measure.ERROR) -> Outliers:
-    outliers = Outliers(CONFIG)
+    outliers = Outliers({"pool": CONFIG})
     see(outliers, "xxx", measure=measure)
     return outliers
 
@@ -38,13 +38,13 @@ def failing(*, measure: Measure = Measure.ERROR) -> Outliers:
     ],
 )
 def test_who_fails_three_times_and_half_of_the_time_of_late_is_ejected(answers: str, is_ejected: bool) -> None:
-    outliers = Outliers(CONFIG)
+    outliers = Outliers({"pool": CONFIG})
     see(outliers, answers)
     assert outliers.ejected(0.0) == ({"r"} if is_ejected else set())
 
 
 def test_ten_answers_after_its_last_failure_nobody_is_a_suspect() -> None:
-    outliers = Outliers(CONFIG)
+    outliers = Outliers({"pool": CONFIG})
     see(outliers, "x.........")
     assert outliers.suspects() == {"r"}
     see(outliers, ".")
@@ -52,12 +52,12 @@ def test_ten_answers_after_its_last_failure_nobody_is_a_suspect() -> None:
 
 
 def test_an_answer_that_shows_no_pace_says_nothing_of_slowness() -> None:
-    outliers = Outliers(CONFIG)
+    outliers = Outliers({"pool": CONFIG})
     for _ in range(3):
         see(outliers, "x", measure=Measure.PACE)
         see(outliers, "....", measure=Measure.ERROR)
     assert outliers.ejected(0.0) == {"r"}
-    outliers = Outliers(CONFIG)
+    outliers = Outliers({"pool": CONFIG})
     see(outliers, "x..x..x..x", measure=Measure.PACE)
     assert outliers.ejected(0.0) == set()
 
@@ -145,7 +145,7 @@ def test_once_half_of_what_is_known_is_slow_that_is_usual() -> None:
 
 
 def test_under_overload_everything_is_slow_and_so_nobody_is_ejected() -> None:
-    usual, outliers, pool = UsualPace(CONFIG), Outliers(CONFIG), list("abcd")
+    usual, outliers, pool = UsualPace(CONFIG), Outliers({"pool": CONFIG}), list("abcd")
     for _ in range(200):
         usual.is_slow(0.2, 2.0)
     left = []
@@ -155,3 +155,11 @@ def test_under_overload_everything_is_slow_and_so_nobody_is_ejected() -> None:
         left.append(usable(pool, outliers.ejected(0.0), 0.5))
     # Each has been slow three times within the same four answers: for two of them, half of the pool is out.
     assert [number for number, names in enumerate(left) if names != pool] == [8, 9]
+
+
+def test_each_pool_has_the_bounds_of_its_own_service() -> None:
+    outliers = Outliers({"strict": OutlierConfig(failures=1, ejection_s=1.0), "usual": OutlierConfig()})
+    for pool in ("strict", "usual", "unknown"):
+        outliers.observe(Observation(pool, True), pool, 0.0)
+    assert outliers.ejected(0.0) == {"strict"}
+    assert outliers.due("strict", 1.0) == {"strict"}

@@ -34,7 +34,7 @@ def made_board() -> Any:
     from router.ray_actors import Bell
 
     board = HealthBoard.__new__(HealthBoard)  # its announcement needs a cluster
-    board._outliers = Outliers(OutlierConfig(ejection_s=0.5))
+    board._outliers = Outliers({"decode:g0": OutlierConfig(ejection_s=0.5)})
     board._view, board._version, board._changed = (frozenset(), frozenset()), 0, Bell()
     return board
 
