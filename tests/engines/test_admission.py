@@ -109,7 +109,7 @@ def test_what_is_too_much_is_refused_and_the_rest_is_served_in_time(app: Any) ->
     assert total(app, "tandem_waiting_requests") == 0
 
 
-def test_who_has_priority_is_served_first(app: Any) -> None:
+def test_requests_with_priority_are_served_first(app: Any) -> None:
     async def both() -> tuple[list[Any], list[Any]]:
         low = asyncio.create_task(flood(app, 400, 40.0, "low"))
         await asyncio.sleep(4.0)

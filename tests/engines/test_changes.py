@@ -97,7 +97,7 @@ def replicas(app: Any, name: str = "") -> set[int]:
     return {one.pid for one in replica_processes(app, name)}
 
 
-async def test_a_new_configuration_cuts_off_nobody(app: Any, document: dict[str, Any]) -> None:
+async def test_a_new_configuration_cuts_off_no_request(app: Any, document: dict[str, Any]) -> None:
     changed = copy.deepcopy(document)
     args = changed["applications"][0]["args"]
     args["ingress"]["retries"] = 3

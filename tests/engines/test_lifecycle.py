@@ -133,7 +133,7 @@ async def leave_unread(app: Any, request_id: str) -> Any:
     return handle
 
 
-async def test_kv_that_nobody_reads_is_reported_and_freed_after_its_lease(two_groups: Any) -> None:
+async def test_unread_kv_is_reported_and_freed_after_its_lease(two_groups: Any) -> None:
     handle = await leave_unread(two_groups, "unread")
     assert (await handle.record_autoscaling_stats.remote())["unread_kv_requests"] == 1.0
     used = [value for labels, value in samples(two_groups, "vllm:kv_cache_usage_perc") if labels["role"] == "prefill"]

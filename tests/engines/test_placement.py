@@ -219,7 +219,7 @@ def test_law_15_a_request_wakes_a_service_and_law_10_the_less_important_one_make
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "mixed-m2": (1, 1)})
 
 
-def test_law_15_who_is_not_asked_goes_to_sleep_again(placed: Placed) -> None:
+def test_law_15_a_service_without_requests_goes_to_sleep_again(placed: Placed) -> None:
     placed.control("chat").scale(2, 2)
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
 

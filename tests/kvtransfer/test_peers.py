@@ -43,7 +43,7 @@ def test_a_replica_that_is_cut_off_looks_once_a_minute_for_another_peer() -> Non
     assert not peers.looks_around(261.0)
 
 
-def test_a_replica_that_knows_of_nobody_is_not_cut_off() -> None:
+def test_a_replica_without_known_peers_is_not_cut_off() -> None:
     assert not Peers().is_cut_off(0.0)
 
 
@@ -93,7 +93,7 @@ def test_a_probe_that_shows_nothing_leaves_the_next_one_to_another_prompt() -> N
     assert peers.probe(63.0) == "a"  # the last probe has had no result for a minute
 
 
-def test_replicas_that_nobody_hears_of_are_forgotten() -> None:
+def test_replicas_that_stay_silent_are_forgotten() -> None:
     peers = known("a", "b")
     peers.failed("a", 0.0)
     peers.failed("b", 599.0)

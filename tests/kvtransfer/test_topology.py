@@ -61,7 +61,7 @@ def test_labels_of_ones_own_are_read() -> None:
         TopologyLabels(s1="tandem.io/s2")
 
 
-def test_a_path_ends_at_its_level_and_is_none_where_nobody_knows() -> None:
+def test_a_path_ends_at_its_level_and_is_none_if_it_is_unknown() -> None:
     known = node("n", "dc/c/b/m/r")
     assert path(known, LinkTier.S2) == ("dc", "c", "b")
     assert path(known, LinkTier.S0) == ("dc", "c", "b", "m", "r")

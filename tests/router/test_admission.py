@@ -42,7 +42,7 @@ def busy(config: AdmissionConfig = SLO, *, waits_s: float = 0.5) -> tuple[Admiss
     return full, now_s + waits_s
 
 
-def test_without_an_objective_nobody_waits_and_nobody_is_refused() -> None:
+def test_without_an_objective_no_request_waits_or_is_refused() -> None:
     free = admission(AdmissionConfig())
     for number in range(500):
         one = asked(100_000)
@@ -50,7 +50,7 @@ def test_without_an_objective_nobody_waits_and_nobody_is_refused() -> None:
         assert free.passed(0.01 * number) == [one]
 
 
-def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> None:
+def test_a_request_that_would_wait_too_long_is_refused_and_told_when_to_come_again() -> None:
     full, now_s = busy()
     refusal = full.arrive(asked(), now_s)
     assert refusal is not None
@@ -66,7 +66,7 @@ def test_no_request_is_refused_before_one_has_waited() -> None:
     assert full.arrive(asked(), now_s) is None
 
 
-def test_who_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() -> None:
+def test_a_request_that_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() -> None:
     full, now_s = busy()
     (late,) = full.late(now_s + 0.2)
     assert late.tokens == 3000
@@ -152,7 +152,7 @@ def test_a_key_that_comes_later_shares_from_then_on_and_is_owed_nothing() -> Non
     assert gone.count("old") == pytest.approx(8, abs=1)
 
 
-def test_what_a_key_had_while_nobody_waited_is_forgotten() -> None:
+def test_what_a_key_had_while_no_request_waited_is_forgotten() -> None:
     held = held_back(1e9)
     for _ in range(100):
         one = asked(key="old")
@@ -259,7 +259,7 @@ def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
     assert held._shares[Priority.NORMAL].start("short") == starts["short"]
 
 
-def test_who_was_dropped_pays_nothing() -> None:
+def test_a_dropped_request_costs_its_key_nothing() -> None:
     config = AdmissionConfig(ttft_s=1.0, key=KeyLimits(tokens_per_minute=6000.0, requests_per_minute=60.0))
     full = admission(config)
     full._capacity.prompt_tokens_per_s = 100.0
@@ -280,7 +280,7 @@ def test_who_was_dropped_pays_nothing() -> None:
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
 
-def test_who_comes_before_others_has_their_room_among_the_prompts_that_wait() -> None:
+def test_a_request_before_others_has_their_room_among_the_prompts_that_wait() -> None:
     held = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
     held.arrive(asked(100_000), 0.0)
     held.passed(0.0)
@@ -370,7 +370,7 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
     assert free.passed(60.6) == [long]
 
 
-def test_nobody_follows_while_the_oldest_prompt_takes_too_long_whatever_was_learned() -> None:
+def test_no_request_follows_while_the_oldest_prompt_takes_too_long_whatever_was_learned() -> None:
     free = admission()
     free._capacity.prompt_tokens_per_s = 1e9  # by prompts that need not be computed
     first, second, third = asked(), asked(), asked()
@@ -408,7 +408,7 @@ def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
     assert (full._capacity._observed, full._capacity._answers) == (1, 1)
 
 
-def test_who_leaves_while_waiting_takes_nothing_along() -> None:
+def test_a_request_that_leaves_while_waiting_takes_nothing_along() -> None:
     full, now_s = busy(waits_s=0.0)
     gone = asked(500)
     assert full.arrive(gone, now_s) is None

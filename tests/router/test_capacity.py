@@ -5,7 +5,7 @@ import pytest
 from router.capacity import Capacity
 
 
-def test_a_rate_at_which_nobody_was_held_back_raises_but_does_not_lower() -> None:
+def test_a_rate_at_which_no_request_was_held_back_raises_but_does_not_lower() -> None:
     capacity = Capacity(None, 0.0)
     capacity.set_busy(1.0, 0.0)
     for second in range(1, 40):

@@ -37,13 +37,13 @@ def failing(*, measure: Measure = Measure.ERROR) -> Outliers:
         ("xx..........x", False),  # so long ago
     ],
 )
-def test_who_fails_three_times_and_half_of_the_time_of_late_is_ejected(answers: str, is_ejected: bool) -> None:
+def test_a_replica_with_three_failures_in_half_of_its_last_answers_is_ejected(answers: str, is_ejected: bool) -> None:
     outliers = Outliers({"pool": CONFIG})
     see(outliers, answers)
     assert outliers.ejected(0.0) == ({"r"} if is_ejected else set())
 
 
-def test_ten_answers_after_its_last_failure_nobody_is_a_suspect() -> None:
+def test_ten_answers_after_its_last_failure_a_replica_is_no_suspect() -> None:
     outliers = Outliers({"pool": CONFIG})
     see(outliers, "x.........")
     assert outliers.suspects() == {"r"}
@@ -87,7 +87,7 @@ def test_only_the_probe_says_anything_of_an_ejected_replica() -> None:
     assert outliers.due("pool", 15.1) == set() and outliers.due("pool", 15.2) == {"r"}
 
 
-def test_who_was_slow_and_answers_the_probe_in_one_piece_is_back_until_it_is_slow_once_more() -> None:
+def test_a_slow_replica_that_answers_the_probe_in_one_piece_is_back_until_it_is_slow_again() -> None:
     outliers = failing(measure=Measure.PACE)
     assert outliers.probe("r", 5.0)
     see(outliers, ".", at_s=5.1, is_probe=True)
@@ -108,7 +108,7 @@ def test_each_probe_that_fails_doubles_the_wait_up_to_a_minute() -> None:
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
 
 
-def test_who_is_not_heard_of_is_forgotten() -> None:
+def test_a_suspect_without_observations_is_forgotten() -> None:
     outliers = failing()
     assert outliers.ejected(601.0) == outliers.suspects() == set()
 
@@ -117,7 +117,7 @@ def test_who_is_not_heard_of_is_forgotten() -> None:
     ("ejected", "left"),
     [("", "abcd"), ("a", "bcd"), ("ab", "cd"), ("abc", "abcd"), ("abcd", "abcd"), ("xyz", "abcd")],
 )
-def test_where_most_of_a_pool_fails_nobody_is_ejected(ejected: str, left: str) -> None:
+def test_if_most_of_a_pool_fails_no_replica_is_ejected(ejected: str, left: str) -> None:
     assert usable(list("abcd"), frozenset(ejected), 0.5) == list(left)
 
 
@@ -144,7 +144,7 @@ def test_once_half_of_what_is_known_is_slow_that_is_usual() -> None:
     assert [usual.is_slow(10.0, 2.0) for _ in range(200)] == [True] * 51 + [False] * 149
 
 
-def test_under_overload_everything_is_slow_and_so_nobody_is_ejected() -> None:
+def test_under_overload_all_are_slow_so_no_replica_is_ejected() -> None:
     usual, outliers, pool = UsualPace(CONFIG), Outliers({"pool": CONFIG}), list("abcd")
     for _ in range(200):
         usual.is_slow(0.2, 2.0)

@@ -44,7 +44,7 @@ def test_equals_share() -> None:
     st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1),
     st.integers(1, 8),
 )
-def test_who_has_less_of_both_than_another_is_never_passed_over_for_it(
+def test_a_replica_with_less_of_both_than_another_is_never_passed_over_for_it(
     loads: dict[str, tuple[int, int]], replicas: int
 ) -> None:
     chosen = choose(loads, dict.fromkeys(loads, replicas))

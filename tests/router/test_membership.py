@@ -23,7 +23,7 @@ def test_a_coordinator_that_is_silent_too_long_is_not_waited_for() -> None:
     assert obeyed(plan("a"), now_s=110.1, silence_s=10.0) is None
 
 
-def test_a_plan_that_admits_nobody_here_is_not_obeyed() -> None:
+def test_a_plan_that_admits_no_replica_here_is_not_obeyed() -> None:
     assert routable(NAMES, frozenset({"x"})) == NAMES
     assert routable(NAMES, frozenset()) == NAMES
     assert routable([], frozenset({"x"})) == []

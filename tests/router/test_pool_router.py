@@ -36,7 +36,7 @@ def test_round_robin_moves_on_with_every_request() -> None:
     assert {names(pool.order())[0] for _ in range(3)} == {"a", "b", "c"}
 
 
-def test_who_has_left_is_no_choice_and_who_is_back_still_has_its_tokens() -> None:
+def test_a_replica_that_left_is_no_choice_and_one_that_is_back_still_has_its_tokens() -> None:
     pool = router()
     pool.begin("a", "1", 50)
     pool.set_replicas(["b"])
@@ -61,7 +61,7 @@ def test_the_best_few_are_ordered_anew_by_their_answers_and_the_silent_come_last
     assert names(pool.informed(ordered, answers)) == order
 
 
-def test_nobody_is_asked_where_there_is_no_choice() -> None:
+def test_no_replica_is_asked_if_there_is_no_choice() -> None:
     pool = router(asked_replicas=2)
     pool.set_replicas(["a"])
     assert pool.ask(pool.order()) == []

@@ -70,7 +70,7 @@ async def test_the_same_names_again_are_the_same_set(monkeypatch: pytest.MonkeyP
     assert feed.membership.heard_s >= first.heard_s
 
 
-async def test_without_a_policy_nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_policy_no_replica_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = await heard(monkeypatch, Actor("a", (1, {"p": ["p1"]}), (1, None)))
     assert feed.membership is None
 

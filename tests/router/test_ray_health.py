@@ -120,7 +120,7 @@ async def test_one_request_at_a_time_probes_and_its_success_returns_the_replica(
     await until(lambda: not any(one._ejected for one in feeds))
 
 
-async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> None:
+async def test_a_caller_without_requests_does_not_hold_up_the_probe(board: Any) -> None:
     idle, busy = feed(), feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
@@ -130,7 +130,7 @@ async def test_who_has_no_requests_does_not_hold_up_the_probe(board: Any) -> Non
     assert await busy.guide() == (frozenset(), "r")
 
 
-async def test_a_board_that_hangs_grants_nothing_and_holds_nobody_up(board: Any) -> None:
+async def test_a_board_that_hangs_grants_nothing_and_holds_no_request_up(board: Any) -> None:
     one = await due()
     board.probe = lambda name: asyncio.sleep(60.0)
     async with asyncio.timeout(30.0):
@@ -193,7 +193,7 @@ async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(boa
     await until(lambda: "slow" in one._ejected)
 
 
-async def test_who_did_not_take_a_request_has_failed_once(board: Any) -> None:
+async def test_a_replica_that_did_not_take_a_request_has_failed_once(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
@@ -224,7 +224,9 @@ async def test_answers_between_failures_keep_their_place(board: Any) -> None:
     assert not board._outliers.ejected(0.0)
 
 
-async def test_who_never_sent_to_an_ejected_replica_may_probe_it_and_who_sends_elsewhere_may_not(board: Any) -> None:
+async def test_a_caller_that_never_sent_to_an_ejected_replica_may_probe_it_and_one_that_sends_elsewhere_may_not(
+    board: Any,
+) -> None:
     gone, other, new = feed(), feed("prefill:g0"), None
     await asyncio.sleep(0.05)
     for _ in range(3):

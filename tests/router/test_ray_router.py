@@ -168,7 +168,7 @@ async def test_one_that_leaves_while_others_are_asked_is_not_chosen(router: Any)
     assert [rank[0].replica_id.unique_id for rank in await choice] == ["left"]
 
 
-async def test_an_answer_that_serves_nobody_is_not_asked_for_again_at_once(router: Any) -> None:
+async def test_an_answer_that_serves_no_request_is_not_asked_for_again_at_once(router: Any) -> None:
     request = pending("1")
     assert not request.routing_context.should_backoff
     assert await router.choose_replicas([], request) == []
@@ -299,7 +299,7 @@ async def test_a_request_that_cannot_be_sent_goes_to_another_and_says_so(serve_r
     assert queued(serve_router, "well") == 5 + 7 * 5
 
 
-async def test_where_nobody_else_is_a_request_that_cannot_be_sent_fails(serve_router: Any) -> None:
+async def test_without_another_replica_a_request_that_cannot_be_sent_fails(serve_router: Any) -> None:
     from ray.serve.exceptions import RayServeException
 
     serve_router._request_router.update_replicas([serving("cut off", is_cut_off)])
@@ -311,7 +311,7 @@ async def test_where_nobody_else_is_a_request_that_cannot_be_sent_fails(serve_ro
     assert queued(serve_router, "cut off") == 0
 
 
-async def test_who_is_full_is_asked_again_and_has_not_failed(serve_router: Any) -> None:
+async def test_a_full_replica_is_asked_again_and_has_not_failed(serve_router: Any) -> None:
     answers = iter([False] * 3 + [True])
 
     async def is_full_at_first() -> bool:

@@ -37,7 +37,7 @@ def test_what_does_not_come_counts_as_well() -> None:
     assert pace.ended(59.0, now_s + 59.0) == pytest.approx(6.0)  # 1 s for ten and 59 for none
 
 
-def test_who_reads_slowly_speaks_against_nobody() -> None:
+def test_a_client_that_reads_slowly_is_no_sign_against_a_replica() -> None:
     pace, shown, now_s = stream(100, tpot_s=0.02, reads_s=1.0)  # everything was there long before
     assert set(shown) == {None}
     assert pace.ended(0.0, now_s) is None

@@ -15,7 +15,7 @@ from deployments.machine.claims import free_ports
 pytestmark = pytest.mark.ray
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
+def test_an_address_without_a_listener_is_refused_at_once() -> None:
     from serve_app.local.cluster import DeployError
     from serve_app.sdk import connect
 

@@ -79,7 +79,7 @@ def test_the_squares_of_lengths_are_counted() -> None:
     assert stats.report()["input_tokens_squared"] == 25.0
 
 
-def test_who_waits_is_reported_while_it_waits_and_not_after() -> None:
+def test_a_waiting_request_is_reported_while_it_waits_and_not_after() -> None:
     clock = Clock()
     stats = RequestStats(clock)
     timer, other = stats.begin(100.0, 1, is_streamed=True), stats.begin(100.0, 1, is_streamed=True)

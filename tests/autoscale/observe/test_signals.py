@@ -129,14 +129,14 @@ def test_a_bucket_that_was_left_out_because_it_was_empty_counts_from_zero() -> N
     assert feed.signals.latency(0.5).ttft_s == pytest.approx(4.0)
 
 
-def test_who_still_waits_counts_with_the_time_so_far() -> None:
+def test_a_request_that_still_waits_counts_with_the_time_so_far() -> None:
     feed = Feed()
     feed.step({(D, "d0"): {}}, **bucket("late", TTFT_EDGES_S, 8.0, 3.0))
     assert feed.signals.latency(0.5).ttft_s == pytest.approx(7.5)
     assert feed.signals.latency(0.5).tpot_s is None
 
 
-def test_nobody_waiting_and_nothing_done_is_no_latency() -> None:
+def test_without_waiting_requests_and_answers_there_is_no_latency() -> None:
     feed = Feed()
     for _ in range(3):
         feed.step({(D, "d0"): {"decode_tokens": 0.0}})
@@ -162,14 +162,14 @@ def test_the_weighted_mean_is_the_prompt_that_a_token_is_in() -> None:
     assert feed.signals.traffic().input_tokens_weighted_mean == 2000.0
 
 
-def test_the_mean_ttft_is_of_those_who_got_their_first_token() -> None:
+def test_the_mean_ttft_is_of_requests_with_a_first_token() -> None:
     feed = Feed()
     for _ in range(3):
         feed.step({(D, "d0"): {"first_tokens": 2.0, "first_tokens_s": 1.0}, (D, "d1"): {"first_tokens_s": 3.0}})
     assert feed.signals.latency(0.95).ttft_mean_s == 2.0
 
 
-def test_who_has_never_reported_was_last_heard_of_when_it_became_known() -> None:
+def test_a_replica_that_never_reported_was_last_heard_of_when_it_became_known() -> None:
     signals = Signals(10.0)
     for now_s in (100.0, 102.0):
         signals.add({D: {"d0": None}}, now_s, 2.0)
@@ -177,7 +177,7 @@ def test_who_has_never_reported_was_last_heard_of_when_it_became_known() -> None
     assert (stats.observed_s, stats.decode_tokens_per_s, stats.kv_usage_frac) == (100.0, None, None)
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_a_replica_that_is_gone_is_forgotten() -> None:
     feed = Feed()
     for _ in range(3):
         feed.step({(D, "d0"): {"decode_tokens": 100.0}, (D, "d1"): {"decode_tokens": 100.0}})

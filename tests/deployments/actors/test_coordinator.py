@@ -90,7 +90,7 @@ async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> Non
     assert (await asyncio.wait_for(waiting, 30.0))[1] == {"prefill:g0": ["p1"], "decode:g0": ["d1", "d2"]}
 
 
-async def test_without_a_policy_that_speaks_nobody_is_held(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_policy_that_answers_no_replica_is_held(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.actors import coordinator as module
 
     told = coordinator()

@@ -71,7 +71,7 @@ def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
     asyncio.run(run())
 
 
-def test_who_can_no_longer_be_in_time_is_told_so_and_counted_with_its_priority() -> None:
+def test_a_request_that_can_no_longer_be_in_time_is_told_so_and_counted_with_its_priority() -> None:
     async def run() -> None:
         gate, counted = full_gate(ttft_s=0.3), metrics.REFUSED.labels("late", "low")
         before = counted._value.get()
@@ -118,7 +118,7 @@ def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_hap
     asyncio.run(run())
 
 
-def test_who_makes_room_for_others_is_told_so() -> None:
+def test_a_request_that_makes_room_for_others_is_told_so() -> None:
     async def run() -> None:
         gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
         gate._admission._capacity.prompt_tokens_per_s = 1.0

@@ -54,7 +54,7 @@ async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(c
 
 
 @pytest.mark.parametrize("began", [[], [event(1)]], ids=["nothing was sent", "a stream had begun"])
-async def test_who_was_lost_waits_for_room_elsewhere_and_who_was_not_is_refused(clock: Clock, began: list[Any]) -> None:
+async def test_a_lost_request_waits_for_room_elsewhere_and_another_is_refused(clock: Clock, began: list[Any]) -> None:
     from deployments.wire.messages import FULL, failure
 
     full = failure(429, "no room", FULL)
@@ -102,7 +102,7 @@ async def test_what_breaks_after_the_last_word_is_not_lost(clock: Clock) -> None
         assert made.reports() == []
 
 
-async def test_who_could_not_be_reached_is_told_of_as_soon_as_another_answers(clock: Clock) -> None:
+async def test_an_unreached_replica_is_reported_as_soon_as_another_answers(clock: Clock) -> None:
     made = Pools(clock)
     made.handles["a"].next = [("a1", [event(1), done()])]
     stream = made.frames()
@@ -192,7 +192,7 @@ async def test_only_a_stream_that_hears_nothing_until_its_deadline_speaks_agains
     assert made.reports() == ([("a0", "error", True)] if is_blamed else [])
 
 
-async def test_who_came_to_a_replica_late_does_not_speak_against_it(clock: Clock) -> None:
+async def test_a_request_that_came_late_is_no_sign_against_its_replica(clock: Clock) -> None:
     made = Pools(clock, timeout_s=60.0)
     made.handles["a"].next = [("a0", [...])]
     *_, frame = await made.answer({"stream": True}, ago_s=59.9)
@@ -200,7 +200,7 @@ async def test_who_came_to_a_replica_late_does_not_speak_against_it(clock: Clock
     assert made.reports() == []
 
 
-async def test_who_finds_every_replica_full_is_refused_for_now(clock: Clock) -> None:
+async def test_a_request_that_finds_every_replica_full_is_refused_for_now(clock: Clock) -> None:
     from ray.serve.exceptions import BackPressureError
 
     from deployments.wire.messages import FULL
@@ -254,7 +254,9 @@ async def test_a_replica_that_is_held_has_no_room_for_anybody(clock: Clock, monk
     assert frame.status == 429
 
 
-async def test_who_is_asked_again_is_not_asked_for_ever(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_is_asked_again_is_not_asked_for_ever(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from deployments.wire.messages import full
 
     know(monkeypatch, a=["a0", "a1"])
@@ -275,7 +277,7 @@ async def test_a_replica_that_is_full_has_passed_its_probe(clock: Clock, monkeyp
     assert made.reports()[0] == ("a0", "error", False)  # though it is left before its last word
 
 
-async def test_who_finds_one_replica_full_is_sent_to_another_at_once(
+async def test_a_request_that_finds_one_replica_full_is_sent_to_another_at_once(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deployments import metrics

@@ -185,7 +185,7 @@ def test_no_free_port_says_where_and_what_to_do(tmp_path: Path, monkeypatch: pyt
         PortClaim(tmp_path, HOST)
 
 
-def test_a_host_of_nobody_is_said_at_once(tmp_path: Path) -> None:
+def test_a_host_that_no_machine_has_is_named_at_once(tmp_path: Path) -> None:
     # RFC 5737: no machine has this address.
     with pytest.raises(OSError, match=r"192\.0\.2\.1: Cannot assign requested address"):
         PortClaim(tmp_path, "192.0.2.1")
@@ -213,7 +213,7 @@ def test_the_holder_is_the_one_on_the_asked_address() -> None:
         other.communicate("\n")
 
 
-def test_nobody_on_a_port_is_none() -> None:
+def test_a_port_without_a_listener_is_none() -> None:
     with bound(0) as free:  # bound, and no listener
         assert listener(HOST, free.getsockname()[1]) is None
 

@@ -60,7 +60,7 @@ def test_what_vllm_does_not_know_is_not_kept_for_as_long_as_the_request_runs(end
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_a_client_passes_nobody_by_in_the_engine(endpoint: str) -> None:
+def test_a_client_overtakes_no_other_in_the_engine(endpoint: str) -> None:
     body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "priority": -100}
     assert parse_request(endpoint, body, "id").priority == 0
 

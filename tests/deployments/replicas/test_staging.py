@@ -40,7 +40,7 @@ def test_other_files_are_another_copy(model: Path, tmp_path: Path) -> None:
     assert after != before and files(after) == files(model)
 
 
-def test_who_comes_while_another_copies_waits_for_it(
+def test_a_process_that_comes_while_another_copies_waits_for_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[Path] = []

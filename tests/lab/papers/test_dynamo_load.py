@@ -109,7 +109,7 @@ def test_a_change_of_replicas_in_the_interval_is_waited_out_and_grace_keeps_deco
     assert "came or went" in decisions[8].reason
 
 
-def test_what_nobody_observed_is_no_decision(make_snapshot: MakeSnapshot) -> None:
+def test_without_observations_there_is_no_decision(make_snapshot: MakeSnapshot) -> None:
     for ticks in ([(None, 0.3)] * 5, [(4.0, None)] * 5, [(None, None)] * 5):
         last = run(make_snapshot, ticks)[-1]
         assert last.wanted is None and "was observed" in last.reason

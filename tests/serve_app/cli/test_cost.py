@@ -90,7 +90,7 @@ def test_always_on_costs_as_much_where_the_choice_flips() -> None:
     assert budget(deadline_s=1.0).always_on_from_per_hour == 0.0
 
 
-def test_nobody_who_calls_costs_nothing_but_the_pool() -> None:
+def test_without_calls_only_the_pool_costs() -> None:
     assert cost(budget(calls_per_hour=0.0)) == {"always on": 72.0, "from zero": 0.0, "from a warm pool": 24.0}
 
 

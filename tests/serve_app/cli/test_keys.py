@@ -45,7 +45,7 @@ def test_a_wrong_name_or_file_changes_nothing(
     assert file.read_text() == before
 
 
-def test_a_file_stays_who_may_read_it_and_a_link_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_keeps_its_readers_and_a_link_stays_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file, link = tmp_path / "keys", tmp_path / "link"
     file.touch(mode=0o640)
     link.symlink_to(file)

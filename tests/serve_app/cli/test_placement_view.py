@@ -78,7 +78,7 @@ def shown(what: object) -> str:
     return capture.get()
 
 
-def test_the_tree_has_levels_gpus_scarcity_and_who_is_there() -> None:
+def test_the_tree_has_levels_gpus_scarcity_and_replicas() -> None:
     lines = shown(topology_tree(NODES, dict.fromkeys(("r1", "r2"), (PoolKey("here", P), ("common",)))))
     assert "Ray cluster: 8 of 16 H20 free" not in lines  # both H20 nodes are free
     assert "16 of 16 H20 free" in lines and "14 of 16 H100 free" in lines
@@ -119,7 +119,7 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
         ("nowhere", None),
     ],
 )
-def test_who_is_cordoned(name: str, meant: str | None) -> None:
+def test_cordoned_nodes_are_shown(name: str, meant: str | None) -> None:
     assert cordonable(name, [*NODES, node("other", "////", host="machine")]) == meant
 
 

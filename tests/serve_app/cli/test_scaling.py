@@ -127,7 +127,7 @@ def shown(*, is_hooked: bool = True, **changes: Any) -> str:
     return captured.get()
 
 
-def test_top_shows_who_serves_waits_is_away_and_ends() -> None:
+def test_top_shows_which_replicas_serve_wait_are_away_and_end() -> None:
     text = shown()
     decode = next(line.split() for line in text.splitlines() if line.strip().startswith("decode:g0"))
     assert decode == ["decode:g0", "4", "5", "5", "2", "1", "1", "1"]

@@ -248,7 +248,7 @@ def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tm
     assert single_app_config(load_serve_yaml(served)).is_autoscaled
 
 
-def test_gpus_and_parameters_that_nobody_gave_fit_the_config(files: tuple[str, str], tmp_path: Path) -> None:
+def test_gpus_and_parameters_that_were_not_given_fit_the_config(files: tuple[str, str], tmp_path: Path) -> None:
     trace, config = files
     small = tmp_path / "small.yaml"
     document = yaml.safe_load(Path(config).read_text())

@@ -142,7 +142,7 @@ def test_what_engines_take_longer_for_is_corrected(
     assert run(make_snapshot, profile, [slow] * 5, is_corrected=False)[-1].wanted == {P: 2.0, D: 2.0}
 
 
-def test_what_nobody_observed_is_no_decision(
+def test_without_observations_there_is_no_decision(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile, busy: dict[str, Any]
 ) -> None:
     profile = make_profile()

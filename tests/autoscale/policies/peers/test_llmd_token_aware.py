@@ -101,7 +101,7 @@ def test_fewer_after_five_minutes_without_a_need(make_snapshot: MakeSnapshot, ma
     assert decode == [2.0] * 20 + [1.0] * 2
 
 
-def test_what_nobody_observed_is_no_decision(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_without_observations_there_is_no_decision(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
     first, blind = run(make_snapshot, make_profile(), [(9000.0, 0.8), (None, None)])
     assert blind.wanted is None and blind.memory is not None and first.memory is not None
     assert blind.memory["prefill_recommended"] == first.memory["prefill_recommended"]

@@ -144,7 +144,7 @@ def test_deferred_requests_are_ongoing_and_those_of_whoever_leaves_are_not(make_
     assert [(entry.name, entry.value) for entry in shown] == [("decode_ongoing_requests", 4.0)]
 
 
-def test_what_nobody_observed_is_no_decision_and_memory_stays(make_snapshot: MakeSnapshot) -> None:
+def test_without_observations_there_is_no_decision_and_memory_stays(make_snapshot: MakeSnapshot) -> None:
     first, blind = run(make_snapshot, [(6.0, 4.0), (None, None)], look_back_s=1.0)
     assert blind.wanted is None and "no replica reports" in blind.reason
     assert first.memory and blind.memory and blind.memory["prefill_since"] == first.memory["prefill_since"]
