@@ -38,10 +38,12 @@ class Clock:
         self._schedule_next_arrival(iter(requests))
 
     def run(self, until_s: float = math.inf) -> None:
-        """Run events and arrivals up to ``until_s``; ``now_s`` stays at the time of the last one."""
+        """Run events and arrivals up to ``until_s``, which is then the present time."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, event, arguments = heappop(self._events)
             event(*arguments)
+        if until_s < math.inf:
+            self.now_s = until_s
 
     def _schedule_next_arrival(self, requests: Iterator[TraceRequest]) -> None:
         request = next(requests, None)

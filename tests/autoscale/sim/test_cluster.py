@@ -241,6 +241,13 @@ def test_a_report_in_the_middle_of_steps_shows_what_has_passed_and_changes_nothi
     assert seen[-1]["requests_ended"] == 3.0
 
 
+def test_a_run_up_to_a_time_shows_the_work_until_then(make_cluster: Callable[..., VirtualCluster]) -> None:
+    cluster = make_cluster(0, 1)
+    cluster.submit([request(0.0, 100, 40)])
+    cluster.run(0.5)  # in the middle of steps: the next event is the end of the answer
+    assert replicas(cluster)["decode-0"].work().output_tokens == 1 + (0.5 - 0.11) // 0.021
+
+
 def test_utilisation_in_a_report_is_that_of_the_time_since_the_last_report(
     make_cluster: Callable[..., VirtualCluster],
 ) -> None:
