@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a Ray node with the labels that say where in the network it stands, or prints the command that would.
+# Starts a Ray node with labels that name its place in the network, or prints the command that would start it.
 set -euo pipefail
 
 usage() {
@@ -14,8 +14,8 @@ LABELS, one or more, from the widest to the narrowest:
   --s2 NAME        S2 switch         tandem.io/s2
   --s1 NAME        S1 switch         tandem.io/s1
   --s0 NAME        S0 switch         tandem.io/s0
-A NAME has at most 63 letters, digits, '-', '_' or '.', and begins and ends with a letter or digit. Give a wider label
-with each narrower one where switch names repeat, and select on both.
+A NAME has at most 63 letters, digits, '-', '_' or '.', and begins and ends with a letter or digit. If a switch name
+exists twice, give the wider label too, and select by both.
 
 Options:
   --head               this is the head node

@@ -32,8 +32,8 @@ _HEADER = """\
 # A KubeRay RayService (KubeRay 1.5 or newer), rendered by `tandem render`: edit the Serve YAML that it comes from and
 # render again (deploy/README.md). serveConfigV2 differs from that YAML in three points: http_options.host is 0.0.0.0,
 # since a pod must be reachable; proxy_location is EveryNode, since a pod is ready only once its own proxy answers; and
-# each pool demands the label of its worker group.
-# nodeSelector is the one choice to make for your cluster; see the annotation beside it.
+# each pool requires the label of its worker group.
+# nodeSelector is the only value that you must choose for your cluster; see the annotation beside it.
 """
 
 # Estimates, not measurements. The head runs the control plane only.
@@ -99,11 +99,11 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 
 def _pod_serve_config(serve_yaml: dict[str, Any], groups: Iterable[WorkerGroup]) -> dict[str, Any]:
-    """``serve_yaml`` for pods, in which each pool demands the label of its worker group."""
+    """``serve_yaml`` for pods, in which each pool requires the label of its worker group."""
     worker_group_names = {pool: group.name for group in groups for pool in group.pools}
 
     def with_label(group: dict[str, Any]) -> dict[str, Any]:
-        """A deployment group whose pools demand the label."""
+        """A deployment group whose pools require the label."""
         group = dict(group)
         for role in Role:
             name = worker_group_names.get(PoolKey(group["name"], role))
