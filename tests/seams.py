@@ -94,7 +94,7 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """Module-level state of a process; ``reason``: the comment above it, empty where there is none."""
+    """Module-level state of a process; ``reason``: the comment above it, empty if there is none."""
 
     path: str
     name: str

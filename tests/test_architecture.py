@@ -1,4 +1,4 @@
-"""The walls of the house: which way imports run, where Ray, vLLM and NIXL may be seen, and what no file may name."""
+"""Which folders and rooms may import which others, Ray, vLLM and NIXL, and which names no file may contain."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("kvtransfer", "router", "autoscale", "deployments", "serve_app")  # from left to right
+PACKAGES = ("kvtransfer", "router", "autoscale", "deployments", "serve_app")  # none imports one to its right
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Where a third party may be imported; `*` also matches `/`.
@@ -35,7 +35,7 @@ PRIVATE = {
 }
 MAY_BE_PRIVATE = {"ray": ("deployments/serve_seam/*", "*/ray_*.py"), "vllm": ("deployments/vllm_seam/*",)}
 
-# Which other rooms of its folder a room may import; every room may import the folder's own modules that are no doors.
+# Other rooms (subfolders) of its folder that a room may import. It may also import the folder's own modules but doors.
 ROOMS: dict[str, set[str]] = {
     "autoscale/engines": set(),
     "autoscale/traces": set(),
@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "serve_app/running": {"checks", "local"},
     "serve_app/cli": {"checks", "load", "kube", "local", "running"},
 }
-# Modules of a folder that stand in front of its rooms: no room imports them but the command line, which starts all.
+# Doors: modules of a folder that use its rooms. No room may import them but the command line, which starts everything.
 DOORS = ("autoscale/ray_policy", "autoscale/ray_link", "deployments/graph", "serve_app/app", "serve_app/sdk")
 
 # Modules that a laptop without ray and vllm can import.
@@ -88,7 +88,7 @@ def imported(source: str) -> set[str]:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What a source file imports against the rules."""
+    """Imports of a source file that break the rules."""
     package = path.partition("/")[0]
     found = []
     for name in sorted(imported(source)):
@@ -110,7 +110,7 @@ def violations(path: str, source: str) -> list[str]:
 def private_parts(path: str, source: str) -> list[str]:
     """Private parts of Ray, vLLM and NIXL that a source file reaches into, where only a seam may.
 
-    Found are imports of private modules, and private attributes that no class of ours has.
+    These are imports of private modules, and private attributes whose names our sources do not define.
     """
     found = []
     tree = ast.parse(source)
@@ -145,14 +145,14 @@ def names_defined(source: str) -> set[str]:
     return names
 
 
-# Python's own, and what our sources define.
+# Private names of Python's own, and names that our sources define.
 OUR_NAMES = {"_exit", "_replace", "_asdict", "_fields"}.union(
     *(names_defined((ROOT / path).read_text(encoding="utf-8")) for path in SOURCES)
 )
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_private_parts_of_others_stay_in_their_seams(path: str) -> None:
+def test_only_seams_use_private_parts_of_others(path: str) -> None:
     assert private_parts(path, (ROOT / path).read_text(encoding="utf-8")) == []
 
 
@@ -169,7 +169,7 @@ def test_private_parts_of_others_stay_in_their_seams(path: str) -> None:
         ("router/ray_router.py", "from nixl import _api"),
     ],
 )
-def test_wall_around_private_parts_holds(path: str, source: str) -> None:
+def test_use_of_a_private_part_outside_its_seam_is_found(path: str, source: str) -> None:
     assert len(private_parts(path, source)) == 1
 
 
@@ -180,12 +180,12 @@ def test_endpoint_imports_no_vllm(path: str) -> None:
 
 
 def room_of(path: str) -> str:
-    """The room of a source file; its folder for a file that is in none."""
+    """The room of a source file; its folder if it is in no room."""
     return path.rpartition("/")[0]
 
 
 def room_violations(path: str, source: str) -> list[str]:
-    """What a source file imports from other rooms of its folder against the rules."""
+    """Imports of a source file from other rooms of its folder that break the rules."""
     room = room_of(path)
     if room not in ROOMS:
         return []
@@ -209,7 +209,7 @@ def test_room_imports_the_rooms_before_it(path: str) -> None:
 
 
 def test_rooms_do_not_import_each_other() -> None:
-    """Neither does a folder's own module import a room that imports it, but for doors, which no room imports."""
+    """No two rooms of ``autoscale`` import each other; its own modules, but doors, count as one more room."""
     imports: dict[str, set[str]] = {}
     for path in SOURCES:
         module = path.removesuffix(".py")
@@ -244,18 +244,18 @@ def test_every_room_has_its_rule_and_a_contract() -> None:
         ("serve_app/running/ray_drain.py", "from serve_app.sdk import deploy"),
     ],
 )
-def test_wall_between_rooms_holds(path: str, source: str) -> None:
+def test_forbidden_import_between_rooms_is_found(path: str, source: str) -> None:
     assert len(room_violations(path, source)) == 1
 
 
 def _may_import_router(path: str, name: str) -> bool:
-    """A simulator calls the very same routing; the live policy finds the coordinator as the live router does."""
+    """The simulator runs the product's own routing; the live policy finds the coordinator as the live router does."""
     is_at_the_edge = path.startswith("autoscale/ray_") and name.startswith("router.ray_")
     return path.startswith("autoscale/sim/") or is_at_the_edge
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_source_keeps_to_its_side_of_the_walls(path: str) -> None:
+def test_source_imports_only_what_its_folder_may_import(path: str) -> None:
     assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
 
 
@@ -282,7 +282,7 @@ def test_source_keeps_to_its_side_of_the_walls(path: str) -> None:
         ("deployments/replicas/decode.py", "import nixl"),
     ],
 )
-def test_wall_holds(path: str, source: str) -> None:
+def test_forbidden_import_is_found(path: str, source: str) -> None:
     assert len(violations(path, source)) == 1
 
 
@@ -299,7 +299,7 @@ def test_wall_holds(path: str, source: str) -> None:
         ("router/length.py", "import rayleigh"),
     ],
 )
-def test_wall_has_its_doors(path: str, source: str) -> None:
+def test_allowed_import_is_not_reported(path: str, source: str) -> None:
     assert violations(path, source) == []
 
 
@@ -389,5 +389,5 @@ def test_no_file_names_this_machine_or_a_package_registry() -> None:
         ("requirements/setup.sh", "https://p~ypi.org/simple", 1),
     ],
 )
-def test_strays_are_found(path: str, text: str, count: int) -> None:
+def test_paths_of_a_machine_and_package_registries_are_found(path: str, text: str, count: int) -> None:
     assert len(strays(path, text.replace("~", ""))) == count

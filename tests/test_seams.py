@@ -8,7 +8,7 @@ from tests.seams import PAGE, page, registries, seams
 TESTS = Path(__file__).parent
 
 
-def test_page_is_what_the_docstrings_say() -> None:
+def test_page_agrees_with_the_docstrings() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it again: make docs"
 
 

@@ -27,7 +27,7 @@ class Recorder(Controller):
         self._last: Plan | None = None
 
     def tick(self, snapshot: Snapshot) -> Plan:
-        """The plan for this snapshot, kept where it is news."""
+        """The plan for this snapshot; the log keeps it if it is news."""
         plan = super().tick(snapshot)
         if is_news(plan, self._last):
             self.lines.append(decision_line("m", snapshot, plan))
@@ -36,7 +36,7 @@ class Recorder(Controller):
 
 
 def recorded(config: AutoscaleConfig) -> list[str]:
-    """Rise, peak with a dead decode replica, fall with a late spell."""
+    """A log of a rise, a peak with a dead decode replica, and a fall with late requests."""
     recorder = Recorder(config, 1000.0)
     cluster = VirtualServe(recorder, {Role.PREFILL: 8.0, Role.DECODE: 20.0})
     for tick in range(120):
@@ -55,7 +55,7 @@ PROFILE = Path(__file__).parents[2] / "configs" / "profiles" / "h100_llama70b_fp
 
 
 def simulated(config: AutoscaleConfig) -> list[str]:
-    """Rise, peak and fall of requests to engine models."""
+    """A log of a rise, a peak and a fall of requests to engine models."""
     rng = random.Random(0)
     trace, at_s = [], 0.0
     while at_s < 240.0:

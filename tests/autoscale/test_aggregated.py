@@ -42,12 +42,12 @@ def test_any_number_of_decode_replicas_is_at_the_ratio() -> None:
 
 
 @pytest.mark.parametrize("tiny", [1e-6, "0.001"])
-def test_next_to_nothing_is_not_nothing(tiny: object) -> None:
+def test_a_ratio_just_above_zero_is_refused(tiny: object) -> None:
     with pytest.raises(ValueError, match="impossible"):
         PdRatio.parse(tiny)
 
 
-def test_a_unit_is_one_replica_and_goes_where_it_is_cheapest() -> None:
+def test_a_unit_is_one_replica_and_goes_to_the_cheapest_group() -> None:
     dear, cheap = pool("dear", 0, cost=2.0), pool("cheap", 0, cost=1.0)
     slots = Slots(Topology([node("a", 5)]))
     placed = place(
@@ -63,7 +63,7 @@ def test_a_unit_is_one_replica_and_goes_where_it_is_cheapest() -> None:
     assert fewer.counts == {dear.key: 0, cheap.key: 2}
 
 
-def test_the_gate_lets_every_replica_in() -> None:
+def test_the_gate_admits_every_replica() -> None:
     assert admissible({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ratio=ALONE, band_replicas=1.0) == ["a", "b", "c"]
 
 
@@ -75,7 +75,9 @@ def test_the_gate_lets_every_replica_in() -> None:
         ({"kind": "hpa", "decode": {"metric": "kv_usage_frac", "target": 0.5}}, {"kv_usage_frac": 0.95}, 4),
     ],
 )
-def test_policies_that_look_at_one_role_size_it(policy: dict[str, Any], shown: dict[str, float], wanted: int) -> None:
+def test_policies_that_look_at_one_role_size_an_aggregated_pool(
+    policy: dict[str, Any], shown: dict[str, float], wanted: int
+) -> None:
     of = pool("g", 2, lowest=1)
     of = replace(of, replicas=tuple(replace(replica, **shown) for replica in of.replicas))
     plan = sized(policy).tick(snapshot((of,)))
@@ -84,7 +86,7 @@ def test_policies_that_look_at_one_role_size_it(policy: dict[str, Any], shown: d
     assert len(plan.admitted) == 2
 
 
-def test_it_sleeps_and_wakes_with_one_replica() -> None:
+def test_an_aggregated_pool_sleeps_and_wakes_with_one_replica() -> None:
     of = pool("g", 1)
     idle = tuple(replace(r, running_requests=0.0, waiting_requests=0.0) for r in of.replicas)
     of = replace(of, replicas=idle)
@@ -100,7 +102,7 @@ def test_it_sleeps_and_wakes_with_one_replica() -> None:
     assert one.tick(replace(sleeping, is_awaited=True)).state.desired == {of.key: 1}
 
 
-def test_it_makes_room_for_a_more_important_service() -> None:
+def test_an_aggregated_pool_makes_room_for_a_more_important_service() -> None:
     services = {"high": controller(3, priority=5), "low": sized({"kind": "static", "prefill": 0, "decode": 6})}
     seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot((pool("low", 6, lowest=1),))}
     decided = tick_all(services, seen, slots=room([node("a", 0)]))
@@ -108,7 +110,7 @@ def test_it_makes_room_for_a_more_important_service() -> None:
     assert decided["low"][1].state.desired == {PoolKey("low-g", D): 2}
 
 
-def test_a_lost_replica_is_missed_like_any_other() -> None:
+def test_a_lost_replica_without_room_elsewhere_is_pending() -> None:
     of = replace(pool("g", 1, lowest=1), replicas=(), target_replicas=1, held_replicas=0)
     state = ControllerState(ticked_s=NOW_S - 5.0, desired={of.key: 1}, unplaced_since_s={of.key: (NOW_S - 99.0, 0)})
     other = pool("h", 0)
@@ -127,6 +129,6 @@ def test_a_lost_replica_is_missed_like_any_other() -> None:
         ({"policy": {"kind": "wva"}, "pd_ratio": "1:2", "override": {"prefill": 0, "decode": 1}}, "override has 0"),
     ],
 )
-def test_what_fits_no_aggregated_pool_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_policy_or_override_that_does_not_fit_the_ratio_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AutoscaleConfig.model_validate({"pd_ratio": "0:1", **fields})

@@ -1,4 +1,4 @@
-"""Many cycles on random clusters whose nodes come and go: then it is quiet, and nothing may move any more."""
+"""Many cycles on random clusters whose nodes come and go; then all nodes stay, and no count may change any more."""
 
 import random
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ class Cluster:
             affinity = rng.choice([LinkTier.NONE, LinkTier.S1, LinkTier.S2]) if level else LinkTier.NONE
             lowest = 0 if sleeps or number or rng.random() < 0.3 else 1
             if lowest and level == "s2" and affinity is LinkTier.S1:
-                affinity = LinkTier.S2  # such a configuration is refused: Serve alone places what must be there
+                affinity = LinkTier.S2  # the configuration refuses S1 here: Serve alone places the minimum
             is_preemptible, highest = not lowest and rng.random() < 0.3, rng.choice([1, 2, 6])
             for role in (Role.DECODE,) if ratio.is_aggregated else tuple(Role):
                 demand = Demand(
@@ -118,7 +118,7 @@ class Cluster:
                 )
 
     def seen(self) -> list[Node]:
-        """The nodes with what is free."""
+        """The nodes that are alive, with their free GPUs."""
         free = {name: self.nodes[name].gpus for name in self.alive}
         for replica in self.replicas:
             for name in replica.on:
@@ -142,7 +142,7 @@ class Cluster:
         self.awaited |= {name for name in self.controllers if rng.random() < 0.05}
 
     def calm(self) -> None:
-        """Everything is there."""
+        """All nodes are alive, and none is cordoned."""
         self.alive, self.cordoned = set(self.nodes), set()
 
     def _serve(self) -> None:
@@ -220,7 +220,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_once_it_is_quiet_nothing_moves_and_no_law_is_broken(seed: int) -> None:
+def test_once_all_nodes_stay_no_count_changes_and_every_law_holds(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
     for _ in range(_STORMY):
@@ -237,7 +237,7 @@ def test_once_it_is_quiet_nothing_moves_and_no_law_is_broken(seed: int) -> None:
         state = plans[service].state
         assert pool.limits.lowest_replicas <= state.desired[key] <= pool.limits.highest_replicas
         if key.role is Role.PREFILL and state.desired[key]:
-            # Law 4: decode may wait for prefill, which it does without, and never the other way round.
+            # Law 4: decode may run without prefill in its group, and prefill never without decode.
             assert state.desired[PoolKey(key.group, Role.DECODE)]
         domains = {
             cluster.nodes[name].under[:4] if pool.limits.affinity is LinkTier.S1 else cluster.nodes[name].under[:3]

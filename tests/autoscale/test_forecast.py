@@ -1,4 +1,4 @@
-"""Forecasters by hand, on series that tell them nothing, and on nonsense."""
+"""Forecasters by hand, on series from which nothing can be learned, and on invalid ones."""
 
 import math
 import re
@@ -82,7 +82,7 @@ def test_a_gap_is_filled_by_the_line_across_it() -> None:
     values = [1.0, 2.0, 1.5, 2.5, 2.0, 3.0, 2.5, 3.5, 3.0, 4.0, 3.5]
     times = regular(values)
     whole = ahead(ArimaConfig(), times, values, 100.0)
-    # 2.5 lies on the line from 2 to 3 but one step late: what is left out there changes little.
+    # The line across the gap replaces 2.5 by 1.75, which changes the forecast little.
     without = ahead(ArimaConfig(), [*times[:4], *times[5:]], [*values[:4], *values[5:]], 100.0)
     assert without == pytest.approx(whole, rel=0.2)
 
@@ -95,11 +95,11 @@ def test_a_gap_is_filled_by_the_line_across_it() -> None:
         (regular([0.0] * 9), [2.5] * 9, 100.0, "the series is constant"),
         (regular([0.0] * 9), [0.0] * 9, 100.0, "the series is constant"),
         (regular([0.0] * 9), [float(n % 3) for n in range(9)], 1e9, "9 steps of 100 s are too few"),
-        # A slow look and then many quick ones: the median step covers little.
+        # Long steps and then short ones: at the median step, the series has few values.
         ([0.0, *(1000.0 * n for n in range(1, 5)), 4001.0, 4002.0], [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0], 1.0, "few"),
     ],
 )
-def test_what_arima_cannot_fit_stays_as_it_is_and_says_why(
+def test_a_series_that_arima_cannot_fit_keeps_its_last_value_and_the_reason_is_given(
     times: list[float], values: list[float], horizon_s: float, said: str
 ) -> None:
     found = ArimaConfig().forecast(times, values, horizon_s)
@@ -125,7 +125,7 @@ def test_no_series_raises_or_warns_and_nothing_is_negative(
 
 @settings(max_examples=30)
 @given(value=st.floats(0, 1e12), count=st.integers(1, 40))
-def test_what_is_constant_stays(value: float, count: int) -> None:
+def test_a_constant_series_stays(value: float, count: int) -> None:
     for config in FORECASTERS:
         assert ahead(config, regular([value] * count), [value] * count, 300.0) == pytest.approx(value)
 
@@ -135,7 +135,7 @@ def test_the_unit_of_a_series_does_not_matter(factor: float) -> None:
     values = [float(value) for value in np.random.default_rng(3).gamma(4.0, size=30)]
     for config in FORECASTERS:
         one, other = (ahead(config, regular(values), [v * f for v in values], 100.0) for f in (1.0, factor))
-        assert other == pytest.approx(one * factor, rel=1e-3)  # an optimum found from numbers rounded otherwise
+        assert other == pytest.approx(one * factor, rel=1e-3)  # the fit rounds other numbers
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_unit_of_a_series_does_not_matter(factor: float) -> None:
         ([1.0], [1.0], -1.0, "horizon of 0 s or more"),
     ],
 )
-def test_what_is_no_series_is_refused(times: list[float], values: list[float], horizon_s: float, said: str) -> None:
+def test_an_invalid_series_is_refused(times: list[float], values: list[float], horizon_s: float, said: str) -> None:
     for config in FORECASTERS:
         with pytest.raises(ValueError, match=said):
             ahead(config, times, values, horizon_s)
@@ -165,7 +165,7 @@ def test_what_is_no_series_is_refused(times: list[float], values: list[float], h
         {"kind": "ewma", "level_s": 0},
     ],
 )
-def test_what_is_no_forecaster_is_refused(document: dict[str, Any]) -> None:
+def test_an_invalid_forecaster_is_refused(document: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(ForecastConfig).validate_python(document)
 
@@ -192,8 +192,8 @@ def test_a_forecast_is_divided_by_predicted_over_observed() -> None:
     latest = CorrectionConfig(weight_frac=1.0, most=2.0)
     factor = latest.updated(1.0, 120.0, 100.0)
     assert factor == pytest.approx(1.2)
-    assert 60.0 / factor == pytest.approx(50.0)  # it had promised a fifth too much
-    assert latest.updated(1.7, 50.0, 100.0) == pytest.approx(0.5)  # the most recent alone counts
+    assert 60.0 / factor == pytest.approx(50.0)  # the last forecast was a fifth too high
+    assert latest.updated(1.7, 50.0, 100.0) == pytest.approx(0.5)  # only the most recent one counts
     tenth = CorrectionConfig(weight_frac=0.1, most=2.0)
     assert tenth.updated(1.0, 120.0, 100.0) == pytest.approx(1.2**0.1)
     assert CorrectionConfig(weight_frac=0.0).updated(1.0, 120.0, 100.0) == 1.0

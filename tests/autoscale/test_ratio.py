@@ -44,13 +44,13 @@ def test_a_ratio_is_read_as_people_write_it(given_as: object, written: str) -> N
 @pytest.mark.parametrize(
     "wrong", ["", ":", "1:0", "0:0", "a:b", "1:3:5", None, True, [], float("nan"), float("inf"), -1, "1.5:2"]
 )
-def test_what_is_no_ratio_is_refused_with_what_to_give(wrong: object) -> None:
+def test_an_invalid_ratio_is_refused_with_what_to_give(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"no P/D ratio: give|is impossible: between 1:5 and 9:1"):
         PdRatio.parse(wrong)
 
 
 @pytest.mark.parametrize("beyond", ["1:6", "10:1", 0.1, 0.001, 100])
-def test_a_ratio_beyond_what_serves_is_refused(beyond: object) -> None:
+def test_a_ratio_beyond_1_to_5_or_9_to_1_is_refused(beyond: object) -> None:
     with pytest.raises(ValueError, match="impossible: between 1:5 and 9:1"):
         PdRatio.parse(beyond)
 
@@ -66,7 +66,7 @@ def test_deviation_is_counted_in_replicas_of_the_smaller_role() -> None:
     [
         ("1:3", (0.0, 7.0), (3, 7)),  # 7/3 = 2.33 prefill, rounded up
         ("1:3", (0.0, 9.0), (3, 9)),
-        ("1:3", (2.0, 1.0), (2, 6)),  # two prefill replicas are fed by six decode
+        ("1:3", (2.0, 1.0), (2, 6)),  # two prefill replicas need six decode replicas
         ("3:1", (0.0, 1.2), (4, 2)),  # 3.6 prefill
         ("1:1", (2.5, 3.5), (4, 4)),
         ("9:1", (0.0, 1.0), (9, 1)),
@@ -88,7 +88,7 @@ def test_a_bound_of_one_role_bounds_the_other() -> None:
     assert joint_counts({P: 0, D: 1.0}, PdRatio(1, 3), room(lowest=(3, 1)), band_replicas=1.0) == {P: 3, D: 6}
 
 
-def test_no_pair_in_the_band_is_no_answer() -> None:
+def test_without_a_pair_in_the_band_there_is_no_answer() -> None:
     assert joint_counts({P: 1, D: 1}, PdRatio(1, 5), room(lowest=(4, 1), highest=(8, 8)), band_replicas=1.0) is None
 
 
@@ -128,7 +128,9 @@ def test_counts_are_in_the_room_and_at_the_ratio_under_every_budget(
 
 
 @given(ratio=ratios, wanted=st.floats(0, 60), extra=st.integers(0, 100), budget=st.integers(6, 300))
-def test_more_budget_or_more_wanted_never_means_fewer(ratio: PdRatio, wanted: float, extra: int, budget: int) -> None:
+def test_a_larger_budget_or_wanted_count_never_means_fewer_replicas(
+    ratio: PdRatio, wanted: float, extra: int, budget: int
+) -> None:
     def total(wanted_leaders: float, gpus: int) -> int:
         counts = joint_counts(
             {ratio.leader: wanted_leaders, ratio.follower: 0.0}, ratio, room(budget=gpus), band_replicas=1.0
@@ -140,7 +142,7 @@ def test_more_budget_or_more_wanted_never_means_fewer(ratio: PdRatio, wanted: fl
 
 
 @given(ratio=ratios, leaders=st.integers(1, 60))
-def test_what_is_at_the_ratio_stays(ratio: PdRatio, leaders: int) -> None:
+def test_counts_at_the_ratio_stay(ratio: PdRatio, leaders: int) -> None:
     followers = math.ceil(leaders * ratio.follower_share - 1e-9)
     wanted = {ratio.leader: float(leaders), ratio.follower: leaders * ratio.follower_share}
     assume(followers <= 64)

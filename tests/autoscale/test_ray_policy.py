@@ -1,4 +1,4 @@
-"""Serve's policy call: never blocked, never raising, never wrong about what it does not know."""
+"""Serve's calls of the policy: they never block and never raise, and what is unknown changes no count."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ NAMES = ("prefill:g0", "decode:g0")
 
 
 def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tuple[int, int] = (1, 1)) -> dict[Any, Any]:
-    """What Serve hands to an application-level policy, as far as ours looks at it."""
+    """The part of what Serve hands to an application-level policy that ours reads."""
     now_s = time.time() if at_s is None else at_s
     told = {}
     for name, count in zip(NAMES, ready, strict=True):
@@ -62,7 +62,7 @@ class SimpleDeployment(str):
 
 @pytest.fixture
 def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
-    """The policy with a configuration, and no coordinator to be found."""
+    """A policy that has a configuration and finds no coordinator."""
     from autoscale.ray_link import Link
     from autoscale.ray_policy import JointPolicy
 
@@ -77,7 +77,7 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
 
 
 def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:
-    """Call as Serve does until a tick has been taken."""
+    """Call the policy as Serve does until it has taken a tick."""
     policy._last = {}
     deadline = time.monotonic() + 60
     while not policy._last:
@@ -88,7 +88,7 @@ def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:
     return {str(name): count for name, count in policy(contexts(**kwargs))[0].items()}
 
 
-def test_a_call_returns_what_the_last_tick_said(policy: Any) -> None:
+def test_a_call_returns_the_counts_of_the_last_tick(policy: Any) -> None:
     assert policy(contexts())[0] == {}  # nothing is known yet, so Serve keeps its targets
     assert ticked(policy) == {"prefill:g0": 1, "decode:g0": 1}
 
@@ -119,7 +119,7 @@ def test_a_tick_that_hangs_holds_up_no_call(policy: Any, monkeypatch: pytest.Mon
     held.set()
 
 
-def test_a_tick_that_raises_holds_and_is_told_once(
+def test_a_tick_that_raises_changes_no_count_and_is_reported_once(
     policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = ticked(policy)
@@ -149,7 +149,7 @@ def test_figures_that_are_no_numbers_change_no_count(policy: Any) -> None:
             assert ticked(policy, decode_tps=wrong, ready=(3, 3)) == before
 
 
-def test_a_role_without_replicas_holds(policy: Any) -> None:
+def test_a_role_without_replicas_is_a_reason_to_hold(policy: Any) -> None:
     ticked(policy)
     ticked(policy, ready=(1, 0))
     assert "no decode replica" in policy._last["m"].decision.reason
@@ -168,7 +168,7 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
 
 
 def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespace:
-    """A coordinator that answers so to plans, and for which no request waits."""
+    """A coordinator that answers plans with ``sync``, and for which no request waits."""
 
     def called(answer: Callable[[Any], Future[Any]]) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda message, *_: SimpleNamespace(future=lambda: answer(message)))
@@ -177,7 +177,7 @@ def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespac
 
 
 def settings(version: int) -> dict[str, Any]:
-    """An answer of the coordinator; a version that the policy has says nothing new."""
+    """An answer of the coordinator; it has no news if the policy already has this version."""
     return {"version": version, "services": {}, "topology": None, "cordoned": []}
 
 
@@ -191,7 +191,7 @@ def test_pools_of_a_redeployed_application_replace_the_old_ones(policy: Any) -> 
 
 
 def take(policy: Any, counts: tuple[int, int]) -> None:
-    """A tick that came to these counts."""
+    """Let the policy take a tick with these counts."""
     from autoscale.ray_link import Ticked
 
     plan = policy._last["m"]
@@ -209,20 +209,20 @@ def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -
     def answers() -> dict[str, int]:
         return {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()}
 
-    assert answers() == {"prefill:g0": 3, "decode:g0": 4}  # more at once, fewer later
+    assert answers() == {"prefill:g0": 3, "decode:g0": 4}  # a higher count at once, a lower one later
     answer: Future[dict[str, Any]] = Future()
     link._handle = coordinator(lambda update: answer)
     assert answers() == {"prefill:g0": 3, "decode:g0": 4}
     answer.set_result(settings(link._version))
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
-    # What is lost on the way is not taken for told.
+    # A call that fails does not count as an answer.
     lost: Future[dict[str, Any]] = Future()
     lost.set_exception(ActorDiedError())
     link._handle = coordinator(lambda update: lost)
     take(policy, (1, 4))
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
-    # Nor what the restarted coordinator answers when the policy joins.
+    # Nor does the answer of a restarted coordinator when the policy joins.
     joined: Future[dict[str, Any]] = Future()
     joined.set_result(settings(link._version))
     link._handle, link._reply = coordinator(lambda update: Future()), joined

@@ -10,7 +10,7 @@ from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
 
-def test_name_says_role_and_group() -> None:
+def test_the_name_of_a_pool_says_role_and_group() -> None:
     assert str(PoolKey("g0", Role.PREFILL)) == "prefill:g0"
     assert str(PoolKey("rack-7", Role.DECODE)) == "decode:rack-7"
 
@@ -26,14 +26,14 @@ def test_parse_undoes_the_name(group: str, role: Role) -> None:
     "name",
     ["", "ingress", "prefill", "prefill:", "decode:", ":g0", "Prefill:g0", "router:g0", " decode:g0", "decode g0"],
 )
-def test_other_deployment_is_no_pool(name: str) -> None:
+def test_the_name_of_another_deployment_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="expected 'prefill:GROUP' or 'decode:GROUP'") as caught:
         PoolKey.parse(name)
     assert repr(name) in str(caught.value)
 
 
 @given(st.text())
-def test_parse_answers_or_refuses(name: str) -> None:
+def test_parse_returns_the_pool_of_a_name_or_refuses_it(name: str) -> None:
     try:
         key = PoolKey.parse(name)
     except ValueError:

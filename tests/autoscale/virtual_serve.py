@@ -98,7 +98,7 @@ class VirtualServe:
         self.draining[role][name] = self.now_s + self.drain_s
 
     def restart(self) -> None:
-        """Serve's controller dies: the next one takes every replica that has not gone for running."""
+        """Serve's controller dies: the next one takes every replica that has not gone as running."""
         for role in Role:
             self.running[role] += self.draining[role]
             self.draining[role] = {}
@@ -118,10 +118,10 @@ class VirtualServe:
 
     @property
     def gpus(self) -> int:
-        """Held by what runs, starts or drains."""
+        """GPUs of the replicas that run, start or drain."""
         return sum(len(of[role]) for of in (self.running, self.starting, self.draining) for role in Role)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """What Serve works towards."""
+        """Serve's target counts (P, D)."""
         return self.targets[Role.PREFILL], self.targets[Role.DECODE]

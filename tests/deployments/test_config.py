@@ -15,14 +15,14 @@ from kvtransfer.topology import Role
 
 
 @pytest.mark.parametrize("source", ["/models/m", "./models/m", "../m", "~/m"])
-def test_path_is_a_folder(source: str) -> None:
+def test_a_path_is_a_folder(source: str) -> None:
     folder = ModelConfig(id="m", source=source).folder
     assert folder == Path(source).expanduser().resolve()
     assert folder.is_absolute()
 
 
 @pytest.mark.parametrize("source", ["org/model", "model", "models/tiny"])
-def test_hub_id_is_no_folder(source: str) -> None:
+def test_a_hub_id_is_no_folder(source: str) -> None:
     assert ModelConfig(id="m", source=source).folder is None
 
 
@@ -48,7 +48,7 @@ def test_gpus_are_tensor_times_pipeline_parallel() -> None:
         ("enable_request_id_headers", "leave it out"),
     ],
 )
-def test_engine_argument_that_a_field_owns_is_refused_with_the_field(key: str, instead: str) -> None:
+def test_an_engine_argument_that_a_field_sets_is_refused_with_the_field(key: str, instead: str) -> None:
     with pytest.raises(ValueError, match=instead) as caught:
         TypeAdapter(EngineKwargs).validate_python({"dtype": "float32", key: 1})
     assert repr(key) in str(caught.value)
@@ -68,12 +68,14 @@ def test_pipeline_parallel_prefill_is_refused_and_decode_is_not(make_group: Call
 
 
 @pytest.mark.parametrize("name", ["a", "g0", "rack-7", "0", "x" * 32])
-def test_group_name_of_lower_case_digits_and_dashes(name: str, make_group: Callable[..., GroupConfig]) -> None:
+def test_a_group_name_has_lower_case_letters_digits_and_dashes(
+    name: str, make_group: Callable[..., GroupConfig]
+) -> None:
     assert make_group(name=name).name == name
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "G0", "a:b", "a b", "a\n", "a/b", "x" * 33])
-def test_group_name_that_no_deployment_can_have(name: str, make_group: Callable[..., GroupConfig]) -> None:
+def test_a_group_name_that_no_deployment_can_have_is_refused(name: str, make_group: Callable[..., GroupConfig]) -> None:
     with pytest.raises(ValidationError, match="name"):
         make_group(name=name)
 
@@ -102,7 +104,7 @@ def test_a_role_of_a_wrong_type_is_refused_also_with_labels_of_the_group(
     assert [".".join(map(str, error["loc"])) for error in refusal.value.errors()] == [field]
 
 
-def test_group_has_one_pool_per_role(make_group: Callable[..., GroupConfig]) -> None:
+def test_a_group_has_one_pool_for_each_role(make_group: Callable[..., GroupConfig]) -> None:
     group = make_group(prefill={"replicas": 2}, decode={"replicas": 3})
     pools = group.pools()
     assert {key: pool.replicas for key, pool in pools.items()} == {
@@ -130,13 +132,13 @@ def test_config_is_frozen_and_closed() -> None:
 
 
 @pytest.mark.parametrize("path", ["keys", "~nosuchuser/keys"])
-def test_a_key_file_is_where_every_replica_finds_it(path: str) -> None:
+def test_the_path_of_a_key_file_must_be_whole(path: str) -> None:
     with pytest.raises(ValidationError, match="give the whole path"):
         IngressConfig.model_validate({"api_keys_file": path})
 
 
 def service(*lengths: dict[str, Any], **engine_kwargs: Any) -> ServiceConfig:
-    """A service with these engine arguments, and one group for each mapping: the engine arguments of its decode."""
+    """A service with these engine arguments; each mapping makes a group, with the engine arguments of its decode."""
     groups = [{"name": f"g{i}", "decode": {"engine_kwargs": kwargs}} for i, kwargs in enumerate(lengths)]
     model = {"id": "m", "source": "org/m"}
     return ServiceConfig.model_validate({"model": model, "engine_kwargs": engine_kwargs, "groups": groups})
@@ -157,7 +159,7 @@ LENGTH = "max_model_len"
         (service({}, {}), None, None),
     ],
 )
-def test_the_lowest_context_is_of_all_groups_and_the_longest_only_where_every_group_sets_one(
+def test_the_lowest_context_is_that_of_all_groups_and_the_longest_needs_one_of_every_group(
     config: ServiceConfig, lowest: int | None, longest: int | None
 ) -> None:
     assert (config.max_model_len, config.longest_context_tokens) == (lowest, longest)
@@ -172,7 +174,7 @@ def test_a_context_of_true_or_false_is_refused(value: bool) -> None:
 
 
 @pytest.mark.parametrize(("prefill", "replicas"), [({"replicas": 2}, 4), (None, 6)])
-def test_replicas_that_prefill_are_decode_where_a_group_has_no_prefill(
+def test_decode_replicas_of_a_group_without_prefill_count_as_replicas_that_prefill(
     prefill: dict[str, Any] | None, replicas: int
 ) -> None:
     groups = [{"name": name, "prefill": prefill, "decode": {"replicas": 3}} for name in "ab"]

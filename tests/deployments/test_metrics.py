@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.metrics import render
 
-# What each replica does: some work, then its metrics travel to the ingress as Ray sends them, pickled.
+# Each replica does some work; then its metrics go to the ingress as Ray sends them, pickled.
 REPLICA = """
 import base64, json, pickle, sys
 from deployments.metrics import HANDOFF_S, PREFILL_BACKLOG, PREFILL_PATH, process_metrics

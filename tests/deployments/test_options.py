@@ -1,4 +1,4 @@
-"""What Ray Serve LLM is told about a pool."""
+"""The options of a pool that Ray Serve LLM gets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +47,7 @@ def test_a_role_engine_argument_wins_over_the_application_one() -> None:
     assert (kwargs["max_num_seqs"], kwargs["max_model_len"]) == (4, 512)
 
 
-def test_kv_is_one_group_unless_the_user_splits_it() -> None:
+def test_kv_is_one_cache_group_unless_the_user_splits_it() -> None:
     assert configured(RoleConfig()).engine_kwargs["disable_hybrid_kv_cache_manager"] is True
     split = configured(RoleConfig(), disable_hybrid_kv_cache_manager=False).engine_kwargs
     assert split["disable_hybrid_kv_cache_manager"] is False
@@ -68,7 +68,7 @@ def test_a_fixed_pool_has_a_count_and_an_autoscaled_one_bounds_without_serves_ow
     assert (bounds["min_replicas"], bounds["max_replicas"]) == (2, 5)
     assert bounds["upscale_delay_s"] == bounds["downscale_delay_s"] == 0.0
     assert bounds["metrics_interval_s"] == 2.5
-    assert bounds["look_back_period_s"] > bounds["metrics_interval_s"]  # or a report could be sent empty
+    assert bounds["look_back_period_s"] > bounds["metrics_interval_s"]  # else a report could be empty
     assert "initial_replicas" not in bounds  # any change would reset the count to it
     assert "num_replicas" not in scaled
     assert scaled["request_router_config"]["request_router_kwargs"]["is_gated"] is True
@@ -77,7 +77,7 @@ def test_a_fixed_pool_has_a_count_and_an_autoscaled_one_bounds_without_serves_ow
 @pytest.mark.parametrize(
     ("policy", "routers", "asked"), [("least_tokens", 2, 5), ("least_tokens", 1, 0), ("round_robin", 2, 0)]
 )
-def test_replicas_are_asked_for_their_queue_where_several_routers_send_to_them_by_load(
+def test_replicas_are_asked_for_their_queue_if_several_routers_send_to_them_by_load(
     policy: Any, routers: int, asked: int
 ) -> None:
     from deployments.options import router_options
@@ -89,7 +89,7 @@ def test_replicas_are_asked_for_their_queue_where_several_routers_send_to_them_b
         assert kwargs["asks_tokens"] is (role is Role.PREFILL)
 
 
-def test_an_emulated_pool_uses_rays_own_door_for_an_engine_class() -> None:
+def test_an_emulated_pool_gives_its_engine_class_in_rays_own_variable() -> None:
     pool = RoleConfig.model_validate({"emulator": {"profile": "configs/p.json", "start_s": 3}, "env": {"A": "b"}})
     config = configured(pool)
     variables = config.runtime_env["env_vars"]

@@ -43,7 +43,7 @@ How to read the tables:
 - Unknown fields are refused. `tandem validate FILE` checks a file. `tandem schema` prints the same rules for an editor.
 """
 
-# A field whose value has a file of its own, or one text form, is not opened.
+# Sections that are given by the path of a file or by one text: their own fields are not listed.
 _LEAVES = {EngineProfile: "path of an engine profile", PdRatio: "P:D in quotes, or a number"}
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", type(None): "null"}
 _TABLE = "| field | type | default | bounds | meaning |\n|---|---|---|---|---|"
@@ -105,7 +105,7 @@ def _open(field: FieldInfo, path: str, paths: dict[type[BaseModel], list[str]]) 
 
 
 def sections_in(annotation: Any, suffix: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """The configuration classes in an annotation, and how a path goes on to them."""
+    """The configuration classes in an annotation, and the suffix of the path to each (``[]``, ``.*``)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation not in _LEAVES:
             yield annotation, suffix
@@ -148,7 +148,7 @@ def _type(annotation: Any, titles: Mapping[type[BaseModel], str]) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """A field's description; a section's own first line where the field has none."""
+    """A field's description; if it has none, the first line of its section's docstring."""
     sections = [section for section, _ in sections_in(field.annotation)]
     return " ".join((field.description or "").split()) or (_summary(sections[0]) if len(sections) == 1 else "")
 

@@ -61,7 +61,7 @@ def test_relative_links_lead_to_files_and_headings(page: str) -> None:
     assert broken == []
 
 
-def test_readme_is_read_in_ten_minutes() -> None:
+def test_readme_has_about_1000_words() -> None:
     words = [word for word in prose(text_of("README.md")).split() if any(letter.isalnum() for letter in word)]
     assert 900 <= len(words) <= 1100
 
@@ -88,7 +88,7 @@ def test_commands_and_their_options_exist(page: str) -> None:
             f"tandem {name} {option}" for option in re.findall(r"--[a-z][a-z-]*", arguments) if option not in options
         ]
     if page in ("CHANGELOG.md", "DECISIONS.md", "docs/decisions/packaging-and-tests.md"):
-        wrong = [command for command in wrong if command != "tandem drill"]  # these say that it is gone
+        wrong = [command for command in wrong if command != "tandem drill"]  # these pages name it as removed
     if page == "CONVENTIONS.md":
         wrong.remove("tandem profile --max-batch")  # an example of a message, not a command
     assert wrong == []
@@ -132,7 +132,7 @@ def test_fields_that_a_page_names_exist(page: str) -> None:
 
 
 def leads_to_a_field(fields: dict[str, Any], path: list[str]) -> bool:
-    """Whether a dotted path names a field; of several policies, any may have it."""
+    """Whether a dotted path names a field; a field of any one of several policies counts."""
     if path[0] not in fields:
         return False
     sections = [section for section, _ in field_reference.sections_in(fields[path[0]].annotation)]

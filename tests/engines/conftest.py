@@ -29,7 +29,7 @@ def make_document(tiny_model: Path) -> Any:
         args["engine_kwargs"] |= {
             "enable_auto_tool_choice": True,
             "tool_call_parser": "hermes",
-            "reasoning_parser": "deepseek_v3",  # none, until a request says that its model thinks
+            "reasoning_parser": "deepseek_v3",  # parses nothing unless a request asks its model to think
         }
         for role, switch in labels.items():
             args["groups"][0][role]["placement"]["node_labels"] = {"tandem.io/s1": "a", "tandem.io/s0": switch}

@@ -1,4 +1,4 @@
-"""What the tests on real engines ask of an endpoint: prompts, requests, and what its metrics say."""
+"""What the tests on engines share: prompts, an emulated application, and an endpoint's processes, metrics and logs."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from serve_app.load.metrics_page import scrape
 from tests.lab.stand.fixed_counts import fixed_counts
 
 ROOT = Path(__file__).parents[2]
-# How long a test waits for what must come, seconds: long, since a busy machine takes its time, and what comes ends it.
+# Longest wait for an event that must come, in seconds. A busy machine is slow, and the event ends the wait.
 WAIT_S = 600.0
 
 
@@ -30,10 +30,10 @@ def emulated_document(**ingress: Any) -> dict[str, Any]:
 
 
 def replica_processes(app: Any, name: str = "") -> list[psutil.Process]:
-    """The processes of an application's replicas; of one deployment, if its name's beginning is given."""
+    """The processes of an application's replicas; with ``name``, of deployments whose names begin with it."""
     found = []
     for process in app.processes():
-        with suppress(psutil.Error):  # one that has just ended
+        with suppress(psutil.Error):  # the process has just ended
             if f"ServeReplica:{app.name}:{name}" in " ".join(process.cmdline()):
                 found.append(process)
     return found
@@ -56,7 +56,7 @@ def samples(app: Any, *names: str) -> list[tuple[dict[str, str], float]]:
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait until something holds; by default for less than the 60 s that unread KV is kept."""
+    """Wait until a condition holds; the default is less than the 60 s for which unread KV is kept."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline
@@ -64,7 +64,7 @@ async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> None:
 
 
 def keeps_to_itself(app: Any, model: str) -> None:
-    """Requests that succeed, are refused and fail leave no word of theirs in any file of the cluster."""
+    """Assert that no file of the cluster contains text of a request that succeeds, is refused or fails."""
     word = "".join(random.choices(string.ascii_lowercase, k=20))
     text = f"{word} and more"
     named = {"type": "function", "function": {"name": word, "parameters": {"type": word}}}
@@ -89,7 +89,7 @@ def keeps_to_itself(app: Any, model: str) -> None:
     headers = {"Content-Type": "application/json"}
     broken = requests.post(f"{app.url}/v1/completions", data=f'{{"prompt": "{text}"', headers=headers, timeout=60)
     assert {200, 400} <= statuses | {broken.status_code}
-    time.sleep(2.0)  # logs are written behind
+    time.sleep(2.0)  # logs are written a little later
     files = [path for path in app._cluster.folder.rglob("*") if path.is_file()]
     assert any(path.name.startswith("replica_") for path in files)
     assert not [str(path) for path in files if word.encode() in path.read_bytes()]

@@ -1,4 +1,4 @@
-"""An endpoint with keys and far too much load, on emulated engines: which requests are let in and served."""
+"""An endpoint with keys and far too much load, on emulated engines: which requests it admits and serves."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ def _app(file: Path) -> Iterator[Any]:
 
 
 def let_in(file: Path, keys: dict[str, str]) -> None:
-    """Write the file of keys: by name, what each is."""
+    """Write the key file; ``keys``: each key by its name."""
     file.write_text("".join(key_line(name, key) + "\n" for name, key in keys.items()))
 
 
@@ -50,12 +50,12 @@ def asked(app: Any, path: str, key: str | None) -> requests.Response:
 
 
 def total(app: Any, name: str) -> float:
-    """As on the port of its own, on which the page wants no key."""
+    """The sum of a metric, from the metrics port, which needs no key."""
     return sum(sample.value for sample in scrape(f"http://127.0.0.1:{app.config.ingress.metrics_port}/metrics", name))
 
 
 def until(app: Any, key: str, status: int) -> None:
-    """Wait until a change of the file holds, which takes a second."""
+    """Wait until requests with this key get this status: a change of the key file takes effect after a second."""
     deadline = time.monotonic() + WAIT_S
     while asked(app, "/v1/models", key).status_code != status:
         assert time.monotonic() < deadline
@@ -89,7 +89,7 @@ async def flood(app: Any, number: int, per_s: float, priority: str) -> list[tupl
         return await asyncio.gather(*(one(session, seed) for seed in range(number)))
 
 
-def test_what_is_too_much_is_refused_and_the_rest_is_served_in_time(app: Any) -> None:
+def test_requests_beyond_capacity_are_refused_and_the_others_are_served_soon(app: Any) -> None:
     before = total(app, "tandem_refused_total")
     answers = asyncio.run(flood(app, 400, 40.0, "normal"))
     served = [took_s for status, took_s, _ in answers if status == 200]
@@ -98,7 +98,7 @@ def test_what_is_too_much_is_refused_and_the_rest_is_served_in_time(app: Any) ->
     # An idle machine serves 100 or more. A busy one serves fewer, since emulated engines are late there.
     assert len(served) >= 10
     assert len(refused) >= 100
-    # What came before the endpoint knew what the engines can take is in time no more. Without a bound, half of all
+    # Requests that came before the endpoint knew the engines' capacity are late. Without a bound, half of all requests
     # would wait for more than ten seconds.
     served_s, refused_s = (sorted(times)[len(times) // 2] for times in (served, [took_s for took_s, _ in refused]))
     assert refused_s < served_s < 5.0
@@ -123,13 +123,13 @@ def test_requests_with_priority_are_served_first(app: Any) -> None:
     assert high_frac > 2.0 * low_frac
 
 
-def test_a_priority_that_is_none_is_named(app: Any) -> None:
+def test_an_unknown_priority_is_refused_by_name(app: Any) -> None:
     answer = ask(app, **{"X-Tandem-Priority": "urgent"})
     assert answer.status_code == 400
     assert "'urgent': give one of high, normal, low" in answer.json()["error"]["message"]
 
 
-def test_one_key_takes_no_more_than_its_share_of_a_minute(app: Any) -> None:
+def test_a_key_gets_no_more_requests_in_a_minute_than_its_limit(app: Any) -> None:
     assert ask(app, "limited").status_code == 200
     refused = ask(app, "limited")
     assert refused.status_code == 429
@@ -138,7 +138,7 @@ def test_one_key_takes_no_more_than_its_share_of_a_minute(app: Any) -> None:
     assert ask(app).status_code == 200
 
 
-def test_with_no_decode_replica_the_answer_is_503_at_once(app: Any) -> None:
+def test_without_a_decode_replica_the_answer_is_503_at_once(app: Any) -> None:
     (replica,) = (one for one in app.processes() if ":decode:g0" in " ".join(one.cmdline()))
     replica.kill()
     until_s = time.monotonic() + WAIT_S
@@ -155,7 +155,7 @@ def test_with_no_decode_replica_the_answer_is_503_at_once(app: Any) -> None:
         time.sleep(0.5)
 
 
-def test_an_answer_in_one_piece_tells_that_its_first_token_has_come() -> None:
+def test_an_answer_in_one_piece_reports_its_first_token() -> None:
     from deployments.replicas.decode import _with_first
 
     async def answer(has_first: asyncio.Event, wait_s: float) -> AsyncGenerator[str, None]:
@@ -169,7 +169,7 @@ def test_an_answer_in_one_piece_tells_that_its_first_token_has_come() -> None:
         assert [chunk async for chunk in _with_first(answer(soon, 0.1), asyncio.Event())] == ["whole"]
         left = _with_first(answer(soon, 60.0), soon)
         assert await anext(left) is None
-        await left.aclose()  # the client has gone: nothing may be left behind
+        await left.aclose()  # the client has gone: no task may remain
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
@@ -190,7 +190,7 @@ def test_without_a_key_only_health_answers(app: Any, file: Path) -> None:
     assert asked(app, "/health", None).status_code == 200
 
 
-def test_a_key_that_is_withdrawn_ends_without_a_restart(app: Any, file: Path) -> None:
+def test_a_withdrawn_key_is_refused_without_a_restart(app: Any, file: Path) -> None:
     key, other = new_key(), new_key()
     let_in(file, {"a": key, "b": other})
     until(app, key, 200)
@@ -199,7 +199,7 @@ def test_a_key_that_is_withdrawn_ends_without_a_restart(app: Any, file: Path) ->
     assert asked(app, "/v1/models", other).status_code == 200
 
 
-def test_pythons_own_client_sends_its_key(app: Any, file: Path) -> None:
+def test_openais_python_client_sends_its_key(app: Any, file: Path) -> None:
     from openai import AuthenticationError, OpenAI
 
     key = new_key()

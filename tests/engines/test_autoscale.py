@@ -43,7 +43,7 @@ def wait_until(holds: Callable[[], bool], what: Callable[[], Any]) -> None:
 
 
 class Seen:
-    """What the coordinator says of an application."""
+    """The state of an application, as its coordinator reports it."""
 
     def __init__(self, name: str) -> None:
         from serve_app.running.ray_control import Control
@@ -56,17 +56,17 @@ class Seen:
         return self._control(self._name)
 
     def status(self) -> Any:
-        """Of the one service; ``None`` while the coordinator does not answer."""
+        """State of the one service; ``None`` while the coordinator does not answer."""
         with suppress(DeployError):
             return self.control.status()
         return None
 
     def last(self) -> Any:
-        """Its last plan, with what it was made from."""
+        """The last plan of the service, with the replicas that were observed then."""
         return self.status().last
 
     def counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Ready and serving replicas of both roles, of one instant."""
+        """Ready and serving replicas at one instant, each as (prefill, decode)."""
         status = self.status()
         if status is None or status.last is None:
             return (0, 0), (0, 0)
@@ -88,7 +88,9 @@ def load(url: str, model: str, shape: TraceRequest, requests: int, concurrency: 
 
 
 class TestOnRealEngines:
-    def test_a_second_decode_comes_and_goes_with_the_load_and_nothing_is_lost(self, make_document: Any) -> None:
+    def test_a_second_decode_replica_comes_and_goes_with_the_load_and_no_request_fails(
+        self, make_document: Any
+    ) -> None:
         from serve_app.sdk import deploy
 
         document = make_document()
@@ -115,7 +117,7 @@ class TestOnRealEngines:
                 report = load(app.url, "tiny", shape, requests=60, concurrency=4)
                 failed, ok = failed + report.requests_failed, ok + report.requests_ok
                 assert time.monotonic() < deadline, seen.status()
-            # Down again while a trickle goes on.
+            # It shrinks again while single requests go on.
             deadline = time.monotonic() + WAIT_S
             while seen.ready() != (1, 1):
                 report = load(app.url, "tiny", shape, requests=1, concurrency=1)
@@ -169,7 +171,7 @@ def seen(emulated: Any) -> Iterator[Seen]:
     yield seen
 
 
-def test_counts_by_hand_come_with_the_gate_and_go_softly(seen: Seen) -> None:
+def test_counts_set_by_hand_grow_through_the_gate_and_shrink_by_withdrawal(seen: Seen) -> None:
     seen.control.scale(2, 2)
     held = []
 
@@ -179,12 +181,12 @@ def test_counts_by_hand_come_with_the_gate_and_go_softly(seen: Seen) -> None:
         return ready == serving == (2, 2)
 
     wait_until(grown, seen.status)
-    # 1:1 within one replica: the second prefill is ready first and within the band, so neither had to wait.
+    # The band is one replica around 1:1. The second prefill replica is ready first, and need not wait for decode.
     assert max(held) == 0
     first = set(seen.last().plan.admitted)
     seen.control.scale(1, 1)
     wait_until(lambda: len(seen.last().plan.withdrawn) == 2, seen.status)
-    assert seen.ready() == (2, 2)  # away, and still there
+    assert seen.ready() == (2, 2)  # withdrawn, but still running
     away = set(seen.last().plan.withdrawn)
     wait_until(lambda: seen.ready() == (1, 1), seen.status)
     left = {name for names in seen.last().running.values() for name in names}
@@ -206,7 +208,7 @@ def test_the_role_that_is_ready_first_waits_for_the_other(seen: Seen) -> None:
     seen.control.resume()
 
 
-def test_load_scales_both_roles_and_its_end_takes_them_back(seen: Seen, emulated: Any) -> None:
+def test_both_roles_grow_with_the_load_and_shrink_after_it(seen: Seen, emulated: Any) -> None:
     shape = TraceRequest(at_s=0.0, input_tokens=400, output_tokens=200)
     deadline = time.monotonic() + WAIT_S
     while min(seen.ready()) < 2:
@@ -216,16 +218,18 @@ def test_load_scales_both_roles_and_its_end_takes_them_back(seen: Seen, emulated
 
 
 def kill(app: Any, kind: str) -> float:
-    """End the one process of the cluster with this in its title, with no chance to tidy up; when that was."""
+    """Kill the one process of the cluster with this in its title; the time of the kill, seconds since the epoch."""
     (process,) = [one for one in app.processes() if kind in title(one)]
     process.kill()
     return time.time()
 
 
-def test_the_replica_that_drains_when_serves_controller_dies_is_the_one_that_goes(seen: Seen, emulated: Any) -> None:
+def test_a_replica_that_drains_when_serves_controller_dies_is_still_the_one_that_stops(
+    seen: Seen, emulated: Any
+) -> None:
     seen.control.scale(2, 2)
     wait_until(lambda: seen.serving() == (2, 2), seen.status)
-    # About 45 s of decoding each, on both decode replicas.
+    # Both decode replicas get requests that decode for about 45 s each.
     shape = TraceRequest(at_s=0.0, input_tokens=400, output_tokens=1800)
     with ThreadPoolExecutor() as thread:
         answers = thread.submit(load, emulated.url, "llama-70b", shape, 6, 6)
@@ -242,7 +246,7 @@ def test_the_replica_that_drains_when_serves_controller_dies_is_the_one_that_goe
     assert away != stays
 
 
-def test_a_killed_serve_controller_takes_up_where_the_last_one_was(seen: Seen, emulated: Any) -> None:
+def test_a_new_serve_controller_goes_on_from_the_state_of_the_killed_one(seen: Seen, emulated: Any) -> None:
     seen.control.tune({"policy": {"target": 777.0}}, "to be remembered")
     seen.control.scale(2, 2)
     wait_until(lambda: seen.serving() == (2, 2), seen.status)
@@ -260,7 +264,7 @@ def test_a_killed_serve_controller_takes_up_where_the_last_one_was(seen: Seen, e
     assert not left & away
 
 
-def test_a_policy_changed_while_serves_controller_is_dead_decides_when_it_is_back(seen: Seen, emulated: Any) -> None:
+def test_a_policy_set_while_serves_controller_is_dead_decides_once_it_is_back(seen: Seen, emulated: Any) -> None:
     before = {name for names in seen.last().running.values() for name in names}
     kill(emulated, "ServeController")
     periods = [{"begins": "* * * * *", "decode": 2}]
@@ -271,7 +275,7 @@ def test_a_policy_changed_while_serves_controller_is_dead_decides_when_it_is_bac
 
 
 def test_replicas_that_never_become_ready_are_given_up_in_both_roles(seen: Seen) -> None:
-    # Decode starts in 8 s and more, so within 4 s no replica is ready.
+    # A decode replica takes 8 s or more to start, so within 4 s none is ready.
     periods = [{"begins": "* * * * *", "decode": 2}]
     changes = {"policy": {"kind": "periodic", "periods": periods}, "no_room_s": 4.0, "no_room_retry_s": 20.0}
     seen.control.tune(changes, "less time than a start takes")
@@ -282,7 +286,7 @@ def test_replicas_that_never_become_ready_are_given_up_in_both_roles(seen: Seen)
     wait_until(lambda: not seen.last().plan.state.capped, seen.status)
 
 
-def test_a_killed_coordinator_comes_back_with_what_it_knew(seen: Seen, emulated: Any) -> None:
+def test_a_killed_coordinator_comes_back_with_its_state(seen: Seen, emulated: Any) -> None:
     seen.control.tune({"policy": {"target": 555.0}}, "to be remembered")
     before = seen.last().plan.admitted
     kill(emulated, "Coordinator")
@@ -294,7 +298,7 @@ def test_a_killed_coordinator_comes_back_with_what_it_knew(seen: Seen, emulated:
     assert seen.last().plan.admitted == before
 
 
-def test_what_cannot_be_tuned_is_refused_and_changes_nothing(seen: Seen) -> None:
+def test_a_forbidden_tuning_is_refused_and_changes_nothing(seen: Seen) -> None:
     before = seen.status().config
     for changes, said in (
         ({"pd_ratio": "1:9"}, "between 1:5 and 9:1"),
@@ -306,14 +310,14 @@ def test_what_cannot_be_tuned_is_refused_and_changes_nothing(seen: Seen) -> None
     assert seen.status().config == before
 
 
-def test_paused_means_no_decision(seen: Seen) -> None:
+def test_a_paused_autoscaler_says_so_until_it_is_resumed(seen: Seen) -> None:
     seen.control.pause()
     wait_until(lambda: seen.last().plan.decision.reason == "paused by hand", seen.status)
     seen.control.resume()
     wait_until(lambda: seen.last().plan.decision.reason != "paused by hand", seen.status)
 
 
-def test_the_endpoint_shows_the_autoscaler(seen: Seen, emulated: Any) -> None:
+def test_the_metrics_page_shows_the_autoscaler(seen: Seen, emulated: Any) -> None:
     assert total(emulated, "tandem_replicas", state="serving", role="decode", group="g0") == 1
     assert total(emulated, "tandem_replicas", state="held") == 0
     assert total(emulated, "tandem_pd_ratio", of="configured") == 1
@@ -321,7 +325,7 @@ def test_the_endpoint_shows_the_autoscaler(seen: Seen, emulated: Any) -> None:
     assert total(emulated, "tandem_autoscale_decision_age_seconds") < 60
 
 
-def test_an_application_that_is_not_there_has_nothing_to_tune(emulated: Any) -> None:
+def test_an_application_that_does_not_run_cannot_be_controlled(emulated: Any) -> None:
     from serve_app.running.ray_control import Control
 
     with pytest.raises(DeployError, match="application nobody has no coordinator"):

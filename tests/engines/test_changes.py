@@ -23,7 +23,7 @@ from tests.lab.drill.faults import kill_decode
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 MODEL = "llama-70b"
-# 65 s of an emulated engine: longer than Serve by itself gives a replica to end (20 s; an endpoint 30 s).
+# An emulated engine takes 65 s for them. By default Serve gives a replica less time to end (20 s; an endpoint 30 s).
 LONG_TOKENS = 2500
 
 
@@ -31,7 +31,7 @@ LONG_TOKENS = 2500
 def _document() -> dict[str, Any]:
     document = emulated_document(replicas=2)
     for role in ("prefill", "decode"):
-        document["applications"][0]["args"]["groups"][0][role]["max_surge_frac"] = 0.25  # of one: one
+        document["applications"][0]["args"]["groups"][0][role]["max_surge_frac"] = 0.25  # of one replica: one more
     return document
 
 
@@ -73,7 +73,7 @@ def expected(prompt: list[int], tokens: int) -> tuple[list[int], str]:
 
 @asynccontextmanager
 async def steady(url: str, per_s: float) -> AsyncGenerator[list[asyncio.Task[None]], None]:
-    """Short requests, one after the other, each of which must be answered; the tasks so far."""
+    """Send short requests at a steady rate while the context is open; each must be answered. Gives the tasks so far."""
     asked: list[asyncio.Task[None]] = []
 
     async def one(seed: int) -> None:
@@ -118,7 +118,7 @@ async def test_a_new_configuration_cuts_off_no_request(app: Any, document: dict[
         await asyncio.to_thread(app.update, changed)
 
 
-async def test_a_decode_replica_that_crashes_again_and_again_starts_ever_more_slowly(app: Any) -> None:
+async def test_a_decode_replica_that_crashes_again_and_again_waits_before_it_starts(app: Any) -> None:
     def waits() -> int:
         logs = app._cluster.folder.rglob("worker-*.err")
         return sum("so this one starts" in path.read_text(errors="replace") for path in logs)
@@ -138,7 +138,7 @@ async def test_a_decode_replica_that_crashes_again_and_again_starts_ever_more_sl
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(
+async def test_an_application_that_is_told_to_end_answers_the_requests_that_it_has_begun(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     document = emulated_document()
@@ -159,7 +159,7 @@ async def test_an_application_that_is_told_to_end_answers_what_it_has_begun(
         assert "raylet" in " ".join(" ".join(process.cmdline()) for process in started)
         serve.send_signal(number)
         got, end = [0], ""
-        while got:  # until every part of the endpoint knows
+        while got:  # until every part of the endpoint knows of the end
             got, end = await stream(url, prompt, 4)
         assert end.startswith("HTTP 503")
         assert "is being shut down" in end

@@ -1,4 +1,4 @@
-"""What Tandem relies on inside vLLM and NIXL and no public interface promises; each script is a process of its own."""
+"""Behaviour of vLLM and NIXL that Tandem needs and no public interface promises; each script is its own process."""
 
 import json
 import os
@@ -9,11 +9,11 @@ import pytest
 
 pytestmark = [pytest.mark.vllm]
 
-# Standard output is for the answer.
+# Logs go to standard error: standard output is for the answer.
 _QUIET = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_PLUGINS": "tandem", "NIXL_LOG_LEVEL": "WARN"}
 
-# One child for each engine: what one leaves in its process is not the next one's. A child of multiprocessing would be
-# taken for an engine core.
+# One child for each engine, so that no engine finds state of the one before. A child of multiprocessing would be taken
+# for an engine core.
 _FRONT_END = """
 import json, os, sys
 from vllm.engine.arg_utils import EngineArgs
@@ -115,7 +115,9 @@ def test_a_cpu_engine_with_one_worker_and_given_cores_is_one_process(
     assert [is_bound for _, is_bound in seen] == [False] * 3
 
 
-def test_an_engine_core_is_bound_watched_and_polls_nixl_asleep(run_python: Callable[..., Any], core: str) -> None:
+def test_an_engine_core_is_bound_to_its_cores_and_watched_and_sleeps_between_polls_of_nixl(
+    run_python: Callable[..., Any], core: str
+) -> None:
     seen = run_python(_ENGINE_CORE, env={**os.environ, **_QUIET, "VLLM_CPU_OMP_THREADS_BIND": core})
     assert seen == {
         "cores": [int(core)],
@@ -126,13 +128,13 @@ def test_an_engine_core_is_bound_watched_and_polls_nixl_asleep(run_python: Calla
     }
 
 
-def test_prompt_tokens_are_counted_by_where_they_came_from(run_python: Callable[..., Any]) -> None:
-    """Of three prompts of 64 tokens one was in the cache but for 16, and of two the KV came from another engine."""
+def test_prompt_tokens_are_counted_by_their_source(run_python: Callable[..., Any]) -> None:
+    """Of 64 tokens of each prompt 48, 0 and 16 are in the cache; 0, 63 and 32 come as KV from another engine."""
     report = run_python(_PROMPT_STATS, env={**os.environ, **_QUIET})
     assert report["prefill_tokens"] == 16 + 1 + 16
     assert report["cached_prefill_tokens"] == 48
 
 
 def test_an_engine_whose_side_channel_port_is_taken_ends(run_python: Callable[..., Any]) -> None:
-    """vLLM itself waits for ever."""
+    """Without our plugin vLLM would wait for ever."""
     assert run_python(_SIDE_CHANNEL, env={**os.environ, **_QUIET}) == 1

@@ -1,4 +1,4 @@
-"""Parts die under load on real engines, and no token of any answer is lost, repeated or another."""
+"""Parts die under load on real engines, and no token of any answer is lost, repeated or wrong."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import yaml
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 ROOT = Path(__file__).parents[2]
-# The rest is run by `make drill`.
+# `make drill` runs the other faults.
 FAULTS = [
     "break-nixl",
     "kill-controller",
@@ -36,19 +36,19 @@ def _rows(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nothing_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any]], fault: str) -> None:
+def test_no_answer_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any]], fault: str) -> None:
     from tests.lab.drill.drill import failures
 
     row = rows[fault]
-    # Among them that streams of a lost decode replica went on from another, and that links were made anew.
+    # A stream of a lost decode replica that did not go on, or a link that was not made anew, is a failure too.
     assert failures(row) == [], json.dumps(row)
     if fault != "kill-ingress":
         assert row["cut_at_front"] == 0
 
 
-def test_a_serve_controller_that_died_finds_its_replicas_and_replaces_none(rows: dict[str, dict[str, Any]]) -> None:
+def test_a_new_serve_controller_finds_the_replicas_and_replaces_none(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["kill-controller"]["replicas_ended"] == 0
 
 
-def test_a_link_that_was_cut_costs_no_replica(rows: dict[str, dict[str, Any]]) -> None:
+def test_a_cut_link_ends_no_replica(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["break-nixl"]["replicas_ended"] == 0

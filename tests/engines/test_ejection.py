@@ -1,4 +1,4 @@
-"""A replica that lives and fails gets no traffic, and comes back: connections to one are cut while others serve."""
+"""A replica that runs but fails gets no traffic, and later comes back: its connections are cut while others serve."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ def _app() -> Iterator[Any]:
 
 @contextmanager
 def unreachable(victim: psutil.Process, callers: list[psutil.Process]) -> Iterator[None]:
-    """Whoever of the callers is connected to the victim, or connects, is cut off at once."""
+    """While the context is open, each connection of a caller to the victim is cut at once."""
     is_over = threading.Event()
 
     def run() -> None:
@@ -54,7 +54,7 @@ def unreachable(victim: psutil.Process, callers: list[psutil.Process]) -> Iterat
 
 
 async def ejected(app: Any) -> int:
-    """How many replicas get no traffic, by the health board."""
+    """Number of ejected decode replicas, by the health board."""
     board = find_actor(board_key(app.name))
     assert board is not None
     _, names, _, _ = await board.watch.remote("decode:g0", -1)
@@ -66,7 +66,7 @@ def failed_over(app: Any) -> float:
 
 
 def decoded(app: Any) -> dict[str, float]:
-    """Requests by the decode replica that had them."""
+    """Number of requests of each decode replica."""
     counts: dict[str, float] = {}
     for have, value in samples(app, "tandem_prefill_path_total"):
         counts[have["replica"]] = counts.get(have["replica"], 0.0) + value
@@ -93,8 +93,8 @@ async def test_a_replica_that_fails_gets_no_traffic_and_comes_back(app: Any) -> 
                 await asyncio.sleep(1.0 / PER_S)
             assert set(await asyncio.gather(*asked)) == {200}
             assert await ejected(app) == 1
-        # Three, those on their way within the second that it takes to tell all callers, and a probe after five; fewer
-        # where connections are cut before a request is accepted: it goes on within the router, which counts as well.
+        # Three failures eject it. Requests of the second that it takes to tell all callers fail too, and so does a
+        # probe after five seconds. Fewer fail if a connection is cut before the replica accepts a request.
         assert failed_over(app) - failures <= 3 + PER_S + 2
         alone = decoded(app)
 
@@ -133,10 +133,10 @@ async def test_a_prefill_replica_that_fails_gets_no_prompts_and_comes_back(app: 
         with unreachable(victim, decode):
             asked = await ask_for(session, SICK_S, 6000)
             assert await ejected(app) == 1
-        # As above; each is computed by the other one.
+        # As above; the other prefill replica computes each of these prompts.
         assert total(app, "tandem_prefill_failures_total") - failures <= 3 + PER_S + 2
         assert remote() - before >= 0.8 * asked
-        # And it serves again, alone.
+        # The victim serves again, while the other one is cut off.
         until_s = time.monotonic() + WAIT_S
         with unreachable(other, decode):
             while True:

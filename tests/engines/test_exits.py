@@ -27,7 +27,7 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def refused(config: Path) -> str:
-    """The one line that `tandem serve` says of a start that it refuses."""
+    """The one line that `tandem serve` prints if it refuses to start."""
     done = subprocess.run(
         [sys.executable, "-m", "serve_app.cli.main", "serve", str(config)],
         capture_output=True,
@@ -40,7 +40,7 @@ def refused(config: Path) -> str:
     return line
 
 
-# SIGTERM and SIGINT: test_changes.py.
+# SIGTERM and SIGINT are tested in test_changes.py.
 def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     document = make_document()
@@ -70,12 +70,12 @@ def test_nothing_survives_the_driver(make_document: Any, tmp_path: Path) -> None
 
 
 def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: Any, tmp_path: Path) -> None:
-    """Serve's own command, which has no guardian, as it comes: with Serve's Python proxy."""
+    """Serve's own command has no guardian, and starts Serve's Python proxy by default."""
     document = make_document()
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(document))
     with (
-        tempfile.TemporaryDirectory(prefix="ray-") as folder,  # short: Ray puts sockets below it
+        tempfile.TemporaryDirectory(prefix="ray-") as folder,  # a short path: Ray puts sockets below it
         (tmp_path / "serve.log").open("w") as log,
     ):
         serve = subprocess.Popen(
@@ -105,7 +105,7 @@ def test_serve_run_answers_and_nothing_survives_its_end_by_kill(make_document: A
 
 
 def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; a zombie holds nothing, and whose child it became decides when it goes."""
+    """Processes that still run, without zombies: these hold nothing, and their new parent decides when they go."""
     left = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -153,7 +153,7 @@ def test_wrong_engine_arguments_are_named_before_anything_starts(make_document: 
 
 def test_a_failed_start_names_the_cause_and_leaves_nothing(make_document: Any, tmp_path: Path) -> None:
     document = make_document()
-    # Too little KV for one request of the full context: vLLM says so in the engine core, as a GPU of too little memory.
+    # Too little KV for one request of the full context: vLLM fails in the engine core, as on a GPU that is too small.
     document["applications"][0]["args"]["engine_kwargs"]["kv_cache_memory_bytes"] = 1_000_000
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(document))
@@ -165,7 +165,7 @@ def test_a_failed_start_names_the_cause_and_leaves_nothing(make_document: Any, t
             env={
                 **os.environ,
                 "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
-            },  # Serve's own three take three times as long
+            },  # Serve's default, 3, takes three times as long
         )
     started: set[psutil.Process] = set()
     while serve.poll() is None:

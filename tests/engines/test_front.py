@@ -35,7 +35,7 @@ def _app() -> Iterator[Any]:
     from serve_app.sdk import deploy
 
     document = emulated_document(replicas=2, max_body_bytes=2 << 20, body_timeout_s=2.0, max_prompt_tokens=2000)
-    del document["logging_config"]  # Serve's own level tells more
+    del document["logging_config"]  # Serve's default level logs more
     with deploy(document) as running:
         yield running
 
@@ -56,7 +56,7 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
     assert app.metrics_url.startswith("http://127.0.0.1:")
     body = {"model": "llama-70b", "prompt": [100] * 50, "max_tokens": 4}
-    for _ in range(8):  # the balancer gives both some
+    for _ in range(8):  # the balancer sends some to each replica
         assert requests.post(f"{app.url}/v1/completions", json=body, timeout=60).status_code == 200
     assert total(app, "tandem_requests_total", endpoint="completions", code="200") == 8
     serves_metrics(app).kill()
@@ -70,12 +70,12 @@ async def test_metrics_are_on_a_port_of_their_own_and_outlive_the_replica_that_s
     await eventually(answers, within_s=WAIT_S)
 
 
-async def test_a_replica_that_stands_still_takes_its_own_metrics_alone(app: Any) -> None:
+async def test_a_replica_that_stands_still_removes_only_its_own_metrics(app: Any) -> None:
     def roles() -> Counter[str]:
         return Counter(labels["role"] for labels, _ in samples(app, "tandem_resumed_total"))
 
     whole = Counter(ingress=2, decode=1, prefill=1)
-    await eventually(lambda: roles() == whole, within_s=WAIT_S)  # another one was ended above
+    await eventually(lambda: roles() == whole, within_s=WAIT_S)  # the test above has killed a replica
     (other,) = set(replica_processes(app, "ingress")) - {serves_metrics(app)}
     other.suspend()
     try:
@@ -97,7 +97,7 @@ async def test_a_client_that_waits_for_the_only_proxy_finds_its_routes_when_it_i
 
     await eventually(is_back, within_s=WAIT_S)
     assert set(statuses) == {None, 200}
-    # It alone keeps memory that it has freed.
+    # HAProxy alone keeps memory that it has freed.
     keeping = set()
     for one in app.processes():
         with suppress(psutil.Error):
@@ -123,7 +123,7 @@ def test_prompts_and_bodies_have_limits(app: Any, prompt: Any, status: int, says
 
 
 def dripped(app: Any, head: bytes, most_s: float) -> tuple[bytes, float]:
-    """What is answered, and when, to a request of which a byte comes now and then."""
+    """The answer to a request whose bytes come slowly after ``head``, and the seconds until the answer."""
     host, _, port = app.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head)
@@ -142,23 +142,23 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def test_a_body_that_comes_too_slowly_is_refused(app: Any) -> None:
-    # More than HAProxy keeps until a body is whole.
+    # This body is too large for HAProxy to wait until it is whole.
     answer, took_s = dripped(app, POST + b"Content-Length: 2000000\r\n\r\n" + b" " * 1_500_000, most_s=20.0)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert took_s >= 1.5
 
 
-async def test_what_drips_is_cut_off_whatever_drips(app: Any) -> None:
+async def test_headers_and_bodies_that_come_byte_by_byte_are_refused(app: Any) -> None:
     heads = (POST + b"X-Slow: ", POST + b"Content-Length: 1000\r\n\r\n{")
     answers = await asyncio.gather(*(asyncio.to_thread(dripped, app, head, 45.0) for head in heads))
     assert all(answer.startswith(b"HTTP/1.1 408 ") for answer, _ in answers)
 
 
-def test_no_log_has_a_word_of_a_request(app: Any) -> None:
+def test_no_log_contains_text_of_a_request(app: Any) -> None:
     keeps_to_itself(app, "llama-70b")
 
 
-async def test_a_request_without_a_word_of_its_answer_outlives_its_ingress_replica(app: Any) -> None:
+async def test_a_request_without_output_so_far_outlives_its_ingress_replica(app: Any) -> None:
     body = {"model": "llama-70b", "prompt": [100] * 50, "max_tokens": 300}
     asked = [asyncio.to_thread(requests.post, f"{app.url}/v1/completions", json=body, timeout=120) for _ in range(12)]
     started = [asyncio.create_task(one) for one in asked]

@@ -30,7 +30,7 @@ def _app(part: Part) -> Iterator[Any]:
         yield running
 
 
-def test_three_hundred_bad_requests_find_nothing(app: Any, part: Part) -> None:
+def test_three_hundred_bad_requests_find_no_fault(app: Any, part: Part) -> None:
     tally = Tally()
     asyncio.run(fuzz(app, part, 4, tally))
     # Three hundred requests say nothing about memory.
@@ -55,7 +55,7 @@ def raw(url: str, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     "header", [b"X-Request-Id: \xe9\xff", b"X-Session-ID: \xff", b"X-Request-Timeout-Seconds: 0.001"]
 )
-def test_no_header_breaks_a_request_or_takes_its_time_away(app: Any, part: Part, header: bytes) -> None:
+def test_no_header_breaks_a_request_or_shortens_its_time_limit(app: Any, part: Part, header: bytes) -> None:
     body = b'{"model": "llama-70b", "prompt": "x", "max_tokens": 200}'
     head = POST + b"Content-Length: %d\r\n" % len(body)
     head += bearer(part.key).encode()

@@ -1,4 +1,4 @@
-"""What the deployment graph binds into its deployments."""
+"""The arguments that the deployment graph gives to its deployments."""
 
 import json
 import os
@@ -21,7 +21,7 @@ print(json.dumps(decode.init_kwargs["slo"].model_dump(mode="json")))
 """
 
 
-def test_replicas_count_latencies_by_the_objectives_that_the_autoscaler_is_given(
+def test_replicas_count_latencies_by_the_objectives_of_the_autoscaler(
     run_python: Callable[..., Any], tiny_model: Any, make_app_args: Callable[..., dict[str, Any]]
 ) -> None:
     slo = {"ttft_s": 0.25, "ttft_s_per_input_token": 0.002, "tpot_s": 0.04, "quantile_frac": 0.9}

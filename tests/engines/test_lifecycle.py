@@ -1,4 +1,4 @@
-"""An application's life on a running cluster: two groups, limits, a lost prefill, and the command line around it."""
+"""An application's life on a running cluster: two groups, limits, lost replicas, and the command line around it."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 
 async def test_requests_spread_over_the_groups(two_groups: Any) -> None:
-    # Sampled: an engine that compiles its sampler only now takes longer than TIMEOUT_S.
+    # These requests sample: an engine that compiles its sampler in a later test would take longer than TIMEOUT_S.
     answers = await asyncio.gather(
         *(
             complete(two_groups, prompt=prompt_ids(length, seed=seed), temperature=1.0)
@@ -121,7 +121,7 @@ async def test_a_request_beyond_its_time_ends_with_an_error_and_frees_the_engine
 
 
 async def leave_unread(app: Any, request_id: str) -> Any:
-    """Let prefill compute a prompt that no decode replica will ask for; its deployment's handle."""
+    """Let prefill compute a prompt that no decode replica will ask for. Gives the handle of the prefill deployment."""
     from ray import serve
 
     handle = serve.get_deployment_handle(str(PoolKey("g0", Role.PREFILL)), app.name)
@@ -143,7 +143,7 @@ async def test_unread_kv_is_reported_and_freed_after_its_lease(two_groups: Any) 
 
 
 async def prefills(app: Any, **labels: str) -> float:
-    """As both decode replicas count them: one that is late, as while engines start beside it, is not on the page."""
+    """Number of prompts with these labels, once the page has both decode replicas: it leaves out one that is slow."""
     page: list[tuple[dict[str, str], float]] = []
 
     def is_whole() -> bool:
@@ -156,7 +156,7 @@ async def prefills(app: Any, **labels: str) -> float:
 
 
 async def until_prefill_serves(app: Any) -> None:
-    """Both groups' prefill: each request goes to either."""
+    """Wait until prefill of both groups serves; each request goes to one of the two."""
     deadline = time.monotonic() + WAIT_S
     seed, in_a_row = 1000, 0
     while in_a_row < 8:
@@ -179,7 +179,7 @@ async def test_a_prompt_is_prefilled_on_decode_when_prefill_dies_and_prefill_com
     await until_prefill_serves(two_groups)
 
 
-async def test_what_an_engine_does_not_admit_is_a_429(two_groups: Any) -> None:
+async def test_a_request_that_an_engine_does_not_admit_is_a_429(two_groups: Any) -> None:
     answers = await asyncio.gather(
         *(complete(two_groups, prompt=prompt_ids(20, seed=seed), stream=bool(seed % 2)) for seed in range(200))
     )
@@ -193,7 +193,7 @@ async def test_a_stream_that_no_replica_can_continue_ends_with_an_error_in_its_t
     two_groups: Any, cluster: LocalCluster, victim: str
 ) -> None:
     body = {"model": "tiny", "prompt": prompt_ids(20, seed=60), "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    decode = victims(cluster, "decode", victim)  # in both groups; looked up first: the stream runs for seconds only
+    decode = victims(cluster, "decode", victim)  # in both groups; looked up first, as the stream runs for seconds only
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{two_groups.url}/v1/completions", json=body) as response,
@@ -207,14 +207,14 @@ async def test_a_stream_that_no_replica_can_continue_ends_with_an_error_in_its_t
     assert done == "data: [DONE]"
     deadline = time.monotonic() + WAIT_S
     answers_in_a_row = 0
-    while answers_in_a_row < 12:  # each goes to either group
+    while answers_in_a_row < 12:  # each request goes to one of the two groups
         status, _ = await complete(two_groups, prompt=prompt_ids(20, seed=61))
         answers_in_a_row = answers_in_a_row + 1 if status == 200 else 0
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
 
 
-async def test_the_command_line_shows_and_deletes_what_runs(two_groups: Any, cluster: LocalCluster) -> None:
+async def test_the_command_line_shows_and_deletes_an_application(two_groups: Any, cluster: LocalCluster) -> None:
     shown = tandem("status", "--address", cluster.address)
     assert shown.returncode == 0, shown.stderr
     for name in ("ingress", "g0", "g1"):

@@ -1,8 +1,8 @@
 """Where replicas really are: a dozen labelled Ray nodes of three GPU types under four S1 and two S2 switches.
 
-The numbers are those of the placement laws (docs/placement.md), but for 5 and 8: one is about what a
-single cycle hands out, and no engine here consists of several. Engines are emulated, one GPU each; GPUs are resources
-of Ray's that only count.
+A number in a test's name is that of its law in docs/placement.md. Laws 5 and 8 have no test here: law 5 is about a
+single cycle, and law 8 about replicas of several instances. Engines are emulated and have one GPU each; these GPUs are
+only numbers in Ray's resources.
 """
 
 import time
@@ -22,7 +22,7 @@ from tests.lab.stand.processes import title
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
-# Of each S1 switch its S2, and the GPU types of its nodes: b0 has one type, m2 two, and m3 a third one.
+# S1 switch -> its S2 switch, and the GPU types of its nodes: b0 has one type, m2 two types, and m3 a third one.
 SWITCHES = {
     "m0": ("b0", ("H100", "H100")),
     "m1": ("b0", ("H100", "H100")),
@@ -92,7 +92,7 @@ def document() -> dict[str, Any]:
                 priority=10,
                 idle_to_zero_s=20.0,
             ),
-            # One aggregated pool, of either type under the switch that has both, and rather of the dearer one.
+            # Aggregated pools of both types, under the switch that has both. The more expensive type is preferred.
             service(
                 "alone",
                 [
@@ -126,7 +126,7 @@ class Placed:
         return self.control(model).status().last.plan
 
     def where(self) -> dict[str, list[str]]:
-        """Of each pool the hosts on which Ray says that its replicas' processes are."""
+        """The hosts of each pool's replicas, as Ray reports them."""
         import ray
         from ray._private.state import actors
 
@@ -155,7 +155,7 @@ class Placed:
         return self.where().get(f"decode:{group}", [])
 
     def until(self, holds: Callable[[], bool], within_s: float = 600.0) -> None:
-        """Wait for it, and look all the time that no group straddles its domain."""
+        """Wait until a condition holds, and assert all the time that each pool is only under its own switch."""
         deadline = time.monotonic() + within_s
         while not holds():
             assert_nothing_straddles(self.switches())
@@ -169,7 +169,7 @@ class Placed:
 
 
 def assert_nothing_straddles(switches: dict[str, list[str]]) -> None:
-    """Laws 1 and 11."""
+    """Laws 1 and 11: a pool's replicas are only under the switch in the pool's name."""
     for pool, names in switches.items():
         assert names == [pool.rpartition("-")[2]], switches
 
@@ -186,7 +186,7 @@ def placed() -> Iterator[Placed]:
         yield Placed(app, cluster)
 
 
-def test_law_15_groups_sleep_until_there_is_need(placed: Placed) -> None:
+def test_law_15_groups_sleep_until_they_are_needed(placed: Placed) -> None:
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1)})
 
 
@@ -197,7 +197,7 @@ def test_laws_3_and_4_a_service_grows_in_units_and_leaves_scarce_switches_alone(
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1), "chat-m2": (1, 1)})
 
 
-def test_law_14_what_finds_no_room_is_pending_and_said(placed: Placed) -> None:
+def test_law_14_replicas_without_room_are_pending_and_the_reason_is_shown(placed: Placed) -> None:
     placed.control("chat").scale(4, 4)
     placed.until(lambda: placed.plan("chat").pending == {"prefill": 1, "decode": 1})
     said = placed.plan("chat").passed_over
@@ -231,7 +231,7 @@ def test_law_6_scale_in_frees_the_scarcest_switch_first(placed: Placed) -> None:
     placed.until(lambda: placed.counts() == {"chat-m0": (1, 1), "chat-m1": (1, 1)})
 
 
-def test_law_13_a_cordoned_switch_takes_nothing_new(placed: Placed) -> None:
+def test_law_13_a_cordoned_switch_takes_no_new_replica(placed: Placed) -> None:
     placed.control("chat").cordon("m2")
     placed.control("chat").scale(3, 3)
     placed.until(lambda: placed.plan("chat").pending == {"prefill": 1, "decode": 1})
@@ -252,7 +252,7 @@ def test_law_9_a_quota_holds(placed: Placed) -> None:
     placed.control("chat").tune({"quota_gpus": {"H100": 100}}, "test")
 
 
-def test_law_7_the_preferred_type_comes_first_and_law_2_a_more_important_service_before(placed: Placed) -> None:
+def test_law_7_the_preferred_type_comes_first_and_law_2_so_does_a_more_important_service(placed: Placed) -> None:
     alone = placed.control("alone")
     alone.scale(0, 1)
     placed.until(lambda: placed.decode("alone-h-m2") != [] and placed.decode("alone-a-m2") == [])
@@ -260,7 +260,7 @@ def test_law_7_the_preferred_type_comes_first_and_law_2_a_more_important_service
     alone.scale(0, 2)
     placed.until(lambda: placed.decode("alone-a-m2") != [])
     assert placed.decode("alone-a-m2")[0] in ("m2-2", "m2-3")
-    placed.control("chat").scale(3, 3)  # both H100s of m2
+    placed.control("chat").scale(3, 3)  # takes both H100s of m2
     placed.until(lambda: placed.counts().get("chat-m2") == (1, 1) and placed.decode("alone-h-m2") == [])
     assert placed.decode("alone-a-m2") != []
     placed.control("chat").scale(2, 2)
@@ -283,10 +283,10 @@ def test_law_11_no_pool_was_ever_outside_its_domain(placed: Placed) -> None:
     groups = ("chat-m0", "chat-m1", "chat-m2", "mixed-m2")
     expected = {(f"{role}:{name}", name.rpartition("-")[2]) for name in groups for role in ("prefill", "decode")}
     expected |= {("decode:alone-h-m2", "m2"), ("decode:alone-a-m2", "m2")}
-    assert placed.seen == expected  # each of them was seen, and none elsewhere, whatever was added, removed and lost
+    assert placed.seen == expected  # each pool ran under its own switch, and under no other
 
 
-def test_law_16_the_log_of_all_this_replays(placed: Placed) -> None:
+def test_law_16_the_decision_log_of_all_tests_replays(placed: Placed) -> None:
     from serve_app.running.ray_control import status_of
 
     lines = load_lines(Path(status_of(placed.app.name).log_path))

@@ -1,7 +1,7 @@
-"""WVA's Experiment 2 (section V-C) under real Ray Serve: the cheap variant fills first, the dear one only after.
+"""WVA's Experiment 2 (section V-C) under real Ray Serve: the cheap variant fills before the expensive one starts.
 
-Engines are emulated, by profiles measured on four A100s and four H100s; eight requests at a time each, so that a ramp
-saturates them with little traffic.
+Emulated engines have profiles that were measured on four A100s and on four H100s. Each engine serves eight requests at
+a time, so that little traffic saturates it.
 """
 
 import threading
@@ -69,7 +69,7 @@ def document() -> dict[str, Any]:
             "window_s": 6.0,
         },
         "ingress": {"replicas": 1, "cpus_per_replica": 0.25, "metrics_port": free_ports(1)[0]},
-        # Per replica 1.0 and 2.5, as in the paper.
+        # A replica costs 1.0 or 2.5 an hour, as in the paper.
         "topology": {
             "gpu_resources": {"A100": "gpu_a100", "H100": "gpu_h100"},
             "cost_per_gpu_hour": {"A100": 0.25, "H100": 0.625},
@@ -100,10 +100,10 @@ def test_bundles_hold_the_gpus_of_each_worker_on_one_node(app: Any) -> None:
             made[pool] = [bundle.get("gpu_a100") for bundle in group["bundles"].values()]
             assert group["strategy"] == "STRICT_PACK"
             assert set(group["bundles_to_node_id"].values()) == {a100}
-    assert made == {"prefill:a100": [0.5, 0.5], "decode:a100": [1.0] * 4}  # a part of a GPU each, and four whole ones
+    assert made == {"prefill:a100": [0.5, 0.5], "decode:a100": [1.0] * 4}  # halves of a GPU, and four whole ones
 
 
-def test_the_cheap_variant_fills_before_the_dear_one_begins(app: Any) -> None:
+def test_the_cheap_variant_fills_before_the_expensive_one_starts(app: Any) -> None:
     from serve_app.running.ray_control import Control
 
     seen: list[tuple[int, int]] = []
@@ -124,7 +124,7 @@ def test_the_cheap_variant_fills_before_the_dear_one_begins(app: Any) -> None:
     try:
         failed = 0
         began_s = time.monotonic()
-        # What one of eight at a time can take, for longer than a window; then what two can, and more than two.
+        # A load for one engine of eight requests at a time, longer than a window; then for two engines, then for more.
         for concurrency, is_reached in (
             (4, lambda: time.monotonic() > began_s + 10.0),
             (14, lambda: desired() == (MOST_A100, 0)),
@@ -137,7 +137,7 @@ def test_the_cheap_variant_fills_before_the_dear_one_begins(app: Any) -> None:
                 failed += load(app.url, "llama2-70b", shape, 2 * concurrency, concurrency).requests_failed
         assert failed == 0
         deadline = time.monotonic() + WAIT_S
-        while desired() != (1, 0):  # and the dear one is the first to go
+        while desired() != (1, 0):  # the expensive variant shrinks first
             assert time.monotonic() < deadline, seen
             time.sleep(1.0)
     finally:

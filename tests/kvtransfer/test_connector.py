@@ -50,9 +50,9 @@ def test_unusable_setting_is_refused_by_name(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(("lease_s", "most_s"), [(12, 4.8), (60, 15.0)])
-def test_a_pull_may_not_outlive_the_lease_of_what_it_reads(lease_s: int, most_s: float) -> None:
+def test_a_pull_may_not_outlive_the_lease_of_its_kv(lease_s: int, most_s: float) -> None:
     assert ConnectorConfig(lease_s=lease_s).safe_pull_timeout_s == pytest.approx(most_s)
-    # The least that is left of a lease when heartbeats end: one may be due, and each extends it by two thirds.
+    # Shortest rest of a lease when heartbeats end: each extends the lease to two thirds, and the next one may be due.
     assert most_s < lease_s * 2 / 3 - lease_s / 6
 
 

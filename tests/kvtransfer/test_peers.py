@@ -21,7 +21,7 @@ def test_one_failed_pull_keeps_prompts_away_from_that_replica_alone() -> None:
     assert peers.is_cut_off(10.0)
 
 
-def test_a_replica_that_was_heard_of_long_ago_is_no_other_way() -> None:
+def test_a_peer_without_news_for_a_minute_is_no_alternative() -> None:
     peers = known("a", "b")
     peers.failed("a", 60.0)
     assert not peers.is_cut_off(60.0)
@@ -47,14 +47,14 @@ def test_a_replica_without_known_peers_is_not_cut_off() -> None:
     assert not Peers().is_cut_off(0.0)
 
 
-def test_failures_of_prompts_that_were_sent_before_are_no_news() -> None:
+def test_failures_of_prompts_that_were_sent_before_do_not_lengthen_the_pause() -> None:
     peers = known("a")
     peers.failed("a", 10.0)
     assert [peers.failed("a", 10.5) for _ in range(5)] == [False] * 5
     assert peers.probe(11.0) == "a"
 
 
-def test_one_prompt_at_a_time_tries_it_after_a_pause_that_doubles() -> None:
+def test_one_prompt_at_a_time_probes_a_broken_link_after_a_pause_that_doubles() -> None:
     peers = known("a")
     peers.failed("a", 0.0)
     now_s, pauses = 0.0, []
@@ -69,7 +69,7 @@ def test_one_prompt_at_a_time_tries_it_after_a_pause_that_doubles() -> None:
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
-def test_kv_that_comes_mends_a_link_and_its_next_pause_is_short() -> None:
+def test_kv_that_comes_repairs_a_link_and_its_next_pause_is_short() -> None:
     peers = known("a")
     peers.failed("a", 0.0)
     peers.probe(1.0)
@@ -82,7 +82,7 @@ def test_kv_that_comes_mends_a_link_and_its_next_pause_is_short() -> None:
     assert peers.probe(6.0) == "a"
 
 
-def test_a_probe_that_shows_nothing_leaves_the_next_one_to_another_prompt() -> None:
+def test_after_a_probe_without_a_result_another_prompt_probes() -> None:
     peers = known("a")
     peers.failed("a", 0.0)
     assert peers.probe(1.0) == "a"
@@ -111,5 +111,5 @@ def test_a_pull_is_stuck_once_it_was_seen_for_longer_than_its_time() -> None:
     assert stuck.see({"r2": "e2"}, 30.0) == frozenset()  # another pull of that name
 
 
-def test_what_workers_say_adds_up() -> None:
+def test_reports_of_all_workers_are_merged() -> None:
     assert merged([{"r1": "e1"}, {"r1": "e1", "r2": "e2"}, {}]) == {"r1": "e1", "r2": "e2"}

@@ -1,4 +1,4 @@
-"""Ray itself says the same of every selector."""
+"""Ray itself gives the same result for every selector."""
 
 import pytest
 from ray._raylet import node_labels_match_selector

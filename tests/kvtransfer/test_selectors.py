@@ -1,4 +1,4 @@
-"""Label selectors mean here what they mean to Ray."""
+"""Label selectors match the same values as in Ray."""
 
 import pytest
 
@@ -22,11 +22,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("value", "selector", "is_match"), CASES)
-def test_what_matches(value: str | None, selector: str, is_match: bool) -> None:
+def test_a_selector_matches_the_values_that_it_allows(value: str | None, selector: str, is_match: bool) -> None:
     assert matches(value, selector) is is_match
 
 
 @pytest.mark.parametrize("selector", ["in(a", "a)", "in(in(a))", "!!a"])
-def test_what_is_no_selector_is_named(selector: str) -> None:
+def test_an_invalid_selector_is_refused_by_name(selector: str) -> None:
     with pytest.raises(ValueError, match="is no label selector: give 'v', '!v'"):
         matches("a", selector)

@@ -1,4 +1,4 @@
-"""What nodes are under, how far apart they are, and how scarce."""
+"""The switches above nodes, how far apart nodes are, and how scarce their switches are."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ S0, S1, S2, CLUSTER = "tandem.io/s0", "tandem.io/s1", "tandem.io/s2", "tandem.io
 
 
 def node(name: str, under: str = "", gpu_type: str | None = "H100", gpus: float = 8.0) -> Node:
-    """``under``: data centre, cluster, S2, S1 and S0 with slashes; the first letters are left out."""
+    """A node; ``under``: its data centre, cluster, S2, S1 and S0, with slashes; the last ones may be missing."""
     names = under.split("/") if under else []
     labels = dict(zip([DEFAULT_LABELS.of(tier) for tier in reversed(LinkTier) if tier is not LinkTier.NONE], names))  # noqa: B905
     return Node(
@@ -39,7 +39,7 @@ def names(topology: Topology, nodes: NodeSet) -> list[str]:
         ({S0: "x"}, {S0: "x"}, LinkTier.S0),
         ({S1: "a", S0: "x"}, {S1: "a", S0: "y"}, LinkTier.S1),
         ({S1: "a"}, {S1: "a", S0: "y"}, LinkTier.S1),
-        ({S1: "a", S0: "x"}, {S1: "b", S0: "x"}, LinkTier.S2),  # racks of two minipods may have one name
+        ({S1: "a", S0: "x"}, {S1: "b", S0: "x"}, LinkTier.S2),  # racks of two minipods may have the same name
         ({S2: "a", S1: "x"}, {S2: "b", S1: "x"}, LinkTier.CLUSTER),
         ({CLUSTER: "a"}, {CLUSTER: "b"}, LinkTier.DATA_CENTRE),
         ({S1: "in(a,b)"}, {S1: "in(a,b)"}, LinkTier.S2),
@@ -48,12 +48,14 @@ def names(topology: Topology, nodes: NodeSet) -> list[str]:
         ({}, {}, LinkTier.S2),
     ],
 )
-def test_the_lowest_switch_that_both_demand(prefill: dict[str, str], decode: dict[str, str], tier: LinkTier) -> None:
+def test_the_link_tier_is_the_lowest_switch_that_both_roles_demand(
+    prefill: dict[str, str], decode: dict[str, str], tier: LinkTier
+) -> None:
     assert DEFAULT_LABELS.link_tier(prefill, decode) is tier
     assert DEFAULT_LABELS.link_tier(decode, prefill) is tier
 
 
-def test_labels_of_ones_own_are_read() -> None:
+def test_other_names_of_labels_can_be_configured() -> None:
     labels = TopologyLabels(s1="rack.example/minipod")
     assert labels.under({"rack.example/minipod": "m1", S2: "b1"}) == ("", "", "b1", "m1", "")
     assert labels.link_tier({"rack.example/minipod": "m1"}, {"rack.example/minipod": "m1"}) is LinkTier.S1
@@ -74,7 +76,7 @@ def test_a_path_ends_at_its_level_and_is_none_if_it_is_unknown() -> None:
         (["d/c/b/m/r", "d/c/b/m/r"], LinkTier.S0),
         (["d/c/b/m/r", "d/c/b/m/q"], LinkTier.S1),
         (["d/c/b/m", "d/c/b/m"], LinkTier.S1),
-        (["d/c/b/m/r", "d/c/b/n/r"], LinkTier.S2),  # racks of one name under two switches are two
+        (["d/c/b/m/r", "d/c/b/n/r"], LinkTier.S2),  # racks with the same name under two switches are different
         (["d/c/b/m", "d/c/a/m"], LinkTier.CLUSTER),
         (["d/c/b/m", "d/e/b/m"], LinkTier.DATA_CENTRE),
         (["d/c/b/m", "f/c/b/m"], LinkTier.NONE),
@@ -82,12 +84,12 @@ def test_a_path_ends_at_its_level_and_is_none_if_it_is_unknown() -> None:
         (["", ""], LinkTier.NONE),
     ],
 )
-def test_how_far_apart_nodes_are(under: list[str], tier: LinkTier) -> None:
+def test_nodes_are_as_far_apart_as_their_lowest_common_switch(under: list[str], tier: LinkTier) -> None:
     topology = Topology(node(str(number), one) for number, one in enumerate(under))
     assert topology.tier(topology.everywhere) is tier
 
 
-# Two S2 with two S1 each: of one type, of two types that are never under one S1, and an S1 with both.
+# Two S2: b1 has one GPU type; b2 has two S1 with one type each, and an S1 with both types.
 MIXED: Mapping[str, Node] = {
     name: node(name, f"d/c/{name[:2]}/{name[2:4]}", kind)
     for name, kind in {
@@ -101,7 +103,7 @@ MIXED: Mapping[str, Node] = {
 }
 
 
-def test_the_three_priorities_of_rdma_subgroups() -> None:
+def test_rdma_subgroups_have_the_papers_three_priorities() -> None:
     """HeteroScale section 3.4."""
     topology = Topology(MIXED.values())
     assert {priority: names(topology, nodes) for priority, nodes in topology.subgroups.items()} == {

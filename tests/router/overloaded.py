@@ -1,4 +1,4 @@
-"""Prefill and decode engines behind replicas of the endpoint, in steps of 20 ms, of which too much is asked."""
+"""Simulates overload in steps of 20 ms: replicas of the endpoint admit requests to prefill and decode engines."""
 
 import random
 from collections import deque
@@ -14,7 +14,7 @@ _LATE_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One request: its prompt's tokens, those of them that are computed, and its output tokens."""
+    """One request: tokens of its prompt, those of them that prefill must compute, and its output tokens."""
 
     tokens: int
     computed_tokens: int
@@ -22,19 +22,19 @@ class Shape:
 
 
 def short(rng: random.Random) -> Shape:
-    """Decode has most to do."""
+    """Short prompts; decode has the most work."""
     tokens = rng.randrange(50, 400)
     return Shape(tokens=tokens, computed_tokens=tokens, output_tokens=rng.randrange(50, 300))
 
 
 def mixed(rng: random.Random) -> Shape:
-    """A tenth of the prompts are long; both pools have much to do."""
+    """A tenth of the prompts are long; both pools have much work."""
     tokens = rng.randrange(8000, 30_000) if rng.random() < 0.1 else rng.randrange(50, 1500)
     return Shape(tokens=tokens, computed_tokens=tokens, output_tokens=rng.randrange(20, 300))
 
 
 def cached(rng: random.Random) -> Shape:
-    """Of seven prompts in ten all but the last question has been computed before; prefill has most to do."""
+    """Seven prompts in ten are cached but for the last question; prefill has the most work."""
     tokens = rng.randrange(500, 16_000)
     computed = tokens if rng.random() < 0.3 else 200
     return Shape(tokens=tokens, computed_tokens=computed, output_tokens=rng.randrange(30, 150))
@@ -45,9 +45,11 @@ class Engines:
     """Prefill replicas that take one prompt after the other, and decode replicas that share all streams.
 
     Attributes:
-        prefill: replicas.
-        prompt_tokens_per_s: of each.
-        decode: replicas, of which each step takes ``step_s`` and ``stream_s`` for each stream.
+        prefill: prefill replicas.
+        prompt_tokens_per_s: prompt tokens that one prefill replica computes per second.
+        decode: decode replicas.
+        step_s: time of a decode step without streams.
+        stream_s: time that each stream of a replica adds to its step.
     """
 
     prefill: int
@@ -57,7 +59,7 @@ class Engines:
     stream_s: float
 
     def requests_per_s(self, shape: Callable[[random.Random], Shape], tpot_s: float) -> float:
-        """What they can do at most."""
+        """Highest request rate of both pools at which decode keeps ``tpot_s``."""
         rng = random.Random(9)
         shapes = [shape(rng) for _ in range(2000)]
         computed = sum(one.computed_tokens for one in shapes) / len(shapes)
@@ -79,18 +81,18 @@ class _Sent:
 
 @dataclass(slots=True)
 class Seconds:
-    """What was asked, refused and answered in time, second by second of the time at which it was known."""
+    """Requests that arrived, were refused, or were answered within their objectives, by the second of that event."""
 
     asked: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     good: list[int] = field(default_factory=list)
 
     def good_per_s(self, first: int, last: int) -> float:
-        """Answers within both objectives."""
+        """Mean rate of answers within both objectives."""
         return sum(self.good[first:last]) / (last - first)
 
     def refused_frac(self, first: int, last: int) -> float:
-        """Of those that came."""
+        """Refused requests as a share of the requests that arrived."""
         return sum(self.refused[first:last]) / sum(self.asked[first:last])
 
 
@@ -110,16 +112,16 @@ def run(  # noqa: C901 (one loop over time; its parts would share all of its sta
     """Send requests at random times.
 
     Args:
-        shape: draws one.
-        engines: at the start.
+        shape: draws a request.
+        engines: the engines at the start.
         config: the objectives.
-        loads: from when on how much is asked, of what engines can do at the start.
-        seconds: how long.
-        is_stream: whether tokens are seen as they come.
-        replicas: of the endpoint.
-        stalls: from when until when no engine does anything.
-        scales: when there are how many times as many engines.
-        seed: of arrivals and shapes.
+        loads: begin in seconds, and load as a multiple of the highest rate of the engines at the start.
+        seconds: duration.
+        is_stream: admission sees each token as it comes, and not only the end of an answer.
+        replicas: replicas of the endpoint.
+        stalls: begin and end, in seconds, of a time in which engines stand still.
+        scales: time in seconds from which on the number of engines is multiplied, and the factor.
+        seed: draws arrivals and shapes.
     """
     assert config.ttft_s is not None
     assert config.tpot_s is not None

@@ -25,7 +25,7 @@ def asked(
 
 
 def busy(config: AdmissionConfig = SLO, *, waits_s: float = 0.5) -> tuple[Admission, float]:
-    """One that has learned 1,000 prompt tokens per second, with a prompt on its way and one that has waited."""
+    """An admission that has learned 1,000 prompt tokens per second, with one prompt on its way and one that waits."""
     full = admission(config)
     now_s = 0.0
     for _ in range(60):
@@ -54,8 +54,8 @@ def test_a_request_that_would_wait_too_long_is_refused_and_told_when_to_come_aga
     full, now_s = busy()
     refusal = full.arrive(asked(), now_s)
     assert refusal is not None
-    # 1,000 tokens on their way of which half are computed, 3,000 before it and its own 1,000, at 1,000 per second:
-    # 4.5 s, and 0.8 s would have been bearable.
+    # 1,000 tokens are on their way, half of them computed; 3,000 are before it, and its own are 1,000: 4.5 s at 1,000
+    # tokens per second. 0.8 s are allowed.
     assert (refusal.reason, refusal.retry_after_s) == ("predicted_ttft", 4.0)
     assert "ttft_s" in refusal.message
     assert "4 s" in refusal.message
@@ -74,7 +74,7 @@ def test_a_request_that_waits_and_can_no_longer_be_in_time_is_dropped_and_others
     assert "admission.ttft_s" in full.late_refusal(late, now_s + 0.2).message
     one = asked(10)
     assert full.arrive(one, now_s + 0.2) is None
-    full.leave(late, now_s + 0.3)  # as its own end does
+    full.leave(late, now_s + 0.3)  # a dropped request leaves again when it ends
     assert full.passed(now_s + 0.3) == [one]
     assert full.request_count == 2
 
@@ -82,14 +82,14 @@ def test_a_request_that_waits_and_can_no_longer_be_in_time_is_dropped_and_others
 def test_long_prompts_have_the_time_that_they_need() -> None:
     full, now_s = busy(AdmissionConfig(ttft_s=1.0, ttft_s_per_input_token=0.005))
     assert full.arrive(asked(500), now_s) is not None
-    assert full.arrive(asked(1500), now_s) is None  # 3.5 s before it and 1.5 s of its own, and it has 0.8 of 7.5 s
+    assert full.arrive(asked(1500), now_s) is None  # 3.5 s before it and 1.5 s of its own; 0.8 of 7.5 s are allowed
 
 
-def test_higher_priorities_overtake_and_lower_ones_see_all_before_them() -> None:
+def test_higher_priorities_overtake_lower_ones_but_not_prompts_on_their_way() -> None:
     full, now_s = busy()
     high = asked(priority=Priority.HIGH)
     assert full.arrive(asked(priority=Priority.LOW), now_s) is not None
-    assert full.arrive(high, now_s) is not None  # 1,000 tokens on their way
+    assert full.arrive(high, now_s) is not None  # 1,000 tokens are on their way before it
     roomy = AdmissionConfig(ttft_s=100.0)
     slow = admission(roomy)
     slow.arrive(asked(100_000), 0.0)
@@ -114,7 +114,7 @@ def test_a_key_cannot_ask_for_more_than_its_highest_priority() -> None:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(1.0, 0.5), (3.0, 0.25)])
-def test_keys_share_by_their_shares_however_much_each_asks(share: float, expected: float) -> None:
+def test_keys_are_served_by_their_shares_however_many_requests_each_sends(share: float, expected: float) -> None:
     config = AdmissionConfig(ttft_s=200.0, keys={"many": KeyLimits(share=share)})
     held = admission(config)
     held.arrive(asked(100_000, key="first"), 0.0)
@@ -133,7 +133,7 @@ def test_keys_share_by_their_shares_however_much_each_asks(share: float, expecte
 
 
 def held_back(tokens_s: float) -> Admission:
-    """One that knows its rate, and whose window is taken by a long prompt."""
+    """An admission that knows its rate, and whose window is full with a long prompt."""
     held = admission(AdmissionConfig(ttft_s=200.0))
     held.arrive(asked(100_000, key="first"), 0.0)
     held.passed(0.0)
@@ -152,7 +152,7 @@ def test_a_key_that_comes_later_shares_from_then_on_and_is_owed_nothing() -> Non
     assert gone.count("old") == pytest.approx(8, abs=1)
 
 
-def test_what_a_key_had_while_no_request_waited_is_forgotten() -> None:
+def test_service_of_a_key_while_no_request_waited_is_forgotten() -> None:
     held = held_back(1e9)
     for _ in range(100):
         one = asked(key="old")
@@ -167,17 +167,17 @@ def test_what_a_key_had_while_no_request_waited_is_forgotten() -> None:
     assert gone.count("old") == pytest.approx(8, abs=1)
 
 
-def test_only_what_is_before_a_request_counts_against_it() -> None:
+def test_only_prompts_before_a_request_count_against_it() -> None:
     full, now_s = busy()
-    full._capacity.prompt_tokens_per_s = 2000.0  # half a second for the one on its way
+    full._capacity.prompt_tokens_per_s = 2000.0  # half a second for the prompt on its way
     assert full.arrive(asked(), now_s) is not None
     assert full.arrive(asked(priority=Priority.HIGH), now_s) is None
 
 
 @pytest.mark.parametrize("limits", [KeyLimits(max_requests=1), KeyLimits(tokens_per_minute=6000.0)])
-def test_a_key_has_its_limits_until_its_request_has_left(limits: KeyLimits) -> None:
+def test_a_request_counts_against_the_limits_of_its_key_until_it_has_left(limits: KeyLimits) -> None:
     held = admission(AdmissionConfig(key=limits))
-    one = asked(900, key="a")  # of 1,000 tokens at once
+    one = asked(900, key="a")  # the key may take 1,000 tokens at once
     assert held.arrive(one, 0.0) is None
     held.passed(0.0)
     held.output(one, 100, 0.0)
@@ -189,12 +189,12 @@ def test_a_key_has_its_limits_until_its_request_has_left(limits: KeyLimits) -> N
     assert held.arrive(asked(1, key="a"), 0.5) is None
 
 
-def test_an_answer_in_one_piece_that_says_nothing_makes_room_after_its_time() -> None:
+def test_an_answer_in_one_piece_without_news_makes_room_after_its_objective() -> None:
     held = held_back(1.0)
     held._window_tokens = 0
     silent = asked(5000, is_stream=False)
     held.arrive(silent, 0.0)
-    assert held.passed(0.0) == []  # the long prompt is on its way still
+    assert held.passed(0.0) == []  # the long prompt is still on its way
     held._window.clear()
     assert held.passed(0.0) == [silent]
     assert held._window_tokens == 5000
@@ -202,10 +202,10 @@ def test_an_answer_in_one_piece_that_says_nothing_makes_room_after_its_time() ->
     assert held._window_tokens == 5000
     held.late(200.0)
     assert held._window_tokens == 0
-    assert held._capacity._prompt_tokens == 0  # it is no sign that it has been computed
+    assert held._capacity._prompt_tokens == 0  # this is no sign that the prompt has been computed
 
 
-def test_several_answers_to_one_prompt_count_as_what_they_are() -> None:
+def test_several_answers_to_one_prompt_count_as_several() -> None:
     held = held_back(200.0)
     for number in range(40):
         many = asked(key="many")
@@ -240,7 +240,7 @@ def test_little_traffic_is_no_sign_of_little_capacity() -> None:
     assert free._capacity.prompt_tokens_per_s == pytest.approx(4000.0)  # each of the long ones took half a second
 
 
-def test_a_key_pays_for_what_its_answers_took_in_the_end() -> None:
+def test_a_key_pays_for_the_real_length_of_its_answers() -> None:
     held = held_back(1e9)
     long = [asked(key="long") for _ in range(10)]
     held._waiting_tokens = 0
@@ -276,11 +276,11 @@ def test_a_dropped_request_costs_its_key_nothing() -> None:
     assert full._shares[Priority.NORMAL].start("a") == start
     assert full.late(0.7) == [waits[0]]
     assert full._limits._uses["a"].tokens is not None
-    assert full._limits._uses["a"].tokens.wait_s(1000.0, 0.7) == 0.0  # all that may be kept
+    assert full._limits._uses["a"].tokens.wait_s(1000.0, 0.7) == 0.0  # the whole allowance is back
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
 
-def test_a_request_before_others_has_their_room_among_the_prompts_that_wait() -> None:
+def test_a_waiting_prompt_of_higher_priority_takes_the_room_of_lower_ones() -> None:
     held = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
     held.arrive(asked(100_000), 0.0)
     held.passed(0.0)
@@ -294,7 +294,7 @@ def test_a_request_before_others_has_their_room_among_the_prompts_that_wait() ->
     refusal = held.late_refusal(dropped[0], 0.0)
     assert refusal.reason == "queued_tokens"
     assert held.waiting == 4
-    # A prompt larger than all of the room waits alone.
+    # A prompt larger than the whole room waits alone.
     large = asked(9000, priority=Priority.HIGH)
     other = admission(AdmissionConfig(ttft_s=10.0, max_queued_tokens=5000))
     other.arrive(asked(100_000), 0.0)
@@ -325,7 +325,7 @@ def test_requests_are_bounded() -> None:
     assert full.arrive(asked(), 1.0) is None
 
 
-def test_the_last_of_the_room_is_for_higher_priorities() -> None:
+def test_the_last_part_of_the_room_is_for_higher_priorities() -> None:
     full = admission(AdmissionConfig(max_requests=40))
     counts = {}
     for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH):
@@ -336,7 +336,7 @@ def test_the_last_of_the_room_is_for_higher_priorities() -> None:
     assert counts == {Priority.LOW: 36, Priority.NORMAL: 38, Priority.HIGH: 40}
 
 
-def test_a_key_has_no_more_of_the_room_than_its_highest_priority() -> None:
+def test_a_key_has_no_more_room_than_its_highest_priority() -> None:
     full = admission(AdmissionConfig(max_requests=20, key=KeyLimits(highest_priority="low")))
     for _ in range(18):
         assert full.arrive(asked(priority=Priority.HIGH), 0.0) is None
@@ -344,14 +344,14 @@ def test_a_key_has_no_more_of_the_room_than_its_highest_priority() -> None:
     assert full._limits.refuse("a", Priority.HIGH, full.request_count - 1, 0.0) is None
 
 
-def test_a_prompt_that_takes_too_long_by_itself_is_refused_while_others_wait() -> None:
+def test_a_prompts_own_time_counts_against_it_while_others_wait() -> None:
     full, now_s = busy(AdmissionConfig(ttft_s=5.0), waits_s=1.0)
-    # 1,000 on their way, computed by now, and 3,000 before it: 3 s; 0.8 of 5 s would be bearable.
+    # 1,000 tokens were on their way and are computed by now; 3,000 are before it: 3 s. 0.8 of 5 s are allowed.
     assert full.arrive(asked(1001), now_s) is not None
     assert full.arrive(asked(1000), now_s) is None
 
 
-def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> None:
+def test_a_lone_long_prompt_is_not_refused_by_a_rate_that_was_learned_at_rest() -> None:
     free = admission()
     for second in range(60):
         one = asked(10)
@@ -359,7 +359,7 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
         free.passed(float(second))
         free.output(one, 1, second + 0.1)
         free.leave(one, second + 0.1)
-    assert free._capacity.prompt_tokens_per_s == pytest.approx(50.0)  # 10 in a fifth of a second, the least
+    assert free._capacity.prompt_tokens_per_s == pytest.approx(50.0)  # 10 tokens in 0.2 s, the shortest time
     small, long = asked(10), asked(30_000)
     free.arrive(small, 60.0)
     free.passed(60.0)
@@ -370,21 +370,21 @@ def test_a_lone_long_prompt_is_not_refused_for_what_was_learned_at_rest() -> Non
     assert free.passed(60.6) == [long]
 
 
-def test_no_request_follows_while_the_oldest_prompt_takes_too_long_whatever_was_learned() -> None:
+def test_no_request_follows_while_the_oldest_prompt_takes_too_long_at_any_learned_rate() -> None:
     free = admission()
-    free._capacity.prompt_tokens_per_s = 1e9  # by prompts that need not be computed
+    free._capacity.prompt_tokens_per_s = 1e9  # learned from prompts that need not be computed
     first, second, third = asked(), asked(), asked()
     free.arrive(first, 0.0)
     assert free.passed(0.0) == [first]
     free.arrive(second, 0.59)
     assert free.passed(0.59) == [second]
     free.arrive(third, 0.61)
-    assert free.passed(0.61) == []  # 1.5 of the 0.4 s that all on their way should take have passed
+    assert free.passed(0.61) == []  # 1.5 times the 0.4 s that all on their way should take have passed
     free.note_first_token(first, 0.7)
     assert free.passed(0.7) == [third]
 
 
-def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
+def test_a_stream_whose_client_reads_slowly_is_no_sign_of_the_pace() -> None:
     full = admission(AdmissionConfig(ttft_s=2.0, tpot_s=0.05))
     slow, quick = asked(10), asked(10)
     slow.answers = 64
@@ -401,14 +401,14 @@ def test_a_stream_whose_reader_is_slow_says_nothing_of_the_pace() -> None:
         full.passed(now_s + 0.001)
     assert full._capacity.most_answers is None
     full.go_on(slow, 60.1)
-    full.output(slow, 10_000, 60.1)  # what has gathered is no pace either
+    full.output(slow, 10_000, 60.1)  # tokens that have gathered for a slow client show no pace
     assert not slow.is_paced
     assert full._capacity._output_tokens < 100
     full.leave(slow, 60.2)
     assert (full._capacity._observed, full._capacity._answers) == (1, 1)
 
 
-def test_a_request_that_leaves_while_waiting_takes_nothing_along() -> None:
+def test_a_request_that_leaves_while_it_waits_changes_nothing_for_the_others() -> None:
     full, now_s = busy(waits_s=0.0)
     gone = asked(500)
     assert full.arrive(gone, now_s) is None
@@ -420,8 +420,8 @@ def test_a_request_that_leaves_while_waiting_takes_nothing_along() -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_five_times_too_much_keeps_what_engines_can_do(is_stream: bool, replicas: int) -> None:
-    """A prefill pool that computes 10,000 prompt tokens per second, one prompt after the other."""
+def test_five_times_the_load_leaves_the_goodput_of_the_engines(is_stream: bool, replicas: int) -> None:
+    """The prefill pool computes 10,000 prompt tokens per second, one prompt after the other."""
     rng = random.Random(0)
     pools = [admission(AdmissionConfig(ttft_s=1.0), replicas=replicas) for _ in range(replicas)]
     queue: deque[tuple[Admission, QueuedRequest]] = deque()
@@ -456,8 +456,8 @@ def test_five_times_too_much_keeps_what_engines_can_do(is_stream: bool, replicas
     assert in_time > (0.9 if replicas == 1 else 0.8) * answered
 
 
-def test_streams_are_as_many_as_keep_their_pace() -> None:
-    """A batch of n takes 10 + n ms for a step, so 36 streams keep 0.92 of 50 ms each."""
+def test_the_number_of_streams_is_the_highest_that_keeps_the_pace() -> None:
+    """A step of n streams takes 10 + n ms: with 36 streams 0.92 of the objective of 50 ms."""
     full = admission(AdmissionConfig(ttft_s=2.0, tpot_s=0.05))
     streams: list[QueuedRequest] = []
     counts, slow = [], 0
@@ -509,7 +509,7 @@ POOLS = {
     ("name", "is_stream", "replicas"),
     [("short", True, 3), ("short", False, 1), ("mixed", True, 3), ("cached", False, 1)],
 )
-def test_an_overload_keeps_what_engines_can_do_and_half_a_load_is_let_through(
+def test_an_overload_leaves_the_goodput_of_the_engines_and_half_the_load_is_admitted(
     name: str, is_stream: bool, replicas: int
 ) -> None:
     shape, engines, config = POOLS[name]
@@ -518,15 +518,15 @@ def test_an_overload_keeps_what_engines_can_do_and_half_a_load_is_let_through(
         return overloaded.run(shape, engines, config, [(0.0, load)], seconds=60, is_stream=is_stream, replicas=replicas)
 
     rest, much = run(0.5), run(5.0)
-    # Prompts of a second that come together are late with 1.5 s for them: 3 % without admission.
+    # Prompts of a second each that come together miss the objective of 1.5 s: 3 % do without admission.
     assert rest.refused_frac(0, 60) < (0.03 if name == "cached" else 0.02)
-    # Answers in one piece tell their pace once they are whole: those of the first half minute are all too slow.
+    # Answers in one piece show their pace only at their end: those of the first half minute are all too slow.
     most = engines.requests_per_s(shape, 0.05)
     assert much.good_per_s(35, 60) > 0.9 * most
 
 
 @pytest.mark.parametrize(("name", "load"), [("short", 2.0), ("mixed", 0.5)])
-def test_a_hiccup_of_three_seconds_is_over_after_fifteen(name: str, load: float) -> None:
+def test_fifteen_seconds_after_a_stall_of_three_the_goodput_is_back(name: str, load: float) -> None:
     shape, engines, config = POOLS[name]
     seen = overloaded.run(shape, engines, config, [(0.0, load)], seconds=80, stalls=(40.0, 43.0))
     least = 0.85 * min(1.0, load) * engines.requests_per_s(shape, 0.05)  # arrivals are random: 10 % in 20 s
@@ -536,21 +536,21 @@ def test_a_hiccup_of_three_seconds_is_over_after_fifteen(name: str, load: float)
 
 
 @pytest.mark.parametrize(("name", "scale"), [("short", 0.5), ("mixed", 2.0)])
-def test_other_counts_of_engines_are_learned_in_fifteen_seconds(name: str, scale: float) -> None:
+def test_another_number_of_engines_is_learned_in_fifteen_seconds(name: str, scale: float) -> None:
     shape, engines, config = POOLS[name]
     seen = overloaded.run(shape, engines, config, [(0.0, 2.0)], seconds=80, scales=(40.0, scale))
     least = 0.8 * scale * engines.requests_per_s(shape, 0.05)  # half of the engines have 1 prompt at a time
     assert seen.good_per_s(55, 78) > least
 
 
-def test_a_load_that_rises_tenfold_is_held_from_its_second_second_on() -> None:
+def test_fifteen_seconds_after_a_tenfold_rise_of_the_load_the_goodput_is_that_of_the_engines() -> None:
     shape, engines, config = POOLS["short"]
     seen = overloaded.run(shape, engines, config, [(0.0, 0.5), (30.0, 5.0)], seconds=80)
     assert seen.good_per_s(45, 80) > 0.9 * engines.requests_per_s(shape, 0.05)
 
 
 def test_prompts_that_need_not_be_computed_do_not_switch_admission_off() -> None:
-    """Ten of 30,000 tokens in one second, and sixteen of eight million, before five times too much is asked."""
+    """Ten prompts of 30,000 tokens at once, or sixteen of eight million, ten seconds before a load that is too high."""
     rng = random.Random(0)
     for tokens, count in ((30_000, 10), (8_000_000, 16)):
         pool = admission()
@@ -579,17 +579,17 @@ def test_prompts_that_need_not_be_computed_do_not_switch_admission_off() -> None
                 pool.leave(one, now_s)
                 in_time += now_s > 25.0 and now_s - one.arrived_s <= 1.0
             left_tokens = min(left_tokens, 0.0) if not queue else left_tokens
-        # 10 and more per second, since the longer ones wait too long, in 25 seconds; five seconds after it begins.
+        # 10 or more per second (longer prompts wait too long and are dropped) for 25 s, from 5 s after the rise on.
         assert in_time > 0.9 * 250
 
 
-def test_a_pace_or_a_queue_without_a_first_token_is_refused() -> None:
+def test_an_objective_of_tpot_or_a_queue_bound_without_one_of_ttft_is_refused() -> None:
     for without in ({"tpot_s": 0.05}, {"max_queued_tokens": 1000}):
         with pytest.raises(ValidationError, match="give both"):
             AdmissionConfig.model_validate(without)
 
 
-def test_a_models_own_objectives_take_the_place_of_the_endpoints_and_no_other_bound() -> None:
+def test_objectives_of_a_model_replace_those_of_the_endpoint_and_no_other_bound() -> None:
     endpoint = AdmissionConfig(ttft_s=1.0, tpot_s=0.05, max_queued_tokens=100, max_requests=7)
     assert endpoint.of_service(None, {}) == endpoint
     patient = endpoint.of_service(ObjectivesConfig(ttft_s=60.0), {})
@@ -601,16 +601,16 @@ def test_a_models_own_objectives_take_the_place_of_the_endpoints_and_no_other_bo
 SLO = {"ttft_s": 2.0, "ttft_s_per_input_token": 0.001, "tpot_s": 0.05}
 
 
-def test_an_slo_is_an_objective_of_admission_only_where_it_is_asked_for() -> None:
+def test_the_slo_is_an_objective_of_admission_only_if_from_slo_is_set() -> None:
     assert AdmissionConfig().of_service(None, SLO).ttft_s is None
     assert AdmissionConfig(ttft_s=1.0).of_service(None, SLO) == AdmissionConfig(ttft_s=1.0)
     taken = AdmissionConfig(from_slo=True, max_queued_tokens=100, max_requests=7).of_service(None, SLO)
     assert {name: getattr(taken, name) for name in SLO} == SLO
     assert (taken.max_queued_tokens, taken.max_requests) == (100, 7)
     assert AdmissionConfig().of_service(ObjectivesConfig(from_slo=True), SLO).tpot_s == 0.05
-    assert AdmissionConfig(from_slo=True).of_service(ObjectivesConfig(), SLO).ttft_s is None  # {} is none
+    assert AdmissionConfig(from_slo=True).of_service(ObjectivesConfig(), SLO).ttft_s is None  # {} has no objective
 
 
-def test_what_admission_sets_itself_wins_over_the_slo() -> None:
+def test_objectives_of_admission_itself_win_over_the_slo() -> None:
     own = AdmissionConfig(from_slo=True, ttft_s=1.0, ttft_s_per_input_token=0.0).of_service(None, SLO)
     assert (own.ttft_s, own.ttft_s_per_input_token, own.tpot_s) == (1.0, 0.0, 0.05)

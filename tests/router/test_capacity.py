@@ -1,11 +1,11 @@
-"""What is learned of what engines can take."""
+"""How the capacity of engines is learned."""
 
 import pytest
 
 from router.capacity import Capacity
 
 
-def test_a_rate_at_which_no_request_was_held_back_raises_but_does_not_lower() -> None:
+def test_a_rate_at_which_no_request_was_held_back_can_raise_the_capacity_but_not_lower_it() -> None:
     capacity = Capacity(None, 0.0)
     capacity.set_busy(1.0, 0.0)
     for second in range(1, 40):
@@ -44,8 +44,8 @@ def test_answers_in_one_piece_are_judged_at_their_end(tokens: int, is_too_slow: 
     assert (capacity.most_answers is not None) == is_too_slow
 
 
-def test_no_round_raises_the_rate_to_more_than_twice() -> None:
-    """Prompts that need not be computed come through as fast as they come."""
+def test_no_round_raises_the_rate_to_more_than_its_double() -> None:
+    """Prompts that need not be computed pass as fast as they arrive."""
     capacity = Capacity(None, 0.0)
     capacity.set_busy(1.0, 0.0)
     capacity.count_prompt(1000)
@@ -56,7 +56,7 @@ def test_no_round_raises_the_rate_to_more_than_twice() -> None:
     assert capacity.prompt_tokens_per_s == 2000.0
 
 
-def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
+def test_the_rate_while_engines_had_work_is_their_capacity() -> None:
     capacity = Capacity(None, 0.0)
     for second in range(60):
         capacity.set_busy(0.5, float(second))  # one prefill replica of two, for half a second
@@ -64,8 +64,8 @@ def test_what_came_through_while_engines_had_work_is_what_they_can_do() -> None:
         capacity.set_busy(0.0, second + 0.5)
         capacity.note_idle()
         capacity.learn(second + 1.0)
-    assert capacity.prompt_tokens_per_s == pytest.approx(4000.0)  # in a quarter of each second
-    assert not capacity.is_known(60.0)  # there may be more in them when all have work
+    assert capacity.prompt_tokens_per_s == pytest.approx(4000.0)  # 1,000 tokens in a quarter of each second
+    assert not capacity.is_known(60.0)  # they may be faster when all of them have work
 
 
 def test_a_rate_is_known_once_engines_had_work_all_the_time_and_is_doubted_again_later() -> None:
@@ -85,15 +85,15 @@ def test_engines_that_stand_still_for_a_while_are_no_slower_afterwards() -> None
         capacity.count_prompt(1000)
         capacity.learn(float(second))
     for second in range(31, 34):
-        capacity.learn(float(second))  # nothing comes
+        capacity.learn(float(second))  # no prompt passes
     assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
-    capacity.count_prompt(4000)  # what waited comes at once
+    capacity.count_prompt(4000)  # the prompts that waited pass at once
     capacity.learn(34.0)
     assert capacity.prompt_tokens_per_s == pytest.approx(1000.0)
 
 
 class Decode:
-    """A capacity of streams whose pace each second is given."""
+    """A capacity of streams; a test gives their number and pace for each second."""
 
     def __init__(self) -> None:
         self.capacity, self.now_s = Capacity(0.05, 0.0), 0.0
@@ -112,7 +112,7 @@ class Decode:
         return capacity.most_answers
 
 
-def test_a_slow_round_does_not_lower_the_streams_far_below_what_was_good_before() -> None:
+def test_a_slow_round_after_good_ones_lowers_the_streams_by_a_fifth() -> None:
     decode = Decode()
     for _ in range(10):
         assert decode.second(100, 0.03) is None
@@ -123,9 +123,9 @@ def test_a_slow_round_does_not_lower_the_streams_far_below_what_was_good_before(
 def test_streams_grow_back_while_pace_is_good(holds_back: bool, least: float, most: float) -> None:
     decode = Decode()
     assert decode.second(10, 0.5) == pytest.approx(5.0)
-    while decode.second(5, 0.02) == 5.0:  # the slow round fades
+    while decode.second(5, 0.02) == 5.0:  # the slow round counts less and less
         assert decode.now_s < 10.0
-    # To a quarter more than was there in the rounds that count, of 5 and of 10, where a request is held back; else by a
+    # If a request is held back: to a quarter more than the streams of the rounds that count, 5 and 10. Else by a
     # fiftieth each round.
     rounds = [decode.second(5, 0.02, holds_back=holds_back) for _ in range(4)]
     assert rounds == sorted(rounds)

@@ -29,12 +29,12 @@ def failing(*, measure: Measure = Measure.ERROR) -> Outliers:
         ("xxx", True),
         ("xx.x", True),
         ("x.x.x", True),  # every other one
-        ("..........x.x.x", True),  # nothing is kept before the first failure
+        ("..........x.x.x", True),  # answers before the first failure are not kept
         ("x.........xxx", True),
         ("x..x..x..x..x", False),  # a third
         ("xx....x", False),
         ("xx...x", True),
-        ("xx..........x", False),  # so long ago
+        ("xx..........x", False),  # the failures are too long ago
     ],
 )
 def test_a_replica_with_three_failures_in_half_of_its_last_answers_is_ejected(answers: str, is_ejected: bool) -> None:
@@ -51,7 +51,7 @@ def test_ten_answers_after_its_last_failure_a_replica_is_no_suspect() -> None:
     assert outliers.suspects() == set()
 
 
-def test_an_answer_that_shows_no_pace_says_nothing_of_slowness() -> None:
+def test_answers_without_a_pace_do_not_count_among_paces() -> None:
     outliers = Outliers({"pool": CONFIG})
     for _ in range(3):
         see(outliers, "x", measure=Measure.PACE)
@@ -62,7 +62,7 @@ def test_an_answer_that_shows_no_pace_says_nothing_of_slowness() -> None:
     assert outliers.ejected(0.0) == set()
 
 
-def test_after_the_ejection_one_request_at_a_time_may_try() -> None:
+def test_after_the_ejection_one_request_at_a_time_may_probe() -> None:
     outliers = failing()
     assert outliers.due("pool", 4.9) == set() and not outliers.probe("r", 4.9)
     assert outliers.due("other", 5.0) == set()
@@ -70,19 +70,19 @@ def test_after_the_ejection_one_request_at_a_time_may_try() -> None:
     assert outliers.probe("r", 5.0)
     assert outliers.due("pool", 6.0) == set() and not outliers.probe("r", 6.0)
     assert outliers.ejected(6.0) == {"r"}
-    assert outliers.probe("r", 65.0)  # nothing was heard of the first
+    assert outliers.probe("r", 65.0)  # the first probe had no result for a minute
     see(outliers, ".", is_probe=True)
     assert outliers.ejected(65.1) == outliers.suspects() == set()
 
 
-def test_only_the_probe_says_anything_of_an_ejected_replica() -> None:
+def test_only_results_of_the_probe_count_for_an_ejected_replica() -> None:
     outliers = failing()
     see(outliers, ".x", at_s=1.0)
     assert outliers.probe("r", 5.0)
-    see(outliers, "..........", at_s=5.1)  # whoever sent them, before
+    see(outliers, "..........", at_s=5.1)  # answers to requests that were sent before
     assert outliers.ejected(5.1) == {"r"}
     see(outliers, "x", at_s=5.2, is_probe=True)
-    see(outliers, ".", at_s=5.3, is_probe=True)  # it had failed by its pace, and then ended well
+    see(outliers, ".", at_s=5.3, is_probe=True)  # the probe failed by its pace, and then ended well
     assert outliers.ejected(5.3) == {"r"}
     assert outliers.due("pool", 15.1) == set() and outliers.due("pool", 15.2) == {"r"}
 
@@ -94,7 +94,7 @@ def test_a_slow_replica_that_answers_the_probe_in_one_piece_is_back_until_it_is_
     assert outliers.ejected(5.1) == set()
     see(outliers, "x", measure=Measure.PACE, at_s=5.2)
     assert outliers.ejected(5.2) == {"r"}
-    assert outliers.due("pool", 15.1) == set()  # twice as long
+    assert outliers.due("pool", 15.1) == set()  # ejected for twice as long
 
 
 def test_each_probe_that_fails_doubles_the_wait_up_to_a_minute() -> None:
@@ -125,7 +125,7 @@ def test_the_only_replica_is_never_ejected() -> None:
     assert usable(["a"], {"a"}, 1.0) == ["a"]
 
 
-def test_slow_is_what_is_slow_for_its_pool() -> None:
+def test_a_pace_is_slow_if_it_is_slow_for_its_pool() -> None:
     usual = UsualPace(CONFIG)
     assert not any(usual.is_slow(30.0, 2.0) for _ in range(9))  # nothing to compare with
     usual = UsualPace(CONFIG)
@@ -136,7 +136,7 @@ def test_slow_is_what_is_slow_for_its_pool() -> None:
     assert not usual.is_slow(4.9, 2.0) and usual.is_slow(5.1, 2.0)
 
 
-def test_once_half_of_what_is_known_is_slow_that_is_usual() -> None:
+def test_once_half_of_the_known_paces_are_slow_they_are_usual() -> None:
     usual = UsualPace(CONFIG)
     for _ in range(200):
         usual.is_slow(0.2, 2.0)
@@ -153,7 +153,8 @@ def test_under_overload_all_are_slow_so_no_replica_is_ejected() -> None:
         name = pool[number % 4]
         outliers.observe(Observation(name, usual.is_slow(10.0, 2.0), Measure.PACE), "pool", 0.0)
         left.append(usable(pool, outliers.ejected(0.0), 0.5))
-    # Each has been slow three times within the same four answers: for two of them, half of the pool is out.
+    # Each replica is ejected at its third slow answer. After two of them half of the pool is out. After three it would
+    # be more than half, so all replicas get traffic.
     assert [number for number, names in enumerate(left) if names != pool] == [8, 9]
 
 

@@ -1,10 +1,13 @@
-"""Turns of keys by what they have had (start-time fair queueing)."""
+"""The order of keys by the service that they have had (start-time fair queueing)."""
 
 from router.fair_shares import FairShares
 
 
-def test_turns_are_those_of_the_papers_start_tags() -> None:
-    """S = max(v, F of the key's last), F = S + cost / share, v = S in service (Goyal, Vin, Cheng, eq. 1-4)."""
+def test_turns_follow_the_papers_start_tags() -> None:
+    """S = max(v, F of the key's last request), F = S + cost / share, v = S of the request in service.
+
+    Source: Goyal, Vin, Cheng, eq. 1-4.
+    """
     shares = FairShares()
     starts = []
     for key, cost in (("a", 10.0), ("a", 10.0), ("b", 5.0), ("b", 5.0)):
@@ -17,7 +20,7 @@ def test_turns_are_those_of_the_papers_start_tags() -> None:
     assert shares.start("b") == 10.0
 
 
-def test_what_was_charged_wrongly_is_corrected_until_it_is_forgotten() -> None:
+def test_a_wrong_charge_is_corrected_until_it_is_forgotten() -> None:
     shares = FairShares()
     shares.charge("a", 0.0, 10.0)
     shares.correct("a", 5.0)

@@ -20,21 +20,21 @@ def choose(loads: dict[str, tuple[int, int]], replicas: dict[str, int] | None = 
     [
         ({"a": (3, 0), "b": (2, 0)}, {"a": 1, "b": 1}, "b"),
         ({"a": (3, 0), "b": (2, 0)}, {"a": 2, "b": 1}, "a"),
-        # As many requests, but prompts wait there.
+        # Equal numbers of requests, but more prompt tokens wait at a.
         ({"a": (4, 9000), "b": (4, 1000)}, {"a": 1, "b": 1}, "b"),
-        # A third more streams (8/7 and 6/7 of the mean) against three times the prompts (1.5 and 0.5 of theirs).
+        # b has a third more requests (8/7 of the mean, a 6/7), and a three times the tokens (1.5 of the mean, b 0.5).
         ({"a": (6, 3000), "b": (8, 1000)}, {"a": 1, "b": 1}, "b"),
         ({"a": (6, 1100), "b": (8, 1000)}, {"a": 1, "b": 1}, "a"),
         ({"a": (1, 0), "asleep": (0, 0)}, {"a": 8, "asleep": 0}, "asleep"),
     ],
 )
-def test_the_group_with_the_least_to_do(
+def test_the_group_with_the_least_work_is_chosen(
     loads: dict[str, tuple[int, int]], replicas: dict[str, int], chosen: str
 ) -> None:
     assert choose(loads, replicas) == chosen
 
 
-def test_equals_share() -> None:
+def test_equal_groups_are_chosen_equally_often() -> None:
     idle = {"a": (0, 0), "b": (0, 0)}
     counted = Counter(choose(idle, seed=seed) for seed in range(400))
     assert min(counted.values()) > 150
@@ -44,7 +44,7 @@ def test_equals_share() -> None:
     st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1),
     st.integers(1, 8),
 )
-def test_a_replica_with_less_of_both_than_another_is_never_passed_over_for_it(
+def test_no_group_is_chosen_over_one_with_fewer_requests_and_fewer_tokens(
     loads: dict[str, tuple[int, int]], replicas: int
 ) -> None:
     chosen = choose(loads, dict.fromkeys(loads, replicas))

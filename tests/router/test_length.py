@@ -81,7 +81,7 @@ def decide(
         # 128 + 0.5 * 10000, cut at the cap.
         (512, 0, 10_000, {}, 512.0, PrefillPath.LOCAL, PathReason.PREFILL_BACKLOG),
         (513, 0, 10_000, {}, 512.0, PrefillPath.REMOTE, PathReason.LONG),
-        # Answers of 32 tokens share a stall of at most 8 * 32; those of 4 share none that backlog would bring.
+        # With answers of 32 tokens, backlog raises the bound to at most 8 * 32; with answers of 4 it raises nothing.
         (256, 0, 10_000, {"output_tokens_mean": 32.0}, 256.0, PrefillPath.LOCAL, PathReason.PREFILL_BACKLOG),
         (257, 0, 10_000, {"output_tokens_mean": 32.0}, 256.0, PrefillPath.REMOTE, PathReason.LONG),
         (129, 0, 10_000, {"output_tokens_mean": 4.0}, 128.0, PrefillPath.REMOTE, PathReason.LONG),
@@ -130,7 +130,7 @@ def test_zero_bounds_send_every_prompt_to_prefill(
     assert decide(config, make_decode_load(), tokens=1, backlog=10_000).path is PrefillPath.REMOTE
 
 
-def test_more_cached_than_asked_is_nothing_to_compute(
+def test_more_cached_tokens_than_input_tokens_leave_nothing_to_compute(
     make_length_config: Callable[..., LengthConfig], make_decode_load: Callable[..., DecodeLoad]
 ) -> None:
     assert decide(make_length_config(), make_decode_load(), tokens=10, cached=20).effective_tokens == 0

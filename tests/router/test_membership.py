@@ -13,12 +13,12 @@ def test_only_admitted_replicas_get_requests_and_unknown_ones_wait() -> None:
     assert routable(NAMES, frozenset({"c", "a", "gone"})) == ["a", "c"]
 
 
-def test_without_a_plan_all_do() -> None:
+def test_without_a_plan_all_replicas_get_requests() -> None:
     assert obeyed(None, now_s=101.0, silence_s=10.0) is None
     assert routable(NAMES, None) == NAMES
 
 
-def test_a_coordinator_that_is_silent_too_long_is_not_waited_for() -> None:
+def test_the_plan_of_a_coordinator_that_is_silent_too_long_is_not_obeyed() -> None:
     assert obeyed(plan("a"), now_s=110.0, silence_s=10.0) == plan("a")
     assert obeyed(plan("a"), now_s=110.1, silence_s=10.0) is None
 

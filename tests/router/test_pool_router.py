@@ -1,4 +1,4 @@
-"""One router's choice, by what it has sent and what replicas answer."""
+"""One router's choice, by the requests that it has sent and the loads that replicas report."""
 
 import random
 from collections import Counter
@@ -21,13 +21,13 @@ def names(views: list[object]) -> list[str]:
     return [view.replica_id for view in views]  # type: ignore[attr-defined]
 
 
-def test_the_fewest_tokens_of_its_own_come_first_until_they_have_ended() -> None:
+def test_replicas_come_in_order_of_the_routers_own_tokens_in_flight() -> None:
     pool = router()
     for name, tokens in (("a", 30), ("b", 10), ("c", 20)):
         pool.begin(name, f"to {name}", tokens)
     assert names(pool.order()) == ["b", "c", "a"]
     pool.end("a", "to a")
-    pool.end("a", "to a")  # twice changes nothing
+    pool.end("a", "to a")  # a second end changes nothing
     assert names(pool.order()) == ["a", "b", "c"]
 
 
@@ -84,7 +84,7 @@ def test_requests_count_from_begin_to_end() -> None:
     assert tokens_in_flight(pool, "a") == 100
 
 
-def test_a_request_that_comes_back_before_its_first_end_is_known_still_counts() -> None:
+def test_a_request_that_is_sent_again_before_its_first_end_is_known_still_counts() -> None:
     pool = router()
     pool.begin("a", "1", 300)
     pool.begin("a", "1", 300)
@@ -95,7 +95,7 @@ def test_a_request_that_comes_back_before_its_first_end_is_known_still_counts() 
     assert tokens_in_flight(pool, "a") == 0
 
 
-def test_what_a_replica_answers_counts_where_it_is_more_than_ones_own() -> None:
+def test_a_reported_load_counts_if_it_is_more_than_the_routers_own() -> None:
     pool = router(asked_replicas=3)
     pool.begin("a", "1", 200)
     answered = pool.informed(pool.order(), {"a": 900, "b": 30, "c": 0})

@@ -42,9 +42,7 @@ def test_index_never_holds_more_than_its_bound(served: list[list[int]], block_to
 
 
 @given(st.lists(SEQUENCES, max_size=6), SEQUENCES, st.integers(1, 4))
-def test_latest_sequence_is_whole_wherever_it_fits(
-    before: list[list[int]], sequence: list[int], block_tokens: int
-) -> None:
+def test_latest_sequence_is_whole_if_it_fits(before: list[list[int]], sequence: list[int], block_tokens: int) -> None:
     blocks = len(sequence) // block_tokens
     index = PrefixIndex(block_tokens=block_tokens, max_blocks=blocks)
     for other in before:

@@ -1,4 +1,4 @@
-"""What a router's feed makes of a coordinator that answers, falls silent, dies and is replaced."""
+"""The plan in a router's feed while its coordinator answers, is silent, dies and is replaced."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.ray
 
 
 class Actor:
-    """The outside of an actor handle: answers what it is told to, or fails."""
+    """Stands for an actor handle: gives these answers in turn, or raises them."""
 
     def __init__(self, name: str, *answers: Any) -> None:
         self.name = name
@@ -50,7 +50,7 @@ async def heard(monkeypatch: pytest.MonkeyPatch, *found: Any) -> Any:
     return feed
 
 
-async def test_what_is_told_holds_and_the_next_question_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_holds_and_the_next_question_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = Actor("a", (1, {"p": ["p1"], "d": []}), (2, {"p": ["p1"], "d": ["d1"]}))
     feed = await heard(monkeypatch, actor)
     assert (feed.membership.admitted, feed.membership.pools) == ({"p1", "d1"}, {"p", "d"})
@@ -75,7 +75,7 @@ async def test_without_a_policy_no_replica_is_held(monkeypatch: pytest.MonkeyPat
     assert feed.membership is None
 
 
-async def test_a_coordinator_that_dies_leaves_its_last_word_until_another_one_speaks(
+async def test_the_plan_of_a_dead_coordinator_holds_until_another_one_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = Actor("a", (7, {"p": ["p1"]}), RuntimeError("died"))
@@ -85,7 +85,7 @@ async def test_a_coordinator_that_dies_leaves_its_last_word_until_another_one_sp
     again = Actor("a", (7, {"p": ["p1"]}), RuntimeError("died"))
     feed = await heard(monkeypatch, again, again, None, second)
     assert feed.membership.admitted == {"p1", "d1"}
-    assert second.asked[0] == -1  # its count of versions is another one
+    assert second.asked[0] == -1  # the new coordinator counts its own versions
 
 
 async def test_a_coordinator_of_a_redeployed_application_is_asked_from_the_start(

@@ -1,4 +1,4 @@
-"""What a caller tells the health board and hears of it; the board itself is the real one, in this process."""
+"""What a caller reports to the health board and learns from it; the real board runs in this process."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def made_board() -> Any:
 
 @pytest.fixture(name="announced")
 def _announced(monkeypatch: Any) -> Iterator[list[Any]]:
-    """The boards that have been started; the last is the one to ask."""
+    """The boards that have been started; callers find the last one."""
     import ray
 
     from router import ray_actors, ray_health
@@ -70,7 +70,7 @@ def feed(pool: str = "decode:g0") -> Any:
 def at(
     health: Any, replica_id: str | None, *, probe: str | None = None, unreached: frozenset[str] = frozenset()
 ) -> Any:
-    """A call that the router has sent somewhere, as one caller sees it."""
+    """A call that the router has sent to a replica (``None``: to none), as one caller sees it."""
     from router.ray_health import CallHealth
 
     routing = Routing(probe=probe, choice=Choice(replica_id))
@@ -94,7 +94,7 @@ async def due() -> Any:
     return one
 
 
-async def test_three_failures_that_different_callers_saw_eject_for_all_within_a_second(board: Any) -> None:
+async def test_three_failures_of_different_callers_eject_the_replica_for_all_within_a_second(board: Any) -> None:
     feeds = [feed() for _ in range(4)]
     await asyncio.sleep(0.05)
     for one in feeds[:3]:
@@ -120,24 +120,24 @@ async def test_one_request_at_a_time_probes_and_its_success_returns_the_replica(
     await until(lambda: not any(one._ejected for one in feeds))
 
 
-async def test_a_caller_without_requests_does_not_hold_up_the_probe(board: Any) -> None:
+async def test_a_caller_without_requests_does_not_delay_the_probe(board: Any) -> None:
     idle, busy = feed(), feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
         at(busy, "r").report_failure()
     await until(lambda: idle._due and busy._due)
-    await asyncio.sleep(1.0)  # the idle one hears of it more than once
+    await asyncio.sleep(1.0)  # the idle caller learns of it more than once
     assert await busy.guide() == (frozenset(), "r")
 
 
-async def test_a_board_that_hangs_grants_nothing_and_holds_no_request_up(board: Any) -> None:
+async def test_a_board_that_hangs_grants_no_probe_and_delays_no_request(board: Any) -> None:
     one = await due()
     board.probe = lambda name: asyncio.sleep(60.0)
     async with asyncio.timeout(30.0):
         assert await one.guide() == ({"r"}, None)
 
 
-async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> None:
+async def test_a_probe_that_is_granted_late_goes_to_the_next_request(board: Any) -> None:
     one, grant = await due(), board.probe
 
     async def late(name: str) -> bool:
@@ -151,27 +151,27 @@ async def test_a_probe_that_is_granted_late_is_the_next_requests(board: Any) -> 
     assert await one.guide() == ({"r"}, None)
 
 
-async def test_a_probe_that_its_replica_does_not_take_has_failed(board: Any) -> None:
+async def test_a_probe_that_its_replica_does_not_accept_has_failed(board: Any) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
     call = at(one, "other", probe="r", unreached=frozenset({"r"}))
     call.report_unreached()
     call.end()
-    # Ejected again, for twice as long, and then there is another one.
+    # The replica is ejected again, for twice as long; then another probe is due.
     await until(lambda: board._outliers._suspects["r"].ejections == 2)
     await until(lambda: one._due, within_s=3.0)
     assert await one.guide() == (frozenset(), "r")
 
 
 @pytest.mark.parametrize("replica_id", [None, "other"])
-async def test_a_probe_that_a_request_did_not_make_is_the_next_ones(board: Any, replica_id: str | None) -> None:
+async def test_a_probe_that_a_request_did_not_make_goes_to_the_next_request(board: Any, replica_id: str | None) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
     at(one, replica_id, probe="r").end()
     assert await one.guide() == (frozenset(), "r")
 
 
-async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_not(board: Any) -> None:
+async def test_a_probe_without_a_result_is_made_again_and_one_with_a_result_is_not(board: Any) -> None:
     one = await due()
     assert await one.guide() == (frozenset(), "r")
     at(one, "r", probe="r").end()  # its client has gone
@@ -182,7 +182,7 @@ async def test_a_probe_that_has_shown_nothing_is_made_again_and_one_that_has_is_
     assert not one._granted
 
 
-async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(board: Any) -> None:
+async def test_slow_answers_count_as_failures_despite_answers_without_a_pace(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(20):
@@ -193,7 +193,7 @@ async def test_a_slow_answer_counts_as_a_failure_whatever_comes_in_one_piece(boa
     await until(lambda: "slow" in one._ejected)
 
 
-async def test_a_replica_that_did_not_take_a_request_has_failed_once(board: Any) -> None:
+async def test_a_replica_that_did_not_accept_a_request_has_failed_once(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(3):
@@ -205,7 +205,7 @@ async def test_a_replica_that_did_not_take_a_request_has_failed_once(board: Any)
     assert board._outliers.suspects() == {"r"}
 
 
-async def test_what_went_nowhere_says_nothing(board: Any) -> None:
+async def test_a_request_that_went_to_no_replica_is_no_sign_against_one(board: Any) -> None:
     one = feed()
     for _ in range(10):
         at(one, None).report_failure()
@@ -213,7 +213,7 @@ async def test_what_went_nowhere_says_nothing(board: Any) -> None:
     assert not board._outliers.suspects()
 
 
-async def test_answers_between_failures_keep_their_place(board: Any) -> None:
+async def test_answers_between_failures_keep_their_order(board: Any) -> None:
     one = feed()
     await asyncio.sleep(0.05)
     for _ in range(5):  # all before the board has been told of the first
@@ -224,7 +224,7 @@ async def test_answers_between_failures_keep_their_place(board: Any) -> None:
     assert not board._outliers.ejected(0.0)
 
 
-async def test_a_caller_that_never_sent_to_an_ejected_replica_may_probe_it_and_one_that_sends_elsewhere_may_not(
+async def test_a_caller_that_never_sent_to_an_ejected_replica_may_probe_it_and_one_of_another_pool_may_not(
     board: Any,
 ) -> None:
     gone, other, new = feed(), feed("prefill:g0"), None
@@ -239,7 +239,7 @@ async def test_a_caller_that_never_sent_to_an_ejected_replica_may_probe_it_and_o
     assert not other._due
 
 
-async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_speaks(
+async def test_a_caller_moves_to_the_board_that_was_started_last_as_soon_as_it_answers(
     announced: list[Any], monkeypatch: Any
 ) -> None:
     from deployments.actors import health_board

@@ -1,4 +1,4 @@
-"""What the router believes to be in flight, in whatever order Serve tells of it."""
+"""The choice of the router inside Serve, and the requests that it counts as in flight."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ def replica(name: str, queue: int | None = 0) -> Any:
     return SimpleNamespace(replica_id=replica_id, get_queue_len=get_queue_len, _actor_handle=actor)
 
 
-async def test_a_request_says_where_it_must_not_go_and_what_it_avoids(router: Any) -> None:
+async def test_a_request_names_replicas_that_are_forbidden_and_those_that_it_avoids(router: Any) -> None:
     names = [replica(name) for name in "abc"]
 
     async def ranks(candidates: list[Any], routing: Routing) -> list[str]:
@@ -61,7 +61,7 @@ async def test_a_request_says_where_it_must_not_go_and_what_it_avoids(router: An
     assert await ranks(names, Routing(exclude=frozenset("ab"))) == ["c"]
     for _ in range(20):
         assert await ranks(names, Routing(exclude=frozenset("c"), avoid=frozenset("a"))) == ["b"]
-    # Most of the pool: then none is avoided.
+    # A request that would avoid most of the pool avoids no replica.
     assert sorted(await ranks(names, Routing(exclude=frozenset("c"), avoid=frozenset("ab")))) == ["a", "b"]
     for _ in range(20):
         assert (await ranks(names[1:], Routing(avoid=frozenset("a"), probe="b")))[0] == "b"
@@ -105,7 +105,7 @@ async def test_a_held_replica_gets_nothing_until_it_is_admitted_and_a_new_list_i
     assert {await first_choice(router, a, b, c) for _ in range(60)} == {"a", "b", "c"}
 
 
-def test_a_held_replica_is_none_that_requests_go_to(router: Any) -> None:
+def test_a_held_replica_is_not_among_those_that_get_requests(router: Any) -> None:
     from router.membership import Membership
     from router.ray_coordinator import MembershipFeed
 
@@ -127,21 +127,19 @@ async def test_the_same_list_again_costs_no_new_views_and_still_counts(router: A
     assert {rank.replica_id.unique_id for rank in ranks} == {"b"}
 
 
-async def test_what_other_routers_send_counts_where_replicas_are_asked(router: Any) -> None:
+async def test_requests_of_other_routers_count_if_replicas_are_asked(router: Any) -> None:
     router.initialize_state(asked_replicas=3)
     a, b, c = replica("a", 3), replica("b", 2), replica("c", 4)
     assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}
     for number in range(2):
         router.record_choice(pending(str(number)), b.replica_id.unique_id)
-    assert {await first_choice(router, a, b, c) for _ in range(20)} == {
-        "b"
-    }  # the two that it has are this router's own
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"b"}  # b's two requests are this router's own
     for number in range(2, 4):
         router.record_choice(pending(str(number)), b.replica_id.unique_id)
-    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # they have not arrived yet
+    assert {await first_choice(router, a, b, c) for _ in range(20)} == {"a"}  # the last two have not arrived at b yet
 
 
-async def test_prefill_is_asked_for_its_tokens(router: Any) -> None:
+async def test_prefill_replicas_are_asked_for_their_tokens(router: Any) -> None:
     router.initialize_state(asked_replicas=2, asks_tokens=True)
     a, b = replica("a", 3), replica("b", 2)
     assert {await first_choice(router, a, b) for _ in range(20)} == {"b"}
@@ -151,7 +149,7 @@ async def test_prefill_is_asked_for_its_tokens(router: Any) -> None:
     assert {await first_choice(router, a, b) for _ in range(20)} == {"a"}
 
 
-async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:
+async def test_a_replica_that_does_not_answer_is_tried_last_and_none_is_lost(router: Any) -> None:
     router.initialize_state(asked_replicas=2)
     silent, busy, far = replica("silent", None), replica("busy", 9), replica("far")
     router.record_choice(pending("1", 500), far.replica_id.unique_id)
@@ -159,7 +157,7 @@ async def test_one_that_does_not_answer_is_tried_last_and_none_is_lost(router: A
     assert [rank[0].replica_id.unique_id for rank in ranks] == ["busy", "far", "silent"]
 
 
-async def test_one_that_leaves_while_others_are_asked_is_not_chosen(router: Any) -> None:
+async def test_a_replica_that_leaves_while_others_are_asked_is_not_chosen(router: Any) -> None:
     router.initialize_state(asked_replicas=2)
     gone, left = replica("gone"), replica("left", 5)
     choice = asyncio.create_task(router.choose_replicas([gone, left]))
@@ -168,7 +166,7 @@ async def test_one_that_leaves_while_others_are_asked_is_not_chosen(router: Any)
     assert [rank[0].replica_id.unique_id for rank in await choice] == ["left"]
 
 
-async def test_an_answer_that_serves_no_request_is_not_asked_for_again_at_once(router: Any) -> None:
+async def test_a_request_without_candidates_does_not_ask_again_at_once(router: Any) -> None:
     request = pending("1")
     assert not request.routing_context.should_backoff
     assert await router.choose_replicas([], request) == []
@@ -177,7 +175,7 @@ async def test_an_answer_that_serves_no_request_is_not_asked_for_again_at_once(r
 
 @pytest.fixture(name="serve_router")
 async def _serve_router() -> Any:
-    """Serve's own router (private) over Tandem's, but for its controller, its metrics and its actors."""
+    """Serve's own router (private) around Tandem's, without Serve's controller, metrics and actors."""
     from contextlib import nullcontext
 
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID
@@ -203,7 +201,7 @@ async def _serve_router() -> Any:
 
 
 class Sent:
-    """What Serve has of a request that it has sent to a replica."""
+    """Stands for Serve's handle of a request that it has sent to a replica."""
 
     def __init__(self, has_accepted: Any) -> None:
         self._has_accepted = has_accepted
@@ -272,7 +270,7 @@ def choice(request: Any) -> Any:
     return request.args[0].routing.choice
 
 
-async def test_a_request_that_is_not_accepted_is_known_to_be_there_and_counts_there(serve_router: Any) -> None:
+async def test_a_request_counts_at_its_replica_before_that_has_accepted_it(serve_router: Any) -> None:
     serve_router._request_router.update_replicas([serving("frozen", hangs)])
     request = asking()
     task = asyncio.create_task(serve_router.route_and_send_request(request, "response"))
@@ -285,10 +283,10 @@ async def test_a_request_that_is_not_accepted_is_known_to_be_there_and_counts_th
     assert queued(serve_router, "frozen") == 0
 
 
-async def test_a_request_that_cannot_be_sent_goes_to_another_and_says_so(serve_router: Any) -> None:
+async def test_a_request_that_cannot_be_sent_goes_to_another_replica_and_names_the_first(serve_router: Any) -> None:
     cut_off, well = serving("cut off", is_cut_off), serving("well", takes)
     serve_router._request_router.update_replicas([cut_off, well])
-    serve_router._request_router.record_choice(asking(5), "well")  # so the other one is preferred
+    serve_router._request_router.record_choice(asking(5), "well")  # so the other replica is preferred
     requests = [asking() for _ in range(5)]
     for request in requests:
         async with asyncio.timeout(30.0):
@@ -326,7 +324,7 @@ async def test_a_full_replica_is_asked_again_and_has_not_failed(serve_router: An
     assert queued(serve_router, "a") == 7
 
 
-def test_the_router_survives_the_way_by_value_that_serve_sends_it(monkeypatch: Any) -> None:
+def test_the_router_can_be_pickled_by_value_as_serve_does(monkeypatch: Any) -> None:
     from ray import cloudpickle
 
     from router import ray_router

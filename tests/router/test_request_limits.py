@@ -8,7 +8,7 @@ def limits(replicas: int = 1, **of_key: float) -> RequestLimits:
     return RequestLimits(AdmissionConfig.model_validate({"keys": {"a": of_key}}), replicas)
 
 
-def test_requests_in_a_minute_are_limited_key_by_key() -> None:
+def test_requests_in_a_minute_are_limited_for_each_key() -> None:
     of = limits(requests_per_minute=60)
     assert all(of.enter("a", 1, 0.0) is None for _ in range(10))
     over = of.enter("a", 1, 0.0)
@@ -32,17 +32,17 @@ def test_a_request_whose_body_is_refused_counts_too() -> None:
 def test_rates_are_shared_out_among_the_replicas() -> None:
     of = limits(5, requests_per_minute=60)
     taken = sum(of.enter("a", 1, second / 10) is None for second in range(601))
-    assert 13 <= taken <= 14  # what it may keep, and a fifth of 60
+    assert 13 <= taken <= 14  # the burst, and a fifth of 60
 
 
-def test_tokens_are_owed_by_prompts_and_answers() -> None:
+def test_prompts_and_answers_use_up_the_tokens_of_a_key() -> None:
     of = limits(tokens_per_minute=600)
-    assert of.enter("a", 5000, 0.0) is None  # a prompt larger than all that may be kept
+    assert of.enter("a", 5000, 0.0) is None  # a prompt larger than the burst
     over = of.enter("a", 1, 0.0)
     assert over is not None
-    assert over.retry_after_s == 60.0  # the longest
+    assert over.retry_after_s == 60.0  # the longest time that a refusal names
     assert of.enter("a", 1, 490.0) is not None
-    assert of.enter("a", 1, 490.2) is None  # 5,000 tokens less the 100 that it may keep, and 1, at 10 a second
+    assert of.enter("a", 1, 490.2) is None  # 5,000 tokens less the burst of 100, and 1 more, at 10 a second
     of.spend("a", 100)
     assert of.enter("a", 1, 492.0) is not None
 
@@ -55,7 +55,7 @@ def test_requests_at_a_time_are_limited() -> None:
     assert of.enter("a", 1, 0.0) is None
 
 
-def test_what_was_not_answered_is_given_back() -> None:
+def test_the_cost_of_an_unanswered_request_is_given_back() -> None:
     of = limits(requests_per_minute=6, tokens_per_minute=600)
     assert of.enter("a", 5000, 0.0) is None
     assert of.enter("a", 1, 0.0) is not None

@@ -13,7 +13,7 @@ def test_a_fifth_of_the_requests_may_be_tried_again() -> None:
     assert taken in (199, 200)
 
 
-def test_what_is_not_used_is_not_kept_beyond_the_reserve() -> None:
+def test_unused_retries_are_kept_only_up_to_the_reserve() -> None:
     budget = RetryBudget(share_frac=0.2, most=3.0)
     for _ in range(1000):
         budget.request()

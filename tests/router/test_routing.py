@@ -5,7 +5,7 @@ import pickle
 from router.routing import Choice, Routing
 
 
-def test_a_choice_does_not_travel_and_the_rest_does() -> None:
+def test_a_routing_is_pickled_without_its_choice() -> None:
     routing = Routing(work_tokens=7, exclude=frozenset("a"), avoid=frozenset("b"), probe="b", choice=Choice("c"))
     routing.choice.unreached.add("d")
     arrived = pickle.loads(pickle.dumps(routing))

@@ -1,4 +1,4 @@
-"""When a stream shows its replica's pace, and which."""
+"""When a stream shows the pace of its replica, and which pace it shows."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.stream_pace import StreamPace
 
 
 def stream(tokens: int, *, tpot_s: float, reads_s: float = 0.0) -> tuple[StreamPace, list[float | None], float]:
-    """A stream with a token in each frame, whose client takes ``reads_s`` for each; what it showed, and when."""
+    """A stream with a token in each frame, whose client takes ``reads_s`` for each; the paces, and the end."""
     pace, now_s, shown = StreamPace(), 107.0, []
     assert pace.frame(1, 7.0, now_s) is None  # the first token
     for _ in range(tokens):
@@ -23,7 +23,7 @@ def test_an_answer_in_one_piece_has_no_pace() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "at_end", "on_the_way"), [(7, None, None), (8, 2.0, None), (64, None, 2.0)])
-def test_a_stream_is_judged_once_where_it_ends_or_as_soon_as_enough_has_come(
+def test_a_stream_is_judged_once_at_its_end_or_as_soon_as_enough_tokens_have_come(
     tokens: int, at_end: float | None, on_the_way: float | None
 ) -> None:
     pace, shown, now_s = stream(tokens, tpot_s=2.0)
@@ -32,13 +32,13 @@ def test_a_stream_is_judged_once_where_it_ends_or_as_soon_as_enough_has_come(
     assert pace.ended(0.0, now_s) is None
 
 
-def test_what_does_not_come_counts_as_well() -> None:
+def test_time_without_a_token_counts_as_well() -> None:
     pace, _, now_s = stream(10, tpot_s=0.1)
-    assert pace.ended(59.0, now_s + 59.0) == pytest.approx(6.0)  # 1 s for ten and 59 for none
+    assert pace.ended(59.0, now_s + 59.0) == pytest.approx(6.0)  # 1 s for ten tokens, and 59 s without one
 
 
 def test_a_client_that_reads_slowly_is_no_sign_against_a_replica() -> None:
-    pace, shown, now_s = stream(100, tpot_s=0.02, reads_s=1.0)  # everything was there long before
+    pace, shown, now_s = stream(100, tpot_s=0.02, reads_s=1.0)  # all tokens had come long before
     assert set(shown) == {None}
     assert pace.ended(0.0, now_s) is None
     _, shown, _ = stream(100, tpot_s=1.0, reads_s=0.4)

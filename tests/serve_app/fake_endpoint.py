@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class FakeEndpoint:
-    """Answers completions as it is told, and keeps what it saw; its clock is the load generator's."""
+    """Answers completions as ``answer`` says, and keeps what it saw; its clock is the load generator's."""
 
     def __init__(self, answer: "Answer", metrics_page: str) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ Answer = Callable[[FakeEndpoint, web.Request, int], Awaitable[web.StreamResponse
 
 
 def tokens(*, first_s: float = 0.0, gap_s: float = 0.0) -> Answer:
-    """As many tokens as were asked for: the head and the first after ``first_s``, the others ``gap_s`` apart."""
+    """All requested tokens: the headers and the first token after ``first_s``, the others ``gap_s`` apart."""
 
     async def answer(endpoint: FakeEndpoint, request: web.Request, index: int) -> web.StreamResponse:
         await asyncio.sleep(first_s)
@@ -92,7 +92,7 @@ def tokens(*, first_s: float = 0.0, gap_s: float = 0.0) -> Answer:
 
 
 def hold(requests: int) -> Answer:
-    """Nothing for anyone until this many requests are there."""
+    """No answer to any request until this number of requests has arrived."""
 
     async def answer(endpoint: FakeEndpoint, request: web.Request, index: int) -> web.StreamResponse:
         while len(endpoint.arrived_s) < requests:

@@ -13,7 +13,7 @@ POLICY = {"kind": "heteroscale", "target": 500}
 MakeArgs = Callable[..., dict[str, Any]]
 
 
-def test_bounds_of_the_groups_are_what_was_deployed(make_app_args: MakeArgs) -> None:
+def test_bounds_of_the_groups_are_the_deployed_ones(make_app_args: MakeArgs) -> None:
     config = parse_app_config(make_app_args(groups=SCALED, autoscale={"pd_ratio": "1:3", "policy": POLICY}))
     limits = {
         str(key): (pool.lowest_replicas, pool.highest_replicas)

@@ -1,4 +1,4 @@
-"""Every Serve YAML that ships is one that starts."""
+"""Every shipped Serve YAML fits our schema, Serve's, and vLLM's own rules."""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ def app_configs(path: Path) -> list[AppConfig]:
 
 
 @each_config
-def test_config_loads_through_our_schema(path: Path) -> None:
+def test_a_config_loads_through_our_schema(path: Path) -> None:
     assert app_configs(path)
     assert {application["import_path"] for application in applications(path)} == {"serve_app.app:build"}
 
 
 @each_config
-def test_config_listens_on_loopback_only(path: Path) -> None:
+def test_a_config_listens_on_loopback_only(path: Path) -> None:
     assert load_serve_yaml(path)["http_options"]["host"] == "127.0.0.1"
 
 
@@ -68,6 +68,6 @@ def test_heterogeneous_pools_differ_in_gpu_and_share_a_switch() -> None:
 
 @pytest.mark.ray
 @each_config
-def test_config_loads_through_serves_schema(path: Path) -> None:
+def test_a_config_loads_through_serves_schema(path: Path) -> None:
     schema = pytest.importorskip("ray.serve.schema")
     schema.ServeDeploySchema.model_validate(load_serve_yaml(path))

@@ -1,4 +1,4 @@
-"""What `deploy` and `connect` say where there is no cluster to speak to, or one too many."""
+"""What `deploy` and `connect` say if there is no cluster, or if the caller already has a connection."""
 
 import socket
 import subprocess
@@ -48,7 +48,7 @@ ray.shutdown()
 
 
 def app_at(root: Path, url: str) -> Any:
-    """An application of the emulated configuration that seems to run."""
+    """An application of the emulated configuration, as if it ran."""
     from serve_app.checks.ray_schema import read_application
     from serve_app.sdk import App
 
@@ -57,7 +57,7 @@ def app_at(root: Path, url: str) -> Any:
     return app
 
 
-def test_an_update_of_a_cluster_that_is_lost_says_so_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_on_a_lost_cluster_fails_with_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from serve_app import sdk
     from serve_app.local.cluster import DeployError
 
@@ -97,8 +97,8 @@ def test_the_cause_of_a_failed_start_is_the_last_exception_with_its_beginning_an
     assert len(cause) < 520
 
 
-def test_nothing_asks_a_serve_that_was_left(root: Path) -> None:
-    # Serve's handles report for ever, from a thread of their own, and Ray starts a cluster for a caller that has none.
+def test_no_thread_asks_serve_after_leave(root: Path) -> None:
+    # Serve's handles report for ever from their own thread, and Ray would start a cluster for a caller without one.
     script = """
 import time
 from pathlib import Path

@@ -26,7 +26,7 @@ def chat(args: dict[str, Any]) -> dict[str, Any]:
     return service
 
 
-def test_the_example_has_two_services_of_which_one_may_sleep() -> None:
+def test_the_example_has_two_services_and_one_of_them_may_sleep() -> None:
     config = parse_app_config(two_services())
     assert list(config.pools()) == ["qwen3-32b", "qwen3-8b"]
     assert [str(key) for key in config.pools()["qwen3-8b"].root] == ["decode:offline"]
@@ -154,7 +154,8 @@ def test_an_inventory_may_be_a_file(tmp_path: Path) -> None:
     topology = parse_app_config(args).topology
     assert topology is not None
     assert topology.under({}, ["gpu-1", "10.0.0.1"]) == ("", "", "pod-1", "switch-a", "")
-    assert topology.under({"tandem.io/s1": "switch-c"}, ["10.0.0.7"]) == ("", "", "", "switch-c", "")  # labels first
+    # The labels of a node count before the inventory.
+    assert topology.under({"tandem.io/s1": "switch-c"}, ["10.0.0.7"]) == ("", "", "", "switch-c", "")
 
 
 def test_topology_without_autoscale_is_refused() -> None:

@@ -88,7 +88,7 @@ def test_wheel_has_the_data_and_no_laboratory(wheel: Path) -> None:
     assert tops == {"kvtransfer", "router", "autoscale", "deployments", "serve_app"}
 
 
-def test_installed_code_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_code_is_that_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     script = "import autoscale, serve_app; print(autoscale.__file__, serve_app.__file__)"
     python = str(installed / "bin" / "python")
     done = subprocess.run([python, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)

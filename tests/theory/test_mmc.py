@@ -1,7 +1,7 @@
 """The simulator against closed forms: an engine whose steps all take the same time is an M/M/c queue of its slots.
 
-Requests have exponential gaps and outputs, and a step is a millionth of their mean service, so that whole tokens and
-the step that an arrival still has to wait for are far below what is asserted.
+Gaps between requests and their outputs are exponential. A step is a millionth of the mean service time, so rounding to
+whole tokens, and the wait for the step under way at an arrival, are far below the tolerances.
 """
 
 import math
@@ -21,7 +21,7 @@ from router.config import RouterConfig
 
 STEP_S = 1e-6
 SERVED_PER_S = 1.0  # by one slot
-# Batches of hundreds of requests, the first of them left out: the engine is empty when it begins.
+# Batches of hundreds of requests. One batch before them is left out, since the engine begins empty.
 BATCHES = 20
 # Student's t of 19 degrees of freedom at 99.9 %. Batch means of waits are skewed, so of 180 runs with seeds 0 to 19,
 # three are further off.
@@ -60,7 +60,7 @@ def poisson_trace(servers: int, utilization: float, count: int, seed: int) -> li
 
 
 def simulated_waits_s(trace: Sequence[TraceRequest], profile: EngineProfile) -> list[float]:
-    """From arrival to admission: the step that a request is let in gives it its first token."""
+    """Seconds from arrival to admission: TTFT less the step that admits the request and gives its first token."""
     key = PoolKey("g0", Role.DECODE)
     cluster = VirtualCluster({key: profile}, RouterConfig(), random.Random(0))
     cluster.add(key, "d0")
@@ -134,7 +134,7 @@ def test_waits_are_those_of_mmc(servers: int, utilization: float, count: int) ->
     trace = poisson_trace(servers, utilization, count, seed=0)
     waits_s = simulated_waits_s(trace, slots(servers))
     assert len(waits_s) == count
-    # Request by request, but for the step under way at its arrival; 0.1 % of a step for the rounding of long sums.
+    # Each wait is exact but for the step under way at the arrival; 0.1 % of a step is for the rounding of long sums.
     late_s = np.array(waits_s) - exact_waits_s(trace, servers)
     assert late_s.min() >= -0.001 * STEP_S
     assert late_s.max() <= 1.001 * STEP_S

@@ -16,7 +16,7 @@ MakeDraft = Callable[..., Draft]
 
 
 class Wish:
-    """A policy that always wants the same."""
+    """A policy that always wants the same counts."""
 
     def __init__(self, wanted: Mapping[Role, float] | None) -> None:
         self._decision = Decision(wanted=wanted, reason="a wish", is_step=True)

@@ -1,4 +1,4 @@
-"""The whole tick, in a loop with what Serve does with its plans."""
+"""The controller's whole tick, in a loop with a virtual Serve that carries out its plans."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_both_roles_follow_decode_tokens_at_the_ratio_and_back(make_autoscale: M
 
 @pytest.mark.parametrize(("prefill_s", "decode_s"), [(4.0, 40.0), (40.0, 4.0)])
 @pytest.mark.parametrize("ratio", ["1:3", "3:1"])
-def test_the_ready_ratio_is_kept_whichever_role_is_ready_first(
+def test_serving_replicas_keep_the_ratio_whichever_role_is_ready_first(
     make_autoscale: MakeConfig, prefill_s: float, decode_s: float, ratio: str
 ) -> None:
     config = make_autoscale(pd_ratio=ratio)
@@ -65,11 +65,11 @@ def test_an_overload_of_prefill_never_scales_in_though_decode_tokens_fall(make_a
     cluster = serve(make_autoscale(pd_ratio="1:2", gate={"observation_s": 0.0}))
     run(cluster, 10, 380.0)
     assert cluster.counts == (2, 4)
-    # Prompts pile up, decode starves, and no request is late yet.
+    # Prompts wait at prefill, decode has less and less to do, and no request is late yet.
     for tick in range(10):
         cluster.tick(max(0.0, 300.0 - 40.0 * tick), backlog_tokens=3000.0 * (tick + 1))
         assert cluster.counts == (2, 4)
-    # Then they are late: more of both, though decode has nothing to do.
+    # Now requests are late: both roles grow, though decode has almost nothing to do.
     run(cluster, 10, 20.0, backlog_tokens=40_000.0, latency=LATE)
     assert cluster.counts[0] > 2
     assert cluster.counts[1] > 4
@@ -80,7 +80,7 @@ def test_scale_in_is_observed_first_and_then_done_in_both_roles_at_once(make_aut
     cluster = serve(make_autoscale(pd_ratio="1:1", gate={"observation_s": 9.0}))
     run(cluster, 10, 380.0)
     plan = cluster.tick(180.0, latency=WELL)
-    assert cluster.counts == (4, 4)  # nothing has stopped
+    assert cluster.counts == (4, 4)  # no replica has stopped
     assert len(plan.withdrawn) == 4
     assert [len(cluster.serving(role)) for role in Role] == [2, 2]
     waits = 0
@@ -93,7 +93,7 @@ def test_scale_in_is_observed_first_and_then_done_in_both_roles_at_once(make_aut
     assert cluster.tick(180.0, latency=WELL).victims == ()
 
 
-def test_replicas_that_are_missed_come_back_at_once(make_autoscale: MakeConfig) -> None:
+def test_withdrawn_replicas_come_back_at_once_if_latency_suffers(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 60.0}))
     run(cluster, 10, 380.0)
     away = cluster.tick(180.0, latency=WELL).withdrawn
@@ -114,7 +114,7 @@ def test_more_load_brings_back_withdrawn_replicas_before_it_starts_others(make_a
     assert not any(cluster.starting.values())
 
 
-def test_load_brings_them_back_inside_a_budget_that_they_fill(make_autoscale: MakeConfig) -> None:
+def test_load_brings_withdrawn_replicas_back_though_they_fill_the_budget(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 60.0}, guard={"budget_gpus": 8}))
     run(cluster, 10, 380.0)
     assert cluster.counts == (4, 4)
@@ -136,7 +136,7 @@ def test_counts_set_by_hand_end_replicas_though_users_wait(make_autoscale: MakeC
     assert cluster.counts == (2, 2)
 
 
-def test_a_lost_node_that_does_not_come_back_ends_in_fewer_of_both_roles(make_autoscale: MakeConfig) -> None:
+def test_a_lost_node_that_does_not_come_back_leaves_fewer_replicas_of_both_roles(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=400.0, gate={"observation_s": 4.0})
     cluster = serve(config)
     run(cluster, 10, 380.0)
@@ -161,7 +161,7 @@ def test_a_loss_while_there_is_no_room_takes_no_other_replica_away(make_autoscal
     assert len(cluster.serving(P)) == 3
 
 
-def test_without_the_hook_serve_chooses_and_the_plan_takes_its_choice(make_autoscale: MakeConfig) -> None:
+def test_without_the_hook_serve_chooses_victims_and_the_plan_admits_the_rest(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 0.0}), has_hook=False)
     run(cluster, 10, 380.0)
     run(cluster, 10, 180.0)
@@ -170,7 +170,7 @@ def test_without_the_hook_serve_chooses_and_the_plan_takes_its_choice(make_autos
     assert set(cluster.plan.admitted) == {*cluster.running[P], *cluster.running[D]}
 
 
-def test_a_dead_replica_is_serves_to_replace_and_changes_no_count(make_autoscale: MakeConfig) -> None:
+def test_serve_replaces_a_dead_replica_and_no_count_changes(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(pd_ratio="1:3"))
     run(cluster, 10, 880.0)
     cluster.lose(D)
@@ -191,7 +191,7 @@ def test_a_withdrawn_replica_that_dies_is_not_replaced(make_autoscale: MakeConfi
     assert not any(cluster.starting.values())
 
 
-def test_a_cluster_without_room_never_leaves_the_ratio_and_fills_up_when_there_is(make_autoscale: MakeConfig) -> None:
+def test_a_cluster_without_room_keeps_the_ratio_and_grows_once_there_is_room(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(pd_ratio="1:1", no_room_s=20.0, no_room_retry_s=40.0, gate={"observation_s": 4.0})
     cluster = serve(config, room={P: 2, D: 64})
     for _ in range(18):
@@ -206,7 +206,7 @@ def test_a_cluster_without_room_never_leaves_the_ratio_and_fills_up_when_there_i
     assert len(cluster.plan.admitted) == 12
 
 
-def test_a_set_of_counts_by_hand_may_leave_the_ratio_and_resuming_returns_to_it(make_autoscale: MakeConfig) -> None:
+def test_counts_set_by_hand_may_leave_the_ratio_and_resuming_returns_to_it(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 0.0}, guard={"step_out_replicas": 1})
     cluster = serve(config)
     cluster.controller = changed(config, override={"prefill": 1, "decode": 9})
@@ -226,7 +226,7 @@ def changed(config: AutoscaleConfig, **fields: Any) -> Controller:
     return Controller(AutoscaleConfig.model_validate({**config.model_dump(), **fields}))
 
 
-def test_a_hand_set_count_over_the_budget_is_not_done(make_autoscale: MakeConfig) -> None:
+def test_counts_set_by_hand_over_the_budget_change_nothing(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(guard={"budget_gpus": 6})
     cluster = serve(config)
     cluster.controller = changed(config, override={"prefill": 4, "decode": 4})
@@ -235,7 +235,7 @@ def test_a_hand_set_count_over_the_budget_is_not_done(make_autoscale: MakeConfig
     assert "over the GPU budget" in plan.held_back[0].text
 
 
-def test_paused_decides_nothing_but_lets_new_replicas_in(make_autoscale: MakeConfig) -> None:
+def test_a_paused_controller_decides_nothing_but_admits_new_replicas(make_autoscale: MakeConfig) -> None:
     config = make_autoscale()
     cluster = serve(config)
     cluster.tick(280.0)
@@ -247,7 +247,7 @@ def test_paused_decides_nothing_but_lets_new_replicas_in(make_autoscale: MakeCon
     assert [(s.name, s.value, s.target) for s in cluster.plan.decision.shown] == [("decode_tps", 10.0 / 3, 100.0)]
 
 
-def test_observing_says_what_it_would_do_and_does_nothing(make_autoscale: MakeConfig) -> None:
+def test_an_observing_controller_reports_its_plan_and_changes_nothing(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(is_observing=True))
     run(cluster, 5, 280.0)
     assert cluster.counts == (1, 1)
@@ -270,7 +270,7 @@ def test_observing_says_what_it_would_do_and_does_nothing(make_autoscale: MakeCo
         (lambda s: shown(s, -5.0), "a count must be finite"),
     ],
 )
-def test_what_cannot_be_trusted_holds(
+def test_a_snapshot_that_cannot_be_trusted_changes_no_count(
     make_autoscale: MakeConfig, fault: Callable[[Snapshot], Snapshot], said: str
 ) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 0.0}))
@@ -306,14 +306,16 @@ def shown(snapshot: Snapshot, tps: float | None) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
-def test_a_time_without_a_controller_is_no_observation_and_no_wait_for_room(make_autoscale: MakeConfig) -> None:
+def test_time_without_a_controller_counts_neither_as_observation_nor_as_wait_for_room(
+    make_autoscale: MakeConfig,
+) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 30.0}), prefill_s=400.0, decode_s=400.0)
     cluster.running = {role: [f"{role[0]}{index}" for index in range(6)] for role in Role}
     run(cluster, 10, 580.0, latency=WELL)
     run(cluster, 3, 280.0, latency=WELL)
     away = set(cluster.plan.withdrawn)
     assert away
-    cluster.now_s += 600.0  # Serve's controller was away
+    cluster.now_s += 600.0  # Serve's controller did not run
     stats = {P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 90.0}}
     seen = cluster.snapshot(stats, latency=WELL)
     idle = replace(seen.state, idle_since_s=seen.now_s - 600.0)
@@ -325,21 +327,21 @@ def test_a_time_without_a_controller_is_no_observation_and_no_wait_for_room(make
     assert plan.state.missing_since_s == {}
 
 
-def test_a_latency_from_before_they_served_adds_no_second_step(make_autoscale: MakeConfig) -> None:
+def test_a_latency_from_before_new_replicas_served_adds_no_second_step(make_autoscale: MakeConfig) -> None:
     late = Latency(ttft_s=1.5, tpot_s=0.03)
     cluster = serve(make_autoscale(window_s=20.0), prefill_s=10.0, decode_s=10.0)
     run(cluster, 15, 480.0, latency=WELL)
     assert cluster.counts == (5, 5)
     sizes = []
-    for _ in range(12):  # the replica that it asks for enters after ten seconds; its effect shows twenty later
+    for _ in range(12):  # the replica that it asks for enters after 10 s; its effect shows 20 s later
         cluster.tick(480.0, latency=late)
         sizes.append(cluster.counts)
     assert max(sizes) == (6, 6)
-    run(cluster, 6, 480.0, latency=late)  # and if it has none, there are more
+    run(cluster, 6, 480.0, latency=late)  # still late after that: more replicas
     assert cluster.counts > (6, 6)
 
 
-def test_a_clock_that_was_set_back_delays_and_does_not_break(make_autoscale: MakeConfig) -> None:
+def test_a_clock_that_was_set_back_only_delays_growth(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(guard={"cooldown_out_s": 10.0}))
     run(cluster, 10, 280.0)
     cluster.now_s -= 3600.0
@@ -445,7 +447,7 @@ hands = st.tuples(
     starts=st.tuples(st.floats(1.0, 30.0), st.floats(1.0, 30.0)),
     drain_s=st.floats(0.0, 30.0),
 )
-def test_whatever_people_do_both_roles_serve_and_it_ends_at_the_ratio(
+def test_whatever_people_do_both_roles_serve_and_the_ratio_returns(
     make_autoscale: MakeConfig, story: list[tuple[str, float]], starts: tuple[float, float], drain_s: float
 ) -> None:
     config = make_autoscale(gate={"observation_s": 6.0}, guard={"budget_gpus": 16})
@@ -473,7 +475,7 @@ def test_whatever_people_do_both_roles_serve_and_it_ends_at_the_ratio(
             assert cluster.serving(role)
         assert not set(plan.withdrawn) & set(plan.admitted)
         assert not set(plan.victims) & set(plan.admitted)
-        # A victim stays one until it has gone, or until Serve's next controller needs it.
+        # A victim stays a victim until it has gone, or until Serve needs it to reach its target.
         for role in Role:
             forgotten = stays.intersection([*cluster.running[role], *cluster.draining[role]]) - set(plan.victims)
             assert not forgotten or len(cluster.running[role]) <= cluster.targets[role]
@@ -493,7 +495,7 @@ def test_a_steady_load_never_flaps(make_autoscale: MakeConfig) -> None:
     assert len(set(settled)) == 1
 
 
-def test_an_empty_state_starts_from_what_serve_works_towards(
+def test_an_empty_state_starts_from_serves_target_counts(
     make_autoscale: MakeConfig, make_snapshot: Callable[..., Snapshot]
 ) -> None:
     plan = Controller(make_autoscale()).tick(
@@ -515,7 +517,7 @@ def test_narrower_bounds_are_reached_with_the_guards_own_defaults(seconds: float
     assert cluster.counts == (3, 3)
 
 
-def test_no_room_with_the_guards_own_defaults_ends_at_what_fits() -> None:
+def test_without_room_the_guards_own_defaults_end_at_counts_that_fit() -> None:
     config = AutoscaleConfig.model_validate(
         {"pd_ratio": "1:1", "policy": {"kind": "heteroscale", "target": 100.0}, "no_room_s": 20.0}
     )
@@ -525,7 +527,7 @@ def test_no_room_with_the_guards_own_defaults_ends_at_what_fits() -> None:
     assert cluster.counts[1] <= 3
 
 
-def test_an_overload_after_a_change_of_the_ratio_is_not_stuck(make_autoscale: MakeConfig) -> None:
+def test_an_overload_after_a_change_of_the_ratio_still_adds_replicas(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(gate={"observation_s": 30.0})
     cluster = serve(config)
     run(cluster, 10, 380.0)
@@ -566,7 +568,7 @@ def test_limits_that_people_lower_are_obeyed_though_users_wait(make_autoscale: M
     for _ in range(20):
         cluster.tick(580.0, latency=LATE)
         serving.append(len(cluster.plan.admitted))
-    assert serving == sorted(serving, reverse=True)  # none comes back in between
+    assert serving == sorted(serving, reverse=True)  # no replica comes back in between
     assert cluster.counts == (4, 4)
     assert len(cluster.plan.admitted) == 8
 
@@ -581,19 +583,21 @@ def test_a_jump_of_the_clock_cuts_no_observation_short(make_autoscale: MakeConfi
     assert cluster.plan.victims == ()
 
 
-def test_a_latency_just_inside_its_objective_makes_no_cycle(make_autoscale: MakeConfig) -> None:
+def test_a_latency_just_inside_its_objective_does_not_make_counts_go_up_and_down(make_autoscale: MakeConfig) -> None:
     near = Latency(ttft_s=0.5, tpot_s=0.046)
     cluster = serve(make_autoscale(guard={"cooldown_in_s": 10.0}, gate={"observation_s": 4.0}))
     run(cluster, 10, 380.0, latency=WELL)
     sizes = []
     for _ in range(200):
-        # TPOT is near its objective at four replicas or fewer, and well at more.
+        # TPOT is near its objective with four replicas or fewer, and far below it with more.
         cluster.tick(280.0, latency=near if len(cluster.serving(D)) <= 4 else WELL)
         sizes.append(cluster.counts)
     assert len(set(sizes[100:])) <= 2
 
 
-def test_a_replica_that_drained_when_serves_controller_died_takes_no_other_along(make_autoscale: MakeConfig) -> None:
+def test_a_replica_that_drains_while_serves_controller_restarts_takes_no_other_with_it(
+    make_autoscale: MakeConfig,
+) -> None:
     cluster = serve(make_autoscale(gate={"observation_s": 4.0}), drain_s=60.0)
     run(cluster, 10, 380.0)
     run(cluster, 5, 180.0)
@@ -637,14 +641,14 @@ def test_a_lost_replica_takes_no_other_with_it(make_autoscale: MakeConfig) -> No
     run(cluster, 10, 280.0)
     assert cluster.counts == (3, 3)
     cluster.lose(D)
-    # Its share of the tokens is gone with it, until the others have taken its requests over.
+    # Its share of the tokens is missing until other replicas have taken over its requests.
     run(cluster, 5, 187.0)
     assert cluster.counts == (3, 3)
     run(cluster, 20, 280.0)
     assert cluster.counts == (3, 3)
 
 
-def test_missed_replicas_come_back_inside_a_budget_that_draining_ones_fill(make_autoscale: MakeConfig) -> None:
+def test_withdrawn_replicas_come_back_though_draining_ones_fill_the_budget(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(
         gate={"observation_s": 10.0}, guard={"budget_gpus": 16, "cooldown_out_s": 6.0, "step_in_replicas": 2}
     )
@@ -662,7 +666,7 @@ def test_missed_replicas_come_back_inside_a_budget_that_draining_ones_fill(make_
 
 
 def gaps_between_misses(cluster: VirtualServe, ticks: int, decode_tps: float, role: Role, enough: int) -> list[float]:
-    """Seconds from one time that withdrawn replicas come back to the next, where users wait with fewer than enough."""
+    """Seconds between returns of withdrawn replicas, if users wait while fewer than ``enough`` replicas serve."""
     missed_s = []
     for _ in range(ticks):
         plan = cluster.tick(decode_tps, latency=LATE if len(cluster.serving(role)) < enough else WELL)
@@ -670,19 +674,19 @@ def gaps_between_misses(cluster: VirtualServe, ticks: int, decode_tps: float, ro
     return [after - before for before, after in pairwise(missed_s)]
 
 
-def test_a_scale_in_that_is_always_missed_is_tried_more_and_more_seldom(make_autoscale: MakeConfig) -> None:
+def test_a_scale_in_that_always_makes_users_wait_is_tried_less_and_less_often(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(guard={"cooldown_in_s": 10.0}, gate={"observation_s": 6.0}))
     run(cluster, 10, 380.0, latency=WELL)
-    # Four replicas serve well, three do not: decode tokens/s say that three were enough.
+    # Users wait with three replicas and not with four, but decode tokens/s ask for three.
     gaps = gaps_between_misses(cluster, 300, 280.0, D, 4)
     assert gaps[0] < gaps[1] < gaps[2]
-    assert max(gaps) < 200.0  # and never given up
+    assert max(gaps) < 200.0  # it is still tried
     run(cluster, 30, 80.0, latency=WELL)
     assert cluster.counts == (1, 1)
     assert cluster.state.missed is None
 
 
-def test_a_ratio_that_users_miss_is_returned_to_more_and_more_seldom(make_autoscale: MakeConfig) -> None:
+def test_a_return_to_a_ratio_with_which_users_wait_is_tried_less_and_less_often(make_autoscale: MakeConfig) -> None:
     config = make_autoscale(guard={"cooldown_out_s": 6.0, "cooldown_in_s": 6.0}, gate={"observation_s": 6.0})
     cluster = serve(config)
     run(cluster, 20, 780.0, latency=WELL)
@@ -692,7 +696,7 @@ def test_a_ratio_that_users_miss_is_returned_to_more_and_more_seldom(make_autosc
     assert len(gaps) < 9
 
 
-def test_paused_the_gate_keeps_the_ratio_of_the_period(make_autoscale: MakeConfig) -> None:
+def test_the_gate_of_a_paused_controller_keeps_the_ratio_of_the_period(make_autoscale: MakeConfig) -> None:
     policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "prefill": 4, "decode": 2, "pd_ratio": "2:1"}]}
     config = make_autoscale(pd_ratio="1:3", policy=policy)
     cluster = serve(config)
@@ -704,7 +708,7 @@ def test_paused_the_gate_keeps_the_ratio_of_the_period(make_autoscale: MakeConfi
     assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
 
 
-def test_requests_from_before_the_last_replica_entered_keep_no_replica(make_autoscale: MakeConfig) -> None:
+def test_late_requests_from_before_the_last_replica_entered_prevent_no_scale_in(make_autoscale: MakeConfig) -> None:
     policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
     config = make_autoscale(policy=policy, guard={"step_in_replicas": 2})
     cluster = serve(config)
@@ -720,7 +724,7 @@ def test_requests_from_before_the_last_replica_entered_keep_no_replica(make_auto
     assert min(plan.state.desired.values()) > 4
 
 
-def test_a_scale_in_waits_until_users_do_not_and_is_observed_from_then_on(make_autoscale: MakeConfig) -> None:
+def test_a_scale_in_starts_once_users_no_longer_wait_and_is_then_observed(make_autoscale: MakeConfig) -> None:
     policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
     config = make_autoscale(policy=policy, guard={"step_in_replicas": 2}, gate={"observation_s": 20.0})
     cluster = serve(config)
@@ -736,7 +740,7 @@ def test_a_scale_in_waits_until_users_do_not_and_is_observed_from_then_on(make_a
     assert len(plan.admitted) == 16
 
 
-def test_waiting_users_get_more_of_one_role_though_the_ratio_takes_of_the_other(make_autoscale: MakeConfig) -> None:
+def test_one_role_grows_while_users_wait_though_the_ratio_would_shrink_the_other(make_autoscale: MakeConfig) -> None:
     config = make_autoscale()
     cluster = serve(config)
     run(cluster, 20, 780.0, latency=WELL)
@@ -746,7 +750,7 @@ def test_waiting_users_get_more_of_one_role_though_the_ratio_takes_of_the_other(
     assert len(cluster.plan.admitted) == 16
 
 
-def test_replicas_that_have_never_served_are_not_observed_first(make_autoscale: MakeConfig) -> None:
+def test_replicas_that_never_served_stop_without_an_observation(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale(pd_ratio="1:1", gate={"observation_s": 60.0}), prefill_s=2.0, decode_s=60.0)
     run(cluster, 3, 580.0)
     held = set(cluster.plan.state.held)
@@ -755,7 +759,7 @@ def test_replicas_that_have_never_served_are_not_observed_first(make_autoscale: 
     assert set(plan.victims) == held
 
 
-def test_a_loss_is_not_in_the_future_of_a_clock_that_was_set_back(make_autoscale: MakeConfig) -> None:
+def test_after_a_clock_is_set_back_no_loss_lies_in_the_future(make_autoscale: MakeConfig) -> None:
     cluster = serve(make_autoscale())
     run(cluster, 10, 280.0)
     cluster.lose(D)
@@ -766,10 +770,10 @@ def test_a_loss_is_not_in_the_future_of_a_clock_that_was_set_back(make_autoscale
     assert cluster.state.lost_s == cluster.now_s
 
 
-def test_roles_are_exchanged_when_the_budget_is_full_and_users_wait(
+def test_prefill_makes_room_for_decode_if_the_budget_is_full_and_users_wait(
     make_autoscale: MakeConfig, make_snapshot: Any
 ) -> None:
-    """6P1D hold all eight GPUs, decode's take two each, and users wait for decode: three prefill replicas make room."""
+    """6P1D hold all eight GPUs, two of them decode's. Users wait for decode, so three prefill replicas make room."""
 
     def plan(budget_gpus: int | None, *, decode_more: bool = True) -> Plan:
         counts = {"prefill": 3, "decode": 2 if decode_more else 1}
@@ -791,18 +795,18 @@ def test_roles_are_exchanged_when_the_budget_is_full_and_users_wait(
         return Controller(config).tick(replace(seen, pools=pools, state=state))
 
     full = plan(8)
-    assert [full.counts[PoolKey("g0", role)] for role in Role] == [3, 1]  # decode's come once those have gone
-    assert len(full.victims) == 3 and not full.withdrawn  # at once: observation would show nothing
+    assert [full.counts[PoolKey("g0", role)] for role in Role] == [3, 1]  # decode grows once the victims have gone
+    assert len(full.victims) == 3 and not full.withdrawn  # they stop at once: an observation would show nothing
     assert all(name.startswith("p") for name in full.victims)
-    for other in (plan(None), plan(16), plan(8, decode_more=False)):  # room for both, or nothing to make room for
+    for other in (plan(None), plan(16), plan(8, decode_more=False)):  # there is room for both, or decode needs none
         assert other.counts[PoolKey("g0", Role.PREFILL)] == 6
         assert not other.victims and not other.withdrawn
 
 
-def test_while_no_replica_leaves_what_the_budget_has_room_for_is_added(
+def test_while_no_replica_may_leave_replicas_that_fit_the_budget_are_added(
     make_autoscale: MakeConfig, make_snapshot: Any
 ) -> None:
-    """2P2D hold six of eight GPUs. At 6:1, which is wanted, a decode replica would leave; two prefill fit as it is."""
+    """2P2D hold six of eight GPUs. The wanted 6:1 would remove a decode replica; two prefill replicas fit beside it."""
     config = make_autoscale(
         pd_ratio="6:1",
         policy={"kind": "static", "prefill": 6, "decode": 1},

@@ -1,4 +1,4 @@
-"""Several services on one cluster: their order, what they may hold, and which make room for others."""
+"""Several services on one cluster: their order, their GPU limits, and which services make room for others."""
 
 import random
 import statistics
@@ -35,7 +35,7 @@ def node(name: str, free: float, gpu_type: str = "H100", s1: str = "m1") -> Node
 
 
 def controller(wanted: int, ratio: str = "1:1", **fields: Any) -> Controller:
-    """A service that wants these replicas of each role, or of the larger one."""
+    """A service that wants ``wanted`` decode replicas, and prefill replicas at the ratio."""
     share = AutoscaleConfig.model_validate({"pd_ratio": ratio, "policy": {"kind": "static", "prefill": 1, "decode": 1}})
     config = {
         "pd_ratio": ratio,
@@ -108,7 +108,7 @@ def test_law_2_the_most_important_service_is_placed_first() -> None:
     assert decided["low"][1].pending == {P: 2, D: 2}
 
 
-def test_law_2_of_equals_the_one_with_the_least_spare_and_then_the_cheaper() -> None:
+def test_law_2_of_equal_services_the_fullest_is_first_and_then_the_cheapest() -> None:
     services = {name: controller(2) for name in ("calm", "full", "dear")}
     seen = {
         "calm": snapshot(pools("calm", (1, 1), kv=0.2, cost=1.0)),
@@ -120,7 +120,7 @@ def test_law_2_of_equals_the_one_with_the_least_spare_and_then_the_cheaper() -> 
     assert [sum(decided[name][1].pending.values()) for name in ("full", "calm", "dear")] == [0, 0, 2]
 
 
-def test_law_9_a_budget_holds_for_all_services_together_without_any_nodes() -> None:
+def test_law_9_a_budget_holds_for_all_services_together_even_without_nodes() -> None:
     services = {"a": controller(3, priority=1), "b": controller(3)}
     seen = {name: snapshot(pools(name, (1, 1), gpus=2)) for name in services}
     decided = tick_all(services, seen, budget_gpus={"H100": 16.0})
@@ -131,7 +131,7 @@ def test_law_9_a_budget_holds_for_all_services_together_without_any_nodes() -> N
 
 def test_law_9_gpus_that_a_service_gives_up_are_free_in_the_next_cycle() -> None:
     services = {"high": controller(1, priority=5), "low": controller(2)}
-    shrinks = snapshot(pools("high", (1, 1)))  # it has asked for one more of each role, which has no node yet
+    shrinks = snapshot(pools("high", (1, 1)))  # it asked for a second replica of each role, which has no node yet
     shrinks = replace(shrinks, state=replace(shrinks.state, desired=dict.fromkeys(shrinks.state.desired, 2)))
     seen = {"high": shrinks, "low": snapshot(pools("low", (1, 1)))}
     decided = tick_all(services, seen, budget_gpus={"H100": 6.0})
@@ -147,7 +147,7 @@ def test_law_9_a_quota_holds_for_one_service() -> None:
 
 
 def after(decided: dict[str, tuple[Snapshot, Plan]], seen: dict[str, Snapshot]) -> dict[str, Snapshot]:
-    """The next cycle, in which nothing else has changed."""
+    """The snapshots of the next cycle: only time and state have changed."""
     return {
         name: replace(
             one,
@@ -162,24 +162,24 @@ def after(decided: dict[str, tuple[Snapshot, Plan]], seen: dict[str, Snapshot]) 
     }
 
 
-def test_law_10_the_least_important_service_makes_room_softly_and_not_below_its_minimum() -> None:
+def test_law_10_the_least_important_service_withdraws_replicas_and_keeps_its_minimum() -> None:
     services = {"high": controller(4, priority=5), "middle": controller(3, priority=3), "low": controller(3)}
     seen = {"high": snapshot(pools("high", (1, 1)))}
     seen |= {name: snapshot(pools(name, (3, 3))) for name in ("middle", "low")}
     decided = tick_all(services, seen, slots=room([node("a", 0)]))
     assert decided["high"][1].pending == {P: 3, D: 3}
-    # Six GPUs: four of the least important, and two of the next one.
+    # Six GPUs: four from the least important service, and two from the next one.
     assert counts(decided["low"][1]) == {"low-g": (1, 1)}
     assert counts(decided["middle"][1]) == {"middle-g": (2, 2)}
-    assert len(decided["low"][1].withdrawn) == 4  # out of routing; they end later
+    assert len(decided["low"][1].withdrawn) == 4  # they get no more requests, and end later
     assert decided["low"][1].victims == ()
     again = tick_all(services, after(decided, seen), slots=room([node("a", 0)]))
-    assert counts(again["low"][1]) == {"low-g": (1, 1)}  # it does not come back for them
-    assert counts(again["middle"][1]) == {"middle-g": (2, 2)}  # and no more is asked for
+    assert counts(again["low"][1]) == {"low-g": (1, 1)}  # its replicas do not come back
+    assert counts(again["middle"][1]) == {"middle-g": (2, 2)}  # and no more replicas make room
     assert again["low"][1].withdrawn == decided["low"][1].withdrawn
 
 
-def test_law_10_variants_that_are_marked_so_go_first() -> None:
+def test_law_10_preemptible_variants_make_room_first() -> None:
     services = {"high": controller(2, priority=5), "low": controller(4)}
     seen = {
         "high": snapshot(pools("high", (1, 1))),
@@ -192,7 +192,7 @@ def test_law_10_variants_that_are_marked_so_go_first() -> None:
     assert counts(decided["low"][1]) == {"low-kept": (2, 2), "low-spot": (1, 1)}
 
 
-def test_law_10_of_variants_that_are_not_marked_the_dearest_goes_first() -> None:
+def test_law_10_without_preemptible_variants_the_dearest_makes_room_first() -> None:
     services = {"high": controller(2, priority=5), "low": controller(4)}
     low = pools("low", (2, 2), group="cheap", cost=1.0), pools("low", (2, 2), group="dear", cost=9.0)
     seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot(*low)}
@@ -200,7 +200,7 @@ def test_law_10_of_variants_that_are_not_marked_the_dearest_goes_first() -> None
     assert counts(decided["low"][1]) == {"low-cheap": (2, 2), "low-dear": (1, 1)}
 
 
-def test_law_10_no_service_gives_what_would_not_help() -> None:
+def test_law_10_no_service_gives_gpus_that_would_not_help() -> None:
     services = {"high": controller(2, priority=5), "low": controller(3), "far": controller(3)}
     seen = {
         "high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})),
@@ -217,13 +217,13 @@ def test_law_10_no_service_gives_what_would_not_help() -> None:
 @pytest.mark.parametrize(
     ("high", "ours", "nodes"),
     [
-        ({"quota_gpus": {"H100": 2.0}}, {}, [node("a", 8)]),  # its own quota is why
+        ({"quota_gpus": {"H100": 2.0}}, {}, [node("a", 8)]),  # its own quota is the reason
         ({}, {}, [replace(node("a", 0), is_cordoned=True)]),
-        ({}, {"affinity": LinkTier.S1}, [node("a", 0), node("b", 0, s1="m2")]),  # its nodes lie apart
-        ({}, {"gpus": 16}, [node("a", 0)]),  # larger than any node
+        ({}, {"affinity": LinkTier.S1}, [node("a", 0), node("b", 0, s1="m2")]),  # its nodes share no S1
+        ({}, {"gpus": 16}, [node("a", 0)]),  # a replica is larger than any node
     ],
 )
-def test_law_10_no_service_gives_for_a_reason_that_is_not_room(
+def test_law_10_no_service_gives_gpus_if_the_reason_is_not_room(
     high: dict[str, Any], ours: dict[str, Any], nodes: list[Node]
 ) -> None:
     services = {"high": controller(5, priority=5, **high), "low": controller(3)}
@@ -237,7 +237,7 @@ def test_law_10_no_service_gives_for_a_reason_that_is_not_room(
 @pytest.mark.parametrize(
     "stubborn", [{"is_paused": True}, {"is_observing": True}, {"bounds": {"decode": {"lowest_replicas": 3}}}]
 )
-def test_law_10_services_that_give_nothing_are_not_asked(stubborn: dict[str, Any]) -> None:
+def test_law_10_a_service_that_cannot_make_room_is_passed_over(stubborn: dict[str, Any]) -> None:
     services = {
         "high": controller(2, priority=5),
         "middle": controller(3, priority=3),
@@ -250,10 +250,10 @@ def test_law_10_services_that_give_nothing_are_not_asked(stubborn: dict[str, Any
     assert counts(decided["middle"][1]) == {"middle-g": (2, 2)}
 
 
-def test_law_10_the_replica_that_is_in_the_way_goes_and_not_another() -> None:
+def test_law_10_only_replicas_on_the_needed_node_make_room() -> None:
     services = {"high": controller(2, priority=5), "low": controller(2)}
     low = pools("low", (2, 2))
-    where = {f"low-g-{role}{i}": ("ab"[i],) for role in Role for i in range(2)}  # the older ones on a
+    where = {f"low-g-{role}{i}": ("ab"[i],) for role in Role for i in range(2)}  # the older replicas are on a
     low = tuple(replace(pool, on={name: where[name] for name in pool.on}) for pool in low)
     seen = {"high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})), "low": snapshot(low)}
     nodes = [node("a", 0), node("b", 0, s1="m2")]
@@ -262,8 +262,8 @@ def test_law_10_the_replica_that_is_in_the_way_goes_and_not_another() -> None:
     assert set(decided["low"][1].withdrawn) == {"low-g-prefill0", "low-g-decode0"}
 
 
-def test_law_10_a_replica_that_does_not_run_yet_goes_first() -> None:
-    """Serve ends it first, so what it would free is what is tried out."""
+def test_law_10_a_replica_that_does_not_run_yet_makes_room_first() -> None:
+    """Serve ends such a replica first, so the search counts the GPUs that this one frees."""
     services = {"high": controller(2, priority=5), "low": controller(2)}
     low = tuple(
         replace(pool, target_replicas=2, held_replicas=2, on={**pool.on, "starts": ("b",)})
@@ -271,20 +271,20 @@ def test_law_10_a_replica_that_does_not_run_yet_goes_first() -> None:
     )
     seen = {"high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})), "low": snapshot(low)}
     decided = tick_all(services, seen, slots=room([node("a", 0), node("b", 0, s1="m2")]))
-    # Both units go, or none: the first alone frees nothing under m1.
+    # Both units go: the first alone frees nothing under m1.
     assert counts(decided["low"][1]) == {"low-g": (0, 0)}
 
 
-def test_law_10_room_that_was_made_is_not_taken_back_while_it_is_waited_for() -> None:
+def test_law_10_a_service_does_not_take_back_room_while_another_waits_for_it() -> None:
     services = {"high": controller(2, priority=5), "low": controller(3, gate={"observation_s": 600.0})}
     seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot(pools("low", (3, 3)))}
-    for _ in range(20):  # of 5 s each, for longer than a claim holds by itself
+    for _ in range(20):  # cycles of 5 s, together longer than a claim holds by itself
         decided = tick_all(services, seen, slots=room([node("a", 0)]))
         assert counts(decided["low"][1]) == {"low-g": (2, 2)}
         seen = after(decided, seen)
 
 
-def test_law_9_replicas_that_are_on_their_way_out_count_in_a_budget() -> None:
+def test_law_9_replicas_that_still_end_count_in_a_budget() -> None:
     services = {"high": controller(3, priority=5), "low": controller(1)}
     low = snapshot(pools("low", (3, 3)))
     victims = tuple(f"low-g-{role}{i}" for role in Role for i in (1, 2))
@@ -292,7 +292,7 @@ def test_law_9_replicas_that_are_on_their_way_out_count_in_a_budget() -> None:
     low = replace(low, state=state, pools=tuple(replace(p, held_replicas=1, target_replicas=1) for p in low.pools))
     seen = {"high": snapshot(pools("high", (1, 1))), "low": low}
     decided = tick_all(services, seen, budget_gpus={"H100": 8.0})
-    assert counts(decided["high"][1]) == {"high-g": (1, 1)}  # two and six are eight
+    assert counts(decided["high"][1]) == {"high-g": (1, 1)}  # its 2 replicas and low's 6 fill the budget
 
 
 def test_law_10_room_that_was_made_goes_to_the_service_that_asked_for_it() -> None:
@@ -318,8 +318,8 @@ def test_law_10_room_that_was_made_goes_to_the_service_that_asked_for_it() -> No
 
 
 @pytest.mark.parametrize("warm_replicas", [0, 1])
-def test_law_12_what_is_stuck_is_had_elsewhere_once(warm_replicas: int) -> None:
-    """Not once more in every cycle; warm replicas are no substitute for it."""
+def test_law_12_a_stuck_unit_is_added_elsewhere_once(warm_replicas: int) -> None:
+    """Later cycles do not add it again, and a warm replica does not replace it."""
     guard = {"cooldown_out_s": 0.0, "cooldown_in_s": 600.0}
     one = controller(1, no_node_s=10.0, guard=guard, warm_replicas=warm_replicas)
     lost = tuple(
@@ -339,7 +339,7 @@ def test_law_12_what_is_stuck_is_had_elsewhere_once(warm_replicas: int) -> None:
         seen = {"s": replace(seen["s"], now_s=now_s, state=plan.state)}
 
 
-def test_law_12_a_role_that_is_stuck_holds_no_other_up() -> None:
+def test_law_12_prefill_that_is_stuck_grows_in_another_group() -> None:
     one = controller(4, "1:2", no_node_s=10.0)
     prefill, decode = pools("s", (0, 1), group="torn", selector={"s1": "m2"})
     torn = (replace(prefill, target_replicas=1), decode)
@@ -354,7 +354,7 @@ def test_law_12_a_role_that_is_stuck_holds_no_other_up() -> None:
 
 
 @pytest.mark.parametrize("ratio", ["1:1", "1:2"])
-def test_law_4_prefill_that_has_lost_its_decode_goes(ratio: str) -> None:
+def test_law_4_a_prefill_replica_that_lost_its_decode_is_removed(ratio: str) -> None:
     one = controller(1, ratio)
     stranded = pools("s", (1, 0), group="g", lowest=0)
     other = pools("s", (1, 1), group="other")
@@ -362,7 +362,7 @@ def test_law_4_prefill_that_has_lost_its_decode_goes(ratio: str) -> None:
     assert counts(plan)["s-g"] == (0, 0)
 
 
-def test_law_10_units_that_are_of_no_use_hide_none_that_are() -> None:
+def test_law_10_a_useful_unit_is_found_behind_many_useless_ones() -> None:
     services = {"high": controller(2, priority=5), "near": controller(2, priority=1), "far": controller(34)}
     seen = {
         "high": snapshot(pools("high", (1, 1), selector={"s1": "m1"})),
@@ -378,7 +378,7 @@ def test_law_10_units_that_are_of_no_use_hide_none_that_are() -> None:
     assert counts(decided["far"][1]) == {"far-g": (34, 34)}
 
 
-def test_law_10_a_service_that_none_could_help_takes_no_turn() -> None:
+def test_law_10_services_that_no_other_could_help_take_no_turn() -> None:
     services = {f"other{i}": controller(2, priority=9) for i in range(20)}
     services |= {"high": controller(2, priority=5), "low": controller(2)}
     seen = {f"other{i}": snapshot(pools(f"other{i}", (1, 1), gpu_type="A100", at="c")) for i in range(20)}
@@ -387,7 +387,7 @@ def test_law_10_a_service_that_none_could_help_takes_no_turn() -> None:
     assert counts(decided["low"][1]) == {"low-g": (1, 1)}
 
 
-def test_law_16_a_log_replays_that_chose_victims_by_their_nodes() -> None:
+def test_law_16_a_log_replays_if_victims_were_chosen_by_their_nodes() -> None:
     services = {"a": controller(2)}
     wide = pools("a", (3, 3))
     on = {pool.key: dict(zip(pool.on, (("z",), ("x",), ("x",)), strict=True)) for pool in wide}
@@ -403,15 +403,15 @@ def test_law_16_a_log_replays_that_chose_victims_by_their_nodes() -> None:
 
 
 def test_a_plan_follows_from_its_own_snapshot_alone() -> None:
-    """So a service's log replays without the others'."""
+    """So the log of one service replays without the logs of the others."""
     services = {"low": controller(3), "high": controller(3, priority=5)}
     seen = {name: snapshot(pools(name, (1, 1))) for name in services}
     for name, (own, plan) in tick_all(services, seen, slots=room([node("a", 4)]), budget_gpus={"H100": 8.0}).items():
         assert services[name].tick(own) == plan
 
 
-def test_law_16_a_log_of_some_nodes_replays_though_others_make_them_scarce() -> None:
-    """An H100 under a switch with A100s is scarce, and the service has none of those."""
+def test_law_16_a_log_with_some_nodes_replays_though_other_nodes_make_them_scarce() -> None:
+    """An H100 under a switch with A100s is scarce, and the log of this service has no A100 node."""
     services = {"a": controller(2)}
     wide = pools("a", (0, 0), group="wide", lowest=0) + pools("a", (0, 0), group="m1", lowest=0, selector={"s1": "m1"})
     seen = {"a": replace(snapshot(wide), is_awaited=True)}
@@ -425,7 +425,7 @@ def test_law_16_a_log_of_some_nodes_replays_though_others_make_them_scarce() -> 
 
 
 def exact(wanted: Mapping[str, int], weight: Mapping[str, float], gpus: Mapping[str, int], budget: float) -> float:
-    """The most that units are worth which a budget holds, at least one of each service, by trying all counts."""
+    """The highest worth of units inside a budget, with at least one unit of each service; it tries all counts."""
     names = list(wanted)
     best = 0.0
     for choice in product(*(range(1, wanted[name] + 1) for name in names)):
@@ -438,7 +438,7 @@ def exact(wanted: Mapping[str, int], weight: Mapping[str, float], gpus: Mapping[
 def test_greedy_by_saturation_is_near_an_exact_solver() -> None:
     """WVA's constrained mode: the more saturated service comes first; a unit is worth its service's saturation.
 
-    Greedy is not always best: the GPUs of one large unit of the most saturated may be two small ones of others.
+    Greedy is not always best: one large unit of the most saturated service may take the GPUs of two small units.
     """
     rng, gaps = random.Random(6), []
     for _ in range(200):
@@ -459,7 +459,7 @@ def test_greedy_by_saturation_is_near_an_exact_solver() -> None:
 
 
 @pytest.mark.parametrize("free", range(0, 13, 3))
-def test_law_16_a_cycle_is_the_same_every_time(free: int) -> None:
+def test_law_16_a_cycle_does_not_depend_on_the_order_of_its_services(free: int) -> None:
     services = {name: controller(4, priority=number % 2) for number, name in enumerate("abcd")}
     seen = {name: snapshot(pools(name, (1, 1))) for name in services}
     nodes = [node("x", free), node("y", 2)]

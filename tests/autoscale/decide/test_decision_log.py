@@ -22,7 +22,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "replay").glob("*.jsonl"))
 
 @pytest.fixture(scope="module", name="log")
 def _log(make_autoscale: Callable[..., AutoscaleConfig]) -> list[str]:
-    """Lines of a cluster that was driven, each with the snapshot that its plan was made from."""
+    """Log lines of a virtual cluster; each decision has the snapshot from which its plan was made."""
     config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 6.0})
     return recorded(config)
 
@@ -74,7 +74,7 @@ def test_the_configuration_may_change_in_the_middle(
         (['{"snapshot": {"now_s": 1, "pools": []}, "plan": []}'], "line 1 is no line of a decision log"),
     ],
 )
-def test_what_is_no_log_is_named_by_its_line(lines: list[str], said: str) -> None:
+def test_an_invalid_line_of_a_log_is_named_by_its_number(lines: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         list(replay(lines))
 
@@ -84,7 +84,7 @@ def test_a_decision_before_any_configuration_is_refused(log: list[str]) -> None:
         list(replay(log[1:]))
 
 
-def test_only_news_is_logged(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+def test_a_plan_without_another_decision_is_no_news(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
     cluster = VirtualServe(Controller(make_autoscale()), {P: 1.0, D: 1.0})
     plans = [cluster.tick(90.0) for _ in range(5)]
     assert [is_news(plan, last) for last, plan in zip([None, *plans], plans, strict=False)] == [True] + [False] * 4
@@ -99,7 +99,7 @@ def test_a_plan_keeps_the_kinds_of_its_notes(make_autoscale: Callable[..., Autos
     assert [PLAN.validate_json(PLAN.dump_json(plan)) for plan in plans] == plans
 
 
-def test_a_note_in_other_words_or_without_a_kind_is_the_same_and_one_of_another_kind_is_not(
+def test_notes_are_compared_by_their_kind_if_they_have_one_and_not_by_their_text(
     make_autoscale: Callable[..., AutoscaleConfig],
 ) -> None:
     config = make_autoscale(pd_ratio="1:3", guard={"cooldown_in_s": 60.0}, gate={"observation_s": 6.0})

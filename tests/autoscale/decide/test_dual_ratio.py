@@ -1,4 +1,4 @@
-"""Law 8: attention to FFN inside prefill, prefill to decode outside; S1 inside S2."""
+"""Law 8: the ratio of attention to FFN holds inside prefill and one S1; that of prefill to decode, inside one S2."""
 
 import math
 from collections import Counter
@@ -35,7 +35,9 @@ def test_a_prefill_replica_has_both_kinds_of_instances_and_their_gpus() -> None:
         (1.0, 1.0, 9.0, {P: 4.5, D: 9.0}),  # decode decides, and the guard rounds both in one step
     ],
 )
-def test_what_lacks_most_decides(attention: float, ffn: float, decode: float, expected: dict[Role, float]) -> None:
+def test_the_kind_of_instance_that_is_needed_most_decides_both_counts(
+    attention: float, ffn: float, decode: float, expected: dict[Role, float]
+) -> None:
     assert DualRatio(attention=1, ffn=3, pd_ratio=PdRatio(1, 2)).wanted_replicas(attention, ffn, decode) == expected
 
 
@@ -45,7 +47,7 @@ def test_what_lacks_most_decides(attention: float, ffn: float, decode: float, ex
     st.sampled_from(["1:3", "1:1", "2:1", "3:2"]),
     st.tuples(*[st.floats(0.1, 50.0)] * 3),
 )
-def test_enough_of_everything_at_both_ratios(
+def test_there_are_enough_instances_of_every_kind_at_both_ratios(
     attention: int, ffn: int, ratio: str, needed: tuple[float, float, float]
 ) -> None:
     dual = DualRatio(attention=attention, ffn=ffn, pd_ratio=PdRatio.parse(ratio))
@@ -56,7 +58,7 @@ def test_enough_of_everything_at_both_ratios(
     assert wanted[P] / wanted[D] == pytest.approx(dual.pd_ratio.per_decode())
 
 
-def test_an_instance_that_is_none_is_refused() -> None:
+def test_a_ratio_without_attention_instances_is_refused() -> None:
     with pytest.raises(ValueError, match="0:1"):
         DualRatio(attention=0, ffn=1, pd_ratio=PdRatio(1, 1))
 
@@ -69,7 +71,7 @@ def node(name: str, kind: str, s1: str, gpus: float, s2: str = "b") -> Node:
 
 def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
     dual = DualRatio(attention=1, ffn=3, pd_ratio=PdRatio(1, 2))
-    # Under m1 there are the H100s and one H20 too few; under m2 both; under m3 only decode's.
+    # m1 has H100s and one H20 too few; m2 has enough of both; m3 has H20s for decode only.
     nodes = [
         node("a", "H100", "m1", 4.0),
         node("b", "H20", "m1", 2.0),
@@ -94,19 +96,19 @@ def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
     ]
     slots = Slots(Topology(nodes))
     placed = place({P: 2, D: 4}, dict.fromkeys((pool.key for pool in pools), 0), pools, dual.pd_ratio, slots=slots)
-    # Four FFN instances of the second replica have no S1 of their own, so it is pending, and its decode replicas too.
+    # No S1 has room for the second prefill replica, so it is pending, and so are its two decode replicas.
     assert placed.counts == {PoolKey("moe", P): 1, PoolKey("moe", D): 2}
     assert placed.pending == {P: 1, D: 2}
     gpus, _ = slots.free()
     taken = Counter({one.name: one.gpus - left for one, left in zip(slots.topology.nodes, gpus, strict=True)})
     assert taken["c"] == 2.0 and taken["d"] + taken["b"] + taken["e"] == 5.0
-    assert taken["a"] == 0.0  # free: a replica would have straddled
+    assert taken["a"] == 0.0  # free: a replica with this node would need two S1s
 
 
 def test_two_instances_on_one_node_count_that_node_once() -> None:
     dual = DualRatio(attention=1, ffn=1, pd_ratio=PdRatio(1, 1))
     ffn = Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)
-    # Only "a", below a switch of one type, has room; the next node is below a switch of two types.
+    # Only "a" has room, and its S2 has one GPU type; the S2 of the other nodes has two.
     nodes = [
         node("a", "H100", "m1", 8.0, s2="x"),
         node("b", "H100", "m2", 0.0, s2="y"),

@@ -43,7 +43,7 @@ def test_the_role_that_is_ahead_waits_for_the_other(
     assert admitted(*is_ready, ratio=ratio) == expected
 
 
-def test_the_oldest_enter_first_and_admitted_ones_stay() -> None:
+def test_the_oldest_replicas_enter_first_and_admitted_ones_stay() -> None:
     ratio = PdRatio.parse("1:1")
     first = admissible(ready(1, 5), frozenset(), ratio=ratio, band_replicas=1.0)
     assert first == ["p0", "d0", "d1"]
@@ -57,7 +57,7 @@ def test_the_oldest_enter_first_and_admitted_ones_stay() -> None:
     ]
 
 
-def test_a_lost_replica_throws_none_out_but_keeps_new_ones_of_the_other_role_waiting() -> None:
+def test_after_a_loss_admitted_replicas_stay_and_new_ones_of_the_other_role_wait() -> None:
     assert admitted(1, 9, before="p0 d0 d1 d2 d3 d4 d5 d6 d7") == (1, 8)
     assert admitted(9, 1, before="p0 d0", ratio="1:5") == (1, 1)
 
@@ -73,7 +73,7 @@ def test_the_last_replica_of_a_role_is_never_held() -> None:
     ratio=st.sampled_from(["1:5", "1:3", "2:3", "1:1", "5:2", "9:1"]),
     band=st.sampled_from([0.5, 1.0, 2.0]),
 )
-def test_as_many_as_the_band_allows_and_never_more(
+def test_the_gate_admits_as_many_replicas_as_the_band_allows(
     counts: tuple[int, int], old: tuple[int, int], ratio: str, band: float
 ) -> None:
     ratio_ = PdRatio.parse(ratio)
@@ -104,7 +104,7 @@ def stats(name: str, **shown: float) -> ReplicaStats:
     return ReplicaStats(replica_id=name, observed_s=0.0, **shown)
 
 
-def test_held_replicas_go_first_then_those_with_least_to_do_then_the_youngest() -> None:
+def test_held_replicas_leave_first_then_the_least_busy_then_the_youngest() -> None:
     replicas = [
         stats("busy", running_requests=9, waiting_requests=0),
         stats("old", running_requests=2, waiting_requests=1),

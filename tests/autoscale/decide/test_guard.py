@@ -96,7 +96,7 @@ def counts(verdict: Verdict) -> tuple[int, int]:
     return verdict.counts[P], verdict.counts[D]
 
 
-def test_nothing_wanted_changes_nothing() -> None:
+def test_a_decision_without_counts_changes_nothing() -> None:
     assert judge(None) == Verdict(counts={P: 2, D: 6}, notes=())
 
 
@@ -125,7 +125,7 @@ def test_cooldowns_differ_by_direction_and_an_urgent_decision_skips_them() -> No
 
 
 def test_damping_takes_a_share_of_the_way_but_always_a_whole_replica() -> None:
-    assert counts(judge(2.0, (4, 12), damping_in_frac=0.5)) == (3, 7)  # 12 - 5
+    assert counts(judge(2.0, (4, 12), damping_in_frac=0.5)) == (3, 7)  # half of the way from 12 to 2
     assert counts(judge(2.0, (1, 3), damping_in_frac=0.1)) == (1, 2)  # 2.9 would stay 3 for ever
     assert counts(judge(12.0, damping_out_frac=0.5)) == (3, 9)
     assert counts(judge(12.0, damping_out_frac=0.5, is_urgent=True)) == (4, 12)
@@ -138,19 +138,19 @@ def test_a_step_limits_the_larger_role_and_the_other_follows() -> None:
     assert counts(judge(1.0, (4, 12), step_in_replicas=3)) == (3, 9)
 
 
-def test_budget_and_bounds_are_said() -> None:
+def test_budget_and_bounds_limit_counts_and_a_note_says_so() -> None:
     verdict = judge(12.0, budget_gpus=12)
     assert counts(verdict) == (3, 9)
     assert texts(verdict) == ("bounds, budget or room: 4P12D became 3P9D",)
     assert counts(judge(30.0, highest=8)) == (3, 8)
 
 
-def test_urgent_is_no_way_around_bounds_and_budget() -> None:
+def test_an_urgent_decision_keeps_bounds_and_budget() -> None:
     assert counts(judge(30.0, budget_gpus=8, is_urgent=True)) == (2, 6)
     assert counts(judge(30.0, highest=6, is_urgent=True)) == (2, 6)
 
 
-def test_no_room_for_both_roles_is_no_move_of_either() -> None:
+def test_if_there_is_no_room_for_both_roles_neither_moves() -> None:
     verdict = judge(6.0, (1, 1), ratio="1:5", budget_gpus=1)
     assert counts(verdict) == (1, 1)
     assert "both roles stay" in verdict.notes[0].text
@@ -163,8 +163,8 @@ def test_a_drifted_ratio_is_repaired_step_by_step_without_new_load() -> None:
     assert path == [(1, 9), (2, 9), (3, 9)]
 
 
-def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -> None:
-    # Prefill cannot grow beyond two: decode shrinks to what two can feed.
+def test_a_drift_that_one_role_cannot_repair_inside_its_bounds_is_repaired_by_the_other() -> None:
+    # Prefill cannot grow beyond two, so decode shrinks until it is one prefill replica off the ratio.
     path = [(2, 12)]
     for _ in range(5):
         guard = make_guard(path[-1], ratio=PdRatio(1, 3), highest=(2, 64), step_in_replicas=1)
@@ -173,8 +173,8 @@ def test_a_drift_that_the_bounds_cannot_fill_is_repaired_from_the_other_side() -
     assert path == [(2, 12), (2, 11), (2, 10), (2, 9), (2, 9), (2, 9)]
 
 
-def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
-    # From 3P9D to a ratio of 3:1: 8 GPUs held by 9 decode replicas of which 2 are on their way out.
+def test_a_replica_that_ends_counts_against_the_budget_until_it_has_gone() -> None:
+    # On the way to 3:1, 1P5D and two decode replicas that still end hold all 8 GPUs.
     verdict = judge(2.0, (1, 5), ratio="3:1", budget_gpus=8, ending=(0, 2))
     assert counts(verdict) == (1, 2)
     assert any("must be gone" in text for text in texts(verdict))
@@ -183,10 +183,10 @@ def test_what_leaves_counts_against_the_budget_until_it_is_gone() -> None:
 
 
 def test_withdrawn_replicas_come_back_inside_a_budget_that_is_full() -> None:
-    # 4P4D with one of each under observation hold 8 GPUs: asking for them again asks for nothing new.
+    # 3P3D serve, and one withdrawn replica of each role is observed: 8 GPUs. Their return needs no new GPU.
     assert counts(judge(4.0, (3, 3), ratio="1:1", budget_gpus=8, withdrawn=(1, 1))) == (4, 4)
     assert counts(judge(5.0, (3, 3), ratio="1:1", budget_gpus=8, withdrawn=(1, 1))) == (4, 4)
-    # One more role than the budget holds while a withdrawn replica of the other has not gone.
+    # 3P1D hold all 4 GPUs: decode grows only once a prefill replica has gone.
     assert counts(judge(2.0, (3, 1), ratio="1:1", budget_gpus=4, withdrawn=(0, 0))) == (2, 1)
 
 
@@ -233,15 +233,15 @@ def test_a_verdict_keeps_bounds_budget_ratio_and_step_whatever_is_wanted(
     assert verdict == judge(wanted, current, **given)
 
 
-def test_a_fresh_loss_holds_back_what_shrinks_and_nothing_else() -> None:
+def test_a_fresh_loss_holds_back_a_scale_in_and_no_scale_out() -> None:
     assert counts(judge(3.0, is_loss_fresh=True)) == (2, 6)
     assert counts(judge(9.0, is_loss_fresh=True)) == (3, 9)
-    assert counts(judge(3.0, is_loss_fresh=True, is_step=True)) == (1, 3)  # not read off the replicas
+    assert counts(judge(3.0, is_loss_fresh=True, is_step=True)) == (1, 3)  # a step needs no sum over replicas
     assert "was lost" in judge(3.0, is_loss_fresh=True).notes[0].text
 
 
-def test_a_narrow_band_is_what_at_the_ratio_means() -> None:
-    # 2P4D is 0.67 prefill replicas off 1:3: at the ratio within one replica, not within half of one.
+def test_the_band_says_how_near_to_the_ratio_counts_must_be() -> None:
+    # 2P4D is 0.67 prefill replicas off 1:3: inside a band of one replica, outside a band of half a replica.
     assert counts(judge(4.0, (2, 4))) == (2, 4)
     assert counts(judge(4.0, (2, 4), band_replicas=0.5)) != (2, 4)
 
@@ -250,8 +250,8 @@ def test_a_narrow_band_is_what_at_the_ratio_means() -> None:
     "why",
     [{"since_change_s": 20.0, "cooldown_in_s": 60.0}, {"is_loss_fresh": True}, {"hysteresis_in_frac": 0.9}],
 )
-def test_off_the_ratio_what_speaks_against_a_scale_in_still_does(why: dict[str, Any]) -> None:
-    # 8P8D at 1:2 is put right with as many decode replicas; at the ratio, nothing moves.
+def test_reasons_against_a_scale_in_count_off_the_ratio_too(why: dict[str, Any]) -> None:
+    # 8P8D comes to 1:2 and keeps its decode replicas; 4P8D is at the ratio and does not move.
     assert counts(judge(2.0, current=(8, 8), ratio="1:2", **why)) == (4, 8)
     assert counts(judge(2.0, current=(4, 8), ratio="1:2", **why)) == (4, 8)
     assert counts(judge(2.0, current=(8, 8), ratio="1:2")) == (1, 2)
@@ -264,13 +264,13 @@ def test_off_the_ratio_what_speaks_against_a_scale_in_still_does(why: dict[str, 
         (120.0, 3.0, (3.0, 1), (1, 3)),
         (239.0, 3.0, (3.0, 2), (2, 6)),
         (240.0, 3.0, (3.0, 2), (1, 3)),
-        (960.0, 3.0, (3.0, 50), (1, 3)),  # it is not put off for ever
-        (60.0, 2.0, (3.0, 50), (1, 2)),  # less load than when it was missed
-        (60.0, 5.0, (3.0, 50), (2, 5)),  # that many were not missed
+        (960.0, 3.0, (3.0, 50), (1, 3)),  # the wait has an upper limit
+        (60.0, 2.0, (3.0, 50), (1, 2)),  # the load is lower than when users waited
+        (60.0, 5.0, (3.0, 50), (2, 5)),  # users did not wait with that many replicas
         (60.0, 3.0, None, (1, 3)),
     ],
 )
-def test_a_scale_in_that_users_missed_is_tried_again_after_twice_as_long(
+def test_a_scale_in_that_made_users_wait_is_tried_again_after_twice_as_long(
     since_change_s: float, decode: float, missed: tuple[float, int] | None, expected: tuple[int, int]
 ) -> None:
     verdict = judge(decode, since_change_s=since_change_s, missed=missed, cooldown_in_s=60.0, hysteresis_in_frac=0.1)
@@ -281,13 +281,13 @@ def test_a_scale_in_that_users_missed_is_tried_again_after_twice_as_long(
 @pytest.mark.parametrize(
     ("since_change_s", "decode", "current", "ratio", "expected"),
     [
-        (119.0, 8.5, (8, 8), "1:2", (8, 8)),  # prefill would leave again, though decode grows
+        (119.0, 8.5, (8, 8), "1:2", (8, 8)),  # prefill replicas would leave again, though decode grows
         (120.0, 8.5, (8, 8), "1:2", (5, 9)),
-        (15.0, 8.0, (4, 8), "1:1", (8, 8)),  # none leaves
+        (15.0, 8.0, (4, 8), "1:1", (8, 8)),  # no replica leaves
         (15.0, 9.0, (4, 8), "1:2", (5, 9)),
     ],
 )
-def test_a_return_to_the_ratio_waits_only_where_it_takes_away_replicas_that_users_missed(
+def test_a_return_to_the_ratio_waits_only_if_it_removes_replicas_without_which_users_waited(
     since_change_s: float, decode: float, current: tuple[int, int], ratio: str, expected: tuple[int, int]
 ) -> None:
     cooldowns = {"cooldown_out_s": 15.0, "hysteresis_in_frac": 0.1}
@@ -296,20 +296,20 @@ def test_a_return_to_the_ratio_waits_only_where_it_takes_away_replicas_that_user
 
 
 def judge_both(wanted: tuple[float, float], *, is_own: bool = True, **config: Any) -> Verdict:
-    """The guard's word on counts of both roles, six prefill and two decode replicas being there."""
+    """The guard's verdict on wanted counts of both roles; six prefill and two decode replicas run."""
     counts = {P: wanted[0], D: wanted[1]}
     guard = make_guard((6, 2), ratio=PdRatio.of(counts), since_change_s=10.0, **config)
     return guard.judge(Decision(wanted=counts, ratio=PdRatio.of(counts) if is_own else None, reason="test"))
 
 
-def test_the_smaller_role_grows_alone_where_the_policy_sizes_it_by_itself() -> None:
+def test_the_smaller_role_grows_alone_if_the_policy_sizes_it_by_itself() -> None:
     assert judge_both((6.0, 2.4)).counts == {P: 6, D: 3}
-    # Beside a ratio that is given, less than a whole replica is rounding.
+    # If the policy gives no ratio of its own, a need of less than a whole replica is rounding.
     assert judge_both((6.0, 2.4), is_own=False).counts == {P: 6, D: 2}
     assert judge_both((6.0, 2.0)).counts == {P: 6, D: 2}
 
 
-def test_the_smaller_role_grows_though_the_larger_would_shrink_and_may_not_yet() -> None:
+def test_the_smaller_role_grows_though_the_larger_may_not_shrink_yet() -> None:
     assert judge_both((5.8, 2.4), hysteresis_in_frac=0.1).counts == {P: 6, D: 3}
     verdict = judge_both((4.0, 2.4), cooldown_in_s=60.0)
     assert verdict.counts[P] == 6
@@ -317,5 +317,5 @@ def test_the_smaller_role_grows_though_the_larger_would_shrink_and_may_not_yet()
     assert "cooldown: 50.0 s left" in texts(verdict)
 
 
-def test_the_smaller_role_has_its_hysteresis_too() -> None:
+def test_the_hysteresis_holds_for_the_smaller_role_too() -> None:
     assert judge_both((6.0, 2.4), hysteresis_out_frac=0.5).counts == {P: 6, D: 2}

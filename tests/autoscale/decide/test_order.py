@@ -12,7 +12,7 @@ MakeDraft = Callable[..., Draft]
 
 
 @pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.__name__)
-def test_a_stage_that_comes_first_fails(make_draft: MakeDraft, stage: Callable[[Draft], None]) -> None:
+def test_a_stage_fails_without_the_stages_before_it(make_draft: MakeDraft, stage: Callable[[Draft], None]) -> None:
     with pytest.raises(AttributeError):
         stage(make_draft(reconcile))
 

@@ -62,7 +62,7 @@ def test_near_groups_grow_first_and_far_ones_shrink_first() -> None:
 
 
 def decode_counts(total: int, current: Sequence[int]) -> list[int]:
-    """Experiment 2 of WVA: A100s at 1.0 and H100s at 2.5, each group with a prefill replica that none of them needs."""
+    """Experiment 2 of WVA: decode counts of A100s at cost 1.0 and H100s at 2.5; each group has one prefill replica."""
     groups = pools([(1, 4), (1, 4)], tiers=(LinkTier.S2, LinkTier.S0), costs=(1.0, 2.5))
     before = {PoolKey(f"g{i}", role): current[i] if role is D else 1 for i in range(2) for role in Role}
     placed = place({P: 2, D: total}, before, groups, PdRatio(2, max(2, total))).counts
@@ -75,14 +75,14 @@ def decode_counts(total: int, current: Sequence[int]) -> list[int]:
         (2, (1, 1), [1, 1]),
         (4, (1, 1), [3, 1]),  # though KV travels least in the dearer group
         (5, (1, 1), [4, 1]),
-        (6, (4, 1), [4, 2]),  # only when no A100 is left
+        (6, (4, 1), [4, 2]),  # an H100 only if no A100 is left
         (8, (4, 2), [4, 4]),
         (7, (4, 4), [4, 3]),  # the dearest goes first
         (4, (4, 3), [3, 1]),
-        (5, (2, 3), [2, 3]),  # nothing moves where the total stays
+        (5, (2, 3), [2, 3]),  # nothing moves if the total stays
     ],
 )
-def test_the_cheapest_variant_grows_first_and_the_dearest_goes_first(
+def test_the_cheapest_variant_grows_first_and_the_dearest_shrinks_first(
     total: int, current: tuple[int, int], expected: list[int]
 ) -> None:
     assert decode_counts(total, current) == expected
@@ -91,13 +91,13 @@ def test_the_cheapest_variant_grows_first_and_the_dearest_goes_first(
 @pytest.mark.parametrize(
     ("decode", "prefill", "grown"),
     [
-        # One prefill replica for three of decode: 2 + 9/3 against 2 + 3/3.
+        # Cost of a decode replica and a third of a prefill replica: 2 + 9/3 against 2 + 3/3.
         ((2.0, 2.0), (9.0, 3.0), "g1"),
         # 2 + 6/3 against 4 + 3/3, though a whole pair costs 8 against 7.
         ((2.0, 4.0), (6.0, 3.0), "g0"),
     ],
 )
-def test_what_a_leader_costs_includes_its_share_of_a_follower(
+def test_the_cost_of_a_leader_includes_its_share_of_a_follower(
     decode: tuple[float, float], prefill: tuple[float, float], grown: str
 ) -> None:
     prices = {P: prefill, D: decode}
@@ -110,7 +110,7 @@ def test_what_a_leader_costs_includes_its_share_of_a_follower(
     assert {key for key, count in placed.items() if count > 1} == {PoolKey(grown, P), PoolKey(grown, D)}
 
 
-def test_a_full_group_is_passed_over_and_too_much_is_pending() -> None:
+def test_a_full_group_is_passed_over_and_replicas_without_room_are_pending() -> None:
     current = {PoolKey("g0", P): 1, PoolKey("g0", D): 1, PoolKey("g1", P): 1, PoolKey("g1", D): 1}
     placed = place({P: 5, D: 5}, current, pools([(1, 2), (1, 9)]), PdRatio(1, 1)).counts
     assert placed == {PoolKey("g0", P): 2, PoolKey("g0", D): 2, PoolKey("g1", P): 3, PoolKey("g1", D): 3}
@@ -145,7 +145,7 @@ def test_totals_are_kept_and_groups_are_near_the_ratio(
             assert deviation <= 1.0 + 1e-9
 
 
-def test_a_near_group_gets_no_more_leaders_than_followers_can_be_had_for() -> None:
+def test_a_near_group_gets_no_more_leaders_than_its_followers_can_serve() -> None:
     groups = pools([(1, 12)] * 4, tiers=(LinkTier.S0, LinkTier.S2, LinkTier.S2, LinkTier.S2))
     current = {PoolKey(f"g{i}", role): 1 for i in range(4) for role in Role}
     placed = place({P: 4, D: 12}, current, groups, PdRatio(1, 3)).counts
@@ -154,7 +154,7 @@ def test_a_near_group_gets_no_more_leaders_than_followers_can_be_had_for() -> No
     assert [placed[PoolKey(f"g{i}", D)] for i in range(4)] == [6, 2, 2, 2]
 
 
-# Below, nodes are looked at.
+# The tests below place replicas on nodes.
 
 
 def node(name: str, gpu_type: str = "H100", free: float = 8.0, under: str = "d/c/b1/m1") -> Node:
@@ -213,7 +213,7 @@ def placed_on(
 
 
 def counts(placed: Placed) -> dict[str, tuple[int, int]]:
-    """(P, D) of each group that has any."""
+    """Counts (P, D) of each group that has replicas."""
     groups = {key.group: None for key in placed.counts}
     found = {name: (placed.counts[PoolKey(name, P)], placed.counts[PoolKey(name, D)]) for name in groups}
     return {name: pair for name, pair in found.items() if any(pair)}
@@ -223,7 +223,7 @@ B1, B2 = {"s2": "b1"}, {"s2": "b2"}
 M1, M2, M3 = {"s1": "m1"}, {"s1": "m2"}, {"s1": "m3"}
 
 
-def test_law_1_a_group_whose_nodes_lie_apart_gets_nothing() -> None:
+def test_law_1_a_group_whose_nodes_break_its_affinity_gets_no_replica() -> None:
     nodes = [node("a", under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
     near = {"affinity": LinkTier.S1}
     apart = placed_on(nodes, [group("wide", **near), group("near", M2, **near)], 1, 1)
@@ -238,18 +238,18 @@ def test_law_1_a_group_whose_nodes_lie_apart_gets_nothing() -> None:
 @pytest.mark.parametrize(
     ("switches", "fault"),
     [
-        ({"a": "m1", "b": "m2", "c": "m1"}, "a and b do not share one"),  # though a and c are the first and the last
+        ({"a": "m1", "b": "m2", "c": "m1"}, "a and b do not share one"),  # the first and the last node share one
         ({"a": "m1", "b": ""}, "a and b do not share one"),
         ({"a": ""}, "a has no label for it"),
     ],
 )
-def test_a_group_that_lies_apart_names_nodes_that_do(switches: Mapping[str, str], fault: str) -> None:
+def test_the_reason_names_nodes_that_break_the_affinity(switches: Mapping[str, str], fault: str) -> None:
     nodes = [node(name, under=f"d/c/b1/{switch}") for name, switch in switches.items()]
     apart = placed_on(nodes, [group("wide", affinity=LinkTier.S1)], 1, 1)
     assert apart.passed_over == {"wide": f"its affinity requires one s1 above all its nodes: {fault}"}
 
 
-# An S2 of one type, and one with an S1 that has two.
+# b1 has one GPU type. Under b2 one S1 has two types, so its nodes are scarce.
 SCARCE = (
     node("common", under="d/c/b1/m1", free=4),
     node("scarce", under="d/c/b2/m2"),
@@ -264,12 +264,12 @@ def test_law_3_scarce_switches_are_left_alone_while_others_fit() -> None:
     # One group over both takes the common node first.
     wide = placed_on(SCARCE, [group("wide")], 2, 2)
     assert set(wide.nodes.values()) == {("common",)}
-    # Cheap or near as it may be.
+    # Also if the scarce group is cheaper and nearer.
     cheap = [group("scarce", B2, cost=1.0, link_tier=LinkTier.S0), group("common", B1, cost=9.0)]
     assert counts(placed_on(SCARCE, cheap, 1, 1)) == {"common": (1, 1)}
 
 
-def test_law_3_a_replica_that_is_started_again_comes_to_no_scarcer_node() -> None:
+def test_law_3_a_replica_that_starts_again_gets_no_scarcer_node() -> None:
     nodes = [*SCARCE, node("common-too", under="d/c/b1/m1")]
     slots = Slots(Topology(nodes))
     prefill, decode = (replace(pool, on={"r": ("common",)}) for pool in group("wide", held_replicas=1))
@@ -279,25 +279,25 @@ def test_law_3_a_replica_that_is_started_again_comes_to_no_scarcer_node() -> Non
         found = start_nodes({key: before}, planned, {key: wanted}, [prefill], slots)
         return found.get(key, everywhere)
 
-    assert starts({}, everywhere, 1) == common  # where the others of its pool are
-    assert starts({key: common}, everywhere, 2) == common  # as it is planned
-    assert starts({}, common, 2) == common  # until it is there
-    assert starts({key: everywhere}, common, 2) == everywhere  # a later plan found room on scarcer ones alone
+    assert starts({}, everywhere, 1) == common  # no scarcer than the nodes of its pool
+    assert starts({key: common}, everywhere, 2) == common  # the planned nodes
+    assert starts({}, common, 2) == common  # they stay until the replica runs
+    assert starts({key: everywhere}, common, 2) == everywhere  # a later plan found room only on scarcer nodes
     assert starts({}, everywhere, 2) == everywhere
     scarce = replace(decode, on={"r": ("common",), "s": ("scarce",)}, held_replicas=2)
     assert start_nodes({}, {}, {scarce.key: 2}, [scarce], slots) == {}
-    # A node that was cordoned while the pool grew takes no replica more.
+    # A node that was cordoned while the pool grew takes no further replica.
     slots = Slots(Topology([replace(one, is_cordoned=one.name == "common-too") for one in nodes]))
     assert starts({}, common, 2) == ("common",)
     slots = Slots(Topology([replace(one, is_cordoned=one.name in common) for one in nodes]))
     assert starts({}, common, 2) == everywhere  # the scheduler hook then leaves out cordoned nodes
 
 
-def test_law_6_of_one_group_the_replica_on_the_scarcest_node_goes_first() -> None:
+def test_law_6_in_one_group_the_replica_on_the_scarcest_node_leaves_first() -> None:
     names = [f"r{i}" for i in range(3)]
     replicas = tuple(ReplicaStats(replica_id=name, observed_s=0.0) for name in names)
     assert choose_victims(replicas, frozenset(names), 2, {"r0": 2, "r1": 0, "r2": 1}) == ["r0", "r2"]
-    assert choose_victims(replicas, frozenset(names[1:]), 1, {"r0": 0, "r1": 2}) == ["r0"]  # held replicas before all
+    assert choose_victims(replicas, frozenset(names[1:]), 1, {"r0": 0, "r1": 2}) == ["r0"]  # held replicas first
     assert choose_victims(replicas, frozenset(names), 1) == ["r2"]
 
 
@@ -312,7 +312,7 @@ def test_law_3_a_group_that_needs_two_types_under_one_switch_gets_them() -> None
 def test_law_4_a_unit_is_all_or_nothing_and_the_rest_is_pending() -> None:
     nodes = [node("a", free=5)]
     placed = placed_on(nodes, [group("g", bounds=(0, 99))], 2, 6, "1:3")
-    # Four of the first unit, and not one of the second, though a GPU is free.
+    # The four replicas of the first unit, and none of the second, though a GPU is free.
     assert counts(placed) == {"g": (1, 3)}
     assert placed.pending == {P: 1, D: 3}
     assert placed.passed_over == {"g": "no node has room for a replica of prefill:g beside the other 1 of its unit"}
@@ -332,13 +332,13 @@ def test_law_6_scale_in_frees_the_scarcest_switches_first() -> None:
     assert counts(placed_on(SCARCE, groups, 1, 1, current=now)) == {"common": (1, 1)}
 
 
-def test_law_5_what_is_given_up_is_not_there_in_the_same_cycle() -> None:
+def test_law_5_gpus_that_are_given_up_are_not_free_in_the_same_cycle() -> None:
     nodes = [node("a", free=0)]
     placed = placed_on(nodes, [group("g")], 1, 1, current={"g": (0, 2)})
     assert placed.pending == {P: 1, D: 0}
 
 
-def test_law_7_the_preferred_type_first_and_then_the_acceptable_one() -> None:
+def test_law_7_the_preferred_gpu_type_fills_first_and_then_the_acceptable_one() -> None:
     nodes = [node("a", "H100", free=2, under="d/c/b1/m1"), node("b", "A100", under="d/c/b2/m2")]
     groups = [
         group("second", types={P: "A100", D: "A100"}, preference=1, cost=1.0),
@@ -359,7 +359,7 @@ def test_law_9_budgets_and_quotas_hold() -> None:
     assert placed.passed_over["a"] == "a budget leaves 2 GPUs of type A100, and 4 are needed"
 
 
-def test_law_11_new_replicas_are_told_only_of_nodes_of_their_domain() -> None:
+def test_law_11_new_replicas_may_start_only_on_nodes_of_their_domain() -> None:
     nodes = [
         node("one", under="d/c/b1/m1"),
         replace(node("cordoned", under="d/c/b1/m1"), is_cordoned=True),
@@ -371,16 +371,16 @@ def test_law_11_new_replicas_are_told_only_of_nodes_of_their_domain() -> None:
     assert counts(placed) == {"g": (4, 4)}
     assert set(placed.nodes.values()) == {("one",)}
     more = placed_on(nodes, [group("g", B1, affinity=LinkTier.S2)], 5, 5)
-    assert not any(more.nodes.values())  # all of b1 by its own labels
+    assert not any(more.nodes.values())  # no list is needed: any node of b1 will do
 
 
-def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
+def test_law_12_replicas_without_a_node_for_too_long_go_to_another_group() -> None:
     nodes = [node("b", under="d/c/b1/m2")]  # the one under m1 was lost
     groups = [group("lost", M1, held_replicas=0), group("here", M2, held_replicas=1)]
     now = {"lost": (1, 1), "here": (1, 1)}
     waits = placed_on(nodes, groups, 2, 2, current=now)
     assert counts(waits) == now
-    # Their nodes may be others by now than those that they were to be on: alone, they are asked for anew in the next.
+    # Without another group they are given up in this cycle and asked for again in the next: other nodes may be free.
     nodes_again = [*nodes, node("a", under="d/c/b1/m1")]
     alone = [group("lost", M1, held_replicas=0)]
     overdue = {PoolKey("lost", role) for role in Role}
@@ -392,7 +392,7 @@ def test_law_12_what_has_no_node_for_too_long_goes_elsewhere() -> None:
     assert counts(placed_on(nodes, groups, 2, 2, current=now, overdue=keys)) == {"here": (2, 2)}
 
 
-def test_law_12_what_must_stay_and_has_no_node_is_had_elsewhere_or_pending() -> None:
+def test_law_12_a_minimum_replica_without_a_node_is_added_elsewhere_or_pending() -> None:
     lost = group("lost", M1, bounds=(1, 9), held_replicas=0)
     here = group("here", M2, bounds=(1, 9), held_replicas=1)
     now = {"lost": (1, 1), "here": (1, 1)}
@@ -400,18 +400,18 @@ def test_law_12_what_must_stay_and_has_no_node_is_had_elsewhere_or_pending() -> 
     roomy = [node("b", under="d/c/b1/m2")]
     assert counts(placed_on(roomy, [lost, here], 2, 2, current=now)) == now
     more = placed_on(roomy, [lost, here], 2, 2, current=now, overdue=overdue)
-    assert counts(more) == {"lost": (1, 1), "here": (2, 2)}  # Serve goes on asking for what must be there
+    assert counts(more) == {"lost": (1, 1), "here": (2, 2)}  # Serve goes on asking for the minimum
     assert not any(more.pending.values())
     full = placed_on([node("b", free=0, under="d/c/b1/m2")], [lost, here], 2, 2, current=now, overdue=overdue)
     assert counts(full) == now
     assert full.pending == {P: 1, D: 1}
     assert full.passed_over["lost"] == "decode:lost found no node for the replicas that it should get"
-    # Once it is there, the other one goes.
+    # Once the lost replicas run, the added ones leave.
     back = [group("lost", M1, bounds=(1, 9), held_replicas=1), group("here", M2, bounds=(1, 9), held_replicas=2)]
     assert counts(placed_on(roomy, back, 2, 2, current={"lost": (1, 1), "here": (2, 2)})) == now
 
 
-def test_law_12_a_leader_that_has_lost_its_follower_goes_where_one_is_to_spare() -> None:
+def test_law_12_a_leader_that_lost_its_follower_goes_to_a_group_with_one_to_spare() -> None:
     nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
     held = {"starved": (0, 3), "other": (2, 3)}
     groups = [
@@ -420,10 +420,10 @@ def test_law_12_a_leader_that_has_lost_its_follower_goes_where_one_is_to_spare()
     ]
     now = {"starved": (1, 3), "other": (1, 3)}
     placed = placed_on(nodes, groups, 2, 6, "1:3", current=now, overdue={PoolKey("starved", P)})
-    assert counts(placed) == {"starved": (0, 2), "other": (2, 4)}  # one at a time
+    assert counts(placed) == {"starved": (0, 2), "other": (2, 4)}  # one replica at a time
 
 
-def test_law_12_a_leader_that_has_lost_its_only_follower_goes_where_a_whole_unit_fits() -> None:
+def test_law_12_a_leader_that_lost_its_only_follower_goes_to_a_group_with_room_for_a_unit() -> None:
     nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]  # the node of its prefill is gone
     groups = [group("lost", M1, held_replicas={P: 0, D: 1}), group("empty", M2, held_replicas=0)]
     now = {"lost": (1, 1)}
@@ -434,7 +434,7 @@ def test_law_12_a_leader_that_has_lost_its_only_follower_goes_where_a_whole_unit
 
 
 @pytest.mark.parametrize("ratio", ["1:1", "1:2", "2:1"])
-def test_law_4_prefill_without_decode_is_given_up_though_another_groups_is_stuck(ratio: str) -> None:
+def test_law_4_prefill_without_decode_is_given_up_though_prefill_of_another_group_is_stuck(ratio: str) -> None:
     nodes = [node("a", free=0, under="d/c/b1/m1"), node("b", free=0, under="d/c/b1/m2")]
     groups = [
         group("kept", M1, bounds=(1, 2), held_replicas={P: 0, D: 1}),
@@ -446,14 +446,14 @@ def test_law_4_prefill_without_decode_is_given_up_though_another_groups_is_stuck
     assert placed.pending[P] >= 1
 
 
-def test_law_13_a_cordoned_node_takes_nothing_new() -> None:
+def test_law_13_a_cordoned_node_takes_no_new_replica() -> None:
     nodes = [replace(node("a"), is_cordoned=True)]
     stays = placed_on(nodes, [group("g")], 2, 2, current={"g": (1, 1)})
     assert counts(stays) == {"g": (1, 1)}
     assert stays.passed_over == {"g": "every node that decode:g may be on is cordoned"}
 
 
-def test_what_no_node_has_is_said() -> None:
+def test_a_demand_that_no_node_meets_is_named() -> None:
     alone = placed_on([node("a")], [group("g", M2, {P: "H100", D: "B200"})], 1, 1)
     assert alone.pending == {P: 1, D: 1}
     assert alone.passed_over == {
@@ -461,17 +461,17 @@ def test_what_no_node_has_is_said() -> None:
     }
 
 
-def test_law_15_a_group_wakes_with_a_follower_more_where_no_other_has_room_for_a_leader() -> None:
+def test_law_15_a_group_wakes_with_an_extra_follower_if_no_other_has_room_for_a_leader() -> None:
     groups = [group("cheap", M1, bounds=(0, 3), cost=1.0), group("dear", M2, bounds=(0, 3), cost=2.5)]
     nodes = [node("a", under="d/c/b1/m1"), node("b", under="d/c/b1/m2")]
     held = {P: 1, D: 3}
     now = {"cheap": (1, 3)}
     groups[0] = group("cheap", M1, bounds=(0, 3), cost=1.0, held_replicas=held)
     assert counts(placed_on(nodes, groups, 1, 3, "1:3", current=now, spare_followers=1)) == now
-    assert counts(placed_on(nodes, groups, 1, 4, "1:3", current=now)) == now  # none may be added
+    assert counts(placed_on(nodes, groups, 1, 4, "1:3", current=now)) == now  # without a spare follower it may not wake
     woken = placed_on(nodes, groups, 1, 4, "1:3", current=now, spare_followers=1)
     assert counts(woken) == {"cheap": (1, 3), "dear": (1, 1)}
-    # And so it stays, as long as there is need for it.
+    # It stays awake as long as its leader is needed.
     both = {"cheap": (1, 3), "dear": (1, 1)}
     assert counts(placed_on(nodes, groups, 1, 4, "1:3", current=both, spare_followers=1)) == both
     assert counts(placed_on(nodes, groups, 1, 3, "1:3", current=both, spare_followers=1)) == now
@@ -486,7 +486,7 @@ def test_law_15_a_group_that_sleeps_wakes_with_a_whole_unit_and_sleeps_again() -
     assert counts(slept) == {"awake": (1, 3)}
 
 
-def test_withdrawn_replicas_come_back_without_room() -> None:
+def test_withdrawn_replicas_come_back_though_no_node_has_room() -> None:
     nodes = [node("a", free=0)]
     assert counts(placed_on(nodes, [group("g", held_replicas=2)], 2, 2, current={"g": (1, 1)})) == {"g": (2, 2)}
     assert counts(placed_on(nodes, [group("g", held_replicas=1)], 2, 2, current={"g": (1, 1)})) == {"g": (1, 1)}
@@ -547,7 +547,7 @@ def test_laws_1_3_4_9_16_hold_on_any_cluster(
         leader, follower = (group_[0], group_[1]) if PdRatio.parse(ratio).leader is P else (group_[1], group_[0])
         for placed in (first, second):
             has = placed.counts[leader.key], placed.counts[follower.key]
-            # Law 4: no leader without its followers, and none more than a replica from the ratio.
+            # Law 4: no leader without a follower, and no group more than one replica off the ratio.
             assert has[1] >= (1 if has[0] else 0)
             assert abs(has[0] * PdRatio.parse(ratio).follower_share - has[1]) <= 1.0 + 1e-9
         reach = 0
@@ -566,7 +566,7 @@ def test_laws_1_3_4_9_16_hold_on_any_cluster(
 
 
 def test_law_9_a_withdrawn_replica_comes_back_into_its_own_room_once() -> None:
-    """Two replicas of each role hold room and one serves: one comes back, and a full budget has none for others."""
+    """Two replicas of each role hold GPUs and one of them serves: the other returns. The budget has no GPU for more."""
     pair = group("g", held_replicas=2)
     current = {pool.key: 1 for pool in pair}
     placed = place({P: 4, D: 4}, current, pair, PdRatio(1, 1), limits=[{"H100": 0.0}])

@@ -56,7 +56,7 @@ def test_hold_says_why(make_draft: MakeDraft, fields: dict[str, object], reason:
     assert not draft.is_missed
 
 
-def test_withdrawn_replicas_are_missed_while_latency_is(make_draft: MakeDraft) -> None:
+def test_withdrawn_replicas_are_missed_while_latency_misses_its_objective(make_draft: MakeDraft) -> None:
     state = {"desired": {PREFILL: 2, DECODE: 1}, "withdrawn": {"d1": 990.0}}
     draft = make_draft(hold, latency=LATE, state=state)
     hold(draft)
@@ -67,7 +67,7 @@ def test_withdrawn_replicas_are_missed_while_latency_is(make_draft: MakeDraft) -
     assert by_hand.may_leave
 
 
-def test_decide_leaves_a_wish_aside_that_is_held_or_is_no_count(make_draft: MakeDraft) -> None:
+def test_decide_ignores_the_policy_if_the_tick_holds_or_counts_are_not_finite(make_draft: MakeDraft) -> None:
     held = make_draft(decide, wish=(3.0, 3.0), config={"is_paused": True})
     decide(held)
     assert (held.decision.wanted, held.decision.reason) == (None, "paused by hand")
@@ -79,7 +79,7 @@ def test_decide_leaves_a_wish_aside_that_is_held_or_is_no_count(make_draft: Make
     assert by_hand.decision.wanted == {P: 1.0, D: 4.0}
 
 
-def test_sleep_needs_time_and_no_hold(make_draft: MakeDraft) -> None:
+def test_a_service_falls_asleep_only_after_an_idle_time(make_draft: MakeDraft) -> None:
     draft = make_draft(sleep, bounds=(0, 8), config=IDLE)
     draft.state = replace(draft.state, idle_since_s=900.0)
     sleep(draft)
@@ -115,7 +115,7 @@ def test_bring_back_undoes_a_scale_in_and_remembers_it(make_draft: MakeDraft) ->
     assert well.state is before
 
 
-def test_guard_takes_counts_by_hand_as_they_are_and_observes_only_if_told(make_draft: MakeDraft) -> None:
+def test_guard_takes_counts_set_by_hand_as_they_are_and_changes_none_while_observing(make_draft: MakeDraft) -> None:
     by_hand = make_draft(guard, config={"override": {"prefill": 1, "decode": 4}})
     guard(by_hand)
     assert by_hand.wanted == {P: 1, D: 4}
@@ -125,7 +125,7 @@ def test_guard_takes_counts_by_hand_as_they_are_and_observes_only_if_told(make_d
     assert kinds(only) == [NoteKind.OBSERVING]
 
 
-def test_while_latency_is_missed_no_replica_leaves(make_draft: MakeDraft) -> None:
+def test_while_latency_misses_its_objective_no_replica_leaves(make_draft: MakeDraft) -> None:
     draft = make_draft(exchange, wish=(1.0, 1.0), latency=LATE)
     assert draft.wanted == {P: 1, D: 1}
     exchange(draft)
@@ -133,7 +133,7 @@ def test_while_latency_is_missed_no_replica_leaves(make_draft: MakeDraft) -> Non
     assert kinds(draft) == [NoteKind.LATENCY_MISSED]
 
 
-def test_one_role_gives_its_gpus_to_the_other_where_the_budget_is_full(make_draft: MakeDraft) -> None:
+def test_one_role_gives_its_gpus_to_the_other_if_the_budget_is_full(make_draft: MakeDraft) -> None:
     config = {"pd_ratio": "1:2", "guard": {"budget_gpus": 4, "band_replicas": 1.0}}
     draft = make_draft(exchange, wish=(1.0, 3.0), latency=LATE, config=config, counts=(2, 2))
     exchange(draft)
@@ -165,7 +165,7 @@ def test_leave_ends_an_observation_that_showed_nothing(make_draft: MakeDraft) ->
     leave(draft)
     assert draft.state.victims == ("p1",)
     assert set(draft.state.withdrawn) == {"d1"}
-    assert draft.state.missed == (1.0, 2)  # until none is withdrawn
+    assert draft.state.missed == (1.0, 2)  # kept until no replica is withdrawn
 
 
 def test_no_observation_ends_in_a_tick_that_holds(make_draft: MakeDraft) -> None:
@@ -177,11 +177,11 @@ def test_no_observation_ends_in_a_tick_that_holds(make_draft: MakeDraft) -> None
     assert draft.state.victims == ()
 
 
-def test_admit_holds_what_is_off_the_ratio_and_counts_what_is_withdrawn(make_draft: MakeDraft) -> None:
+def test_admit_holds_replicas_off_the_ratio_and_counts_withdrawn_ones(make_draft: MakeDraft) -> None:
     state = {"admitted": ("p0", "d0"), "desired": {PREFILL: 1, DECODE: 4}}
     draft = make_draft(admit, counts=(1, 4), state=state)
     admit(draft)
-    assert draft.admitted == ["p0", "d0", "d1"]  # one replica of the smaller role is inside the band
+    assert draft.admitted == ["p0", "d0", "d1"]  # 1P2D is one replica off 1:1, inside the band
     assert draft.held == ["d2", "d3"]
     away = make_draft(admit, state={"desired": {PREFILL: 2, DECODE: 1}, "withdrawn": {"d1": 990.0}})
     admit(away)

@@ -1,4 +1,4 @@
-"""What the coordinator stores outlives it and an update."""
+"""The coordinator's stored state outlives the coordinator and an update."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def test_a_stored_state_is_read_again(make_autoscale: Callable[..., AutoscaleCon
     assert stored_state(None) == CoordinatorState()
 
 
-def test_a_state_whose_notes_are_texts_alone_keeps_what_was_tuned_and_cordoned(
+def test_a_stored_state_whose_notes_are_plain_texts_is_read_too(
     make_autoscale: Callable[..., AutoscaleConfig],
 ) -> None:
     state = _state(_plan_with_notes(make_autoscale))
@@ -41,5 +41,5 @@ def test_a_state_whose_notes_are_texts_alone_keeps_what_was_tuned_and_cordoned(
     assert again.cycle.services["m"].plan.held_back == (Note(NoteKind.UNKNOWN, "cooldown"),)
 
 
-def test_a_state_of_another_form_is_no_state() -> None:
+def test_a_stored_state_of_another_form_reads_as_an_empty_one() -> None:
     assert stored_state(b'{"version": "many"}') == CoordinatorState()

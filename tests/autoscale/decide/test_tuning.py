@@ -1,4 +1,4 @@
-"""What may change while it runs, and what is refused."""
+"""Which settings may change while an application runs, and which changes are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ POOLS = Pools.model_validate(
 )
 
 
-def test_changes_are_put_over_what_was_deployed(make_autoscale: MakeConfig) -> None:
+def test_changes_are_put_over_the_deployed_configuration(make_autoscale: MakeConfig) -> None:
     base = make_autoscale(pd_ratio="1:3")
     config = tuned(base, {"pd_ratio": "1:2", "policy": {"target": 70}, "guard": {"cooldown_in_s": 5}}, POOLS)
     assert config.pd_ratio == PdRatio(1, 2)
@@ -41,7 +41,7 @@ def test_the_same_policy_named_again_keeps_its_other_fields() -> None:
     assert changed == {"policy": {"kind": "static", "prefill": 2, "decode": 9}}
 
 
-def test_what_was_tuned_back_no_longer_differs() -> None:
+def test_a_setting_that_was_tuned_back_no_longer_differs() -> None:
     base = {"a": {"b": 1, "c": 2}, "d": 3}
     assert differing({"a": {"b": 1, "c": 5}, "d": 3, "e": None}, base) == {"a": {"c": 5}}
     assert differing({"a": {"b": 1}}, base) == {}
@@ -95,7 +95,7 @@ def test_none_is_a_value() -> None:
         ({"guard": {"cooldown_in_s": float("nan")}}, "finite number"),
     ],
 )
-def test_what_contradicts_itself_or_the_pools_is_refused_with_the_fix(
+def test_a_change_that_contradicts_itself_or_the_pools_is_refused_with_the_fix(
     make_autoscale: MakeConfig, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -111,13 +111,13 @@ def test_one_bound_alone_leaves_the_other_as_deployed(make_autoscale: MakeConfig
     assert again.bounds_of(Role.PREFILL, 2, 4) == (2, 4)
 
 
-def test_a_budget_where_no_replica_has_a_gpu_is_refused(make_autoscale: MakeConfig) -> None:
+def test_a_budget_is_refused_if_no_replica_has_a_gpu(make_autoscale: MakeConfig) -> None:
     pools = Pools({key: replace(limits, gpus_per_replica=0) for key, limits in POOLS.root.items()})
     with pytest.raises(ValueError, match=r"guard.budget_gpus \(12\) limits nothing"):
         check_fits(make_autoscale(pd_ratio="1:3", guard={"budget_gpus": 12}), pools)
 
 
-def test_bounds_inside_what_was_deployed_fit(make_autoscale: MakeConfig) -> None:
+def test_bounds_inside_the_deployed_ones_fit(make_autoscale: MakeConfig) -> None:
     check_fits(make_autoscale(pd_ratio="1:3", bounds={"decode": {"lowest_replicas": 3, "highest_replicas": 6}}), POOLS)
 
 

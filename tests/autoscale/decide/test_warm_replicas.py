@@ -1,4 +1,4 @@
-"""Replicas that run and are not routed to until their service grows."""
+"""Warm replicas: they run, and get no requests until their service grows."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,7 +53,7 @@ def running(counts: Mapping[Role, int], service: str = "s", gpu_type: str = "H10
 
 
 def started(counts: Mapping[Role, int], service: str = "s", gpu_type: str = "H100") -> Snapshot:
-    """A service of which all replicas serve."""
+    """The snapshot of a service whose replicas all serve."""
     pools = running(counts, service, gpu_type)
     names = tuple(replica.replica_id for pool in pools for replica in pool.replicas)
     state = ControllerState(
@@ -63,7 +63,7 @@ def started(counts: Mapping[Role, int], service: str = "s", gpu_type: str = "H10
 
 
 def later(plan: Plan, counts: Mapping[Role, int] | None = None, seconds: float = 5.0) -> Snapshot:
-    """The next snapshot: what the plan asked for runs, or ``counts``."""
+    """The next snapshot: the replicas that the plan asked for run, or ``counts``."""
     now = {key.role: count for key, count in plan.counts.items()} if counts is None else counts
     now_s = (plan.state.ticked_s or 0.0) + seconds
     pools = tuple(
@@ -79,24 +79,24 @@ def by_role(counts: Mapping[PoolKey, int]) -> tuple[int, int]:
     )
 
 
-def test_a_warm_replica_of_the_larger_role_starts_and_those_of_the_other_that_are_due_with_it() -> None:
+def test_a_warm_replica_of_the_larger_role_starts_with_its_share_of_the_other_role() -> None:
     plan = controller(1, 3, "1:3", warm_replicas=1).tick(started({P: 1, D: 3}))
     assert by_role(plan.state.desired) == (1, 3)
     assert by_role(plan.state.warm) == (1, 1)
     assert by_role(plan.counts) == (2, 4)
 
 
-def test_warm_replicas_run_and_are_not_routed_to() -> None:
+def test_warm_replicas_run_and_get_no_requests() -> None:
     service = controller(1, 1, warm_replicas=2)
     plan = service.tick(later(service.tick(started({P: 1, D: 1}))))
     assert by_role(plan.counts) == (3, 3)
     assert plan.admitted == ("s-prefill0", "s-decode0")
     assert set(plan.state.held) == {"s-prefill1", "s-prefill2", "s-decode1", "s-decode2"}
     assert plan.victims == () and plan.withdrawn == ()
-    assert service.tick(later(plan)).counts == plan.counts  # and stays so
+    assert service.tick(later(plan)).counts == plan.counts  # the next tick changes nothing
 
 
-def test_a_service_that_grows_enters_its_warm_replicas_at_once_and_others_take_their_place() -> None:
+def test_a_service_that_grows_admits_its_warm_replicas_at_once_and_starts_new_ones() -> None:
     plan = controller(1, 1, warm_replicas=1).tick(started({P: 1, D: 1}))
     plan = controller(2, 2, warm_replicas=1).tick(later(plan))
     assert by_role(plan.state.desired) == (2, 2)
@@ -104,15 +104,15 @@ def test_a_service_that_grows_enters_its_warm_replicas_at_once_and_others_take_t
     assert by_role(plan.counts) == (3, 3)
 
 
-def test_a_service_that_shrinks_keeps_one_warm_without_a_start() -> None:
+def test_a_service_that_shrinks_keeps_one_replica_warm_without_a_start() -> None:
     before = controller(3, 3).tick(started({P: 3, D: 3}))
     plan = controller(2, 2, warm_replicas=1).tick(later(before))
     assert by_role(plan.state.desired) == (2, 2)
-    assert by_role(plan.counts) == (3, 3)  # none starts, none stops
+    assert by_role(plan.counts) == (3, 3)  # no replica starts or stops
     assert plan.victims == () and plan.withdrawn == () and len(plan.admitted) == 4
 
 
-def test_warm_replicas_that_are_wanted_no_more_go_at_once() -> None:
+def test_warm_replicas_that_are_no_longer_wanted_stop_at_once() -> None:
     warm = controller(1, 1, warm_replicas=1)
     plan = warm.tick(later(warm.tick(started({P: 1, D: 1}))))
     plan = controller(1, 1).tick(later(plan))
@@ -124,7 +124,9 @@ def test_warm_replicas_that_are_wanted_no_more_go_at_once() -> None:
     ("highest", "budget", "expected"),
     [(9, None, (4, 4)), (3, None, (3, 3)), (9, 7, (3, 3)), (9, 4, (2, 2)), (2, None, (2, 2))],
 )
-def test_bounds_and_budget_hold_for_them_too(highest: int, budget: int | None, expected: tuple[int, int]) -> None:
+def test_bounds_and_budget_hold_for_warm_replicas_too(
+    highest: int, budget: int | None, expected: tuple[int, int]
+) -> None:
     room = Room.of(((role, 1, highest, 1.0) for role in Role), budget)
     both = with_warm({P: 2, D: 2}, 2, PdRatio(1, 1), room, dict.fromkeys(Role, 0))
     assert (both[P], both[D]) == expected
@@ -150,7 +152,7 @@ def test_a_warm_replica_that_is_lost_is_started_again() -> None:
     assert by_role(plan.counts) == (2, 2) and plan.victims == ()
 
 
-def test_services_share_them_in_turn() -> None:
+def test_services_share_warm_replicas_in_turn() -> None:
     assert shared(3, ["a", "b"]) == {"a": 2, "b": 1}
     assert shared(0, ["a"]) == {"a": 0}
     assert shared(3, []) == {}
@@ -172,7 +174,7 @@ def together(lacking: frozenset[str] = frozenset(), holder: str | None = None) -
     return {name: by_role(plan.state.warm) for name, (_, plan) in decided.items() if any(plan.state.warm.values())}
 
 
-def test_the_most_important_service_has_the_shared_one_and_of_equals_the_one_that_has_it() -> None:
+def test_the_most_important_service_gets_the_shared_warm_replica_and_of_equals_its_holder() -> None:
     assert together() == {"a": (1, 1)}
     assert together(holder="b") == {"b": (1, 1)}
     assert together(holder="last") == {"a": (1, 1)}

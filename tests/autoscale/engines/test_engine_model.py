@@ -14,7 +14,7 @@ MakeProfile = Callable[..., EngineProfile]
 
 
 def run(engine: EngineModel, now_s: float = 0.0, limit: int = 10_000) -> list[tuple[float, str]]:
-    """Every output token and when it came."""
+    """When each output token came, and of which request it is."""
     outputs = []
     inside = [*engine.running, *engine.waiting, *engine.deferred]
     counts = {request: engine.produced(request) for request in inside}
@@ -50,7 +50,7 @@ def test_a_prompt_that_another_engine_is_to_pull_keeps_its_kv_until_it_is_releas
     used_frac = engine.kv_usage_frac
     assert used_frac >= 90 / engine.profile.kv_tokens
     engine.add(ModelRequest("b", input_tokens=round(engine.profile.kv_tokens * (1 - used_frac)), output_tokens=1))
-    assert engine.plan(0.0) is None  # there is no room for it, and its next token
+    assert engine.plan(0.0) is None  # the prompt and its next token do not fit
     engine.release(pulled)
     assert engine.kv_usage_frac == 0.0
     assert engine.plan(0.0) is not None
@@ -59,7 +59,7 @@ def test_a_prompt_that_another_engine_is_to_pull_keeps_its_kv_until_it_is_releas
 def test_a_long_prompt_is_cut_into_chunks_that_cost_a_step_each(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile())
     engine.add(ModelRequest("a", input_tokens=250, output_tokens=1))
-    assert run(engine) == [(0.28, "a")]  # 250 ms and three times 10
+    assert run(engine) == [(0.28, "a")]  # 250 ms of tokens, and 10 ms for each of three steps
     assert engine.counters.steps == 3
 
 
@@ -71,7 +71,7 @@ def test_output_comes_step_by_step_and_prefill_of_others_slows_it(make_profile: 
     engine.apply(first)
     engine.add(ModelRequest("b", input_tokens=50, output_tokens=2))
     outputs = run(engine, 0.02)
-    # A step of one decode and 50 prompt tokens, then one of two decodes, then one of one.
+    # A step with one decode and 50 prompt tokens, then a step with two decodes, then one with one decode.
     assert outputs == [(0.091, "a"), (0.091, "b"), (0.113, "a"), (0.113, "b"), (0.134, "a")]
 
 
@@ -80,9 +80,9 @@ def test_a_cached_prefix_is_not_computed_again(make_profile: MakeProfile) -> Non
     engine.add(ModelRequest("a", 90, 1, block_hashes=(1, 2, 3)))
     run(engine)
     engine.add(ModelRequest("b", 90, 1, block_hashes=(1, 2, 7)))
-    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens
+    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens are computed
     engine.add(ModelRequest("c", 30, 1, block_hashes=(1, 2, 3)))
-    assert run(engine) == [(0.011, "c")]  # the last token at least
+    assert run(engine) == [(0.011, "c")]  # the last token is always computed
 
 
 def test_the_cache_gives_way_to_requests(make_profile: MakeProfile) -> None:
@@ -92,7 +92,7 @@ def test_the_cache_gives_way_to_requests(make_profile: MakeProfile) -> None:
     engine.add(ModelRequest("b", 80, 1, block_hashes=(9,)))
     run(engine)
     engine.add(ModelRequest("c", 40, 1, block_hashes=(1, 2, 3, 4)))
-    assert run(engine) == [(0.05, "c")]  # all forty: the oldest went first, and it led the chain
+    assert run(engine) == [(0.05, "c")]  # all forty: the oldest block was dropped first, and the other blocks need it
 
 
 def test_kv_from_elsewhere_is_waited_for_and_saves_the_prompt(make_profile: MakeProfile) -> None:
@@ -109,7 +109,7 @@ def test_a_prompt_whose_kv_was_pulled_is_cached_from_its_first_token_on(make_pro
     engine.add(ModelRequest("a", 90, 2, block_hashes=(1, 2, 3), kv_ready_s=0.0))
     run(engine)
     engine.add(ModelRequest("b", 90, 1, block_hashes=(1, 2, 7)))
-    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens
+    assert run(engine) == [(0.08, "b")]  # 70 of 90 tokens are computed
 
 
 def test_an_aborted_request_is_forgotten_while_others_decode(make_profile: MakeProfile) -> None:
@@ -138,7 +138,7 @@ def test_no_request_is_admitted_into_a_block_that_another_needs_next(make_profil
     assert engine.counters.preemptions == 0
 
 
-def test_without_room_the_last_comer_is_preempted_and_finishes_later(make_profile: MakeProfile) -> None:
+def test_without_room_the_newest_request_is_preempted_and_finishes_later(make_profile: MakeProfile) -> None:
     engine = EngineModel(make_profile(kv_tokens=100))
     engine.add(ModelRequest("a", 40, 20))
     engine.add(ModelRequest("b", 40, 20))
@@ -178,7 +178,7 @@ def test_an_abort_frees_everything_wherever_the_request_is(make_profile: MakePro
     sizes=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40), st.booleans()), min_size=1, max_size=30),
     kv=st.integers(20, 60),
 )
-def test_every_request_gets_every_token_and_kv_is_never_overdrawn(
+def test_every_request_gets_every_token_and_kv_never_exceeds_its_memory(
     make_profile: MakeProfile, sizes: list[tuple[int, int, bool]], kv: int
 ) -> None:
     engine = EngineModel(make_profile(kv_tokens=kv * 10))
@@ -277,7 +277,7 @@ def test_many_steps_at_a_time_are_the_same_as_one_by_one(
         "context_tokens": [50, 100, 150],
         "step_s": [[0.02, 0.03, 0.025], [0.1, 0.2, 0.3]],
     }
-    memory = {"weight_bytes": 4e5, "peak_bytes_per_s": 1e8}  # takes over from arithmetic at some 20 requests
+    memory = {"weight_bytes": 4e5, "peak_bytes_per_s": 1e8}  # the limit from about 20 requests on
     profile = make_profile(kv_tokens=kv, decode=by_context, memory=memory)
     one, stepped = timeline(profile, in_order(gaps), most_steps=1)
     many, leapt = timeline(profile, in_order(gaps), most_steps=1000)
@@ -292,7 +292,7 @@ def test_many_steps_at_a_time_are_the_same_as_one_by_one(
 
 
 @given(gaps=arrivals_of, kv=st.integers(20, 60))
-def test_many_steps_at_a_time_never_overdraw_kv(
+def test_many_steps_at_a_time_never_exceed_the_kv_memory(
     make_profile: MakeProfile, gaps: list[tuple[float, int, int, bool]], kv: int
 ) -> None:
     profile = make_profile(kv_tokens=kv * 10)

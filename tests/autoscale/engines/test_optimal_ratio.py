@@ -1,4 +1,7 @@
-"""DOPD's Eq. 11-14 by hand, and the two ratios that its section VI validates."""
+"""DOPD's Eq. 11-14 by hand, and the two ratios that its section VI validates.
+
+M' (m_prime) is the memory of a GPU that holds neither weights nor KV.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +36,11 @@ def test_the_equations_by_hand(make_profile: MakeProfile) -> None:
     assert best.decode_concurrency == 14
     assert best.decode_step_s == pytest.approx(0.034)
     assert best.prefill_per_decode == pytest.approx(14 * 0.014 / (0.034 * 2))
-    # With more time the room binds: 100 / 5.
+    # With more time the memory is the limit: 100 kB / 5 kB.
     assert optimal_ratio(profile, profile, 4.0, 2.0, tpot_s=0.1, memory=memory).decode_concurrency == 20
 
 
-def test_without_hardware_the_profile_says_what_fits(make_profile: MakeProfile) -> None:
+def test_without_hardware_the_profile_says_how_many_requests_fit(make_profile: MakeProfile) -> None:
     profile = make_profile()
     # 90 + 20/2 tokens: nine fit in 1000 with half a block each, eight may run, and a step of eight takes 28 ms.
     best = optimal_ratio(profile, profile, 90.0, 20.0, tpot_s=0.05)
@@ -63,12 +66,12 @@ def test_the_papers_two_ratios_come_from_one_m_prime(
     input_tokens: int, output_tokens: int, expected: float, is_extrapolated: bool
 ) -> None:
     best = optimal_ratio(TABLE_1, TABLE_1, input_tokens, output_tokens, tpot_s=0.05, memory=MEMORY_TP2)
-    # 4.56 and 3.18: the second hangs on prefill and decode beyond the table, where the paper's own points are unknown.
+    # 4.56 and 3.18. The second needs times beyond the table, and the paper's own points there are unknown.
     assert best.prefill_per_decode == pytest.approx(expected, rel=0.08)
     assert best.is_extrapolated is is_extrapolated
 
 
-def test_that_m_prime_leaves_the_kv_that_vllm_has_on_two_h100() -> None:
+def test_the_same_m_prime_leaves_the_kv_that_vllm_has_on_two_h100() -> None:
     measured = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp2.json")
     room = MEMORY_TP2.room_bytes / measured.handoff.kv_bytes_per_token
     assert room == pytest.approx(measured.kv_tokens, rel=0.01)
@@ -103,7 +106,7 @@ def test_lengths_must_be_above_0(make_profile: MakeProfile, inputs: float, outpu
         optimal_ratio(make_profile(), make_profile(), inputs, outputs, tpot_s=0.05)
 
 
-def test_prefill_that_takes_no_time_is_no_profile(make_profile: MakeProfile) -> None:
+def test_a_profile_whose_prefill_takes_no_time_is_refused(make_profile: MakeProfile) -> None:
     instant = make_profile(prefill={"tokens": [0, 1000], "seconds": [0.0, 0.0]})
     with pytest.raises(ValueError, match="by hand: 10 tokens take no time"):
         optimal_ratio(instant, make_profile(), 10.0, 10.0, tpot_s=0.05)

@@ -1,4 +1,4 @@
-"""Profiles: what lies between their points, and what is no profile."""
+"""Profiles: times between and beyond their points, and files that are refused."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def load(name: str) -> EngineProfile:
     return EngineProfile.load(PROFILES / f"{name}.json")
 
 
-def test_between_points_a_line_and_beyond_them_the_nearest_one() -> None:
+def test_times_lie_on_a_line_between_points_and_on_the_nearest_line_beyond_them() -> None:
     curve = PrefillCurve(tokens=(100, 200, 400), seconds=(0.02, 0.03, 0.07))
     assert curve.seconds_for(150) == pytest.approx(0.025)
     assert curve.seconds_for(800) == pytest.approx(0.15)
@@ -39,7 +39,7 @@ def test_lengths_between_a_measured_and_a_derived_point_count_as_derived_and_cov
     assert [curve.covers(tokens) for tokens in (201, 400, 401)] == [True, True, False]
 
 
-def test_a_surface_is_read_along_both_axes() -> None:
+def test_a_surface_is_interpolated_along_both_axes() -> None:
     surface = DecodeSurface(batch=(1, 11), context_tokens=(0, 100), step_s=((0.02, 0.03), (0.04, 0.05)))
     assert surface.seconds_for(6, 50) == pytest.approx(0.035)
     assert surface.seconds_for(21, 0) == pytest.approx(0.06)
@@ -48,7 +48,7 @@ def test_a_surface_is_read_along_both_axes() -> None:
 
 
 @given(batch=st.integers(1, 300), context=st.floats(1.0, 20_000.0), steps=st.integers(1, 500))
-def test_a_line_is_every_step_up_to_where_it_bends(batch: int, context: float, steps: int) -> None:
+def test_a_line_equals_the_steps_one_by_one_until_it_bends(batch: int, context: float, steps: int) -> None:
     surface = EngineProfile.load(H100).decode
     first_s, more_s, bends_tokens = surface.line(batch, context)
     steps = min(steps, int(min(bends_tokens - context, 1e6)) + 1)
@@ -98,7 +98,7 @@ def test_one_gpu_derived_from_operators_lies_near_the_papers_table() -> None:
         assert derived.prefill.seconds_for(tokens) == pytest.approx(table.prefill.seconds_for(tokens), rel=band)
     assert derived.decode.seconds_for(248, 128) == pytest.approx(table.decode.seconds_for(248, 100), rel=0.2)
     for batch in (104, 200, 248):
-        # The table grows with context less than bf16 KV can be read in: longer ones are not comparable.
+        # The table grows with context by less than reading bf16 KV takes, so longer contexts cannot be compared.
         assert 1.0 < derived.decode.seconds_for(batch, 700) / table.decode.seconds_for(batch, 700) < 1.4
 
 
@@ -110,7 +110,9 @@ def test_one_gpu_derived_from_operators_lies_near_the_papers_table() -> None:
         (8, {32742: 1.666, 65384: 4.456, 98026: 8.408, 114347: 10.866}),
     ],
 )
-def test_long_prompts_derived_agree_with_what_long_decodes_imply(tp: int, implied_s: dict[int, float]) -> None:
+def test_derived_times_of_long_prompts_agree_with_those_that_long_decodes_imply(
+    tp: int, implied_s: dict[int, float]
+) -> None:
     # Dynamo's decode sweep, concurrency 1: 500 tokens at its throughput, less 500 steps.
     prefill = load(f"h100_llama70b_fp8_tp{tp}").prefill
     assert prefill.derived_above_tokens == 16380
@@ -131,7 +133,7 @@ def test_splitwises_a100_is_slower_than_its_h100_everywhere() -> None:
 
 
 def test_a_rooflines_time_is_arithmetic_or_memory_whichever_takes_longer(make_profile: MakeProfile) -> None:
-    # 1 ms a token; 4 ms for the weights and 10 us for each token of KV.
+    # Arithmetic takes 1 ms a token; memory takes 4 ms for the weights and 10 us for each token of KV.
     profile = make_profile(memory={"weight_bytes": 4e5, "peak_bytes_per_s": 1e8})
     assert profile.roofline_s(3) == pytest.approx(0.004)
     assert profile.roofline_s(90) == pytest.approx(0.09)
@@ -148,7 +150,7 @@ def test_a_roofline_of_many_steps_is_the_sum_of_each(
     assert profile.roofline_s(tokens, context, more_tokens=more, steps=steps) == pytest.approx(one_by_one_s)
 
 
-def test_a_decoding_engine_keeps_its_sms_as_busy_as_heteroscale_saw() -> None:
+def test_a_decoding_engine_keeps_its_sms_as_busy_as_heteroscale_measured() -> None:
     profile = load("h100_llama70b_fp8_tp2")
     for batch in (1, 8, 47):
         busy = profile.roofline_s(batch, batch * 1000) / profile.decode.seconds_for(batch, 1000)

@@ -76,7 +76,7 @@ def _prometheus() -> Iterator[str]:
             self.wfile.write(answer or b"{}")
 
         def log_message(self, *_: Any) -> None:
-            """Silent."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""What Ray says of a node -> what it is."""
+"""How Ray's description of a node becomes our node."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_type_and_number_of_gpus(
         ),
     ],
 )
-def test_a_node_that_says_two_things_counts_as_the_first(
+def test_a_node_with_two_gpu_types_counts_as_the_first(
     resources: dict[str, float], labels: dict[str, str], said: str
 ) -> None:
     node = read(resources, labels, **OWN)

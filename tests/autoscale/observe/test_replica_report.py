@@ -20,7 +20,7 @@ def test_no_two_figures_have_one_name() -> None:
     assert ReplicaReport(**EMPTY).values(requests) == {**EMPTY, **own}
 
 
-def test_what_is_not_observed_is_left_out() -> None:
+def test_figures_that_were_not_observed_are_left_out() -> None:
     assert "handoffs" not in ReplicaReport(**{**EMPTY, "handoffs": None}).values()
 
 

@@ -1,4 +1,4 @@
-"""Waiting as the autoscaler sees it."""
+"""Waiting times of requests, as the autoscaler sees them."""
 
 import pytest
 
@@ -19,7 +19,7 @@ class Clock:
 
 
 def latency(stats: RequestStats, clock: Clock, begin: dict[str, float]) -> tuple[float | None, float | None]:
-    """The medians between an earlier report and now."""
+    """The median TTFT and TPOT between an earlier report and now."""
     signals = Signals(1e9)
     signals.add({D: {"d0": (0.0, begin)}}, 0.0, 2.0)
     signals.add({D: {"d0": (1.0, stats.report())}}, 1.0, 2.0)
@@ -31,7 +31,7 @@ def test_ttft_starts_at_the_endpoint_and_tpot_at_the_first_token() -> None:
     clock = Clock()
     stats = RequestStats(clock)
     before = stats.report()
-    timer = stats.begin(98.5, input_tokens=7, is_streamed=True)  # it took 1.5 s to get here
+    timer = stats.begin(98.5, input_tokens=7, is_streamed=True)  # the request took 1.5 s to get here
     clock.now_s = 102.5
     timer.add_tokens(1)
     clock.now_s = 103.0
@@ -52,7 +52,7 @@ def test_ttft_starts_at_the_endpoint_and_tpot_at_the_first_token() -> None:
 
 
 def test_a_long_prompt_is_counted_by_its_own_objective() -> None:
-    """10,000 tokens at 1 ms each have 10 s instead of 1 s, so 6 s of waiting or prefill are 0.6 s."""
+    """10,000 tokens at 1 ms each have 10 s instead of 1 s, so 6 s of waiting or prefill count as 0.6 s."""
     slo = SloConfig(ttft_s=1.0, ttft_s_per_input_token=1e-3)
     for streams_at_once in (True, False):
         clock = Clock()
@@ -94,7 +94,7 @@ def test_a_waiting_request_is_reported_while_it_waits_and_not_after() -> None:
     assert stats.report()["requests_ended"] == 1
 
 
-def test_one_token_has_no_tpot_and_no_tokens_no_first() -> None:
+def test_one_token_gives_no_tpot_and_zero_tokens_no_ttft() -> None:
     stats = RequestStats(Clock())
     timer = stats.begin(100.0, 1, is_streamed=True)
     timer.add_tokens(0)
@@ -122,7 +122,7 @@ def test_an_answer_in_one_piece_is_timed_by_the_engine_and_never_counts_as_waiti
     assert tpot_s == pytest.approx(0.09, abs=0.011)
 
 
-def test_a_running_stream_counts_at_its_present_pace_and_once_it_has_ended_with_its_mean() -> None:
+def test_a_running_stream_counts_with_its_present_pace_and_an_ended_one_with_its_mean() -> None:
     clock = Clock()
     stats = RequestStats(clock)
     before = stats.report()
@@ -130,7 +130,7 @@ def test_a_running_stream_counts_at_its_present_pace_and_once_it_has_ended_with_
     timer.add_tokens(1)
     clock.now_s = 101.0
     timer.add_tokens(25)
-    assert latency(stats, clock, before)[1] is None  # too young
+    assert latency(stats, clock, before)[1] is None  # the stream is too young
     clock.now_s = 102.0
     timer.add_tokens(25)
     assert latency(stats, clock, before)[1] == pytest.approx(0.04, abs=0.005)
@@ -138,9 +138,9 @@ def test_a_running_stream_counts_at_its_present_pace_and_once_it_has_ended_with_
     timer.add_tokens(20)  # it is slower now, which its mean would not show
     assert latency(stats, clock, before)[1] == pytest.approx(0.1, abs=0.02)
     clock.now_s = 105.0
-    assert latency(stats, clock, before)[1] == pytest.approx(0.1, abs=0.02)  # until there is a new one
+    assert latency(stats, clock, before)[1] == pytest.approx(0.1, abs=0.02)  # the last pace still counts
     clock.now_s = 114.0
-    assert latency(stats, clock, before)[1] == pytest.approx(10.0, abs=5.0)  # it stands still
+    assert latency(stats, clock, before)[1] == pytest.approx(10.0, abs=5.0)  # the stream stands still
     timer.end()
     assert not any(name.startswith("pace") for name in stats.report())
     mean_s = 4.0 / 70
@@ -157,7 +157,7 @@ def test_an_answer_in_one_piece_has_no_pace() -> None:
     timer.end()
 
 
-def test_the_mean_length_of_answers_is_that_of_late() -> None:
+def test_the_mean_length_of_answers_follows_recent_answers() -> None:
     stats = RequestStats(Clock())
     assert stats.output_tokens_mean is None
 
@@ -174,4 +174,4 @@ def test_the_mean_length_of_answers_is_that_of_late() -> None:
     assert stats.output_tokens_mean == 320.0 - 256 / 64
     for _ in range(640):
         answer(32)
-    assert stats.output_tokens_mean == pytest.approx(32.0, rel=1e-3)  # (63 / 64)^640 of 284 are left
+    assert stats.output_tokens_mean == pytest.approx(32.0, rel=1e-3)  # (63 / 64)^640 of the difference of 284 is left

@@ -1,4 +1,4 @@
-"""Counters of replicas -> rates and quantiles of a service."""
+"""Counters of replicas become rates and quantiles of a service."""
 
 import math
 from bisect import bisect_left
@@ -54,7 +54,7 @@ class Feed:
         self.signals.add(reports, self.now_s, 2.0)
 
 
-def test_a_rate_needs_two_reports_and_is_the_windows() -> None:
+def test_a_rate_needs_two_reports_and_is_that_of_the_window() -> None:
     feed = Feed()
     feed.step({(D, "d0"): {"decode_tokens": 500.0}}, running_requests=3.0)
     (stats,) = feed.signals.replicas(D)
@@ -77,7 +77,7 @@ def test_a_rate_falls_by_the_clock_when_an_engine_stands_still() -> None:
     assert rates == pytest.approx([75.0, 50.0, 25.0, 0.0, 0.0])
 
 
-def test_a_replicas_clock_may_be_wrong_but_freshness_is_ours() -> None:
+def test_a_wrong_clock_of_a_replica_changes_neither_rates_nor_freshness() -> None:
     feed = Feed()
     for _ in range(3):
         feed.step({(D, "d0"): {"decode_tokens": 200.0}}, skew_s=-3600.0)
@@ -145,7 +145,7 @@ def test_without_waiting_requests_and_answers_there_is_no_latency() -> None:
     assert Signals(10.0).traffic() == Traffic()
 
 
-def test_traffic_is_what_arrived_at_decode() -> None:
+def test_traffic_counts_requests_that_arrived_at_decode() -> None:
     feed = Feed()
     gains = {"requests": 4.0, "input_tokens": 4000.0, "requests_ended": 2.0, "output_tokens": 300.0}
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_traffic_is_what_arrived_at_decode() -> None:
     assert feed.signals.traffic() == Traffic(requests_per_s=4.0, input_tokens_mean=1000.0, output_tokens_mean=150.0)
 
 
-def test_the_weighted_mean_is_the_prompt_that_a_token_is_in() -> None:
+def test_the_weighted_mean_is_the_mean_prompt_length_over_all_tokens() -> None:
     """One prompt of 3,000 tokens and three of 1,000: half of all tokens are in the long one."""
     feed = Feed()
     gains = {"requests": 4.0, "input_tokens": 6000.0, "input_tokens_squared": 12e6}
@@ -187,12 +187,12 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
     assert feed.signals.replicas(D)[0].decode_tokens_per_s is None
 
 
-def test_tpot_edges_tell_the_objective_apart() -> None:
+def test_the_default_objectives_are_edges_of_the_histograms() -> None:
     assert 0.05 in TPOT_EDGES_S
     assert 1.0 in TTFT_EDGES_S
 
 
-def test_a_handoff_is_as_long_as_those_of_the_window_on_average() -> None:
+def test_the_handoff_time_is_the_mean_over_the_window() -> None:
     feed = Feed()
     feed.step({(D, "d0"): {"handoffs": 10.0, "handoff_s": 100.0}})
     assert feed.signals.replicas(D)[0].handoff_s is None
@@ -218,29 +218,29 @@ def test_a_clock_that_is_set_forward_makes_no_load_vanish(is_ours_too: bool) -> 
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_a_report_with_a_value_that_is_no_number_is_not_believed(wrong: float) -> None:
+def test_a_report_with_a_value_that_is_no_finite_number_is_dropped(wrong: float) -> None:
     feed = Feed()
     for _ in range(3):
         feed.step({(D, "d0"): {"decode_tokens": 200.0}})
     before = feed.signals.replicas(D)
     feed.step({(D, "d0"): {"decode_tokens": 200.0}}, kv_usage_frac=wrong)
-    assert feed.signals.replicas(D) == before  # so it goes stale if this goes on
+    assert feed.signals.replicas(D) == before  # if this goes on, the replica's report gets too old
     feed.step({(D, "d0"): {"decode_tokens": 200.0}})
     assert feed.signals.replicas(D)[0].decode_tokens_per_s == 100.0
 
 
-def test_what_changes_faster_than_reports_is_averaged_over_the_window() -> None:
+def test_gpu_utilization_is_averaged_over_the_window_and_kv_usage_is_the_last_one() -> None:
     feed = Feed(window_s=4.0)
     for busy in (0.0, 0.9, 0.6, 0.3):
         feed.step({(D, "d0"): {}}, gpu_utilization_frac=busy, kv_usage_frac=busy)
     (stats,) = feed.signals.replicas(D)
-    assert stats.gpu_utilization_frac == pytest.approx(0.6)  # of the last three
+    assert stats.gpu_utilization_frac == pytest.approx(0.6)  # the mean of the last three
     assert stats.kv_usage_frac == 0.3
     feed.step({(D, "d0"): {}})
     assert feed.signals.replicas(D)[0].gpu_utilization_frac is None
 
 
-def test_arrivals_are_not_known_while_a_replica_is_interrupted_but_are_beside_a_new_one() -> None:
+def test_arrivals_are_partly_known_while_a_replica_is_interrupted_and_whole_beside_a_new_one() -> None:
     feed, gains = Feed(), {"requests": 20.0, "decode_tokens": 10.0}
     for _ in range(3):
         feed.step({(D, "d0"): gains, (D, "d1"): gains})
@@ -255,18 +255,18 @@ def test_arrivals_are_not_known_while_a_replica_is_interrupted_but_are_beside_a_
     assert feed.signals.traffic().requests_per_s == pytest.approx(20.0)
 
 
-def test_a_report_that_one_tick_just_missed_is_no_jump_of_a_clock() -> None:
+def test_a_report_that_one_tick_just_missed_is_no_clock_jump() -> None:
     window = ReportWindow(0.0)
-    # One every ten seconds, taken in every twenty: now the newest is fresh, now ten seconds old.
+    # A report every 10 s, read every 20 s: the newest is sometimes fresh and sometimes 10 s old.
     for now_s, report_s in ((20.0, 20.0), (40.0, 30.5), (60.0, 60.0)):
         window.add(report_s, {"decode_tokens": 10.0 * report_s}, now_s=now_s, window_s=60.0, interval_s=20.0)
     assert window.rate("decode_tokens") == pytest.approx(10.0)
-    # However seldom they are taken in, the newest is no older than that.
+    # The tolerance has an upper limit: at an interval of 60 s, a difference of 60 s is a clock jump.
     window.add(180.0, {"decode_tokens": 1800.0}, now_s=120.0, window_s=120.0, interval_s=60.0)
     assert window.rate("decode_tokens") is None
 
 
-def test_what_was_found_cached_is_a_share_of_all_prompts_whoever_computes_them() -> None:
+def test_the_cached_share_is_of_all_prompt_tokens_whichever_role_computes_them() -> None:
     feed = Feed()
     feed.step({(P, "p0"): {}, (P, "p1"): {}, (D, "d0"): {"requests": 1.0}})
     assert feed.signals.traffic().cached_frac is None

@@ -92,7 +92,7 @@ def test_cached_prompt_tokens_cost_nothing() -> None:
     assert prefill(None) == prefill(0.0)
     computed_s = CONFIG.prefill.prefill.chunk_s(9_000.0, 12_000.0)
     assert prefill(0.75) == pytest.approx(100.0 * computed_s / CONFIG.prefill_busy_frac)
-    assert 0.25 * prefill(0.0) < prefill(0.75) < 0.5 * prefill(0.0)  # the rest is computed behind it
+    assert 0.25 * prefill(0.0) < prefill(0.75) < 0.5 * prefill(0.0)  # the last quarter is the dearest
 
 
 def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
@@ -105,7 +105,7 @@ def test_decode_must_also_pull_the_prompts_of_short_answers() -> None:
 
 
 def decoding(**load: float) -> PoolStats:
-    """Ten decode replicas with such a load each."""
+    """Ten decode replicas with this load each."""
     replicas = tuple(ReplicaStats(replica_id=f"d{n}", observed_s=0.0, **load) for n in range(10))
     return PoolStats(
         key=PoolKey("g0", Role.DECODE),
@@ -135,7 +135,7 @@ def test_long_answers_are_counted_before_they_end(load: dict[str, float], busy: 
 
 
 def test_a_batch_of_long_contexts_is_smaller() -> None:
-    slo = SloConfig(tpot_s=0.03)  # where steps, and not KV, are what is short
+    slo = SloConfig(tpot_s=0.03)  # step time, and not KV, limits the batch
     load = decoding(running_requests=60.0, kv_usage_frac=0.6)
     traffic = arrivals(10.0, 1200.0, 20.0)
     decision = Default(CONFIG, ratio=PdRatio(1, 1), slo=slo).decide(Snapshot(now_s=0.0, pools=(load,), traffic=traffic))
@@ -207,7 +207,7 @@ def test_uneven_prompts_come_unevenly_over_the_link_by_their_tokens() -> None:
     assert wanted[Role.DECODE] == pytest.approx(cards + CONFIG.prefill_spare * math.sqrt(4.0 * cards))
 
 
-def test_a_curve_that_begins_flat_explodes_nothing() -> None:
+def test_a_curve_that_begins_flat_gives_no_huge_counts() -> None:
     curve = PrefillCurve(tokens=(64, 256, 1024, 4096), seconds=(0.03, 0.03, 0.08, 0.3))
     flat = CONFIG.model_copy(update={"prefill": CONFIG.prefill.model_copy(update={"prefill": curve})})
     traffic = arrivals(10.0, 200.0, 20.0, input_tokens_weighted_mean=600.0)
@@ -232,7 +232,7 @@ def test_memory_of_another_version_is_not_used() -> None:
 
 @pytest.mark.parametrize(
     ("rise_s", "fall_s", "peak_frac", "is_burst"),
-    # Three starts are 90 s: what comes or goes in 75 s is a burst if it is most of the peak, what takes 200 s is none.
+    # Three starts are 90 s. A rise or fall in 75 s is a burst if it is most of the peak; one in 200 s is not.
     [
         (75.0, 200.0, 0.75, True),
         (200.0, 75.0, 0.75, True),
@@ -254,7 +254,8 @@ def test_a_burst_is_most_of_the_peak_within_three_starts(
     level = ticks(policy(), [base] * 30)[-1].wanted
     assert wanted is not None and level is not None
     for role in Role:
-        assert (wanted[role] > 2.0 * level[role]) is is_burst  # of a ramp's peak only the surprise stays
+        # Of a ramp's peak only the part that was not forecast stays.
+        assert (wanted[role] > 2.0 * level[role]) is is_burst
 
 
 def test_replicas_of_a_burst_stay_and_those_of_a_ramp_do_not() -> None:
@@ -268,14 +269,14 @@ def test_replicas_of_a_burst_stay_and_those_of_a_ramp_do_not() -> None:
 
 @pytest.mark.parametrize(("work_frac", "rate"), [(0.85, 80.0), (1.0, 300.0)])
 def test_replicas_stay_for_a_share_of_the_work_of_past_bursts(work_frac: float, rate: float) -> None:
-    """One tick of 300 requests/s is 7 % of all work, and 12 % as it is remembered."""
+    """One tick of 300 requests/s is 7 % of all work, and 12 % of the remembered work."""
     rates = ([5.0] * 3 + [80.0] * 9) * 5 + [300.0] + [5.0] * 20
     wanted = ticks(policy(burst_work_frac=work_frac), rates)[-1].wanted
     assert wanted is not None
     assert wanted[Role.PREFILL] == pytest.approx(full_prefill(rate))
 
 
-def test_a_large_burst_fades_where_smaller_ones_follow() -> None:
+def test_a_large_burst_fades_if_smaller_ones_follow() -> None:
     first = [200.0] * 6 + [5.0] * 40
     alone, followed = (ticks(policy(), rates)[-1].wanted for rates in (first, first + ([80.0] * 9 + [5.0] * 9) * 4))
     assert alone is not None and followed is not None
@@ -299,22 +300,23 @@ def test_many_replicas_need_a_smaller_share_to_spare() -> None:
     assert few is not None and many is not None
     for role in Role:
         assert many[role] < 100.0 * few[role]
-    assert many[Role.PREFILL] == pytest.approx(full_prefill(1000.0))  # but never fuller than that
+    assert many[Role.PREFILL] == pytest.approx(full_prefill(1000.0))  # but never above prefill_busy_frac
 
 
-def test_a_rise_is_followed_ahead_and_a_fall_is_not() -> None:
+def test_a_rise_is_forecast_and_a_fall_is_not() -> None:
     rising = ticks(policy(stay_starts=0.0), [20.0 + 2.0 * n for n in range(12)])
     level = ticks(policy(stay_starts=0.0), [42.0])[0]
     falling = ticks(policy(stay_starts=0.0), [64.0 - 2.0 * n for n in range(12)])
     assert rising[-1].wanted and level.wanted and falling[-1].wanted
     assert rising[-1].wanted[Role.PREFILL] > level.wanted[Role.PREFILL]
-    assert rising[-1].wanted[Role.DECODE] == pytest.approx(level.wanted[Role.DECODE], rel=0.01)  # comes later anyway
+    # The load of decode comes later anyway.
+    assert rising[-1].wanted[Role.DECODE] == pytest.approx(level.wanted[Role.DECODE], rel=0.01)
     for role in Role:
         assert falling[-1].wanted[role] >= level.wanted[role] * 0.99
 
 
-def test_the_surprise_of_a_load_stays_as_spare() -> None:
-    """A jump by a third that was not forecast 40 s before: a start, and the age of an observation."""
+def test_the_part_of_a_load_that_was_not_forecast_stays_as_spare() -> None:
+    """A jump by a third was not forecast 40 s before. 40 s are a start and the age of an observation."""
 
     def wanted(rates: list[float], prefill_spare: float = 0.0) -> float:
         # With a memory this short the last observation alone counts.
@@ -327,10 +329,10 @@ def test_the_surprise_of_a_load_stays_as_spare() -> None:
     assert wanted([120.0] * 40) == pytest.approx(low / full_frac)
     assert wanted([120.0] * 40 + [160.0] * 20) == pytest.approx(high + high - low)
     assert wanted([120.0] * 40 + [160.0] * 20 + [120.0] * 20) == pytest.approx(low + high - low)
-    # Beside what chance may add it counts as its square does: both at once are rare.
+    # It is added to the spare for chance by squares, because both at once are rare.
     both = wanted([120.0] * 40 + [160.0] * 20, prefill_spare=2.0)
     assert both == pytest.approx(high + math.hypot(2.0 * math.sqrt(high), high - low))
-    # Not where it had just begun to look, and not for longer than it remembers.
+    # Not if the policy has just begun, and not for longer than its memory.
     assert wanted([120.0] * 10 + [160.0] * 20) == pytest.approx(high / full_frac)
     assert wanted([120.0] * 40 + [160.0] * 140) == pytest.approx(high / full_frac)
 
@@ -360,7 +362,7 @@ def test_replicas_leave_even_if_a_start_is_longer_than_the_history() -> None:
     assert wanted is not None and wanted[Role.PREFILL] < 10.0
 
 
-def test_no_traffic_wants_nothing_and_the_bounds_say_the_rest() -> None:
+def test_without_traffic_the_policy_wants_no_replica() -> None:
     snapshot = Snapshot(now_s=0.0, pools=(), traffic=arrivals(0.0, None, None))
     assert policy().decide(snapshot).wanted == {Role.PREFILL: 0.0, Role.DECODE: 0.0}
 
@@ -382,7 +384,9 @@ def test_a_clock_that_was_set_back_forgets_what_lies_ahead() -> None:
 
 
 @given(st.lists(st.floats(0.0, 2000.0), min_size=1, max_size=80), st.sampled_from([0.5, 5.0, 60.0]))
-def test_it_is_finite_deterministic_and_remembers_no_more_than_its_history(rates: list[float], every_s: float) -> None:
+def test_decisions_are_finite_and_deterministic_and_memory_ends_with_the_history(
+    rates: list[float], every_s: float
+) -> None:
     decisions = ticks(policy(), rates, every_s)
     assert decisions == ticks(policy(), rates, every_s)
     for decision in decisions:
@@ -393,7 +397,7 @@ def test_it_is_finite_deterministic_and_remembers_no_more_than_its_history(rates
 
 
 @given(st.floats(0.0, 500.0), st.floats(0.0, 500.0))
-def test_more_arrivals_never_want_fewer(rate: float, more: float) -> None:
+def test_more_arrivals_never_want_fewer_replicas(rate: float, more: float) -> None:
     less, much = (ticks(policy(), [each])[0].wanted for each in (rate, rate + more))
     assert less is not None and much is not None
     assert all(much[role] >= less[role] - 1e-9 for role in Role)
@@ -407,7 +411,9 @@ def test_more_arrivals_never_want_fewer(rate: float, more: float) -> None:
         (Latency(ttft_s=0.2, tpot_s=0.09), 0.1, Role.DECODE),
     ],
 )
-def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_frac: float, grown: Role) -> None:
+def test_the_role_that_keeps_users_waiting_gets_more_replicas(
+    latency: Latency, kv_usage_frac: float, grown: Role
+) -> None:
     def wanted(observed: Latency, running: int = 20) -> dict[Role, float]:
         keys = {role: PoolKey("g0", role) for role in Role}
         pools = tuple(
@@ -427,7 +433,7 @@ def test_the_role_that_keeps_users_waiting_gets_more(latency: Latency, kv_usage_
         return dict(policy(stay_starts=0.0).decide(snapshot).wanted or {})
 
     calm, late = wanted(Latency(ttft_s=0.2, tpot_s=0.02)), wanted(latency)
-    assert late[grown] == max(22.0, calm[grown])  # where its KV is full it is wanted without the net, too
+    assert late[grown] == max(22.0, calm[grown])  # if its KV is full, the model alone may want more than 22
     (other,) = set(Role) - {grown}
     assert late[other] == calm[other] < 20.0
     # While a replica starts, its effect on latency is not known yet.

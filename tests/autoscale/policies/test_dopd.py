@@ -28,7 +28,7 @@ CHAT = Traffic(requests_per_s=10.0, input_tokens_mean=90.0, output_tokens_mean=2
 
 @pytest.fixture(scope="session")
 def make_policy(make_profile: Callable[..., EngineProfile]) -> MakePolicy:
-    """Adjusts every 10 s to the last value, without correction."""
+    """A policy that adjusts every 10 s to the last value, without correction."""
 
     def make(**changes: Any) -> Dopd:
         document = {
@@ -59,17 +59,17 @@ class Ticks:
         """The decision of a tick, whose memory goes into the next one."""
         snapshot = self._make(*self._counts, now_s=now_s, traffic=traffic, state=self.state, **fields)
         decision = self._policy.decide(snapshot)
-        assert decision == self._policy.decide(snapshot)  # it keeps nothing itself
+        assert decision == self._policy.decide(snapshot)  # the policy has no state of its own
         if decision.memory is not None:
             self.state = replace(self.state, memory=decision.memory)
         return decision
 
     def running(self, prefill: int, decode: int) -> None:
-        """So many run from now on."""
+        """Set the numbers of replicas that run from now on."""
         self._counts = (prefill, decode)
 
     def granted(self, **desired: int) -> None:
-        """What the guard has made of it."""
+        """Set the counts that the guard has made of the decision."""
         self.state = replace(self.state, desired={self._key(Role(name)): count for name, count in desired.items()})
 
 
@@ -88,7 +88,7 @@ def test_algorithm_2_by_hand(make_policy: MakePolicy, make_snapshot: MakeSnapsho
     assert decision.ratio == PdRatio.of(decision.wanted)
     assert not decision.is_urgent
     assert "optimal P/D ratio 1.43" in decision.reason
-    # It stays planned through the next interval, whatever comes.
+    # The plan holds through the next interval, whatever the load.
     assert ticks.at(1015.0, replace(CHAT, requests_per_s=50.0)).wanted == decision.wanted
     later = ticks.at(1020.0)
     assert later.wanted is not None
@@ -127,20 +127,20 @@ def test_an_overload_of_either_role_does_not_wait(make_policy: MakePolicy, make_
     ticks = Ticks(make_policy(), make_snapshot, counts=(2, 4))
     calm = {P: {"waiting_requests": 5.0}, D: {"kv_usage_frac": 0.9}}
     assert not ticks.at(1000.0, stats=calm).is_urgent
-    # 2 x 11 wait, 5 for each: ceil(22/5). 4 x 0.5 of KV would be enough with three, but no replica leaves.
+    # 2 x 11 requests wait, 5 may wait at each: ceil(22/5). Three could hold 4 x 0.5 of KV, but no replica leaves.
     queue = ticks.at(1001.0, stats={P: {"waiting_requests": 11.0}, D: {"kv_usage_frac": 0.5}})
     assert queue.wanted == {P: 5.0, D: 4.0}
     assert queue.is_urgent
     assert queue.is_step
     assert queue.ratio == PdRatio(5, 4)
     assert queue.reason == "overload: prefill_queue_requests 22 for 10, decode_kv_replicas 2 for 3.6"
-    # 4 x 0.95 over 0.9.
+    # 4 x 0.95 / 0.9 = 4.2, rounded up.
     full = ticks.at(1002.0, stats={P: {"waiting_requests": 0.0}, D: {"kv_usage_frac": 0.95}})
     assert full.wanted == {P: 2.0, D: 5.0}
     assert full.is_urgent
 
 
-def test_after_an_overload_all_stay_until_the_interval_ends(
+def test_after_an_overload_all_replicas_stay_until_the_interval_ends(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot)
@@ -155,15 +155,15 @@ def test_after_an_overload_all_stay_until_the_interval_ends(
     assert ticks.at(1020.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
 
 
-def test_an_overload_asks_for_no_more_while_what_it_asked_for_starts(
+def test_an_overload_asks_for_no_more_replicas_while_those_it_asked_for_start(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot)
     ticks.at(1000.0, stats={P: {"waiting_requests": 20.0}})
-    ticks.granted(prefill=3, decode=1)  # of four, by the guard's step
+    ticks.granted(prefill=3, decode=1)  # the guard's step grants three of the four
     growing = {P: {"waiting_requests": 60.0}}
     assert not ticks.at(1005.0, stats=growing).is_urgent
-    # The other role does not wait for that, and takes no more of the first with it.
+    # The other role does not wait for that, and does not make the first grow with it.
     full = ticks.at(1006.0, stats=growing | {D: {"kv_usage_frac": 0.95}})
     assert full.wanted == {P: 3.0, D: 2.0}
     assert full.is_urgent
@@ -173,7 +173,7 @@ def test_an_overload_asks_for_no_more_while_what_it_asked_for_starts(
     assert ready.is_urgent
 
 
-def test_an_overload_does_not_pull_the_other_role_down_where_there_is_no_room(
+def test_an_overload_does_not_shrink_the_other_role_if_there_is_no_room(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot, counts=(4, 2))
@@ -182,7 +182,7 @@ def test_an_overload_does_not_pull_the_other_role_down_where_there_is_no_room(
     assert decision.ratio == PdRatio(2, 1)  # four prefill replicas at 20:1 would leave one decode replica
 
 
-def test_an_overload_during_an_adjustment_is_learnt_from_too(
+def test_an_interval_that_ends_in_an_overload_is_remembered_too(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
     ticks = Ticks(make_policy(), make_snapshot)
@@ -253,7 +253,7 @@ def test_a_long_day_by_arima_stays_bounded_and_says_when_it_could_not_fit(make_s
             assert decision.reason.endswith("; output_tokens: the series is constant")
     assert decision.wanted is not None
     assert sum(map(len, ticks.state.memory.values())) == 4 * 12 + 7 + 3 + 3 + 2
-    # At the end 12 requests/s came and go down: what was forecast lies near.
+    # At the end nearly 12 requests/s come and the rate falls: the forecast is near.
     assert ticks.state.memory["dopd_forecasts"][0] == pytest.approx(8.0 + 4.0 * math.sin(2500 / 300), rel=0.1)
 
 
@@ -320,9 +320,7 @@ def test_more_requests_or_longer_prompts_never_need_fewer(
         ({"wheels": 4}, "Extra inputs"),
     ],
 )
-def test_a_configuration_with_nonsense_is_refused(
-    make_policy: MakePolicy, change: dict[str, Any], message: str
-) -> None:
+def test_an_invalid_configuration_is_refused(make_policy: MakePolicy, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         make_policy(**change)
 

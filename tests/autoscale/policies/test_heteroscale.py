@@ -1,4 +1,4 @@
-"""HeteroScale's algorithms by hand, and what their combination lets through."""
+"""HeteroScale's algorithms by hand, and the counts that their combination wants."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +119,7 @@ def test_every_linear_signal_scales_both_roles(
         ("ttft", Latency(ttft_s=2.0, tpot_s=0.01), 7.2),
         ("ttft", Latency(ttft_s=0.95, tpot_s=0.01), 6.6),
         ("ttft", Latency(ttft_s=0.5, tpot_s=0.01), 6.0),
-        ("ttft", Latency(ttft_s=0.1, tpot_s=0.01), 5.0),  # a twentieth of six is one
+        ("ttft", Latency(ttft_s=0.1, tpot_s=0.01), 5.0),  # a twentieth of six, at least one replica
         ("tpot", Latency(ttft_s=0.1, tpot_s=0.01), 5.0),
         ("tpot", Latency(ttft_s=0.1, tpot_s=0.2), 7.2),
     ],
@@ -148,7 +148,8 @@ def test_scale_out_takes_the_larger_of_signal_and_latency(decide: Callable[..., 
         (Latency(ttft_s=0.5, tpot_s=0.02), (9000.0, 8000.0, 5000.0), 3.0),  # falling
         (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 2000.0), 3.0),  # growing, but next to nothing
         (Latency(ttft_s=0.5, tpot_s=0.02), (0.0, 0.0, 5000.0), 6.0),
-        (Latency(ttft_s=0.5, tpot_s=0.02), (40_000.0, 40_000.0, 38_000.0), 6.0),  # a plateau starves decode too
+        # A long backlog that stays keeps decode idle too.
+        (Latency(ttft_s=0.5, tpot_s=0.02), (40_000.0, 40_000.0, 38_000.0), 6.0),
         (Latency(ttft_s=1.01, tpot_s=0.02), (), 6.6),
     ],
 )
@@ -158,7 +159,7 @@ def test_scale_in_needs_calm_latencies_and_a_backlog_that_does_not_grow(
     assert decide(stats=tps(50.0), latency=latency, backlog=backlog).wanted[D] == pytest.approx(leaders)
 
 
-def test_a_latency_far_below_its_target_alone_takes_nothing_away(decide: Callable[..., Decision]) -> None:
+def test_a_latency_far_below_its_target_alone_removes_no_replica(decide: Callable[..., Decision]) -> None:
     assert decide(stats=tps(100.0), latency=Latency(ttft_s=0.01, tpot_s=0.001)).wanted[D] == pytest.approx(6.0)
 
 
@@ -200,7 +201,7 @@ def test_a_wrong_config_is_refused_with_the_fix(config: dict[str, Any], message:
         HeteroScaleConfig.model_validate(config)
 
 
-def test_the_eight_signals_are_the_papers() -> None:
+def test_there_are_eight_signals_as_in_the_paper() -> None:
     assert len(Signal) == 8
 
 
@@ -210,7 +211,7 @@ def test_a_missed_latency_adds_replicas_though_the_signal_is_missing(decide: Cal
     assert decision.wanted[D] > 6
 
 
-def test_latency_asks_for_no_more_while_what_it_asked_for_still_starts(
+def test_latency_asks_for_no_more_replicas_while_those_it_asked_for_start(
     make_snapshot: MakeSnapshot,
 ) -> None:
     policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
@@ -222,7 +223,7 @@ def test_latency_asks_for_no_more_while_what_it_asked_for_still_starts(
 
 
 @pytest.mark.parametrize(("scaled_out_s", "decode"), [(None, 9.6), (980.0, 9.6), (995.0, 8.0)])
-def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
+def test_latency_adds_replicas_once_while_a_lost_replica_is_not_back(
     make_snapshot: MakeSnapshot, scaled_out_s: float | None, decode: float
 ) -> None:
     policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
@@ -237,7 +238,7 @@ def test_latency_is_heard_once_while_a_lost_replica_is_not_back(
     # A request that has waited for 5 s was sent at 995.
     [(1001.0, {}, 6.0), (996.0, {}, 6.0), (995.0, {}, 7.2), (1001.0, {"d5": 990.0}, 7.2)],
 )
-def test_latency_adds_no_replica_before_it_shows_the_last_ones_unless_withdrawn_ones_can_return(
+def test_latency_adds_no_replica_before_it_shows_the_effect_of_the_last_unless_withdrawn_ones_can_return(
     make_snapshot: MakeSnapshot, settled_s: float, withdrawn: dict[str, float], decode: float
 ) -> None:
     policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
@@ -260,10 +261,10 @@ def test_a_latency_as_the_signal_scales_in_without_requests(make_snapshot: MakeS
 
 
 @pytest.mark.parametrize(("name", "replicas"), [("d5", 6.0), ("x", 0.6)])
-def test_a_replica_that_serves_and_shows_nothing_takes_none_away(
+def test_no_replica_leaves_if_one_that_serves_does_not_report(
     make_snapshot: MakeSnapshot, name: str, replicas: float
 ) -> None:
-    # One decode replica of six shows nothing: what the others show is not all of the load, unless it does not serve.
+    # One decode replica of six does not report. If it serves, the reports of the others are not all of the load.
     whole = make_snapshot(2, 6, stats={P: {"queued_prefill_tokens": 0.0}, D: {"decode_tokens_per_s": 12.0}})
     pools = [
         replace(
@@ -286,7 +287,7 @@ def test_a_replica_that_serves_and_shows_nothing_takes_none_away(
     assert ("d5 does not report decode_tps" in decision.reason) is (name == "d5")
 
 
-def test_an_unknown_prefill_backlog_takes_none_away(decide: Callable[..., Decision]) -> None:
+def test_an_unknown_prefill_backlog_removes_no_replica(decide: Callable[..., Decision]) -> None:
     decision = decide(stats={**tps(10.0), P: {"queued_prefill_tokens": None}})
     assert decision.wanted == {D: 6.0, P: 2.0}
     assert "the prefill backlog is not known" in decision.reason

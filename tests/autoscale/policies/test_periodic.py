@@ -1,4 +1,4 @@
-"""Periods of the day and the week, also where clocks change."""
+"""Periods of the day and the week, also when clocks change."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -46,7 +46,7 @@ def at(text: str, zone: str = "Europe/Berlin") -> float:
         ("2026-11-23 07:00:00", 3),
         ("2026-11-23 08:00:00", 9),
         ("2026-03-30 08:00:00", 9),  # the Monday after the clocks went forward
-        ("2026-10-26 07:59:00", 3),  # and back
+        ("2026-10-26 07:59:00", 3),  # the Monday after they went back
     ],
 )
 def test_the_period_that_began_last_holds(make_snapshot: Callable[..., Snapshot], when: str, decode: int) -> None:
@@ -57,14 +57,14 @@ def test_the_period_that_began_last_holds(make_snapshot: Callable[..., Snapshot]
     assert decision.ratio == (PdRatio(2, 1) if decode == 2 else PdRatio(1, 3))
 
 
-def test_the_zone_decides(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_the_time_zone_decides_when_a_period_begins(make_snapshot: Callable[..., Snapshot]) -> None:
     utc = Periodic(
         PeriodicConfig.model_validate({**WORKDAYS, "time_zone": "UTC"}), ratio=PdRatio(1, 3), slo=SloConfig()
     )
     assert utc.decide(make_snapshot(now_s=at("2026-11-20 08:30:00"))).wanted[D] == 3  # 7:30 in UTC
 
 
-def test_of_two_that_begin_together_the_later_in_the_list_holds(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_of_two_periods_that_begin_together_the_later_in_the_list_holds(make_snapshot: Callable[..., Snapshot]) -> None:
     periods = [{"begins": "0 8 * * *", "decode": 2}, {"begins": "0 8 * * fri", "decode": 5}]
     policy = Periodic(PeriodicConfig.model_validate({"periods": periods}), ratio=PdRatio(1, 1), slo=SloConfig())
     assert policy.decide(make_snapshot(now_s=at("2026-11-20 08:00:00", "UTC"))).wanted[D] == 5
@@ -97,7 +97,7 @@ def test_counts_and_ratio_of_a_period_reach_the_plan(
         ({"periods": [{"begins": "0 8 * * *", "prefill": 1, "decode": 6}]}, "ratio of 1:6 is impossible"),
     ],
 )
-def test_a_schedule_without_periods_or_with_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
+def test_a_schedule_without_periods_or_with_invalid_ones_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         PeriodicConfig.model_validate({**WORKDAYS, **change})
 

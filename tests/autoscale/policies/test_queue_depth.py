@@ -1,4 +1,4 @@
-"""The chapter's law by hand."""
+"""The law of the queue-depth chapter, by hand."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,7 +38,7 @@ def test_the_law_by_hand(arrivals: float, queue: float, law: dict[str, float], e
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e3), st.floats(0.1, 100))
-def test_more_arrivals_or_a_longer_queue_never_need_fewer(
+def test_more_arrivals_or_a_longer_queue_never_need_fewer_replicas(
     arrivals: float, queue: float, more: float, served: float
 ) -> None:
     config = QueueDepthConfig(decode_requests_per_s=served, target_queue=10.0, burn_down_s=2.0)
@@ -53,7 +53,7 @@ def decide(snapshot: Snapshot, **config: Any) -> Any:
     return policy.decide(snapshot)
 
 
-def test_each_role_by_its_own_queue(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_each_role_is_sized_by_its_own_queue(make_snapshot: Callable[..., Snapshot]) -> None:
     stats = {P: {"waiting_requests": 30.0}, D: {"waiting_requests": 0.0}}
     snapshot = make_snapshot(2, 4, stats=stats, traffic=Traffic(requests_per_s=20.0))
     both = decide(snapshot, prefill_requests_per_s=10.0, decode_requests_per_s=5.0, burn_down_s=2.0)
@@ -90,7 +90,7 @@ def test_partly_observed_arrivals_remove_no_replica_and_still_add(
 
 
 def arrivals_before(*rates: float, interval_s: float = 10.0) -> dict[str, tuple[float, ...]]:
-    """The memory of a policy that saw these, the last one interval before 1000 s."""
+    """The memory of a policy that saw these arrival rates; it saw the last one an interval before 1000 s."""
     times = (1000.0 - interval_s * n for n in range(len(rates), 0, -1))
     return {"arrivals_at_s": tuple(times), "arrivals_per_s": rates}
 
@@ -119,17 +119,17 @@ def ahead(
         # 5 requests/s more every 10 s: 274 now are 6.85 replicas, 284 after the 20 s of a start 7.1.
         (arrivals_before(259.0, 264.0, 269.0), 274.0, {"lead_s": 0.0}, 7.0),
         (arrivals_before(259.0, 264.0, 269.0), 274.0, {}, 8.0),
-        (arrivals_before(259.0, 264.0, 269.0), 274.0, {"lead_s": 120.0}, 9.0),  # 334
+        (arrivals_before(259.0, 264.0, 269.0), 274.0, {"lead_s": 120.0}, 9.0),  # 334 requests/s in 120 s
         (arrivals_before(259.0, 264.0, 269.0), 274.0, {"headroom_frac": 0.4}, 12.0),  # both together: 8 x 1.4
         # (-30, 100), (-20, 300), (-10, 100), (0, 300): the least squares' slope is 4, so 200 + 4 x 35 = 340.
         (arrivals_before(100.0, 300.0, 100.0), 300.0, {}, 9.0),
-        (arrivals_before(300.0, 250.0, 200.0), 150.0, {}, 4.0),  # a fall is waited for
-        (arrivals_before(200.0, 205.0), 300.0, {}, 8.0),  # 20 s are no trend of 60 s
+        (arrivals_before(300.0, 250.0, 200.0), 150.0, {}, 4.0),  # a fall counts only once it has come
+        (arrivals_before(200.0, 205.0), 300.0, {}, 8.0),  # 20 s are too short for a trend over 60 s
         (arrivals_before(0.0, 0.0, 0.0, 0.0, 300.0, 300.0, 300.0, 300.0, 300.0, 300.0), 300.0, {}, 8.0),
         ({}, 210.0, {}, 6.0),
     ],
 )
-def test_arrivals_are_looked_at_one_start_ahead(
+def test_arrivals_are_forecast_one_start_ahead(
     make_snapshot: Callable[..., Snapshot],
     memory: dict[str, tuple[float, ...]],
     arrivals: float,
@@ -139,19 +139,19 @@ def test_arrivals_are_looked_at_one_start_ahead(
     assert ahead(make_snapshot, arrivals, memory, **config).wanted[D] == expected
 
 
-def test_only_the_predictive_one_remembers(make_snapshot: Callable[..., Snapshot]) -> None:
+def test_only_the_predictive_policy_remembers_arrivals(make_snapshot: Callable[..., Snapshot]) -> None:
     past = arrivals_before(200.0)
     assert ahead(make_snapshot, 210.0, {}, lead_s=0.0).memory is None
     assert ahead(make_snapshot, None, past).memory is None
     decision = ahead(make_snapshot, 210.0, past)
     assert decision.memory == {"arrivals_at_s": (990.0, 1000.0), "arrivals_per_s": (200.0, 210.0)}
     assert decision.reason == "210 requests/s, 210 in 20 s; decode_queue 0"
-    # Half of what came would look like a fall, and the rest of it then like a rise.
+    # Partly observed arrivals would look like a fall, and the next whole ones like a rise.
     assert ahead(make_snapshot, 100.0, past, is_whole=False).memory is None
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=7), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 120))
-def test_looking_ahead_never_wants_fewer_and_more_arrivals_neither(
+def test_neither_a_forecast_nor_more_arrivals_want_fewer_replicas(
     make_snapshot: Callable[..., Snapshot], past: list[float], arrivals: float, more: float, lead_s: float
 ) -> None:
     memory = arrivals_before(*past)
@@ -159,7 +159,7 @@ def test_looking_ahead_never_wants_fewer_and_more_arrivals_neither(
     assert decision == ahead(make_snapshot, arrivals, memory, lead_s=lead_s)
     assert decision.wanted[D] >= ahead(make_snapshot, arrivals, memory, lead_s=0.0).wanted[D]
     assert decision.wanted[D] <= ahead(make_snapshot, arrivals + more, memory, lead_s=lead_s).wanted[D] + 1e-9
-    # No line through rates up to 1000 over at least 30 s rises faster than 100 of them a second.
+    # A line through rates up to 1000 requests/s over at least 30 s rises by at most 100 requests/s each second.
     assert decision.wanted[D] <= (2000.0 + 100.0 * lead_s) / 40.0 + 1
 
 

@@ -61,7 +61,7 @@ def decide(make_snapshot: Callable[..., Snapshot], make_profile: MakeProfile) ->
 
 
 Decide = Callable[..., Decision]
-# Eight of 125 tokens of KV each do not fit into 1000 with half a block each; seven take 27 ms a step.
+# Eight requests of 125 tokens and half a block each do not fit into 1000 tokens of KV; a step of seven takes 27 ms.
 DECODE_TOKENS_PER_S = 7 / 0.027
 
 
@@ -73,7 +73,7 @@ def test_velocities_by_hand(make_profile: MakeProfile) -> None:
     assert prefill_velocity(flat, 100.0) == float("inf")
 
 
-def test_each_stage_for_the_tokens_that_arrive(decide: Decide) -> None:
+def test_each_stage_is_sized_for_the_tokens_that_arrive(decide: Decide) -> None:
     decision = decide(20.0)
     assert decision.wanted == pytest.approx({P: 2000.0 / 1000.0, D: 1000.0 / DECODE_TOKENS_PER_S})  # 2 and 3.86
     assert decision.ratio == PdRatio.of(decision.wanted)
@@ -81,7 +81,7 @@ def test_each_stage_for_the_tokens_that_arrive(decide: Decide) -> None:
     assert decide(20.0, headroom_frac=0.25).wanted == pytest.approx({P: 2.5, D: 1.25 * 1000.0 / DECODE_TOKENS_PER_S})
 
 
-def test_a_network_that_is_slower_than_prefill_is_what_prefill_is_sized_by(decide: Decide) -> None:
+def test_prefill_is_sized_by_the_network_if_that_is_slower(decide: Decide) -> None:
     slow = decide(20.0, prefill={"handoff": {**FAST, "bytes_per_s": 5e5}})  # 500 tokens/s
     assert slow.wanted is not None
     assert slow.wanted[P] == pytest.approx(4.0)
@@ -95,7 +95,7 @@ def test_a_network_that_is_slower_than_prefill_is_what_prefill_is_sized_by(decid
         (5, 970.0, {"convertible_frac": 0.8}, 2.0 - 0.8 * (5 - 1000.0 / DECODE_TOKENS_PER_S)),
         (3, 970.0, {}, 2.0),  # nothing to spare
         (8, 970.0, {"convertible_frac": 0.0}, 2.0),
-        (8, 940.0, {}, 2.0),  # it has lasted for a start: by now more prefill could serve
+        (8, 940.0, {}, 2.0),  # the burst has lasted for a start: new prefill replicas could serve by now
         (8, 970.0, {"prefill_start_s": 20.0}, 2.0),
     ],
 )
@@ -107,7 +107,7 @@ def test_decode_takes_the_burst_that_ends_before_prefill_could_start(
     assert wanted == pytest.approx({P: expected, D: 1000.0 / DECODE_TOKENS_PER_S})
 
 
-def test_a_fall_is_no_burst_and_the_first_sight_of_a_load_neither(decide: Decide) -> None:
+def test_neither_a_fall_nor_the_first_observation_of_a_load_is_a_burst(decide: Decide) -> None:
     memory = {"prompts_at_s": (970.0,), "prompt_tokens_per_s": (3000.0,)}
     for before in (None, memory):
         decision = decide(20.0, (1, 8), memory=before)
@@ -121,14 +121,14 @@ def test_a_fall_is_no_burst_and_the_first_sight_of_a_load_neither(decide: Decide
     [
         (800.0, 3.0, 980.0, 2.5),
         (1600.0, 3.0, 980.0, 1.25),
-        (800.0, 3.0, 981.0, 2.0),  # not long enough: an average over an idle time
+        (800.0, 3.0, 981.0, 2.0),  # not busy for long enough: the average includes idle time
         (800.0, 0.0, 980.0, 2.0),
-        (10.0, 3.0, 980.0, 4.0),  # waits for decode: at least half of the profile's
+        (10.0, 3.0, 980.0, 4.0),  # prefill waits for decode: at least half of the profile's velocity counts
         (0.0, 3.0, 980.0, 4.0),
         (None, 3.0, 980.0, 2.0),
     ],
 )
-def test_what_busy_prefill_computes_is_its_velocity(
+def test_the_velocity_of_busy_prefill_is_the_rate_that_it_computes_at(
     decide: Decide, computed: float | None, waiting: float, since_s: float, expected: float
 ) -> None:
     stats = {P: {"prefill_tokens_per_s": computed, "waiting_requests": waiting}}
@@ -175,7 +175,7 @@ memories = st.lists(st.tuples(st.floats(900, 999), st.floats(0, 1e4)), max_size=
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.integers(1, 32), memories)
-def test_more_arrivals_never_want_fewer_and_what_is_wanted_is_bounded(
+def test_more_arrivals_never_want_fewer_replicas_and_counts_are_bounded(
     decide: Decide, rate: float, more: float, decode: int, memory: dict[str, tuple[float, ...]]
 ) -> None:
     less = decide(rate, (1, decode), memory=memory)
@@ -193,7 +193,7 @@ def test_more_arrivals_never_want_fewer_and_what_is_wanted_is_bounded(
 def test_memory_is_bounded_however_often_it_decides(decide: Decide, rates: list[float], interval_s: float) -> None:
     memory: Mapping[str, tuple[float, ...]] = {}
     for tick in range(200):
-        # Always a little more, which is the longest series.
+        # The load rises a little in each tick, which makes the longest series.
         decision = decide(rates[tick % len(rates)] + tick, (1, 4), now_s=1000.0 + tick * interval_s, memory=memory)
         assert decision.memory is not None
         memory = decision.memory

@@ -20,7 +20,7 @@ P, D = Role.PREFILL, Role.DECODE
 KEYS = {role: PoolKey("g0", role) for role in Role}
 LIMITS = WvaConfig().limits(D)
 IDLE: Load = (0.0, 0.0)
-# Mean spare KV of 0.35: neither more nor fewer.
+# Mean spare KV of 0.35: the role neither grows nor shrinks.
 CALM: list[Load] = [(0.45, 0.0)] * 2
 
 loads = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 50)), min_size=1, max_size=12)
@@ -71,14 +71,15 @@ def test_the_papers_numbers(fleet: Fleet) -> None:
     ("decode", "expected"),
     [
         ([(0.5, 0.0)] * 4, 4.0),  # a mean spare of 0.3 is just enough
-        ([(0.1, 3.0)] * 4, 6.0),  # the queue's is 2, below 3: 12 / (5 - 3)
+        ([(0.1, 3.0)] * 4, 6.0),  # the spare queue is 2, below 3: 12 / (5 - 3)
         ([(0.1, 5.0)] * 2, 5.0),  # all saturated: 10 / 2
         ([(0.8, 0.0)], 2.0),
-        ([(0.1, 0.0), (0.1, 4.9), (0.8, 2.0)], 4.0),  # spare of the two: (5 + 0.1)/2; 6.9 / 2 = 3.45
-        ([(0.1, 5.0), (0.75, 0.0)], 3.0),  # 0.85 / 0.5 and 5 / 2: as one more than there are
-        ([(0.0, 0.0), (0.9, 0.0)], 2.0),  # one unsaturated: no replica leaves
-        ([(0.1, 0.0), (0.1, 0.0), (0.9, 0.0)], 2.0),  # 0.2 on the other one
-        ([(0.4, 0.0), (0.4, 0.0), (0.9, 0.0)], 3.0),  # 0.8 would saturate it
+        # Mean spare queue of the two unsaturated replicas: (5 + 0.1)/2. 6.9 / 2 = 3.45.
+        ([(0.1, 0.0), (0.1, 4.9), (0.8, 2.0)], 4.0),
+        ([(0.1, 5.0), (0.75, 0.0)], 3.0),  # 0.85 / 0.5 and 5 / 2: three, which is also one more than now
+        ([(0.0, 0.0), (0.9, 0.0)], 2.0),  # only one is unsaturated: no replica leaves
+        ([(0.1, 0.0), (0.1, 0.0), (0.9, 0.0)], 2.0),  # one leaves: 0.2 on the other unsaturated one
+        ([(0.4, 0.0), (0.4, 0.0), (0.9, 0.0)], 3.0),  # 0.8 would saturate the other unsaturated one
         ([(0.0, 0.0)] * 5, 1.0),
     ],
 )
@@ -88,13 +89,13 @@ def test_a_role_by_hand(fleet: Fleet, decode: list[Load], expected: float) -> No
 
 
 def test_whole_replicas_must_be_freed_though_the_mean_would_allow_more() -> None:
-    # 1.0 over three of 0.8 - 0.3 each: by the mean one of four could go, but 0.79 takes nothing more.
+    # 1.0 over three of 0.8 - 0.3 each: by the mean, one of four could leave, but the one at 0.79 takes no more load.
     fragmented = [(0.79, 0.0), (0.07, 0.0), (0.07, 0.0), (0.07, 0.0)]
     assert freed_replicas([(0.25, 0.0)] * 4, LIMITS, 2) == 2
     assert freed_replicas(fragmented, LIMITS, 2) == 0
 
 
-def test_one_replica_more_is_wanted_even_where_the_total_load_is_low(fleet: Fleet) -> None:
+def test_one_replica_more_is_wanted_even_if_the_total_load_is_low(fleet: Fleet) -> None:
     # Mean spare queue of the unsaturated (0.2) is low, but 4.8 + 0 x 3 over 2 a replica is less than the four there.
     crowded = [(0.9, 0.0), (0.9, 0.0), (0.1, 4.8), (0.9, 0.0)]
     assert decide(fleet(CALM, crowded), spare_kv_frac=0.0).wanted == {P: 2.0, D: 5.0}
@@ -105,7 +106,7 @@ def test_replicas_that_do_not_serve_yet_are_neither_asked_for_twice_nor_taken_aw
     assert decide(fleet(CALM, [IDLE] * 4, desired=(2, 5))).wanted == {P: 2.0, D: 5.0}
 
 
-def test_a_replica_out_of_routing_is_no_headroom(fleet: Fleet) -> None:
+def test_a_withdrawn_replica_is_no_headroom(fleet: Fleet) -> None:
     snapshot = fleet(CALM, [(0.6, 0.0), (0.6, 0.0), IDLE], desired=(2, 2))
     serving = replace(snapshot, state=replace(snapshot.state, admitted=("p0", "p1", "d0", "d1"), withdrawn={"d2": 1.0}))
     assert decide(serving).wanted == {P: 2.0, D: 3.0}  # 1.2 / 0.5
@@ -137,7 +138,7 @@ def test_a_spare_that_leaves_nothing_to_use_is_refused(config: dict[str, float])
 
 
 @given(loads, loads)
-def test_what_is_wanted_is_bounded_and_depends_on_the_snapshot_alone(
+def test_wanted_counts_are_bounded_and_depend_on_the_snapshot_alone(
     fleet: Fleet, prefill: list[Load], decode: list[Load]
 ) -> None:
     snapshot = fleet(prefill, decode)
@@ -151,7 +152,7 @@ def test_what_is_wanted_is_bounded_and_depends_on_the_snapshot_alone(
 
 
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 50), st.floats(0, 0.5), st.floats(0, 20))
-def test_more_load_on_every_replica_never_wants_fewer(
+def test_more_load_on_every_replica_never_wants_fewer_replicas(
     fleet: Fleet, count: int, kv: float, queue: float, more_kv: float, more_queue: float
 ) -> None:
     less, more = (

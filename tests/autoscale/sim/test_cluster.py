@@ -68,8 +68,8 @@ def test_a_prompts_last_block_is_cached_only_if_it_is_full(make_profile: MakePro
     assert replica.engine.counters.cached_tokens == 200
 
 
-def test_prefill_waits_where_its_kv_is_full_of_prompts_that_the_link_has_not_moved(make_profile: MakeProfile) -> None:
-    """Each prompt takes half of prefill's KV, and a link so slow that the third is computed when the first is over."""
+def test_prefill_waits_if_its_kv_is_full_of_prompts_that_the_link_has_not_moved_yet(make_profile: MakeProfile) -> None:
+    """Each prompt takes half of prefill's KV. The link is slow: the third starts once the first has been moved."""
     profile = make_profile()
     tokens = profile.kv_tokens // 2 - profile.block_tokens
     slow = tokens * profile.handoff.kv_bytes_per_token / 50.0
@@ -97,7 +97,7 @@ def test_requests_go_to_the_replica_with_the_least_to_do(make_profile: MakeProfi
 def test_replicas_count_a_long_prompt_by_its_own_objective(
     make_profile: MakeProfile, pace: float, expected_s: float
 ) -> None:
-    """200 tokens at 2 ms have 0.4 s instead of 0.1 s, so what they take is a fourth of it."""
+    """200 tokens at 2 ms each have 0.4 s instead of 0.1 s, so their TTFT of 0.44 s counts as 0.11 s."""
     keys = {role: PoolKey("g0", role) for role in Role}
     slo = SloConfig(ttft_s=0.1, ttft_s_per_input_token=pace)
     cluster = VirtualCluster(dict.fromkeys(keys.values(), make_profile()), RouterConfig(), random.Random(0), slo=slo)
@@ -110,7 +110,7 @@ def test_replicas_count_a_long_prompt_by_its_own_objective(
     assert seen == [f"ttft_{bisect_left(TTFT_EDGES_S, expected_s)}"]
 
 
-def test_groups_get_requests_by_their_decode_replicas_and_none_without(make_profile: MakeProfile) -> None:
+def test_groups_get_requests_in_proportion_to_their_decode_replicas(make_profile: MakeProfile) -> None:
     keys = {name: PoolKey(name, D) for name in ("one", "three", "none")}
     cluster = VirtualCluster(dict.fromkeys(keys.values(), make_profile()), RouterConfig(), random.Random(0))
     replicas = {
@@ -125,20 +125,20 @@ def test_groups_get_requests_by_their_decode_replicas_and_none_without(make_prof
 
 def test_routers_that_ask_find_the_prefill_replica_that_is_free(make_profile: MakeProfile) -> None:
     profiles = dict.fromkeys(Role, make_profile())
-    # Pairs of prompts at one time; the decode replica of the second knows nothing of the first.
+    # Prompts come in pairs; the decode replica of the second knows nothing of the first.
     trace = [request(2.0 * (number // 2), 200, 2) for number in range(60)]
 
     def waits(asked_replicas: int) -> int:
         records = replay(trace, {P: 2, D: 2}, profiles, RouterConfig(asked_replicas=asked_replicas))
-        return sum((r.ttft_s or 0.0) > 0.6 for r in records)  # alone 0.451 s
+        return sum((r.ttft_s or 0.0) > 0.6 for r in records)  # a prompt alone takes 0.451 s
 
     assert waits(2) == 0
     assert waits(0) > 5
 
 
-def test_short_prompts_do_not_wait_behind_a_long_one_that_another_has_sent(make_profile: MakeProfile) -> None:
+def test_short_prompts_do_not_wait_behind_a_long_one_of_another_decode_replica(make_profile: MakeProfile) -> None:
     profiles = dict.fromkeys(Role, make_profile(kv_tokens=10_000))
-    # A long prompt takes 2.2 s, three short ones 0.22 s each; every one comes by another decode replica.
+    # A long prompt takes 2.2 s, three short ones 0.22 s each; each comes from another decode replica.
     trace = [
         request(10.0 * turn + 0.001 * number, 200 if number else 2000, 2) for turn in range(20) for number in range(4)
     ]
@@ -159,7 +159,7 @@ def test_kv_that_does_not_fit_waits_on_the_decode_side(make_profile: MakeProfile
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 400), st.integers(1, 60)), min_size=1, max_size=40))
-def test_every_request_ends_with_its_tokens_and_again_the_same_way(
+def test_every_request_ends_with_its_tokens_and_a_second_run_is_the_same(
     make_profile: MakeProfile, entries: list[tuple[float, int, int]]
 ) -> None:
     trace = [request(*entry) for entry in sorted(entries)]
@@ -191,7 +191,7 @@ def replicas(cluster: VirtualCluster) -> dict[str, VirtualReplica]:
     return cluster._groups["g0"].replicas
 
 
-def test_nothing_is_left_behind(make_cluster: Callable[..., VirtualCluster]) -> None:
+def test_replicas_are_empty_after_the_last_request(make_cluster: Callable[..., VirtualCluster]) -> None:
     cluster = make_cluster(1, 1)
     cluster.submit([request(number * 0.1, 50 + 7 * number, 5) for number in range(50)])
     cluster.run()
@@ -262,7 +262,9 @@ def test_utilisation_in_a_report_is_that_of_the_time_since_the_last_report(
     assert active[0] > active[1] > active[2] == 0.0
 
 
-def test_a_draining_replica_finishes_what_it_has_and_is_told_when(make_cluster: Callable[..., VirtualCluster]) -> None:
+def test_a_draining_replica_finishes_its_requests_and_reports_when_it_has_gone(
+    make_cluster: Callable[..., VirtualCluster],
+) -> None:
     cluster = make_cluster(2, 2)
     gone: list[tuple[str, float]] = []
     cluster.submit([request(0.1 * number, 200, 20) for number in range(20)])
@@ -317,10 +319,10 @@ def test_a_path_is_chosen_by_kv_as_it_is_and_not_as_when_the_batch_began(
 
 
 @pytest.mark.parametrize(("answer_tokens", "handoffs"), [(50, 1), (30, 2)])
-def test_a_long_queue_on_prefill_keeps_prompts_on_decode_where_answers_are_long(
+def test_a_long_queue_on_prefill_keeps_prompts_on_decode_if_answers_are_long(
     answer_tokens: int, handoffs: int, make_cluster: Callable[..., VirtualCluster]
 ) -> None:
-    """8 tokens for each of an answer's 50 are 400, so that the last one does not wait for the prefill before it."""
+    """With answers of 50 tokens, 8 prompt tokens for each are 400: the last prompt, of 300, stays on decode."""
     cluster = make_cluster(1, 1, length={"local_cap_tokens": 400, "local_max_tokens": 128})
     cluster.submit([request(0.0, 100, answer_tokens), request(30.0, 900, 2), request(30.1, 300, 2)])
     cluster.run()

@@ -36,7 +36,7 @@ def test_committed_configurations_load_with_all_their_policies(path: Path) -> No
         config.autoscale_config(name)
 
 
-def test_the_first_by_name_is_an_h100_70b_one() -> None:
+def test_the_first_configuration_by_name_is_an_h100_70b_one() -> None:
     first = min(CONFIGS.glob("*.yaml"))
     profile = SimConfig.load(first).groups[0].decode.profile
     assert profile.gpu == "H100"
@@ -61,7 +61,7 @@ def test_the_fields_of_a_policy_replace_those_for_all_policies(tmp_path: Path) -
     assert config.policy.kind == "heteroscale"
 
 
-def test_gpus_are_the_profiles_and_a_replica_costs_as_many(tmp_path: Path) -> None:
+def test_a_replica_has_the_gpus_of_its_profile_and_costs_1_for_each(tmp_path: Path) -> None:
     pool = SimConfig.load(write(tmp_path, smallest())).pools()[PoolKey("g0", Role.PREFILL)]
     assert (pool.gpus_per_replica, pool.cost) == (2, 2.0)
 
@@ -80,7 +80,7 @@ def test_each_group_keeps_its_own_engines_starts_and_costs(tmp_path: Path) -> No
     assert config.autoscale_config("default").policy.decode.name == "h100_llama70b_fp8_tp2"  # type: ignore[union-attr]
 
 
-def test_failures_strike_the_group_that_they_name_else_the_first(tmp_path: Path) -> None:
+def test_a_failure_strikes_the_group_that_it_names_or_the_first(tmp_path: Path) -> None:
     document = {
         "groups": [{**GROUP, "name": "a"}, {**GROUP, "name": "b"}],
         "failures": [{"at_s": 1, "role": "decode", "group": "b"}, {"at_s": 2, "role": "prefill", "replicas": 3}],
@@ -138,6 +138,6 @@ def test_a_missing_or_broken_file_says_so(tmp_path: Path) -> None:
         SimConfig.load(tmp_path / "broken.yaml")
 
 
-def test_an_unknown_policy_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_policy_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no policy 'nope': choose among .*default.*wva"):
         SimConfig.load(write(tmp_path, smallest())).autoscale_config("nope")

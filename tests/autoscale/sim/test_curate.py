@@ -23,12 +23,12 @@ PRESSURE = PressureResult(points=[POINT], aggregated=replace(POINT, prefill=0, d
 FIXED = {"prefill": 10, "decode": 5}
 
 
-def test_every_policy_can_be_searched_but_the_one_that_a_person_writes() -> None:
+def test_every_policy_can_be_searched_except_the_periodic_one() -> None:
     assert set(SIM_POLICIES) - set(SPACES) == {"periodic"}
 
 
 @pytest.mark.parametrize("kind", sorted(SPACES))
-def test_all_that_is_drawn_is_a_valid_configuration_and_no_two_are_the_same(kind: str) -> None:
+def test_drawn_configurations_are_valid_and_all_different(kind: str) -> None:
     drawn = draw(LLAMA, kind, 30, PRESSURE, FIXED, random.Random(3))
     assert drawn == draw(LLAMA, kind, 30, PRESSURE, FIXED, random.Random(3))
     assert len({str(each) for each in drawn}) == len(drawn)

@@ -18,7 +18,7 @@ _LEAST = 0.97
 
 
 def wave(seed: int, requests_per_s: tuple[float, ...], part_s: float = 4.0) -> Scenario:
-    """Parts of different load, one after another."""
+    """A scenario of parts with different loads, one after another."""
     rng = random.Random(seed)
     arrivals = []
     for index, rate in enumerate(requests_per_s):
@@ -31,8 +31,8 @@ def wave(seed: int, requests_per_s: tuple[float, ...], part_s: float = 4.0) -> S
 def exhaustive_gpu_hours(scenario: Scenario, bin_s: float) -> float:
     """The cheapest of all schedules of one to three replicas of each role.
 
-    Only those are simulated whose replicas alone, without what they take to start and to end, cost less than the
-    cheapest so far.
+    It simulates a schedule only if its replicas, without their time to start and to end, cost less than the cheapest
+    so far.
     """
     bins = int(scenario.end_s // bin_s) + 1
     bin_hours = np.minimum(bin_s, scenario.end_s - bin_s * np.arange(bins)) / 3600
@@ -113,7 +113,7 @@ def test_fixed_counts_are_those_of_an_exhaustive_search(seed: int) -> None:
     assert not attained or sum(bound.sizes.values()) == min(attained)
 
 
-def test_fixed_counts_attain_and_one_fewer_of_either_does_not() -> None:
+def test_fixed_counts_attain_enough_and_one_fewer_of_either_role_does_not() -> None:
     scenario = wave(1, (12.0, 11.0, 12.0))
     bound = smallest_static(scenario, _LEAST, tpot_s=0.05)
     assert bound.is_attained

@@ -19,7 +19,7 @@ def schedule(*counts: int) -> dict[Any, list[tuple[float, int]]]:
 
 
 def test_only_work_in_the_measured_time_counts_as_utilisation() -> None:
-    """The same requests in the warm-up, after it, or last of all with answers that end long after the last arrival."""
+    """The same requests run in the warm-up, or after it. In a third run an answer ends long after the last arrival."""
     early = [(0.1 * n, 1000, 50) for n in range(40)]
     late = [(60.0 + 0.1 * n, 1000, 50) for n in range(40)]
     used = {
@@ -75,13 +75,13 @@ def test_a_pool_that_shrinks_within_two_minutes_of_its_growth_has_flapped(shrink
 
 
 def test_an_answer_may_take_as_long_as_its_objective_lets_it() -> None:
-    """30,000 tokens at 18 ms are nine minutes, and two more requests before it are behind in the same batch."""
+    """An answer of 60,000 tokens takes more than 15 minutes, and still meets its objectives."""
     run = run_schedule(make_scenario([(0.0, 500, 60_000), (1.0, 500, 10)]), schedule(1, 1))
     assert run.records[0].last_token_s is not None and run.records[0].last_token_s > 900.0
     assert run.attainment_frac == 1.0
 
 
-def test_a_trace_whose_last_request_comes_as_the_warm_up_ends_says_so() -> None:
+def test_a_trace_whose_last_request_comes_as_the_warm_up_ends_is_refused() -> None:
     scenario = make_scenario([(0.0, 500, 10), (30.0, 500, 10)], warm_up_s=30.0)
     with pytest.raises(ValueError, match=r"no request arrives after the warm-up of 30 s"):
         outcome(run_schedule(scenario, schedule(1, 1)))

@@ -13,7 +13,7 @@ from autoscale.sim.pressure import PressureResult, _search_peak, pressure_test
 from autoscale.sim.split import PressurePoint
 from tests.autoscale.sim.conftest import LLAMA, lengths
 
-# The splits of these tests differ by far: runs of seconds show it.
+# The splits of these tests differ so much that runs of seconds show it.
 pytestmark = pytest.mark.usefixtures("short_pressure_runs")
 
 
@@ -49,13 +49,13 @@ def test_requests_that_no_engine_can_serve_in_time_do_not_count() -> None:
     assert 0.9 < found.best.attainment_frac < 0.994
 
 
-def test_the_ratio_can_be_configured_however_few_tokens_are_answered() -> None:
+def test_the_ratio_can_be_configured_however_short_answers_are() -> None:
     found = pressure_test(LLAMA, lengths((4000, 6000), (2, 4)), gpus=24)
     assert found.pd_ratio == PdRatio.parse(str(found.pd_ratio))
     assert found.pd_ratio.per_decode() >= 3.0
 
 
-def test_no_split_has_more_replicas_than_its_pools_may() -> None:
+def test_no_split_has_more_replicas_than_its_pools_allow() -> None:
     group = LLAMA.groups[0]
     few = group.model_copy(update={"prefill": group.prefill.model_copy(update={"highest_replicas": 2})})
     config = LLAMA.model_copy(update={"groups": (few,)})
@@ -78,7 +78,7 @@ def test_the_ratio_is_that_of_the_split_that_serves_most() -> None:
     alone = PressurePoint(prefill=0, decode=6, requests_per_s=8.95, attainment_frac=1.0, signals={})
     result = PressureResult(points=points, aggregated=alone, gpus=6)
     assert str(result.pd_ratio) == "1:2"
-    assert not result.is_disaggregation_worthwhile  # half a per cent more is not
+    assert not result.is_disaggregation_worthwhile  # half a per cent more does not pay
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 60))

@@ -37,12 +37,12 @@ def test_fixed_counts_cost_their_gpus_for_the_time_after_the_warm_up() -> None:
     assert all(record.sent_s >= 20.0 for record in run.measured)
 
 
-def test_a_replica_that_a_schedule_adds_is_paid_from_one_start_before() -> None:
+def test_a_replica_that_a_schedule_adds_costs_from_one_start_before() -> None:
     scenario = make_scenario(STEADY, start_s=5.0)
     steps = {KEYS[Role.PREFILL]: [(0.0, 1), (30.0, 2), (40.0, 1)], KEYS[Role.DECODE]: [(0.0, 1)]}
     base = fixed(scenario, 1, 1).gpu_hours
     extra_s = (run_schedule(scenario, steps).gpu_hours - base) * 3600 / 2
-    assert 14.99 <= extra_s < 16.0  # 5 to start, 10 at work, then what it still had to do
+    assert 14.99 <= extra_s < 16.0  # 5 s to start, 10 s of service, then the rest of its requests
 
 
 def test_policies_keep_the_first_counts_while_the_trace_warms_up() -> None:
@@ -78,7 +78,7 @@ def test_streams_of_a_decode_replica_that_dies_fail_and_another_takes_its_place(
     assert outcome(run).failed_requests == len(failed)
 
 
-def test_nothing_is_lost_when_all_prefill_replicas_die() -> None:
+def test_no_request_is_lost_when_all_prefill_replicas_die() -> None:
     scenario = make_scenario(STEADY, failures=[SimFailureConfig(at_s=30.0, role=Role.PREFILL, replicas=2)])
     run = run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 2))
     assert all(record.error is None for record in run.records)
@@ -96,7 +96,7 @@ def test_requests_wait_while_no_decode_replica_is_up() -> None:
     assert all(record.error is None and record.first_token_s > 34.0 for record in waited)
 
 
-def test_a_shared_uplink_delays_first_tokens_and_a_lost_fifth_of_bandwidth_a_little() -> None:
+def test_a_shared_uplink_delays_first_tokens_and_a_fifth_less_bandwidth_only_a_little() -> None:
     arrivals = [(0.05 * n, 3000, 20) for n in range(200)]
 
     def ttft(**changes: Any) -> float:
@@ -122,14 +122,14 @@ def test_prefixes_that_come_again_are_not_computed_again() -> None:
 
     cold, warm = run_with_ids(None), run_with_ids(tuple(range(7)))
     assert computed(cold) == 20 * 4096
-    # After the first, seven blocks of eight are known.
+    # After the first prompt, seven of its eight blocks are cached.
     assert computed(warm) == 4096 + 19 * 512
     assert (outcome(warm).ttft_p50_s or 0.0) < (outcome(cold).ttft_p50_s or 0.0) / 2
     assert outcome(cold).cached_prompt_frac == 0.0
     assert outcome(warm).cached_prompt_frac == pytest.approx(19 * 7 / (20 * 8), abs=0.01)
 
 
-def test_our_policy_sizes_prefill_by_what_is_not_in_its_caches() -> None:
+def test_our_policy_sizes_prefill_by_the_tokens_that_are_not_cached() -> None:
     def prefill_hours(is_shared: bool) -> float:
         scenario = make_scenario([(0.05 * n, 8192, 20) for n in range(2800)], highest=40, prefix_block_tokens=512)
         ids = [(*(range(15) if is_shared else range(100 + 20 * n, 115 + 20 * n)), 90_000 + n) for n in range(2800)]
@@ -158,7 +158,7 @@ def test_aggregated_groups_prefill_where_they_decode() -> None:
     assert outcome(run).prefill_utilization_frac is None
 
 
-def test_an_outcome_adds_up() -> None:
+def test_the_figures_of_an_outcome_fit_each_other() -> None:
     scenario = make_scenario(STEADY, warm_up_s=10.0)
     found = outcome(run_policy(scenario, controlled(), dict.fromkeys(KEYS.values(), 1)))
     assert found.requests == 500
@@ -175,7 +175,7 @@ def test_an_outcome_adds_up() -> None:
     assert idle_kwh < found.energy_kwh < full_kwh
 
 
-def test_a_trace_that_ends_in_the_warm_up_says_so() -> None:
+def test_a_trace_that_ends_in_the_warm_up_is_refused() -> None:
     with pytest.raises(ValueError, match="no request arrives after the warm-up of 100 s"):
         outcome(fixed(make_scenario(STEADY, warm_up_s=100.0), 1, 1))
 

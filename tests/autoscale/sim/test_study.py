@@ -1,4 +1,4 @@
-"""A comparison as a whole: what is there for one group, and what for several."""
+"""A whole comparison: what it reports for one group, and what for several."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +57,7 @@ def test_several_groups_are_compared_without_bounds_and_the_cheap_one_is_full_fi
     assert study.flags[0].startswith("the oracle and the bounds plan one group")
     (row, _) = study.rows("static")
     assert row["gpu_hours_over_oracle"] is None
-    # From 1 + 1 replicas of each role to 3: two of the cheap group, which can have no more, and one of the dear.
+    # From 1 + 1 replicas of each role to 3: two of the cheap group, which can have no more, and one of the dear one.
     end_s = TRACE[-1].at_s
     assert row["gpu_hours"] == pytest.approx((2 * 2 * 2 + 2 * 4) * (end_s - 10.0) / 3600)
     assert row["cost"] == pytest.approx((2 * 2 * 2 + 2.5 * 2 * 4) * (end_s - 10.0) / 3600)
@@ -93,7 +93,7 @@ def test_a_policy_may_have_the_name_by_which_a_bound_is_shown() -> None:
     assert html_page(study, report).count("<td>causal bound</td>") == 2
 
 
-def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> None:
+def test_the_required_share_counts_only_measured_requests_that_can_meet_the_objectives() -> None:
     settings = config(group("g0", SLOW, 1.0, 8), slo={"tpot_s": 0.0182}, oracle_simulated_requests=1)
     hopeless = [replace(request, input_tokens=100_000) for request in TRACE[::20]]
     late = sum(request.at_s >= 10.0 for request in hopeless)
@@ -104,7 +104,7 @@ def test_what_is_asked_for_is_of_the_measured_requests_that_can_meet_it() -> Non
     assert notes(settings, mixed)[-1].startswith(f"{len(hopeless)} of {len(mixed)} requests cannot meet their TPOT")
 
 
-def test_what_a_reader_must_know_is_noted() -> None:
+def test_a_study_notes_what_limits_its_figures() -> None:
     settings = config(CHEAP, oracle_simulated_requests=1)
     settings = settings.model_copy(
         update={
@@ -140,7 +140,7 @@ def test_nothing_is_a_multiple_of_a_bound_that_attains_nothing() -> None:
 
 
 def test_the_objective_of_a_prompt_counts_the_link_that_its_kv_takes() -> None:
-    """Three times unloaded over an uplink of 1 GB/s: 2,000 tokens of 327,680 bytes are 0.66 s on it."""
+    """The objective is three times the unloaded TTFT. At 1 GB/s, 2,000 tokens of 327,680 bytes take 0.66 s."""
     slow = config({**CHEAP, "uplink_bytes_per_s": 1e9})
     alone, behind = (scenario_of(each, TRACE[:1]).slos[0].ttft_s for each in (config(CHEAP), slow))
     assert behind > 3 * 2000 * 327_680 / 1e9 > alone
@@ -189,7 +189,7 @@ def test_the_oracle_and_what_needs_it_refuse_several_groups() -> None:
                 run_study(settings, TRACE, names, rate_scale=scale, seeds=[0], pool=pool)
 
 
-def test_objectives_are_of_the_slowest_group_whatever_the_order() -> None:
+def test_objectives_come_from_the_slowest_group_whatever_the_order() -> None:
     slow, both, turned = (
         scenario_of(config(*groups, slo={"ttft_least_s": 0.01}), TRACE[:5]).slos[0].ttft_s
         for groups in ((CHEAP,), (CHEAP, DEAR), (DEAR, CHEAP))

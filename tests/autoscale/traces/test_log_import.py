@@ -119,7 +119,7 @@ def lines(*objects: object) -> str:
     return "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in objects)
 
 
-def test_litellm_s_log_is_sorted_by_start_and_says_what_it_left_out(tmp_path: Path) -> None:
+def test_litellms_log_is_sorted_by_start_and_says_what_it_left_out(tmp_path: Path) -> None:
     text = lines(
         {"message": "LiteLLM: Proxy initialized", "level": "INFO", "timestamp": "2025-01-24T09:20:40.1"},
         litellm(1737710446.5, 11),
@@ -151,7 +151,7 @@ def spend(start: str, hit: str = "None") -> dict[str, Any]:
     return {"request_id": f"chatcmpl-{start}", "call_type": "acompletion", "cache_hit": hit, **times, **tokens, **rest}
 
 
-def test_litellm_s_spend_logs_are_read(tmp_path: Path) -> None:
+def test_litellms_spend_logs_are_read(tmp_path: Path) -> None:
     starts = ("2025-01-24 09:20:46.847371", "2025-01-24 09:20:47.000000", "2025-01-24 09:20:48")
     text = lines(spend(starts[0]), spend(starts[1], "True"), spend(starts[2], "False"))
     assert rows(load_openai([write(tmp_path, text)]).requests) == [(0.0, 10, 20), (1.152629, 10, 20)]
@@ -163,13 +163,13 @@ def chat(created: object, prompt: object = 5, output: object = 6) -> dict[str, A
     return {"object": "chat.completion", "created": created, "model": "m", "choices": [message], "usage": usage}
 
 
-def test_openai_s_own_answers_of_either_api_are_read(tmp_path: Path) -> None:
+def test_openais_own_answers_of_either_api_are_read(tmp_path: Path) -> None:
     usage = {"input_tokens": 19, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 4, "total_tokens": 23}
     response = {"id": "resp_9", "object": "response", "created_at": 1795374868, "status": "incomplete", "usage": usage}
     chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1795374866, "usage": None}
     text = lines(chat(1795374866), chunk, response, chat(1795374866, 7))
     found = load_openai([write(tmp_path, text)])
-    # Whole seconds: the two of the first are half of one apart.
+    # Times are whole seconds: two requests of one second are put half a second apart.
     assert rows(found.requests) == [(0.0, 5, 6), (0.5, 7, 6), (2.0, 19, 4)]
     assert found.skipped == {"objects without usage": 1}
 
@@ -192,7 +192,7 @@ def test_times_are_iso_or_since_1970_in_any_unit(tmp_path: Path, first: object, 
     assert rows(load_openai([write(tmp_path, text)]).requests) == [(0.0, 1, 2), (1.5, 1, 2)]
 
 
-def test_a_nested_answer_s_time_is_that_around_it(tmp_path: Path) -> None:
+def test_the_time_of_a_nested_answer_is_that_of_its_record(tmp_path: Path) -> None:
     def entry(at: str, status: int = 200) -> dict[str, Any]:
         asked = {"method": "POST", "body": {"metadata": {"timestamp": "1999-01-01"}}}
         return {"request": asked, "ts": at, "status": status, "response": {"body": chat(1795374866)}}

@@ -44,7 +44,7 @@ def counted(config: WorkloadConfig, bin_s: float, seed: int = 0) -> Floats:
 
 
 def lengths(config: dict[str, Any], requests: int = 20_000) -> Floats:
-    """Prompt lengths, about this number."""
+    """About this number of prompt lengths."""
     rate = {"kind": "constant", "requests_per_s": requests / 100.0}
     both = {"kind": "separate", "input_tokens": config, "output_tokens": {"kind": "constant", "tokens": 1}}
     return np.array([request.input_tokens for request in made(workload(rate, 100.0, lengths=both))])
@@ -81,7 +81,7 @@ def test_mmpp_has_the_mean_and_the_dispersion_of_its_states() -> None:
 def test_mmpp_is_as_busy_in_its_first_second_as_later() -> None:
     config = workload(duration_s=1.0, arrivals=bursts((1.0, 90.0), (19.0, 10.0)))
     counts = [len(made(config, seed)) for seed in range(1000)]
-    # The standard deviation is sqrt(2.8 + 29.2); would each state begin as often as the other, it would be 10.
+    # The standard deviation is sqrt(2.8 + 29.2); if both states began equally often, the mean would be 10.
     assert np.mean(counts) == pytest.approx(2.8, abs=3 * (32.0 / 1000) ** 0.5)
 
 
@@ -132,7 +132,7 @@ def test_each_tenth_of_a_trace_has_the_rate_of_its_shape(rate: dict[str, Any], e
         assert abs(count - 100.0 * requests_per_s) <= 4.0 * (100.0 * requests_per_s) ** 0.5
 
 
-def test_a_sine_begins_at_its_mean_and_rises_to_a_day_s_peak_by_itself() -> None:
+def test_a_sine_begins_at_its_mean_and_rises_to_the_peak_of_a_day_by_itself() -> None:
     config = workload({"kind": "sine", "mean_requests_per_s": 10, "amplitude_frac": 0.8})
     at_s = np.array([0.0, 21_600.0, 64_800.0])
     assert config.arrivals.rate.at(at_s, 86_400.0)[0] == pytest.approx([10.0, 18.0, 2.0])
@@ -160,7 +160,7 @@ def test_other_lengths_leave_the_times_as_they_are() -> None:
     assert (times(workload()) == times(workload(lengths=longer))).all()
 
 
-def test_a_rate_of_nothing_gives_nothing() -> None:
+def test_a_rate_of_zero_gives_no_requests() -> None:
     assert made(workload({"kind": "constant", "requests_per_s": 0.0})) == ()
 
 
@@ -186,7 +186,7 @@ def test_half_a_normal_has_its_own_mean() -> None:
     assert lengths(half).mean() == pytest.approx(1000.0 + 100.0 * (2.0 / np.pi) ** 0.5, abs=2.0)
 
 
-def test_pareto_s_tail_falls_as_its_power_and_ends_at_its_bound() -> None:
+def test_the_tail_of_pareto_falls_as_its_power_and_ends_at_its_bound() -> None:
     values = lengths({"kind": "pareto", "lowest_tokens": 100, "highest_tokens": 100_000, "alpha": 1.2})
     assert values.min() == 100 and values.max() <= 100_000
     for tokens in (200.5, 1000.5, 10_000.5):  # between two whole lengths
@@ -203,7 +203,7 @@ def test_lengths_of_a_trace_are_drawn_together() -> None:
     assert len(here) > 0.95 * len(there)
 
 
-def test_a_configuration_s_trace_is_looked_for_beside_it(tmp_path: Path) -> None:
+def test_the_trace_of_a_configuration_is_looked_for_beside_it(tmp_path: Path) -> None:
     save_trace(tmp_path / "lengths.csv", [TraceRequest(at_s=0.0, input_tokens=7, output_tokens=5)])
     (tmp_path / "workload.yaml").write_text(
         "duration_s: 10\n"
@@ -216,7 +216,7 @@ def test_a_configuration_s_trace_is_looked_for_beside_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["trace.csv", "new/folder/trace.csv.gz"])
-def test_what_is_saved_is_loaded(tmp_path: Path, name: str) -> None:
+def test_a_saved_trace_is_loaded_unchanged(tmp_path: Path, name: str) -> None:
     trace = made(workload(lengths={"kind": "separate"} | dict.fromkeys(LENGTHS, LOGNORMAL)))
     save_trace(tmp_path / name, trace)
     assert load_trace(tmp_path / name) == trace
@@ -236,7 +236,7 @@ def test_the_same_trace_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a.csv.gz", "b.csv.gz"):
         save_trace(tmp_path / name, trace)
     assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
-    assert (tmp_path / "a.csv.gz").read_bytes()[4:8] == bytes(4)  # gzip's time
+    assert (tmp_path / "a.csv.gz").read_bytes()[4:8] == bytes(4)  # the time in gzip's header
     assert gzip.decompress((tmp_path / "a.csv.gz").read_bytes()).startswith(b"timestamp_s,input_tokens,output_tokens\n")
 
 
@@ -293,7 +293,7 @@ def test_a_trace_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_field(changes: dict[str, Any], says: str) -> None:
+def test_a_wrong_value_is_named_with_its_field(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"test: {says}")):
         workload(**changes)
 

@@ -76,7 +76,7 @@ def test_a_file_that_is_no_gzip_or_a_broken_one_says_so(tmp_path: Path) -> None:
             load_trace(path)
 
 
-def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+def test_a_file_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(HEADER + "0,1,1\n", encoding="utf-8-sig")
     assert load_trace(path) == (TraceRequest(at_s=0.0, input_tokens=1, output_tokens=1),)
@@ -161,7 +161,7 @@ def test_a_level_load_stays_level_up_to_the_ends(factor: float) -> None:
         assert within == pytest.approx(30.0 * factor, rel=5 / (30.0 * factor) ** 0.5)
 
 
-def test_copies_share_prefixes_among_each_other_alone() -> None:
+def test_copies_share_prefixes_only_with_each_other() -> None:
     trace = [TraceRequest(at_s=float(n), input_tokens=1024, output_tokens=1, hash_ids=(0, n + 1)) for n in range(20)]
     scaled = scale_rate(trace, 2.0, random.Random(0))
     assert len(scaled) == 40
@@ -171,7 +171,7 @@ def test_copies_share_prefixes_among_each_other_alone() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_rate_is_not_scaled_by_nothing(factor: float) -> None:
+def test_a_rate_is_scaled_only_by_a_finite_number_above_zero(factor: float) -> None:
     with pytest.raises(ValueError, match="cannot be scaled"):
         scale_rate(made(3), factor, random.Random(0))
 

@@ -1,4 +1,4 @@
-"""What the coordinator tells, keeps and refuses; Ray's store and names are a dictionary here."""
+"""What the coordinator answers, stores and refuses; Ray's store and names are a dictionary here."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def cycle(*admitted: str, ticked_s: float = 1.0) -> dict[str, Any]:
     return CYCLE.dump_python(made, mode="json")  # type: ignore[no-any-return]
 
 
-async def test_a_router_hears_at_once_of_what_it_has_not_seen(world: Any) -> None:
+async def test_a_router_hears_at_once_of_a_plan_that_it_has_not_seen(world: Any) -> None:
     told = coordinator()
     await told.sync(cycle("p1", "d1"), [])
     version, admitted = await told.watch(-1)
@@ -116,7 +116,7 @@ async def test_a_tuning_holds_from_the_next_sync_and_a_wrong_one_changes_nothing
     assert (await told.status())["services"]["m"]["tuned"] == {}
 
 
-async def test_one_that_was_restarted_knows_everything_again(world: Any) -> None:
+async def test_a_restarted_coordinator_has_its_states_and_tunings_again(world: Any) -> None:
     first = coordinator()
     await first.tune("m", {"policy": {"target": 50.0}}, "test")
     await first.sync(cycle("p1", "d1", ticked_s=7.0), ["{}"])
@@ -125,7 +125,7 @@ async def test_one_that_was_restarted_knows_everything_again(world: Any) -> None
     assert config_of(joined)["policy"]["target"] == 50.0
 
 
-async def test_an_application_deployed_again_starts_as_its_config_says(world: Any) -> None:
+async def test_an_application_that_is_deployed_again_starts_as_its_config_says(world: Any) -> None:
     first = coordinator()
     await first.tune("m", {"policy": {"target": 50.0}}, "test")
     await first.sync(cycle("p1", "d1"), ["{}"])
@@ -149,13 +149,13 @@ async def test_the_log_begins_anew_with_its_config_when_it_is_full(world: Any, m
     assert [line["line"] for line in (*before, *lines) if "line" in line][-9:] == list(range(51, 60))
 
 
-async def test_a_log_that_cannot_be_written_stops_nothing(world: Any) -> None:
+async def test_a_log_that_cannot_be_written_does_not_stop_a_sync(world: Any) -> None:
     world.log.parent.parent.joinpath("serve").write_text("a file where a folder should be")
     said = await coordinator().sync(cycle("p1", "d1"), ["{}"])
     assert said["version"] == 0
 
 
-async def test_a_service_that_is_asked_for_is_told_at_once_and_forgotten_soon(
+async def test_a_service_for_which_requests_wait_is_reported_at_once_and_forgotten_soon(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deployments.actors import coordinator as module
@@ -171,7 +171,7 @@ async def test_a_service_that_is_asked_for_is_told_at_once_and_forgotten_soon(
     assert await told.awaited(["m"]) == []
 
 
-async def test_what_is_cordoned_outlives_the_coordinator(world: Any) -> None:
+async def test_cordons_outlive_the_coordinator(world: Any) -> None:
     first = coordinator()
     await first.sync(cycle("p1", "d1"), [])
     await first.cordon("switch-a", True)

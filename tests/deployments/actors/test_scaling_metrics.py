@@ -68,5 +68,5 @@ def test_every_state_of_a_replica_has_its_number() -> None:
     assert 'latency="tpot",model="m",of="seen"' not in page
 
 
-def test_before_the_first_decision_there_is_nothing() -> None:
+def test_before_the_first_decision_the_page_has_no_sample() -> None:
     assert scaling_metrics(status(None), 100.0) == []

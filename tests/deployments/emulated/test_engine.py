@@ -1,4 +1,4 @@
-"""The emulated engine has vLLM's formats and its profile's times, and frees what a client has given up."""
+"""The emulated engine has vLLM's formats and its profile's times, and frees the place of an abandoned request."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def _engine() -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize(("set_to", "context"), [(4096, 4096), (-1, EngineProfile.load(PROFILE).kv_tokens)])
-def test_a_context_that_is_no_length_is_what_the_memory_holds(set_to: int, context: int) -> None:
+def test_a_context_without_a_length_is_what_the_memory_holds(set_to: int, context: int) -> None:
     assert make_engine(set_to)._engine_client.model_config.max_model_len == context
 
 
@@ -62,7 +62,7 @@ async def chunks_of(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
 
 
-async def test_a_stream_is_vllms_and_has_every_token(engine: Any) -> None:
+async def test_a_stream_has_vllms_format_and_every_token(engine: Any) -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
     from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
@@ -80,7 +80,7 @@ async def test_a_stream_is_vllms_and_has_every_token(engine: Any) -> None:
     assert len(words) == 30
 
 
-async def test_an_answer_in_one_piece_is_openais_too(engine: Any) -> None:
+async def test_an_answer_in_one_piece_has_openais_format_too(engine: Any) -> None:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
@@ -104,7 +104,7 @@ async def test_embeddings_are_refused(engine: Any, embeds: Any) -> None:
         await chunks_of(engine.completions(request(prompt_embeds=embeds)))
 
 
-async def test_time_is_the_profiles(engine: Any) -> None:
+async def test_a_prompt_takes_the_time_of_the_profile(engine: Any) -> None:
     client = engine._engine_client
     started_s = time.monotonic()
     await chunks_of(engine.completions(request(prompt=list(range(1700)), max_tokens=1)))
@@ -156,7 +156,7 @@ async def test_kv_that_prefill_hands_over_saves_decode_the_prompt(engine: Any) -
         await client.collective_rpc("other")
 
 
-async def test_a_request_that_is_given_up_frees_its_place(engine: Any) -> None:
+async def test_an_abandoned_request_frees_its_place(engine: Any) -> None:
     stream = engine.completions(request(prompt="hello", max_tokens=4000, stream=True))
     await anext(stream)
     assert engine._engine_client.stats.load.running_requests == 1

@@ -1,4 +1,4 @@
-"""What can be profiled; that it measures is seen in configs/profiles/cpu_tiny.json, which it wrote."""
+"""Which engines can be profiled; the profiler's measurements are in configs/profiles/cpu_tiny.json."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def test_an_emulated_engine_is_not_profiled() -> None:
         profile("x", service, group, kv_transfer=ConnectorConfig(), on_progress=lambda what: None)
 
 
-def test_the_tiny_models_profile_is_measured_and_of_its_config() -> None:
+def test_the_tiny_models_profile_is_measured_and_fits_its_config() -> None:
     profile = EngineProfile.load(PROFILES / "cpu_tiny.json")
     assert (profile.kv_tokens, profile.max_running, profile.block_tokens) == (32_768, 32, 32)
     # Keys and values of four layers with two heads of 64, float32 (serve_app/local/tiny_model.py).
@@ -41,7 +41,7 @@ def test_the_tiny_models_profile_is_measured_and_of_its_config() -> None:
 
 
 @pytest.mark.vllm
-async def test_each_worker_of_an_engine_on_cpu_has_cores_of_its_own(
+async def test_each_worker_of_an_engine_on_cpus_has_cores_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from deployments.emulated import profiler
@@ -60,7 +60,7 @@ async def test_each_worker_of_an_engine_on_cpu_has_cores_of_its_own(
 
 
 class Engine:
-    """A decode engine with little KV memory for each request of its largest batch; ``prompts``: their lengths."""
+    """A decode engine with little KV memory for each request of its largest batch; ``prompts``: prompt lengths."""
 
     model_config = SimpleNamespace(
         max_model_len=300,
@@ -87,7 +87,7 @@ class Engine:
 
 @pytest.fixture(name="profiler")
 def _profiler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The profiler with a clock that moves on at each reading, by less each time."""
+    """The profiler with a clock that moves on at each reading, each time by less."""
     from deployments.emulated import profiler
 
     ticks = count()

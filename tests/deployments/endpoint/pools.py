@@ -12,7 +12,7 @@ from router.groups import GroupLoad
 
 
 class Clock:
-    """The machine's, which replicas hurry on."""
+    """The machine's clock; a stream moves it forward instead of waiting."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from deployments.endpoint import relay
@@ -24,12 +24,12 @@ class Clock:
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
-        """The machine's, and what replicas added."""
+        """The machine's time plus the seconds that streams added."""
         return time.monotonic() + self.ahead_s
 
 
 class Stream:
-    """A replica's answer: frames, seconds before the next one, an error, or ``...`` for nothing any more."""
+    """A replica's answer: frames, seconds before the next frame, an error, or ``...`` for silence from there on."""
 
     def __init__(self, said: list[Any], clock: Clock) -> None:
         self._said, self._clock = said, clock
@@ -47,12 +47,12 @@ class Stream:
                 yield one
 
     def cancel(self) -> None:
-        """Note that nothing more is wanted."""
+        """Note that the caller wants no more frames."""
         self.is_cancelled = True
 
 
 class Handle:
-    """Serve's handle of one pool: each request goes to the replica that is ``next``, with its answer."""
+    """Serve's handle of one pool: each request goes to the first replica in ``next``, and gets the answer there."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -61,11 +61,11 @@ class Handle:
         self.streams: list[Stream] = []
 
     def options(self, **_: Any) -> "Handle":
-        """Itself: all calls are streams."""
+        """The handle itself: all calls are streams."""
         return self
 
     def remote(self, request: Any) -> Stream:
-        """Send a request to the replica that is next, as the router does."""
+        """Send a request to the next replica, as the router does."""
         request.routing.choice.replica_id, said = self.next.pop(0)
         self.requests.append(request)
         self.streams.append(Stream(said, self.clock))
@@ -73,7 +73,7 @@ class Handle:
 
 
 class Pools:
-    """One decode pool a group, whose replicas are named after it, and a relay over them."""
+    """One decode pool for each group, and a relay over them; replicas are named after their group."""
 
     def __init__(self, clock: Clock, groups: str = "a", *, retries: int = 2, timeout_s: float = 60.0) -> None:
         from deployments.endpoint.relay import Relay
@@ -88,7 +88,7 @@ class Pools:
         made = []
         for name, handle in self.handles.items():
             health = HealthFeed("nobody", f"decode:test_endpoint:{name}", OutlierConfig())
-            health._suspects = frozenset(f"{name}{number}" for number in range(9))  # all is news
+            health._suspects = frozenset(f"{name}{number}" for number in range(9))  # every report is news
             for _ in range(20):
                 health.usual_pace.is_slow(0.02, OutlierConfig().slow_tpot_s)
             one: Any = handle
@@ -109,7 +109,7 @@ class Pools:
         self.relay._rng = SimpleNamespace(random=lambda: 0.0)  # type: ignore[assignment]  # equals in the groups' order
 
     def request(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
-        """A request with a body of these fields, that arrived so long ago."""
+        """A request whose body has these fields; it arrived ``ago_s`` ago."""
         from deployments.endpoint.client_request import ClientRequest
         from deployments.endpoint.json_body import place_of
         from router.admission_config import Priority
@@ -131,20 +131,20 @@ class Pools:
         return request
 
     def frames(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
-        """The frames of its answer."""
+        """The frames of the answer to a request."""
         return self.relay.frames(self.request(body, ago_s))
 
     async def answer(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> list[Any]:
-        """All frames of its answer."""
+        """All frames of the answer to a request."""
         async with asyncio.timeout(10.0):
             return [frame async for frame in self.frames(body, ago_s)]
 
     async def texts(self) -> list[str]:
-        """All texts of its answer."""
+        """All texts of the answer to a request."""
         return [frame.text for frame in await self.answer()]
 
     def reports(self, group: str = "a") -> list[tuple[str, str, bool]]:
-        """What the health board would be told, in its order: replica, measure, and whether it failed."""
+        """The reports for the health board, in order: replica, measure, and whether it failed."""
         (health,) = (one.caller.health for one in self.model.groups if one.name == group)
         return [(one.replica_id, str(one.measure), one.has_failed) for one in health._unsent]
 
@@ -154,7 +154,7 @@ class Pools:
 
 
 def know(monkeypatch: pytest.MonkeyPatch, **routed: list[str]) -> None:
-    """Let this process know to which replicas of some groups requests go."""
+    """Let this process know to which replicas of these groups requests go."""
     from router import known_pools
 
     routers = {

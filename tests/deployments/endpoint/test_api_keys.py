@@ -1,4 +1,4 @@
-"""Whose key it is, what a key file may say, and what holds while it is wrong."""
+"""The name of a key, what a key file may contain, and which keys hold while the file is wrong."""
 
 import hashlib
 import logging
@@ -16,7 +16,7 @@ class Clock:
     now_s = 0.0
 
     def __call__(self) -> float:
-        self.now_s += 10.0  # each question is later than the last look
+        self.now_s += 10.0  # each question comes after the time of the next look at the file
         return self.now_s
 
 
@@ -25,7 +25,7 @@ def _file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_key_is_known_by_its_hash_and_nothing_else_is(file: Path) -> None:
+def test_only_a_key_whose_hash_is_in_the_file_is_accepted(file: Path) -> None:
     first, second = new_key(), new_key()
     file.write_text(f"# who may ask\n\n{key_line('a', first)}\n{key_line('b', second)}\n")
     keys = ApiKeys(file)
@@ -97,7 +97,7 @@ def test_between_two_looks_the_file_is_left_alone(file: Path) -> None:
         (f"{key_line('a', 'x')}\n{key_line('b', 'x')}", "line 2: this name"),
     ],
 )
-def test_what_is_no_key_file_is_refused(file: Path, text: str, said: str) -> None:
+def test_an_invalid_key_file_is_refused(file: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_keys(text)
     file.write_text(text)
@@ -144,7 +144,7 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can(file: Path, monkeypat
     assert keys.name_of(f"Bearer {second}") == "bb"
 
 
-def test_a_change_that_keeps_time_and_size_is_one_too(file: Path) -> None:
+def test_a_change_of_the_file_that_keeps_its_time_and_size_is_read_too(file: Path) -> None:
     first, second = new_key(), new_key()
     file.write_text(key_line("a", first) + "\n")
     stat = file.stat()
@@ -157,7 +157,7 @@ def test_a_change_that_keeps_time_and_size_is_one_too(file: Path) -> None:
     assert keys.name_of(f"Bearer {second}") == "a"
 
 
-def test_limits_of_a_key_that_is_not_there_are_told_at_the_start_and_at_each_change(
+def test_limits_of_a_missing_key_are_logged_at_the_start_and_at_each_change(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text(key_line("team-a", new_key()) + "\n")

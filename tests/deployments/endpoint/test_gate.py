@@ -1,4 +1,4 @@
-"""Waiting at the endpoint: counts, turns, clients that go, what is dropped, and the drain."""
+"""Waiting at the endpoint: counts, turns, clients that leave, requests that are dropped, and the drain."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -22,13 +22,13 @@ def asked(tokens: int = 1000) -> QueuedRequest:
 
 
 def full_gate(ttft_s: float) -> Gate:
-    """One that lets one prompt through at a time."""
+    """A gate that lets one prompt through at a time."""
     gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=1)
     gate._admission._capacity.prompt_tokens_per_s = 1.0
     return gate
 
 
-def test_turns_come_as_others_get_their_first_token() -> None:
+def test_a_request_gets_its_turn_when_the_one_before_has_its_first_token() -> None:
     async def run() -> None:
         gate = full_gate(ttft_s=60.0)
         first, second = asked(5000), asked(5000)
@@ -49,7 +49,7 @@ def test_turns_come_as_others_get_their_first_token() -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
+def test_a_client_that_leaves_gives_its_turn_to_the_next() -> None:
     async def run() -> None:
         gate = full_gate(ttft_s=60.0)
         async with AsyncExitStack() as stack:
@@ -71,7 +71,7 @@ def test_a_client_that_goes_leaves_its_turn_to_the_next() -> None:
     asyncio.run(run())
 
 
-def test_a_request_that_can_no_longer_be_in_time_is_told_so_and_counted_with_its_priority() -> None:
+def test_a_request_that_can_no_longer_be_in_time_is_refused_and_counted_with_its_priority() -> None:
     async def run() -> None:
         gate, counted = full_gate(ttft_s=0.3), metrics.REFUSED.labels("late", "low")
         before = counted._value.get()
@@ -100,7 +100,7 @@ def test_late_requests_are_refused_again_after_a_time_in_which_no_request_waited
     asyncio.run(run())
 
 
-def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_happens() -> None:
+def test_a_request_gets_its_turn_when_engines_become_faster_though_no_other_request_ends() -> None:
     async def run() -> None:
         gate = full_gate(ttft_s=60.0)
         async with gate.enter(asked(5000)):
@@ -118,7 +118,7 @@ def test_a_turn_comes_when_engines_turn_out_to_be_faster_though_nothing_else_hap
     asyncio.run(run())
 
 
-def test_a_request_that_makes_room_for_others_is_told_so() -> None:
+def test_a_request_that_makes_room_for_a_higher_priority_is_refused_with_the_reason() -> None:
     async def run() -> None:
         gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
         gate._admission._capacity.prompt_tokens_per_s = 1.0
@@ -142,7 +142,7 @@ def test_a_request_that_makes_room_for_others_is_told_so() -> None:
     asyncio.run(run())
 
 
-def test_a_reader_that_takes_its_time_says_nothing_of_the_engines() -> None:
+def test_the_pace_of_engines_is_not_measured_while_a_client_reads_slowly() -> None:
     async def run() -> None:
         gate = Gate(AdmissionConfig(ttft_s=60.0, tpot_s=0.05), replicas=1, prefill_replicas=1)
         one = asked()
@@ -181,11 +181,11 @@ async def test_a_drained_replica_stays_closed_until_all_replicas_must_have_answe
     now_s[0] += 200.0  # another replica still has a stream
     with pytest.raises(OpenAIError, match="is being shut down"):
         one.check_open()
-    now_s[0] += 200.0  # and the application has not been deleted
+    now_s[0] += 200.0  # all have answered by now, and the application was not deleted
     one.check_open()
 
 
-def test_a_request_is_refused_before_its_body_is_read_where_those_of_all_models_are_too_many() -> None:
+def test_a_request_is_refused_before_its_body_is_read_if_all_models_have_too_many() -> None:
     one = made(requests=1, max_requests=4)
     with one.arriving():
         one.check_limits(None, Priority.NORMAL)
@@ -194,7 +194,7 @@ def test_a_request_is_refused_before_its_body_is_read_where_those_of_all_models_
     assert refused.value.status == 429
 
 
-def test_a_refused_body_is_a_request_of_its_key() -> None:
+def test_a_refused_body_counts_as_a_request_of_its_key() -> None:
     one = made(key={"requests_per_minute": 1})
     one.check_limits("a", Priority.NORMAL)
     one.body_refused("a")

@@ -1,4 +1,4 @@
-"""What the endpoint does with a request before and around its relay; Serve's handles are fakes."""
+"""What the endpoint does with a request before and after the relay; Serve's handles are fakes."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
-    """An endpoint without Serve whose requests are all of a key ``k``, which has these limits; and its pools."""
+    """An endpoint without Serve, and its pools. All requests have the key ``k``, which has these limits."""
     from deployments.endpoint.config import IngressConfig
     from deployments.endpoint.gate import Gate, Intake
     from deployments.endpoint.ingress import Ingress
@@ -27,7 +27,7 @@ def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
 
     class Endpoint(Ingress):  # type: ignore[misc]
         def __del__(self) -> None:
-            """Serve awaits it."""
+            """Do nothing: Serve awaits this method, and the garbage collector does not."""
 
     pools, made = Pools(clock), Endpoint.__new__(Endpoint)
     config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
@@ -60,7 +60,7 @@ def message(response: Any) -> str:
 async def test_a_client_that_leaves_while_its_body_is_read_has_used_up_a_request(clock: Clock) -> None:
     from starlette.requests import ClientDisconnect
 
-    made, _ = endpoint(clock, requests_per_minute=12)  # two at once
+    made, _ = endpoint(clock, requests_per_minute=12)  # a burst of two
     for _ in range(2):
         with pytest.raises(ClientDisconnect):
             await serve(made, ClientDisconnect())
@@ -79,7 +79,7 @@ async def test_a_body_without_room_is_counted_with_the_priority_that_its_request
     assert counted._value.get() - before == 1
 
 
-async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_counted(clock: Clock) -> None:
+async def test_a_refusal_for_a_full_engine_says_when_to_try_again_and_is_counted(clock: Clock) -> None:
     from deployments import metrics
     from deployments.wire.messages import full
 
@@ -97,7 +97,7 @@ async def test_a_full_engine_is_a_refusal_that_says_when_to_come_again_and_is_co
 
 
 async def ask(method: str, path: str) -> Any:
-    """The response of the app outside of Serve, where no route finds its replica."""
+    """The response of the app outside of Serve; there a route cannot find its replica."""
     import httpx
 
     from deployments.endpoint.ingress import app
@@ -118,13 +118,13 @@ async def test_an_error_of_the_endpoint_itself_is_an_openai_error() -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
 
-async def test_an_endpoint_without_a_healthy_pool_says_when_to_look_again(clock: Clock) -> None:
-    made, _ = endpoint(clock)  # whose pools answer no health check
+async def test_an_endpoint_without_a_healthy_pool_says_when_to_try_again(clock: Clock) -> None:
+    made, _ = endpoint(clock)  # its pools answer no health check
     error = await made._check_health()
     assert (error.status, error.headers()["Retry-After"]) == (503, "5")
 
 
-async def test_a_check_health_serves_all_clients_of_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_health_check_serves_all_clients_of_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 
     made, _ = endpoint(clock)
     looks = []
@@ -137,6 +137,6 @@ async def test_a_check_health_serves_all_clients_of_a_second(clock: Clock, monke
     made._health_error, made._health_checked_s, made._health_lock = None, -1e9, asyncio.Lock()
     assert [one.status_code for one in await asyncio.gather(*(made.health() for _ in range(5)))] == [200] * 5
     assert len(looks) == 1
-    made._health_checked_s -= 2.0  # since then a second and more has passed
+    made._health_checked_s -= 2.0  # more than a second has passed since then
     await made.health()
     assert len(looks) == 2

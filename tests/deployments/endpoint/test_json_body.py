@@ -1,4 +1,4 @@
-"""What of a body is refused before it is parsed, what it is charged for, and what admission is told of it."""
+"""Which bodies are refused before they are parsed, the memory that a body counts for, and what admission learns."""
 
 import gc
 import json
@@ -45,7 +45,7 @@ HEAVY: dict[str, tuple[Callable[[int], str], str]] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_what_takes_long_to_parse_is_refused_before_it_is_parsed(name: str) -> None:
+def test_a_body_that_takes_long_to_parse_is_refused_before_it_is_parsed(name: str) -> None:
     thing, ends = HEAVY[name]
     raw = many(thing, 250_000, ends)
     assert "more than 150000" in refused(raw).message
@@ -69,13 +69,13 @@ def test_a_number_that_a_client_may_send_passes(number: str) -> None:
 
 
 @pytest.mark.parametrize("text", [",[{" * 300_000, "1.e" * 300_000, "0" * 50, '\\"[' * 300_000, "\\", '"', "\\" * 999])
-def test_what_stands_in_texts_is_not_counted(text: str) -> None:
+def test_values_inside_texts_are_not_counted(text: str) -> None:
     body = {"a\\": text, "b": text}
     assert json_object(json.dumps(body).encode(), lambda count: None) == body
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_a_body_is_no_deeper_than_can_be_sent_on(opening: str) -> None:
+def test_a_body_may_be_nested_99_deep(opening: str) -> None:
     closing = "]" if opening == "[" else "}"
 
     def nested(depth: int) -> bytes:
@@ -107,7 +107,7 @@ def test_half_a_surrogate_pair_is_refused(half: str) -> None:
         (b'{"x":"\xed\xa0\x80"}', "byte 6 is 0xed"),
     ],
 )
-def test_what_is_no_json_object_is_a_400(raw: bytes, said: str) -> None:
+def test_a_body_that_is_no_json_object_is_refused_with_status_400(raw: bytes, said: str) -> None:
     assert said in refused(raw).message
 
 
@@ -128,18 +128,18 @@ def test_what_is_no_json_object_is_a_400(raw: bytes, said: str) -> None:
         b'{"x":"' + "語".encode() * 300_000 + b'"}',
     ],
 )
-def test_a_body_is_charged_for_all_that_it_takes_and_not_for_much_more(raw: bytes) -> None:
+def test_a_body_counts_for_the_memory_that_it_takes_and_not_for_much_more(raw: bytes) -> None:
     gc.collect()
     tracemalloc.start()
     body = json_object(raw, lambda count: None)
     held_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert body
-    # A little is of the call itself.
+    # The call itself holds up to 1 KiB.
     assert held_bytes - 1024 <= charged(raw) <= max(4 * held_bytes, len(raw))
 
 
-def test_a_body_is_charged_for_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_body_counts_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullError(Exception):
         pass
 
@@ -151,12 +151,12 @@ def test_a_body_is_charged_for_before_it_is_parsed(monkeypatch: pytest.MonkeyPat
         json_object(b'{"x":[{}]}', full)
 
 
-def test_an_ordinary_body_is_charged_about_its_length() -> None:
+def test_an_ordinary_body_counts_for_about_its_length() -> None:
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x, [y] " * 1000}], "n": 1}).encode()
     assert len(raw) <= charged(raw) < len(raw) + 3000
 
 
-def test_the_heaviest_bodies_are_parsed_in_moments() -> None:
+def test_the_heaviest_bodies_are_parsed_in_less_than_a_second() -> None:
     # 0.1 s and less on a core of its own; much longer without the bounds.
     for raw in (
         many(lambda i: f'"{i:x>100}":{i}', 140_000, "{}"),
@@ -169,14 +169,14 @@ def test_the_heaviest_bodies_are_parsed_in_moments() -> None:
 
 
 @pytest.mark.parametrize("value", ["application/json", "application/json; charset=utf-8", "Application/JSON;x"])
-def test_what_says_that_it_is_json_passes(value: str) -> None:
+def test_a_body_that_is_sent_as_json_passes(value: str) -> None:
     check_content_type(value)
 
 
 @pytest.mark.parametrize(
     "value", [None, "", "text/plain", "text/plain;application/json", "application/x-www-form-urlencoded"]
 )
-def test_what_a_page_of_another_site_may_send_unasked_is_refused(value: str | None) -> None:
+def test_a_content_type_that_any_web_page_may_send_is_refused(value: str | None) -> None:
     with pytest.raises(OpenAIError, match="send the body as application/json") as refusal:
         check_content_type(value)
     assert refusal.value.status == 415
@@ -201,9 +201,7 @@ def asked(endpoint: str, most_prompt_tokens: int | None = None, **body: Any) -> 
         ({}, None, 1),
     ],
 )
-def test_admission_hears_only_numbers_that_make_sense(
-    body: dict[str, Any], most_output_tokens: int | None, answers: int
-) -> None:
+def test_admission_gets_only_valid_numbers(body: dict[str, Any], most_output_tokens: int | None, answers: int) -> None:
     place = asked("completions", prompt=TEXT, **body)
     assert (place.tokens, place.most_output_tokens, place.answers) == (100, most_output_tokens, answers)
     admission = Admission(AdmissionConfig(ttft_s=1.0), replicas=1, prefill_replicas=1, now_s=0.0)
@@ -211,7 +209,7 @@ def test_admission_hears_only_numbers_that_make_sense(
     assert admission.passed(0.0) == [place]
 
 
-def test_a_chat_says_how_long_its_answer_may_be_by_either_name() -> None:
+def test_either_name_limits_the_length_of_a_chats_answer() -> None:
     assert asked("chat", max_tokens=5).most_output_tokens == 5
     assert asked("chat", max_tokens=5, max_completion_tokens=7).most_output_tokens == 7
     assert asked("chat", max_tokens=5, max_completion_tokens=None).most_output_tokens == 5
@@ -275,7 +273,7 @@ def test_tools_are_in_a_chats_prompt() -> None:
         ({"n": True}, "n must be a whole number (got True)"),
     ],
 )
-def test_what_vllm_would_take_for_something_else_is_refused(body: dict[str, Any], said: str) -> None:
+def test_a_value_that_vllm_would_read_as_another_one_is_refused(body: dict[str, Any], said: str) -> None:
     with pytest.raises(OpenAIError) as refused:
         check_types(body)
     assert (refused.value.status, str(refused.value)) == (400, said)
@@ -284,10 +282,10 @@ def test_what_vllm_would_take_for_something_else_is_refused(body: dict[str, Any]
 @pytest.mark.parametrize(
     "body", [{}, {"stream": None, "n": None}, {"stream": False, "n": 2}, {"stream": True, "n": -1}]
 )
-def test_what_means_the_same_to_both_is_not(body: dict[str, Any]) -> None:
+def test_a_value_that_means_the_same_to_vllm_passes(body: dict[str, Any]) -> None:
     check_types(body)
 
 
-def test_no_prompt_counts_for_more_than_is_taken() -> None:
+def test_no_prompt_counts_for_more_than_the_longest_allowed_one() -> None:
     assert asked("completions", 50, prompt=[TEXT, "x", TEXT]).tokens == 101
     assert asked("chat", 50, messages=[{"content": TEXT}]).tokens == 50

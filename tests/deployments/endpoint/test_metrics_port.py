@@ -22,7 +22,7 @@ def _port() -> int:
 
 @pytest.fixture(name="start")
 async def _start(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Starts what an ingress replica starts."""
+    """Start the metrics port as an ingress replica does."""
     monkeypatch.setattr("deployments.endpoint.metrics_port._RETRY_S", 0.05)
     tasks = []
 
@@ -35,7 +35,7 @@ async def _start(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     yield start
     running = [task for task in tasks if not task.cancelled()]
-    assert not [task for task in running if task.done()]  # whatever became of its port
+    assert not [task for task in running if task.done()]  # a task runs on, with or without its port
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
@@ -63,7 +63,7 @@ async def becomes(port: int, page: bytes | None) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_one_replica_serves_and_another_takes_over_without_a_word(
+async def test_one_replica_serves_and_another_takes_over_without_a_log_record(
     start: Start, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = start(b"first")
@@ -105,7 +105,9 @@ async def test_a_replica_that_ends_while_it_waits_for_the_port_gives_its_lock_to
     await becomes(port, b"second")
 
 
-async def test_another_applications_port_is_told(start: Start, port: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_port_of_another_application_is_logged(
+    start: Start, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     start(b"first")
     await becomes(port, b"first")
     start(b"second", app="other")
@@ -114,7 +116,7 @@ async def test_another_applications_port_is_told(start: Start, port: int, caplog
     assert len(caplog.records) == 1
 
 
-async def test_an_address_that_is_not_this_machines_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_address_of_another_machine_is_logged(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     start(b"page", host="192.0.2.1")  # an address for documentation, which no machine has
     await asyncio.sleep(0.3)
     assert [record.getMessage().startswith("no metrics on 192.0.2.1:") for record in caplog.records] == [True]

@@ -10,7 +10,7 @@ from tests.deployments.endpoint.pools import Clock, Pools, done, event, know, lo
 
 pytestmark = pytest.mark.ray
 
-# For a replica's word that the first token has come, whose class only these tests may import.
+# Stands for the frame that says that the first token has come; its class can be imported only inside a test.
 FIRST = "first"
 
 
@@ -31,7 +31,7 @@ async def test_an_answer_that_is_lost_twice_comes_from_a_third_replica(clock: Cl
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
-async def test_a_request_ends_no_more_replicas_than_it_may(clock: Clock, retries: int) -> None:
+async def test_a_request_is_tried_again_no_more_often_than_configured(clock: Clock, retries: int) -> None:
     made = Pools(clock, retries=retries)
     made.handles["a"].next = [(f"a{number}", [lost()]) for number in range(9)]
     (frame,) = await made.answer()
@@ -39,7 +39,7 @@ async def test_a_request_ends_no_more_replicas_than_it_may(clock: Clock, retries
     assert len(made.handles["a"].requests) == 1 + retries
 
 
-async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_sees_nothing(clock: Clock) -> None:
+async def test_a_stream_that_is_lost_twice_goes_on_and_its_client_does_not_notice(clock: Clock) -> None:
     made = Pools(clock)
     pool = made.handles["a"]
     pool.next = [("a0", [event(1), event(2), lost()]), ("a1", [event(3)]), ("a2", [event(4), done()])]
@@ -67,7 +67,7 @@ async def test_a_lost_request_waits_for_room_elsewhere_and_another_is_refused(cl
     assert not pool.next
 
 
-async def test_what_a_group_has_lost_goes_to_another_and_comes_back_where_all_have(clock: Clock) -> None:
+async def test_a_request_that_one_group_lost_goes_to_another_and_back_if_all_have_lost_it(clock: Clock) -> None:
     made = Pools(clock, "ab")
     made.handles["a"].next = [("a0", [lost()]), ("a1", [whole()])]
     made.handles["b"].next = [("b0", [lost()])]
@@ -81,7 +81,7 @@ async def test_what_a_group_has_lost_goes_to_another_and_comes_back_where_all_ha
 
 
 @pytest.mark.parametrize("said", [[], [RuntimeError("Unexpected error (StatusCode.UNKNOWN): ?")], [ValueError("?")]])
-async def test_whatever_ends_without_an_answer_is_lost_and_tried_again(
+async def test_a_call_that_ends_without_an_answer_is_lost_and_tried_again(
     clock: Clock, said: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Pools(clock)
@@ -94,7 +94,7 @@ async def test_whatever_ends_without_an_answer_is_lost_and_tried_again(
     ]
 
 
-async def test_what_breaks_after_the_last_word_is_not_lost(clock: Clock) -> None:
+async def test_a_call_that_breaks_after_the_last_frame_is_not_lost(clock: Clock) -> None:
     for last in (whole(), done()):
         made = Pools(clock)
         made.handles["a"].next = [("a0", [last, lost()])]
@@ -122,7 +122,7 @@ async def test_an_unreached_replica_is_reported_as_soon_as_another_answers(clock
 SLOW = [one for token in range(12) for one in (event(token), 2.0)]
 
 
-async def test_a_slow_stream_speaks_against_its_replica_however_it_ends(clock: Clock) -> None:
+async def test_a_slow_stream_counts_against_its_replica_however_it_ends(clock: Clock) -> None:
     made = Pools(clock, timeout_s=0.5)
     slow = ("a0", "pace", True)
     made.handles["a"].next = [("a0", [*SLOW, done()]), ("a0", [*SLOW, ...]), ("a0", [*SLOW, ...])]
@@ -157,7 +157,7 @@ async def test_a_slow_reader_and_an_answer_in_one_piece_show_no_pace(clock: Cloc
     assert made.reports() == [("a0", "error", False)] * 2
 
 
-async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> None:
+async def test_a_client_that_leaves_is_no_sign_for_or_against_a_replica(clock: Clock) -> None:
     made = Pools(clock)
     made.handles["a"].next = [("a0", [event(1), ...])]
     stream = made.frames()
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_says_nothing_of_a_replica(clock: Clock) -> N
         ({"stream": False}, [FIRST, ...], False),
     ],
 )
-async def test_only_a_stream_that_hears_nothing_until_its_deadline_speaks_against_its_replica(
+async def test_only_a_stream_without_any_frame_until_its_deadline_counts_against_its_replica(
     clock: Clock, body: dict[str, Any], said: list[Any], is_blamed: bool
 ) -> None:
     from deployments.wire.messages import Frame
@@ -224,7 +224,7 @@ async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(
     made.handles["a"].next = [("a0", [full("no room")]), ("a1", [full("no room")])]
     made.handles["b"].next = [("b0", [whole()])]
     assert await made.answer() == [whole()]
-    # Whether the group's replicas said so, or Serve for all of them.
+    # The same if Serve refuses for all replicas of the group.
     made.handles["a"].next = [(None, [BackPressureError(num_queued_requests=1, max_queued_requests=1)])]
     made.handles["b"].next = [("b0", [whole()])]
     assert await made.answer() == [whole()]
@@ -235,7 +235,7 @@ async def test_a_full_group_is_no_reason_to_refuse_while_another_has_room(
     assert frame.status == 429 and not made.handles["a"].next and not made.handles["b"].next
 
 
-async def test_a_group_that_was_never_asked_may_have_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_that_was_not_asked_yet_may_have_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.wire.messages import full
 
     know(monkeypatch, a=["a0"])
@@ -244,7 +244,7 @@ async def test_a_group_that_was_never_asked_may_have_room(clock: Clock, monkeypa
     assert await made.answer() == [whole()]
 
 
-async def test_a_replica_that_is_held_has_no_room_for_anybody(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_held_replica_does_not_count_as_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.wire.messages import full
 
     know(monkeypatch, a=["a0"])  # beside a1, which gets no requests
@@ -274,7 +274,7 @@ async def test_a_replica_that_is_full_has_passed_its_probe(clock: Clock, monkeyp
     made = Pools(clock)
     made.handles["a"].next = [("a0", [full("no room")]), ("a1", [whole()])]
     await made.answer()
-    assert made.reports()[0] == ("a0", "error", False)  # though it is left before its last word
+    assert made.reports()[0] == ("a0", "error", False)  # though the relay leaves it before its last frame
 
 
 async def test_a_request_that_finds_one_replica_full_is_sent_to_another_at_once(
@@ -289,19 +289,19 @@ async def test_a_request_that_finds_one_replica_full_is_sent_to_another_at_once(
     pool, counted = made.handles["a"], metrics.RETRIED._value.get()
     pool.next = [("a0", [full("no room")]), ("a1", [whole()])]
     assert await made.answer() == [whole()]
-    assert metrics.RETRIED._value.get() == counted  # it has lost no request
+    assert metrics.RETRIED._value.get() == counted  # a full replica has lost no request
     assert [request.routing.exclude for request in pool.requests] == [set(), {"a0"}]
     pool.next = [(name, [full("no room")]) for name in names]  # each is asked once
     (frame,) = await made.answer()
     assert frame.status == 429 and not pool.next
     assert not any(has_failed for *_, has_failed in made.reports())
-    # One that is lost after all leaves as many tries as ever.
+    # Full replicas use up no try: the request is lost after them and is tried again.
     pool.next = [("a0", [full("no room")]), ("a1", [lost()]), ("a2", [whole()])]
     assert await made.answer() == [whole()]
     assert metrics.RETRIED._value.get() == counted + 1
 
 
-async def test_an_answer_that_no_replica_can_send_is_the_requests_fault(clock: Clock) -> None:
+async def test_an_answer_that_no_replica_can_send_is_an_error_of_the_request(clock: Clock) -> None:
     from grpc import StatusCode
     from grpc.aio import AioRpcError, Metadata
 

@@ -1,4 +1,4 @@
-"""How much of a body is read, for how long, and how much of a key's; what large bodies took goes back."""
+"""Limits of a body: its size, its time, all bodies of a key. The memory of large bodies goes back to the machine."""
 
 import asyncio
 import subprocess
@@ -22,7 +22,7 @@ def alone() -> Body:
 
 
 def request(*parts: bytes, gap_s: float = 0.0, is_whole: bool = True) -> Request:
-    """A request whose body comes in parts, so far apart; without its end it is never whole."""
+    """A request whose body comes in parts, ``gap_s`` apart; if it is not whole, its end never comes."""
     left = list(parts)
 
     async def receive() -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def test_all_bodies_together_have_a_limit_until_their_requests_have_ended(
     assert len(await read_body(request(b"a" * 1000), CONFIG, Body(bodies, None))) == 1000
 
 
-async def test_a_body_takes_more_once_its_values_are_counted() -> None:
+async def test_a_body_counts_for_more_memory_once_its_values_are_counted() -> None:
     bodies = Bodies(CONFIG)
     body, other = Body(bodies, None), Body(bodies, None)
     await read_body(request(b"a" * 1000), CONFIG, body)
@@ -78,7 +78,7 @@ async def test_a_body_takes_more_once_its_values_are_counted() -> None:
     assert refusal.value.status == 429
     with pytest.raises(OpenAIError, match="takes 2049 bytes of memory, and one may take 2048") as refusal:
         body.take(449)
-    assert refusal.value.status == 413  # it will not do later either
+    assert refusal.value.status == 413  # it would not fit later either
     body.free()
     assert bodies.used_bytes == 0
 
@@ -103,7 +103,7 @@ async def test_one_key_leaves_room_for_the_others() -> None:
         Body(bodies, "c").take(1)
 
 
-async def test_what_has_no_room_is_counted_with_its_priority() -> None:
+async def test_a_body_without_room_is_counted_with_its_priority() -> None:
     config = {"max_body_bytes": 1024, "max_bodies_bytes": 2048, "api_keys_file": "/keys"}
     bodies = Bodies(IngressConfig.model_validate(config | {"admission": {"key": {"max_requests": 1}}}))
     Body(bodies, "a").take(1000)
@@ -140,7 +140,7 @@ async def test_requests_of_a_key_count_from_before_their_first_byte_until_they_h
         Body(bodies, "a")
 
 
-# In a process of its own, so that no other test's memory counts: texts between which something stays.
+# Frees many texts between which small ones stay. It runs in a process of its own: other tests' memory must not count.
 SCRIPT = """
 import asyncio, psutil
 from deployments.endpoint.request_body import Trim
@@ -167,11 +167,11 @@ asyncio.run(main())
 def test_memory_that_glibc_keeps_goes_back_to_the_machine() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     before, freed, after = map(float, done.stdout.split())
-    assert freed > before + 100.0  # else there was nothing to show
+    assert freed > before + 100.0  # else the test would show nothing
     assert after < before + 50.0
 
 
-async def test_a_little_is_no_reason_and_much_at_once_is_one() -> None:
+async def test_little_freed_memory_is_no_reason_to_trim_and_much_is_trimmed_once() -> None:
     calls: list[int] = []
     trim = Trim(delay_s=0.05)
     trim._trim = calls.append

@@ -10,8 +10,8 @@ from tests.deployments.endpoint.pools import Clock, Pools, know
 pytestmark = pytest.mark.ray
 
 
-def test_a_group_that_the_plan_does_not_let_serve_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its replicas are warm, or under observation: its own router, which knows no other group, would send there."""
+def test_a_group_that_the_plan_does_not_let_serve_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replicas are warm or withdrawn. Its own router knows no other group, and would send requests there."""
     from router.membership import Membership
 
     know(monkeypatch, a=["a0"], b=["b0"])
@@ -28,7 +28,7 @@ def test_a_group_that_the_plan_does_not_let_serve_gets_nothing(monkeypatch: pyte
     assert serving() == ["a", "b"]
     plan("b")
     assert serving() == ["b"]
-    plan()  # a plan without a group that serves has lost touch
+    plan()  # a plan in which no group serves is not obeyed
     assert serving() == ["a", "b"]
     model._membership = SimpleNamespace(now=lambda: None)
     assert serving() == ["a", "b"]
@@ -60,7 +60,7 @@ async def test_a_model_is_healthy_while_one_of_its_pools_answers(monkeypatch: py
 
 
 @pytest.mark.parametrize(("max_prompt_tokens", "most_tokens"), [(None, 8192), (6000, 6000), (10_000, 8192)])
-def test_a_prompt_counts_up_to_the_longest_context_and_the_card_shows_the_lowest(
+def test_a_prompt_counts_up_to_the_longest_context_and_the_models_card_shows_the_lowest(
     max_prompt_tokens: int | None, most_tokens: int
 ) -> None:
     from deployments.config import ServiceConfig

@@ -20,7 +20,7 @@ from deployments.machine.claims import PortClaim, free_ports, listener, own_fold
 def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     folder = own_folder(tmp_path / "a" / "claims")
     assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o775)  # as an older version left it
+    folder.chmod(0o775)  # as older versions made it
     assert own_folder(folder).stat().st_mode & 0o777 == 0o700
 
 
@@ -100,26 +100,26 @@ def test_two_processes_claim_different_cores(start: Callable[..., Engine]) -> No
 
 
 @needs_two_cores
-def test_prefill_takes_from_the_start_and_decode_from_the_end(start: Callable[..., Engine]) -> None:
+def test_prefill_takes_cores_from_the_start_and_decode_from_the_end(start: Callable[..., Engine]) -> None:
     assert start(end="end").cores == [CORES[-1]]
     assert start(end="start").cores == [CORES[0]]
 
 
 @needs_two_cores
-def test_death_frees_a_claim(start: Callable[..., Engine]) -> None:
+def test_the_death_of_a_process_frees_its_claim(start: Callable[..., Engine]) -> None:
     start()
     second = start()
     second.kill()
-    # Were the dead claim still counted, this would go to another core: the third, or the first once more.
+    # If the dead claim still counted, this claim would get the third core, or the first once more.
     assert start().cores == [CORES[1]]
 
 
-def test_claim_is_never_larger_than_the_machine(start: Callable[..., Engine]) -> None:
+def test_a_claim_is_never_larger_than_the_machine(start: Callable[..., Engine]) -> None:
     assert start(count=len(CORES) + 5).cores == CORES
 
 
-def test_one_claim_never_counts_a_core_twice(start: Callable[..., Engine], tmp_path: Path) -> None:
-    # The first core is claimed twice already and no other is: its free slot comes after two rounds over the others.
+def test_one_claim_never_holds_a_core_twice(start: Callable[..., Engine], tmp_path: Path) -> None:
+    # Only the first core is claimed, and that twice: its free slot comes after two rounds over the others.
     folder = tmp_path / "cores"
     folder.mkdir()
     with (folder / f"core-{CORES[0]}.0").open("a") as one, (folder / f"core-{CORES[0]}.1").open("a") as two:
@@ -151,7 +151,7 @@ def bound(port: int) -> socket.socket:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[int]:
-    """A claim of this process, given back as the kernel does when a process ends."""
+    """A claim of this process; closing its lock gives it back, as the kernel does when a process ends."""
     claim = PortClaim(folder, HOST)
     yield claim.port
     claim._lock.close()
@@ -170,7 +170,7 @@ def test_a_claim_ends_with_its_owner(tmp_path: Path) -> None:
             assert port == 20000
 
 
-def test_a_port_that_something_else_holds_is_skipped(tmp_path: Path) -> None:
+def test_a_port_that_another_socket_holds_is_skipped(tmp_path: Path) -> None:
     with bound(20000), bound(20001), claimed(tmp_path) as port:
         assert port == 20002
 
@@ -200,7 +200,7 @@ def test_the_holder_of_a_taken_port_is_named(tmp_path: Path, caplog: pytest.LogC
     assert f"20000 is held by process {os.getpid()} (" in said
 
 
-def test_the_holder_is_the_one_on_the_asked_address() -> None:
+def test_the_holder_of_a_port_is_the_process_on_the_same_address() -> None:
     code = "import socket; s = socket.create_server(('127.0.0.4', 0)); print(s.getsockname()[1], flush=True); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -214,7 +214,7 @@ def test_the_holder_is_the_one_on_the_asked_address() -> None:
 
 
 def test_a_port_without_a_listener_is_none() -> None:
-    with bound(0) as free:  # bound, and no listener
+    with bound(0) as free:  # bound, but no process listens
         assert listener(HOST, free.getsockname()[1]) is None
 
 

@@ -25,16 +25,16 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 """
 
 
-def test_the_engine_core_s_own_exception_is_the_cause() -> None:
+def test_the_exception_of_the_engine_core_is_the_cause() -> None:
     assert _engine_host().engine_error(LOG) == "ValueError: To serve at least one request, 0.02 GiB is needed"
 
 
-def test_the_last_start_counts_and_dotted_names_do() -> None:
+def test_the_exception_of_the_last_start_is_the_cause_even_with_a_dotted_name() -> None:
     again = LOG + "(Worker pid=18) torch.OutOfMemoryError: tried to allocate 2 GiB\n"
     assert _engine_host().engine_error(again) == "torch.OutOfMemoryError: tried to allocate 2 GiB"
 
 
-def test_a_log_without_an_engine_names_nothing() -> None:
+def test_a_log_without_an_engine_names_no_cause() -> None:
     assert _engine_host().engine_error("RuntimeError: Engine core initialization failed.\n") is None
 
 
@@ -78,7 +78,7 @@ async def test_the_death_of_an_engine_is_noticed_at_once() -> None:
     await asyncio.wait_for(watch, 30.0)
 
 
-async def test_an_engine_that_does_not_answer_hangs() -> None:
+async def test_an_engine_that_does_not_answer_counts_as_hanging() -> None:
     client, started_s = Client(answer_s=60.0), time.monotonic()
     await asyncio.wait_for(_engine_host().watch_engine(client, silence_s=0.4), 30.0)
     assert client.pings == 1

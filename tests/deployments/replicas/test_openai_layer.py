@@ -1,4 +1,4 @@
-"""What of a body is refused before vLLM reads it."""
+"""Which fields and values of a body are refused before vLLM reads it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.vllm
 
 
 def parse_request(endpoint: str, body: dict[str, Any], request_id: str) -> Any:
-    """Imports vLLM only where these tests run."""
+    """The function under test; it imports vLLM, so only tests that run may import it."""
     from deployments.replicas.openai_layer import parse_request as parse
 
     return parse(endpoint, body, request_id)
@@ -31,7 +31,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ("completions", {"prompt": ["x"] * 32, "n": 33}, "prompt"),
     ],
 )
-def test_more_than_anybody_needs_is_refused(endpoint: str, fields: dict[str, Any], param: str) -> None:
+def test_more_parts_than_a_client_may_need_are_refused(endpoint: str, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(OpenAIError, match="at most") as refused:
         parse_request(endpoint, {"model": "m", **fields}, "id")
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -46,12 +46,12 @@ def test_more_than_anybody_needs_is_refused(endpoint: str, fields: dict[str, Any
         ("completions", {"prompt": ["x"] * 32, "n": 32}),
     ],
 )
-def test_what_a_client_may_need_passes(endpoint: str, fields: dict[str, Any]) -> None:
+def test_as_many_parts_as_a_client_may_need_pass(endpoint: str, fields: dict[str, Any]) -> None:
     assert parse_request(endpoint, {"model": "m", **fields}, "id").n == fields.get("n", 1)
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_what_vllm_does_not_know_is_not_kept_for_as_long_as_the_request_runs(endpoint: str) -> None:
+def test_a_field_that_vllm_does_not_know_is_not_kept_while_the_request_runs(endpoint: str) -> None:
     body = {"model": "m", "messages": [MESSAGE], "prompt": "x", "cache_salt": "s", "mine": ["x" * 1000]}
     request = parse_request(endpoint, body, "id")
     assert not request.model_extra or "mine" not in request.model_extra

@@ -234,7 +234,7 @@ async def test_a_prompt_whose_prefill_replica_stands_still_goes_to_another(clien
     watching.cancel()
 
 
-async def test_where_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
+async def test_if_prefill_has_no_replica_decode_prefills(client: Client, prefill: Prefill) -> None:
     from deployments.wire.call import CallWatch
 
     watch = CallWatch(lambda *_: True, lambda pool: pool == "prefill:g0", quiet_s=0.05, check_s=0.01)
@@ -260,11 +260,11 @@ async def test_prefill_computes_nothing_for_an_engine_without_room(client: Clien
     assert (prefill.calls, client.requests) == ([], [])
 
 
-async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill) -> None:
+async def test_a_prefill_replica_that_refuses_a_prompt_is_healthy(client: Client, prefill: Prefill) -> None:
     from deployments.wire.messages import PrefillRefusal
 
     generate = decode(client, prefill)
-    for number in range(5):  # more than an outage has
+    for number in range(5):  # more failures in a row than make an outage
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await sent(prefill, 2 * number + 1)
         prefill.calls[-1].set_result(PrefillRefusal(why="full", backlog_tokens=0, replica_id="p1"))
@@ -276,12 +276,12 @@ async def test_prefill_that_refuses_is_healthy(client: Client, prefill: Prefill)
 
 
 def failures(generate: Any) -> list[str]:
-    """Ids of replicas whose failures this decode replica is to report to the health board, in order."""
+    """Ids of replicas whose failures this decode replica will report to the health board, in order."""
     return [one.replica_id for one in generate._remote._caller.health._unsent if one.has_failed]
 
 
 @pytest.mark.parametrize(("computed_s", "waited_s", "slow"), [(0.1, 50.0, 0), (9.0, 0.0, 1), (None, 50.0, 0)])
-async def test_time_in_the_queue_of_prefill_is_no_sign_of_its_health(
+async def test_time_in_the_queue_of_prefill_is_no_sign_against_it(
     client: Client, prefill: Prefill, monkeypatch: Any, computed_s: float | None, waited_s: float, slow: int
 ) -> None:
     from deployments.replicas import remote_prefill
@@ -298,7 +298,7 @@ async def test_time_in_the_queue_of_prefill_is_no_sign_of_its_health(
     assert len(failures(generate)) == slow
 
 
-async def test_prefill_that_answers_with_nothing_has_failed(client: Client, prefill: Prefill) -> None:
+async def test_a_prefill_replica_that_ends_without_an_answer_has_failed(client: Client, prefill: Prefill) -> None:
     async def nothing() -> AsyncIterator[Any]:
         for never in ():
             yield never
@@ -316,7 +316,7 @@ async def test_prefill_that_answers_with_nothing_has_failed(client: Client, pref
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken off"), TimeoutError()])
-async def test_prefill_that_breaks_off_after_its_answer_has_answered(
+async def test_a_prefill_replica_that_breaks_off_after_its_answer_has_not_failed(
     client: Client, prefill: Prefill, error: Exception
 ) -> None:
     generate, remote = decode(client, prefill), prefill.remote
@@ -364,9 +364,9 @@ async def test_kv_whose_lease_may_have_ended_is_not_pulled(
     assert client.released == [] if is_pulled else [{"from": "p"}]
 
 
-async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:
+async def test_retries_are_limited_to_a_share_of_the_requests(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
-    for number in range(100):  # each other one succeeds, so that there is no outage
+    for number in range(100):  # every other one succeeds, so that there is no outage
         task = asyncio.create_task(run(generate, [number, *LONG]))
         await asyncio.sleep(0)
         while not task.done():
@@ -374,13 +374,13 @@ async def test_tries_again_are_a_share_of_the_requests(client: Client, prefill: 
                 if not call.done():
                     call.set_exception(RuntimeError("gone")) if number % 2 else call.set_result(answered())
             await asyncio.sleep(0)
-    # 50 failed: as many go again as the ten that the budget began with and a fifth of the hundred, but of the full
-    # bucket's first drops.
+    # 50 failed. The budget allows ten retries at first and one more for every five requests: 30. The first requests add
+    # nothing, because the budget is full.
     assert 100 + 10 + 18 <= len(prefill.calls) <= 100 + 10 + 20
 
 
 @pytest.mark.parametrize(("failures", "prompts", "is_outage"), [(2, 1, False), (3, 2, True)])
-async def test_in_an_outage_of_prefill_one_prompt_at_a_time_tries_it(
+async def test_in_an_outage_of_prefill_one_prompt_at_a_time_is_sent_there(
     client: Client, prefill: Prefill, failures: int, prompts: int, is_outage: bool
 ) -> None:
     generate = decode(client, prefill)
@@ -412,7 +412,9 @@ async def test_a_success_ends_the_outage(client: Client, prefill: Prefill) -> No
     await asyncio.gather(*again)
 
 
-async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client: Client, prefill: Prefill) -> None:
+async def test_a_repeated_prompt_stays_on_decode_only_if_the_engine_caches_prefixes(
+    client: Client, prefill: Prefill
+) -> None:
     for blocks, remote in ((1000, 1), (0, 2)):
         prefill.calls.clear()
         generate = decode(client, prefill, prefix_cache_blocks=blocks)
@@ -427,7 +429,7 @@ async def test_a_repeated_prompt_goes_local_only_where_the_engine_caches(client:
 
 
 async def test_a_queue_at_prefill_keeps_longer_prompts_on_decode(client: Client, prefill: Prefill) -> None:
-    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 400 that answers of 50 tokens share
+    medium = list(range(1000, 1300))  # above the 128 that always stay, below the 400 that answers of 50 tokens allow
     for backlog_tokens, answer_tokens, stays in ((0, 50, False), (5000, 50, True), (5000, 30, False)):
         prefill.calls.clear()
         client.requests.clear()
@@ -445,7 +447,7 @@ async def test_a_queue_at_prefill_keeps_longer_prompts_on_decode(client: Client,
         await second
 
 
-async def test_a_prompt_avoids_prefill_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
+async def test_a_prompt_avoids_prefill_replicas_whose_kv_does_not_come(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
     peers = generate._remote.pulls.peers
     for name in ("p", "other"):
@@ -462,7 +464,7 @@ async def test_a_prompt_avoids_prefill_whose_kv_does_not_come(client: Client, pr
     assert client.requests[-1] == ("cut off", None)
 
 
-async def test_one_prompt_tries_prefill_whose_kv_did_not_come(client: Client, prefill: Prefill) -> None:
+async def test_one_prompt_probes_a_prefill_replica_whose_kv_did_not_come(client: Client, prefill: Prefill) -> None:
     generate = decode(client, prefill)
     generate._remote.pulls.peers.failed("p", time.monotonic() - 2.0)
     tasks = [asyncio.create_task(run(generate, [number, *LONG], f"r{number}")) for number in range(3)]
@@ -514,7 +516,7 @@ async def test_a_late_prompt_does_not_end_the_probe_of_another_prompt(client: Cl
     assert [request.routing.probe for request in prefill.requests] == [None, "p"]
     prefill.calls[0].set_result(answered(ago_s=40.0))
     await before
-    assert peers.probe(time.monotonic() + 1.5) is None  # the one that is on its way shows it
+    assert peers.probe(time.monotonic() + 1.5) is None  # the probe that is on its way will show it
     prefill.calls[1].set_result(answered())
     await probe
 

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 
 class Engine:
-    """Workers with the KV of ``unread`` prompts, one less after each answer; the first ``busy`` calls get none."""
+    """Workers with the KV of ``unread`` prompts, one less after each answer; the first ``busy`` calls get no answer."""
 
     def __init__(self, unread: int, *, is_dead: bool = False, busy: int = 0) -> None:
         self.unread, self.errored, self.busy = unread, is_dead, busy
@@ -41,7 +41,7 @@ def _ends_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class Server(prefill.PrefillServer):  # type: ignore[misc]
         def __del__(self) -> None:
-            """Called by the garbage collector, unlike in Serve."""
+            """Do nothing: the garbage collector calls this, and Serve awaits it."""
 
     async def ends_engine(engine: Engine | None, lease_s: float) -> list[int]:
         server = Server.__new__(Server)
@@ -72,7 +72,7 @@ async def test_a_dead_engine_delays_nothing(ends_engine: Any) -> None:
     assert await ends_engine(Engine(5, is_dead=True), lease_s=60.0) == [5]
 
 
-async def test_a_replica_whose_engine_never_started_ends_all_the_same(ends_engine: Any) -> None:
+async def test_a_replica_whose_engine_never_started_ends_too(ends_engine: Any) -> None:
     assert await ends_engine(None, lease_s=60.0) == [0]
 
 
@@ -84,7 +84,7 @@ async def test_the_queue_and_the_load_of_a_report_are_of_one_moment(monkeypatch:
 
     class Server(prefill.PrefillServer):  # type: ignore[misc]
         def __del__(self) -> None:
-            """Called by the garbage collector, unlike in Serve."""
+            """Do nothing: the garbage collector calls this, and Serve awaits it."""
 
     class Stepping:
         async def collective_rpc(self, method: str) -> list[int]:

@@ -73,7 +73,7 @@ async def until(watch: Any, engine: Engine, *broken: str) -> None:
 
 async def test_a_failed_pull_drops_the_link_and_frees_unread_kv(watch: Any, engine: Engine) -> None:
     for name, number in (("r1", 1), ("r2", 2)):
-        watch.begin(handed_over(name, number)).has_first = True  # vLLM has computed the first
+        watch.begin(handed_over(name, number)).has_first = True  # vLLM has computed the first token
     engine.failed = {"r1": "e1"}
     await until(watch, engine, "p1")
     assert engine.forgotten == ["e1"]
@@ -83,7 +83,7 @@ async def test_a_failed_pull_drops_the_link_and_frees_unread_kv(watch: Any, engi
 
 
 async def test_a_pull_that_takes_too_long_is_ended_with_its_link(watch: Any, engine: Engine) -> None:
-    watch.begin(handed_over("r1")).has_ended = True  # whether its client waits or not: its blocks would be lost
+    watch.begin(handed_over("r1")).has_ended = True  # also if its client has left: its blocks would be lost
     engine.running = {"r1": "e1"}
     await asyncio.sleep(0.1)
     assert engine.forgotten == []

@@ -1,4 +1,4 @@
-"""The tokens that the output side gets of a stream that continues here."""
+"""Which tokens vLLM's output side gets of a stream that another replica began."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ class OutputSide:
 
 
 @pytest.mark.parametrize(("gathered", "fed"), [([11, 12, 13], [[11], [12]]), ([14, 15], [[14], [15]])])
-async def test_tokens_that_have_gathered_are_fed_one_by_one_so_that_none_comes_after_a_stop_string(
+async def test_tokens_that_come_together_are_fed_one_by_one_so_that_none_follows_a_stop_string(
     gathered: list[int], fed: list[list[int]]
 ) -> None:
     from vllm.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""A model's files are on a node's own disk once, as a whole."""
+"""A model's files are copied to a node's own disk once, and only a whole copy counts."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def test_a_copy_is_made_once_and_found_again(model: Path, tmp_path: Path) -> Non
     assert copy.stat().st_mtime_ns == made_s
 
 
-def test_other_files_are_another_copy(model: Path, tmp_path: Path) -> None:
+def test_changed_files_make_another_copy(model: Path, tmp_path: Path) -> None:
     before = staged(model, tmp_path / "disk")
     (model / "sub" / "weights.safetensors").write_bytes(b"v" * 1000)
     os.utime(model / "sub" / "weights.safetensors", (1.0, 1.0))
@@ -56,7 +56,7 @@ def test_a_process_that_comes_while_another_copies_waits_for_it(
     assert len(found) == 1 and len(copied) == 1
 
 
-def test_half_a_copy_is_none(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_copy_is_not_used(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(source: Path, partial: Path, **_: object) -> None:
         (partial / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
@@ -68,7 +68,7 @@ def test_half_a_copy_is_none(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert files(staged(model, tmp_path / "disk")) == files(model)
 
 
-def test_what_cannot_be_staged_is_loaded_from_where_it_is(
+def test_a_model_that_cannot_be_staged_is_loaded_from_its_own_folder(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""What gRPC says of an answer that is too large: its own words, from a server of its own."""
+"""The error of gRPC for an answer that is too large; a real server sends it."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The private parts of Ray Serve are where our functions expect them, and what happens where they are not.
+"""The private parts of Ray Serve are where our functions expect them, and what happens if they are not.
 
-Those of the scheduler and of HAProxy are in test_controller_hook.py.
+The contracts of the scheduler and of HAProxy are in test_controller_hook.py.
 """
 
 import logging
@@ -82,7 +82,7 @@ def test_contract_replica_process_listen_on_node_address(replica: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["gone", "another address"])
-def test_replica_refuses_to_start_where_its_port_would_be_open(
+def test_a_replica_refuses_to_start_if_its_port_would_be_open_to_other_machines(
     replica: Any, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     from deployments.serve_seam.replica_process import listen_on_node_address

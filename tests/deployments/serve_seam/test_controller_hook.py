@@ -1,4 +1,4 @@
-"""The plan's choices in Serve's scheduler, and what the start of Serve's proxies hangs on."""
+"""The plan's victims in Serve's scheduler, and the private parts that the start of Serve's proxies needs."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def ids(*names: str) -> list[Named]:
     ("stock", "running", "victims", "expected"),
     [
         (["d"], ["a", "b", "c", "d"], ("b",), {"b"}),
-        (["c", "d"], ["a", "b", "c", "d"], ("b",), {"b", "c"}),  # one of Serve's own to make the number
+        (["c", "d"], ["a", "b", "c", "d"], ("b",), {"b", "c"}),  # one of Serve's own choices makes up the number
         (["d"], ["a", "b", "c", "d"], ("b", "a"), {"b"}),  # no more than Serve would stop
         (["d"], ["a", "b", "c", "d"], (), {"d"}),
         (["d"], ["a", "b", "c", "d"], ("gone",), {"d"}),
@@ -34,14 +34,14 @@ def ids(*names: str) -> list[Named]:
         (["b"], ["a", "b"], ("b",), {"b"}),
     ],
 )
-def test_the_plans_victims_go_first_and_the_number_is_serves(
+def test_the_plans_victims_stop_first_and_serve_decides_how_many(
     stock: list[str], running: list[str], victims: tuple[str, ...], expected: set[str]
 ) -> None:
     assert _stopping(ids(*stock), running=ids(*running), recovering=[], victims=victims) == expected
 
 
-def test_a_victim_that_a_new_controller_recovers_is_still_the_victim() -> None:
-    # Serve itself would stop any replica that it does not know to run yet.
+def test_a_victim_that_a_new_controller_recovers_stays_the_victim() -> None:
+    # Serve itself would stop any replica of which it does not know yet that it runs.
     assert _stopping(ids("b"), running=[], recovering=ids("a", "b", "c"), victims=("a",)) == {"a"}
     assert _stopping(ids("b"), running=ids("c"), recovering=ids("a", "b"), victims=("a",)) == {"a"}
 
@@ -66,7 +66,7 @@ def test_contract_controller_hook_choose_by_plan() -> None:
 
 
 @pytest.mark.ray
-def test_install_says_that_it_is_there_and_keeps_serve_alive_where_it_cannot_be(
+def test_install_says_whether_the_scheduler_is_hooked_and_does_not_fail(
     run_python: Callable[..., Any],
 ) -> None:
     script = """
@@ -87,7 +87,7 @@ print(json.dumps([VICTIMS.is_hooked, default_impl.create_deployment_scheduler is
 
 
 @pytest.mark.ray
-def test_where_our_choice_fails_serves_own_stops(run_python: Callable[..., Any]) -> None:
+def test_if_our_choice_of_victims_fails_serves_own_choice_holds(run_python: Callable[..., Any]) -> None:
     script = """
 import json
 import ray.serve._private.default_impl as default_impl
@@ -115,13 +115,15 @@ def test_contract_controller_hook_start_proxies_with_routes() -> None:
     applied = inspect.getsource(manager._coalesce_and_apply)
     assert applied.index("self._update_pending = False") < applied.index("self._update_haproxy_backends()")
     updated = inspect.getsource(manager._update_haproxy_backends)
-    # With nothing to wait for before it.
+    # There is no await before it.
     assert "await" not in updated[: updated.index("self._haproxy.set_backend_configs(")]
     assert "await self._haproxy_start_task" in inspect.getsource(manager._reload_haproxy)
 
 
 @pytest.mark.ray
-def test_install_keeps_serve_alive_where_it_cannot_be_and_says_so(run_python: Callable[..., Any]) -> None:
+def test_install_leaves_serves_proxies_as_they_are_if_it_cannot_replace_them_and_says_so(
+    run_python: Callable[..., Any],
+) -> None:
     script = """
 import json, logging, sys
 from ray.serve._private import controller, haproxy

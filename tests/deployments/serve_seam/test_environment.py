@@ -15,11 +15,11 @@ def test_every_variable_is_text() -> None:
         assert isinstance(value, str)
 
 
-def test_cluster_has_all_that_serve_needs() -> None:
+def test_the_cluster_has_all_variables_that_serve_needs() -> None:
     assert cluster_environment(FOLDER, cache=CACHE, ports=PORTS).items() >= serve_environment().items()
 
 
-def test_nothing_phones_home_and_nothing_joins_a_strange_cluster() -> None:
+def test_no_process_sends_usage_data_or_joins_another_cluster() -> None:
     environment = cluster_environment(FOLDER, cache=CACHE, ports=PORTS)
     assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"

@@ -1,4 +1,4 @@
-"""Pools whose replicas end young, again and again; Ray's store and Serve are of the outside world here."""
+"""Pools whose replicas crash soon after their start, again and again; Ray's store and Serve are fakes."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def test_each_crash_beyond_two_doubles_the_wait_up_to_a_minute() -> None:
 
 
 class World:
-    """Ray's store of notes, and how long a replica has been asleep: each sleep lasts until the test ends it."""
+    """Ray's store of crash notes, and the sleeps of a replica; each sleep lasts until the test ends it."""
 
     def __init__(self) -> None:
         self.notes: dict[bytes, bytes] = {}
@@ -76,7 +76,7 @@ async def test_a_replica_that_is_killed_while_it_waits_is_no_crash(world: World)
     waiting = asyncio.create_task(StartBackoff().wait())
     await world.until_asleep()
     assert world.slept == [2.0]
-    assert len(world.notes) == 4  # none of its own
+    assert len(world.notes) == 4  # it has no note of its own
     await world.wake(waiting)
     assert len(world.notes) == 5
 
@@ -104,5 +104,5 @@ async def test_a_start_that_fails_is_a_crash_and_one_that_was_called_off_is_none
     with suppress(RuntimeError), start.failure_is_crash():
         if fails:
             raise RuntimeError("no such model")
-    start.leave()  # as in every replica that Serve ends
+    start.leave()  # Serve calls it in every replica that it ends
     assert len(world.notes) == fails

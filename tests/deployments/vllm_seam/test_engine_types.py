@@ -1,4 +1,4 @@
-"""What vLLM's OpenAI layer says when it refuses: its own words, from its own code."""
+"""The errors with which vLLM's OpenAI layer refuses a request; its own code makes them."""
 
 import pytest
 

@@ -25,7 +25,7 @@ def add(client: Any, request_id: str, *answers: str) -> None:
         client.output_processor.request_states[answer] = SimpleNamespace(is_prefilling=True)
 
 
-def test_the_first_of_a_requests_answers_is_its_first_token() -> None:
+def test_a_request_has_its_first_token_when_one_of_its_answers_has() -> None:
     client = vllm()
     firsts, one, other = _first_tokens(client), asyncio.Event(), asyncio.Event()
     firsts.watch("one", one)
@@ -65,7 +65,7 @@ def test_two_requests_of_one_id_both_get_their_event_unless_one_has_ended() -> N
 
 
 @pytest.mark.vllm
-def test_vllm_has_these_names() -> None:
+def test_vllm_has_the_names_that_tell_of_a_first_token() -> None:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
     processor = OutputProcessor(None, log_stats=False)

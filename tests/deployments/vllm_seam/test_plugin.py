@@ -20,13 +20,15 @@ from deployments.vllm_seam.plugin import _cores_from_environment, register
         ("4-4", {4}),
     ],
 )
-def test_binding_names_its_cores(spec: str, cores: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binding_is_read_as_the_cores_that_it_names(
+    spec: str, cores: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", spec)
     assert _cores_from_environment() == cores
 
 
 @pytest.mark.parametrize("spec", ["", "auto", "nobind", "0,auto", "-1", "0-x", "0;1", "1,,2"])
-def test_unreadable_binding_binds_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_binding_binds_no_cores(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", spec)
     assert _cores_from_environment() == set()
 

@@ -17,7 +17,7 @@ class Driver:
     NVML_GPM_METRIC_SM_UTIL = 2
 
     class NVMLError(Exception):
-        """As NVML's own."""
+        """The error class, with NVML's own name."""
 
     def __init__(self, *, has_gpm: bool = True) -> None:
         self.has_gpm, self.is_lost, self.is_gpm_lost = has_gpm, False, False
@@ -68,7 +68,7 @@ def read(monkeypatch: pytest.MonkeyPatch, driver: Driver, uuid: str | None = "GP
     return GpuStats(uuid)
 
 
-def test_utilisation_and_the_sm_activity_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_has_utilisation_and_the_sm_activity_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     stats = read(monkeypatch, driver)
     assert stats.report() == {"gpu_utilization_frac": 0.5, "sm_activity_frac": pytest.approx(0.1)}
@@ -97,7 +97,7 @@ def test_utilisation_is_reported_though_the_sm_activity_cannot_be_read(monkeypat
 
 
 @pytest.mark.parametrize("uuid", [None, "GPU-2"])
-def test_no_device_no_figures(monkeypatch: pytest.MonkeyPatch, uuid: str | None) -> None:
+def test_a_worker_without_a_known_device_reports_no_figures(monkeypatch: pytest.MonkeyPatch, uuid: str | None) -> None:
     assert read(monkeypatch, Driver(), uuid).report() == {}
 
 

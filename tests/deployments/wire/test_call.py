@@ -1,4 +1,4 @@
-"""When a call of a replica ends, and what its end says of the replica; Serve's handle is a fake."""
+"""When a call of a replica ends, and what that shows of the replica; Serve's handle is a fake."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def call(choice: Choice, pieces: AsyncIterator[Frame], deadline_s: float, watch:
             return pieces
 
         def cancel(self) -> None:
-            """Nothing to cancel."""
+            """Do nothing: a fake stream needs no cancel."""
 
     caller: Any = PoolCaller(
         SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda request: Stream())),  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ async def waited(
     deadline_s: float = 1.0,
     stranded: str | None = None,
 ) -> str | None:
-    """How a call ends whose first frame comes after ``frame_s``; it is looked after when it has waited 50 ms."""
+    """How a call ends whose first frame comes after ``frame_s``; the watch checks it once it has waited 50 ms."""
     from deployments.wire.call import CallError
 
     watch = CallWatch(is_alive, lambda pool: pool == stranded, quiet_s=0.05, check_s=0.01)
@@ -98,7 +98,7 @@ async def test_a_call_of_a_pool_without_replicas_goes_elsewhere_if_another_pool_
     assert await waited(None, lambda *_: True, deadline_s=deadline_s, stranded=stranded) == end
 
 
-async def test_a_replica_that_answers_nothing_twice_in_a_row_stands_still() -> None:
+async def test_a_replica_that_does_not_answer_twice_in_a_row_stands_still() -> None:
     answers = iter([TimeoutError, True, TimeoutError, TimeoutError])
     given = []
 
@@ -112,7 +112,7 @@ async def test_a_replica_that_answers_nothing_twice_in_a_row_stands_still() -> N
     assert len(given) == 4
 
 
-async def test_a_replica_that_hangs_does_not_keep_others_from_being_looked_after() -> None:
+async def test_a_replica_that_hangs_does_not_delay_the_check_of_others() -> None:
     hangs = threading.Event()
 
     def is_alive(_: str, replica_id: str) -> bool:
@@ -137,7 +137,7 @@ async def test_a_replica_that_hangs_does_not_keep_others_from_being_looked_after
     assert not watch.calls
 
 
-async def test_without_knowledge_or_a_long_wait_nothing_is_lost() -> None:
+async def test_without_knowledge_or_a_long_wait_no_call_is_lost() -> None:
     def blind(*_: str) -> bool:
         raise ConnectionError("the store is away")
 
@@ -145,7 +145,7 @@ async def test_without_knowledge_or_a_long_wait_nothing_is_lost() -> None:
         assert await waited("r1", is_alive, frame_s=frame_s) is None
 
 
-async def test_a_client_that_reads_slowly_is_no_wait() -> None:
+async def test_a_call_does_not_wait_while_its_client_reads() -> None:
     with call(Choice("r1"), frames(0.0, 0.0), 60.0) as one:
         assert (await one.piece()).text == "data: 1"
         await asyncio.sleep(0.05)
@@ -218,7 +218,7 @@ async def test_an_answer_that_is_not_whole_counts_against_its_replica(
 
 @pytest.mark.parametrize("whole", [Frame("{}"), Frame("data: [DONE]\n\n")])
 @pytest.mark.parametrize("error", [None, ConnectionError("gone"), TimeoutError()])
-async def test_what_breaks_after_a_whole_answer_is_its_end(whole: Frame, error: Exception | None) -> None:
+async def test_an_error_after_a_whole_answer_is_its_end(whole: Frame, error: Exception | None) -> None:
     with call(Choice("r1"), said(whole, *([] if error is None else [error])), 60.0) as one:
         assert await one.piece() == whole
         assert await one.piece() is None
@@ -247,7 +247,7 @@ async def test_a_call_that_was_sent_elsewhere_while_its_replica_was_asked_is_not
     questions: list[str] = []
 
     def is_alive(_: str, replica_id: str) -> bool:
-        leaves.choice.replica_id = "other"  # the router's, which runs meanwhile
+        leaves.choice.replica_id = "other"  # the router chooses another replica meanwhile
         questions.append(replica_id)
         return replica_id == "other"
 

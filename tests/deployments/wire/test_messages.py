@@ -1,4 +1,4 @@
-"""A stream that another replica goes on with, and what decode and prefill exchange."""
+"""A stream that another replica continues, and the messages between decode and prefill."""
 
 import pickle
 
@@ -24,12 +24,12 @@ def sent_of(frames: list[str]) -> SentFrames:
     return sent
 
 
-def test_nothing_sent_is_nothing_to_go_on_with() -> None:
+def test_a_stream_without_a_sent_frame_cannot_be_continued() -> None:
     assert SentFrames().sent() is None
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_what_the_client_has_is_dropped_and_the_rest_has_the_first_ones_time(at: int) -> None:
+def test_frames_that_the_client_has_are_dropped_and_the_rest_have_the_first_answers_time(at: int) -> None:
     sent = sent_of(FRAMES[:at]).sent()
     assert sent is not None and sent.frames == at and sent.outputs == tuple((n,) for n in range(at))
     gate = SentAgain(sent)
@@ -37,7 +37,7 @@ def test_what_the_client_has_is_dropped_and_the_rest_has_the_first_ones_time(at:
     gate.check_end()
 
 
-def test_another_beginning_is_an_error_at_its_end() -> None:
+def test_a_second_answer_that_begins_otherwise_is_an_error() -> None:
     sent = sent_of(FRAMES[:2]).sent()
     assert sent is not None
     gate = SentAgain(sent)
@@ -46,7 +46,7 @@ def test_another_beginning_is_an_error_at_its_end() -> None:
         gate.new_text(again(FRAMES[2]))
 
 
-def test_an_answer_that_ends_within_what_was_sent_is_an_error() -> None:
+def test_a_second_answer_that_is_shorter_than_the_sent_frames_is_an_error() -> None:
     sent = sent_of(FRAMES).sent()
     assert sent is not None
     gate = SentAgain(sent)
@@ -55,7 +55,7 @@ def test_an_answer_that_ends_within_what_was_sent_is_an_error() -> None:
         gate.check_end()
 
 
-def test_a_second_loss_goes_on_from_all_that_was_sent() -> None:
+def test_after_a_second_loss_the_stream_continues_after_all_sent_frames() -> None:
     sent = sent_of(FRAMES[:1])
     first = sent.sent()
     assert first is not None
@@ -67,7 +67,7 @@ def test_a_second_loss_goes_on_from_all_that_was_sent() -> None:
     assert sent.sent() == sent_of(FRAMES[:2]).sent()
 
 
-def test_both_survive_the_way_between_processes() -> None:
+def test_prefill_requests_and_results_survive_the_way_between_processes() -> None:
     request = PrefillRequest(request_id="r", token_ids=[5, 6], cache_salt="s", priority=2)
     result = PrefillResult(
         kv_transfer_params={"remote_port": 20000}, answered_at_s=1.0, backlog_tokens=7, replica_id="p0"

@@ -8,7 +8,7 @@ import pytest
 from deployments.wire.openai_errors import OpenAIError, field_at_fault
 
 
-def test_body_has_the_four_fields_that_the_client_reads() -> None:
+def test_the_body_has_the_four_fields_that_the_client_reads() -> None:
     error = OpenAIError(400, "max_tokens must be at least 1, got 0", param="max_tokens", code="invalid_value")
     assert json.loads(error.body()) == {
         "error": {
@@ -20,7 +20,7 @@ def test_body_has_the_four_fields_that_the_client_reads() -> None:
     }
 
 
-def test_fields_not_given_are_null_and_not_absent() -> None:
+def test_fields_that_were_not_given_are_null_and_not_absent() -> None:
     error = json.loads(OpenAIError(404, "no such model").body())["error"]
     assert error["param"] is None
     assert error["code"] is None
@@ -36,7 +36,7 @@ def test_fields_not_given_are_null_and_not_absent() -> None:
         (503, "server_error"),
     ],
 )
-def test_status_decides_whose_fault_it_is(status: int, kind: str) -> None:
+def test_the_status_decides_the_type_of_the_error(status: int, kind: str) -> None:
     error = OpenAIError(status, "words")
     assert error.status == status
     assert json.loads(error.body())["error"]["type"] == kind

@@ -12,7 +12,7 @@ from serve_app.local.cluster import NodeSpec
 
 @pytest.fixture(scope="package")
 def app(make_document: Any) -> Iterator[Any]:
-    """Two services: ``tiny`` on prefill and decode, ``offline`` on one replica for both. Both keep their counts."""
+    """Two services: ``tiny`` on prefill and decode, ``offline`` on one replica for both. Their counts are fixed."""
     from serve_app.sdk import deploy
 
     nodes = [

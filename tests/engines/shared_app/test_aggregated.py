@@ -10,14 +10,14 @@ from tests.engines.endpoint import prompt_ids, total
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-LENGTHS = (5, 400, 2500)  # the first is prefilled where it decodes in any group
+LENGTHS = (5, 400, 2500)  # the first is short: its decode replica prefills it in any group
 
 
 def path_counts(app: Any) -> dict[str, float]:
     return {why: total(app, "tandem_prefill_path_total", reason=why) for why in ("short", "long", "aggregated")}
 
 
-def test_each_service_is_listed_and_others_do_not_exist(app: Any) -> None:
+def test_each_service_is_listed_and_no_other_model_exists(app: Any) -> None:
     client = app.client()
     assert [model.id for model in client.models.list().data] == ["tiny", "offline"]
     with pytest.raises(openai.NotFoundError, match="serves 'tiny', 'offline'"):
@@ -53,7 +53,7 @@ def test_a_stream_of_an_aggregated_group_comes_token_by_token(app: Any) -> None:
     assert len(chunks) > 1
 
 
-def test_status_says_what_each_service_has(app: Any) -> None:
+def test_status_lists_the_running_replicas_of_each_service(app: Any) -> None:
     from serve_app.running.ray_control import status_of
 
     running = {

@@ -1,4 +1,4 @@
-"""Links between a decode and a prefill engine break while both live: clients see time alone, and links come back."""
+"""Links between a decode and a prefill engine break while both run: clients only wait longer, and links come back."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ SO_DETACH_FILTER = 27
 
 
 async def ask(app: Any, seed: int, salt: str) -> tuple[list[int], float]:
-    """The output of a prompt that is prefilled remotely where that is possible, and the time it took."""
+    """The output of a prompt that is prefilled remotely if possible, and the time that it took, in seconds."""
     body = {
         "model": "tiny",
         "prompt": prompt_ids(400, seed=seed),
@@ -71,7 +71,7 @@ async def test_a_link_that_breaks_is_made_anew(app: Any, fault: Any, why: str, w
 
 @contextmanager
 def deaf_side_channel(app: Any) -> Iterator[None]:
-    """A prefill engine's handshake port takes connections and answers nothing."""
+    """While the context is open, a prefill engine's handshake port takes connections and answers nothing."""
     found = [
         Connection(engine.pid, one.fd)
         for replica in app.processes()
@@ -98,7 +98,7 @@ async def test_a_handshake_that_gets_no_answer_is_given_up(app: Any) -> None:
     with deaf_side_channel(app):
         break_nixl(app.processes())
         took_s = 0.0
-        while counted(app, "link_failures") < failures + 3:  # the link, and then two handshakes
+        while counted(app, "link_failures") < failures + 3:  # the link, then two handshakes
             got, one_s = await ask(app, 71, f"{salt}-{time.monotonic()}")
             took_s = max(took_s, one_s)
             assert got == expected

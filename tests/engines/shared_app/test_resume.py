@@ -1,4 +1,4 @@
-"""A stream cut anywhere goes on from another engine as if nothing had been, or ends with an error that says so."""
+"""A stream that is cut anywhere goes on from another engine without a difference, or ends with an error."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.fixture(name="ask", scope="module")
 def _ask(app: Any) -> Iterator[Any]:
-    """One request to the decode pool, past the ingress; ``sent`` is what another replica's client would have."""
+    """Sends one request to the decode pool without the ingress; ``sent``: what its client has from another replica."""
     from ray import serve
 
     loop = asyncio.new_event_loop()
@@ -119,7 +119,7 @@ def cut(frames: list[Frame], at: int) -> Any:
 
 
 def read(frames: list[Frame]) -> tuple[list[int], dict[str, Any]]:
-    """What a client reads, in however many pieces it came: output ids, and each field of the answer put together."""
+    """What a client reads from the frames: output ids, and each field of the answer, joined from its pieces."""
     fields: dict[str, Any] = {}
     for frame in frames:
         assert frame.error is None, frame
@@ -151,7 +151,7 @@ def test_a_stream_goes_on_from_every_cut(ask: Any, feature: str) -> None:
 
 
 @pytest.mark.parametrize("feature", ["greedy chat with usage", "a prompt for remote prefill", "seeded", "grammar"])
-def test_a_stream_goes_on_where_nothing_of_it_is_in_a_cache(ask: Any, feature: str) -> None:
+def test_a_stream_goes_on_if_no_cache_holds_any_of_it(ask: Any, feature: str) -> None:
     endpoint, body = RESUMED[feature]
     frames = whole_of(ask, endpoint, body)
     for at in (1, 9, len(frames) - 2):
@@ -159,15 +159,15 @@ def test_a_stream_goes_on_where_nothing_of_it_is_in_a_cache(ask: Any, feature: s
         assert read([*frames[:at], *rest]) == read(frames), at
 
 
-def test_a_cut_inside_a_character_repeats_and_loses_nothing(ask: Any) -> None:
+def test_a_stream_cut_inside_a_character_repeats_and_loses_nothing(ask: Any) -> None:
     frames = whole_of(ask, "completions", {**COMPLETION, "max_tokens": 64})
     held = [at for at, frame in enumerate(frames) if frame.outputs and '"text":""' in frame.text]
-    assert held  # bytes that are no character yet
+    assert held  # tokens that end inside a character give no text yet
     assert_goes_on(ask, "completions", {**COMPLETION, "max_tokens": 64}, frames)
 
 
 @pytest.mark.parametrize("is_included", [False, True])
-def test_a_cut_inside_a_stop_string_stops_all_the_same(ask: Any, is_included: bool) -> None:
+def test_a_stream_cut_inside_a_stop_string_still_stops_there(ask: Any, is_included: bool) -> None:
     _, fields = read(whole_of(ask, "completions", COMPLETION))
     stop = fields["text"][30:38]  # over more than one token
     body = {**COMPLETION, "stop": [stop], "include_stop_str_in_output": is_included}
@@ -178,7 +178,7 @@ def test_a_cut_inside_a_stop_string_stops_all_the_same(ask: Any, is_included: bo
     assert_goes_on(ask, "completions", body, frames)
 
 
-def test_a_stop_token_that_the_client_has_is_the_end(ask: Any) -> None:
+def test_a_stream_cut_after_its_stop_token_has_ended(ask: Any) -> None:
     ids, _ = read(whole_of(ask, "completions", COMPLETION))
     body = {**COMPLETION, "stop_token_ids": [ids[10]]}
     frames = whole_of(ask, "completions", body)
@@ -187,9 +187,9 @@ def test_a_stop_token_that_the_client_has_is_the_end(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_a_cut_inside_reasoning_keeps_the_parser_where_it_was(ask: Any, is_hidden: bool) -> None:
+def test_a_stream_cut_inside_reasoning_keeps_the_state_of_the_parser(ask: Any, is_hidden: bool) -> None:
     body = {**CHAT, "chat_template_kwargs": {"thinking": True}, "include_reasoning": not is_hidden, "max_tokens": 32}
-    for bias in range(8, 20):  # enough for the end of reasoning to come, and not at once
+    for bias in range(8, 20):  # so that reasoning ends, but not at once
         body["logit_bias"] = {str(THOUGHT): bias / 2}
         frames = whole_of(ask, "chat", body)
         ids, fields = read(frames)
@@ -200,7 +200,7 @@ def test_a_cut_inside_reasoning_keeps_the_parser_where_it_was(ask: Any, is_hidde
     assert_goes_on(ask, "chat", body, frames)
 
 
-def test_sampling_without_a_seed_goes_on_with_what_was_sampled(ask: Any) -> None:
+def test_sampling_without_a_seed_goes_on_after_the_sampled_tokens(ask: Any) -> None:
     body = {**COMPLETION, "temperature": 1.0}
     frames = whole_of(ask, "completions", body)
     ids, _ = read([*frames[:9], *ask("completions", body, cut(frames, 9))])
@@ -208,7 +208,7 @@ def test_sampling_without_a_seed_goes_on_with_what_was_sampled(ask: Any) -> None
 
 
 @pytest.mark.parametrize("feature", REFUSED)
-def test_what_would_not_be_exact_ends_with_an_error(ask: Any, feature: str) -> None:
+def test_a_stream_that_would_not_go_on_exactly_ends_with_an_error(ask: Any, feature: str) -> None:
     endpoint, body, why = REFUSED[feature]
     frames = whole_of(ask, endpoint, body)
     (last,) = ask(endpoint, body, cut(frames, 3))
@@ -230,7 +230,7 @@ def test_a_tool_call_goes_on_until_its_id_was_sent_and_then_ends_with_an_error(a
     assert last.error == "not_resumable" and "began otherwise" in last.text
 
 
-def test_an_answer_that_is_not_what_was_sent_is_not_gone_on_with(ask: Any) -> None:
+def test_a_stream_whose_sent_frames_do_not_come_again_ends_with_an_error(ask: Any) -> None:
     frames = whole_of(ask, "completions", COMPLETION)
     other = [frames[0]._replace(text=frames[0].text.replace('"index":0', '"index":1')), *frames[1:]]
     (last,) = ask("completions", COMPLETION, cut(other, 5))

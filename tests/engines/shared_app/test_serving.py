@@ -27,7 +27,7 @@ def paths(app: Any) -> dict[str, int]:
 
 
 def assert_clear_choice(logprobs: list[float]) -> None:
-    """The greedy token won by more than what two orders of float32 additions differ by."""
+    """The greedy token won by more than the difference between two orders of float32 additions."""
     best, second = sorted(logprobs, reverse=True)[:2]
     assert best - second > 1e-4
 
@@ -90,7 +90,7 @@ def test_chat_is_the_same_on_both_paths_streaming_and_not(app: Any) -> None:
     assert remote.usage.completion_tokens == 24
 
 
-def test_a_cached_prompt_goes_local_and_the_estimate_is_right(app: Any) -> None:
+def test_a_cached_prompt_is_prefilled_locally_and_the_estimate_of_its_cached_tokens_is_exact(app: Any) -> None:
     client = app.client()
     before = prefill_metrics(app.metrics_url)
     for extra in ([], [401, 402]):
@@ -101,7 +101,7 @@ def test_a_cached_prompt_goes_local_and_the_estimate_is_right(app: Any) -> None:
     assert total(app, errors, le="0.0") == total(app, errors, le="+Inf") > 0
 
 
-def test_kv_really_moves_over_nixl(app: Any) -> None:
+def test_kv_moves_over_nixl(app: Any) -> None:
     before = prefill_metrics(app.metrics_url)["nixl_bytes",]
     app.client().completions.create(model="tiny", prompt=prompt_ids(512, seed=9), max_tokens=2)
     # 4 layers x K and V x 2 heads x 64 x 4 bytes = 4096 bytes a token, whole blocks.
@@ -135,7 +135,7 @@ def test_prefill_tells_routers_how_many_tokens_wait(app: Any) -> None:
 
 
 @pytest.mark.parametrize("extra", [{"n": 2, "temperature": 1.0}, {"extra_body": {"prompt_logprobs": 1}}])
-def test_what_cannot_be_handed_over_is_prefilled_on_decode(app: Any, extra: dict[str, Any]) -> None:
+def test_a_prompt_that_cannot_be_handed_over_is_prefilled_on_decode(app: Any, extra: dict[str, Any]) -> None:
     before = total(app, "tandem_prefill_path_total", reason="not_transferable")
     answer = app.client().completions.create(
         **{"model": "tiny", "prompt": prompt_ids(300, seed=3), "max_tokens": 4, "temperature": 0.0, **extra}
@@ -186,7 +186,7 @@ async def test_a_request_that_decode_refuses_leaves_no_kv_on_prefill(app: Any) -
     await eventually(lambda: not total(app, "vllm:kv_cache_usage_perc", role="prefill"))
 
 
-def test_structured_output_and_logprobs(app: Any) -> None:
+def test_structured_output_comes_with_logprobs(app: Any) -> None:
     answer = app.client().chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "yes or no? " * 80}],
@@ -249,7 +249,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_replicas_land_on_the_nodes_their_labels_demand(app: Any) -> None:
+def test_replicas_run_on_nodes_with_the_demanded_labels(app: Any) -> None:
     import ray
     from ray._private.state import actors
 
@@ -342,7 +342,7 @@ async def test_malformed_json_is_a_400(app: Any, raw: bytes) -> None:
         assert (await response.json())["error"]["type"] == "invalid_request_error"
 
 
-async def test_what_another_sites_page_may_post_unasked_is_refused(app: Any) -> None:
+async def test_a_body_that_a_page_of_another_site_may_post_is_refused(app: Any) -> None:
     body = json.dumps({"model": "tiny", "prompt": "x"})  # aiohttp calls this text/plain
     async with aiohttp.ClientSession() as session, session.post(f"{app.url}/v1/completions", data=body) as response:
         assert response.status == 415
@@ -371,7 +371,7 @@ def test_official_but_harmless_fields_are_ignored(app: Any) -> None:
     assert answer.usage.completion_tokens <= 2
 
 
-def test_request_id_comes_back(app: Any) -> None:
+def test_an_answer_has_the_request_id_of_its_request(app: Any) -> None:
     raw = app.client().completions.with_raw_response.create(
         model="tiny", prompt="x", max_tokens=1, extra_headers={"X-Request-Id": "my-id-1"}
     )
@@ -379,7 +379,7 @@ def test_request_id_comes_back(app: Any) -> None:
     assert "my-id-1" in raw.parse().id
 
 
-def test_models_and_unknown_model(app: Any) -> None:
+def test_models_are_listed_and_an_unknown_model_is_not_found(app: Any) -> None:
     client = app.client()
     assert [model.id for model in client.models.list()] == ["tiny", "offline"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -420,7 +420,7 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_its_work(
             await session.post(f"{app.url}/v1/completions", json=body)
     held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     await eventually(lambda: not total(app, *held))
-    await asyncio.sleep(2.0)  # longer than what is left to do would take
+    await asyncio.sleep(2.0)  # longer than the remaining work would take
     assert total(app, "vllm:generation_tokens_total", role="decode") < generated + max_tokens
     assert total(app, "tandem_remote_prefill_seconds_count") == prefilled
 

@@ -1,4 +1,4 @@
-"""An application on real engines: where it listens, and what its logs keep to themselves."""
+"""An application on real engines: on which addresses it listens, and that its logs contain no text of a request."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -10,14 +10,14 @@ from tests.engines.endpoint import keeps_to_itself
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-# Of Ray's workers, each of which has one, and asks there for the cluster's token.
+# Ports of Ray's workers: each worker has one, on which it demands the cluster's token.
 RAYS_PORTS = range(10002, 20000)
 OURS = ("ray::ServeReplica", "VLLM::")
 ACTORS = ("ray::Coordinator", "ray::HealthBoard")
 
 
 def listening(app: Any, kind: str = "tcp") -> list[tuple[str, str, int]]:
-    """Title of the process, address and port of each socket of a kind at which the cluster hears anybody."""
+    """Title of the process, address and port of each socket of a kind that takes connections or packets."""
     found = []
     for process in app.processes():
         try:
@@ -33,7 +33,7 @@ def listening(app: Any, kind: str = "tcp") -> list[tuple[str, str, int]]:
 
 
 def _is_loopback(ip: str) -> bool:
-    return ip_address(ip.removeprefix("::ffff:")).is_loopback  # an IPv4 address as an IPv6 socket tells it
+    return ip_address(ip.removeprefix("::ffff:")).is_loopback  # so an IPv6 socket gives an IPv4 address
 
 
 def test_replicas_and_engines_listen_on_no_interface_but_loopback(app: Any) -> None:
@@ -50,5 +50,5 @@ def test_replicas_and_engines_listen_on_no_interface_but_loopback(app: Any) -> N
     assert {ip for _, ip, port in sockets if port in ports} == {"127.0.0.1"}
 
 
-def test_no_log_has_a_word_of_a_request(app: Any) -> None:
+def test_no_log_contains_text_of_a_request(app: Any) -> None:
     keeps_to_itself(app, "tiny")

@@ -15,9 +15,9 @@ def test_every_node_has_the_files_and_they_are_copied_once(app: Any, tmp_path: P
     model = service.model.model_copy(update={"stage_folder": tmp_path / "staged"})
     config = app.config.model_copy(update={"services": (service.model_copy(update={"model": model}),)})
     made = stage(config)
-    assert len(made) == 2  # the head has the labels of neither role
+    assert len(made) == 2  # not the head node, which has the labels of neither role
     assert {one.model for one in made} == {"tiny"}
-    (folder,) = {one.folder for one in made}  # of one disk here
+    (folder,) = {one.folder for one in made}  # all nodes share one disk here
     assert folder is not None
     source = service.model.folder
     assert {path.name: path.stat().st_size for path in Path(folder).iterdir()} == {
@@ -31,7 +31,7 @@ def test_every_node_has_the_files_and_they_are_copied_once(app: Any, tmp_path: P
     ]
 
 
-def test_what_cannot_be_copied_is_said_of_each_node(app: Any, tmp_path: Path) -> None:
+def test_a_failed_copy_is_reported_for_each_node(app: Any, tmp_path: Path) -> None:
     from serve_app.running.ray_stage import stage
 
     (tmp_path / "file").write_text("")

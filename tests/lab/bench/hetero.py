@@ -1,10 +1,10 @@
 """The gain from placement by topology and from two GPU types: ``make bench-hetero``, simulated.
 
-Where: one service on a cluster of mixed switches, with topology (a group under each S1 switch) and without (one group,
-wherever Ray finds room), at the same counts. KV between switches moves a fifth slower (HeteroScale section 1) and
-shares their uplinks, which other applications use more and more.
-Which: the cheapest fixed counts that meet one objective with H100s, with A100s, and with prompts on H100s and answers
-on A100s (HeteroScale section 1 cites 41 % more cost per token for one type).
+``where`` runs one service on a cluster of mixed switches, at the same counts with topology (a group under each S1
+switch) and without (one group, on any nodes with room). KV between switches moves a fifth slower (HeteroScale section
+1) and shares their uplinks, which other applications use more and more.
+``which`` finds the cheapest fixed counts that meet one objective: with H100s, with A100s, and with prompts on H100s and
+answers on A100s (HeteroScale section 1 cites 41 % more cost per token for one type).
 """
 
 import json
@@ -51,7 +51,7 @@ _SWITCHES = {
     ("b2", "b2-m0"): ("H100", "H100", "A100", "A100"),
     ("b2", "b2-m1"): ("H100", "H100", "A100", "A100"),
 }
-# Share of the nodes that other applications use half of.
+# Share of the nodes of which other applications use half.
 _HALF_FRAC = 0.4
 _COUNTS = {Role.PREFILL: 4, Role.DECODE: 8}
 _RATIO = PdRatio(1, 2)
@@ -202,7 +202,7 @@ def _stats(of: Mapping[PoolKey, VirtualPool]) -> list[PoolStats]:
 
 
 def which(trace: Sequence[TraceRequest], objectives: Sequence[Slo]) -> dict[str, list[tuple[int, int]]]:
-    """For each hardware the pairs of counts that meet the objective and cannot be reduced in either count."""
+    """For each choice of GPU types: pairs of counts that meet the objective, of which neither count can be reduced."""
     profiles = {kind: EngineProfile.load(path) for kind, path in _PROFILES.items()}
     edges = {}
     for name, kinds in _HARDWARE.items():

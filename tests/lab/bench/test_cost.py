@@ -1,4 +1,4 @@
-"""What the cost benchmark serves and makes of its rounds (no stack is started here)."""
+"""The engines that the cost benchmark serves, and the ratios of its rounds (no stack is started here)."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def test_one_engine_of_each_role_is_served(name: str) -> None:
     assert not config.is_autoscaled
 
 
-def test_a_ratio_is_of_one_round_and_the_median_counts() -> None:
+def test_ratios_are_taken_round_by_round_and_the_median_counts() -> None:
     rounds = [
         {
             side: {"cpu_ms_per_request": cost, "cpu_ms_per_request_above_rest": cost - 1.0, "rest_cores": 0.1}
@@ -51,7 +51,7 @@ def test_cpu_time_is_that_of_the_whole_tree() -> None:
         parent.wait()
 
 
-def test_engines_that_are_not_measured_here_are_wrong_usage() -> None:
+def test_unknown_engines_are_wrong_usage() -> None:
     command = typer.Typer()
     command.command()(main)
     assert CliRunner().invoke(command, [".", "--engines", "bogus"]).exit_code == 2

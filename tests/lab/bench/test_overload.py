@@ -1,4 +1,4 @@
-"""What the overload benchmark sends, and what it makes of the answers (no application is started here)."""
+"""The requests of the overload benchmark, and the figures of their answers (no application is started here)."""
 
 import pytest
 import typer
@@ -36,7 +36,7 @@ def test_both_applications_are_the_same_but_for_their_objectives(name: str, is_o
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_as_many_arrive_as_were_asked_for_and_all_fit(name: str) -> None:
+def test_requests_arrive_at_the_given_rate_and_fit_the_engine(name: str) -> None:
     sent = arrivals(ENGINES[name], 10.0, seed=1)
     assert len(sent) == pytest.approx(600, abs=75)  # three standard deviations
     assert max(one.input_tokens + one.output_tokens for one in sent) <= ENGINES[name].most_tokens
@@ -72,15 +72,17 @@ def test_goodput_is_of_the_measured_time_and_refusals_are_no_failures() -> None:
         ([(2.0, 1.7)], True),  # more than a tenth is missed
         ([(2.0, 1.9), (2.6, 2.5)], False),
         ([(2.0, 1.9), (2.6, 2.3)], True),
-        ([(2.6, 2.5), (2.7, 2.55)], True),  # hardly more
+        ([(2.6, 2.5), (2.7, 2.55)], True),  # hardly more goodput
     ],
 )
-def test_a_rate_is_beyond_saturation(rates: list[tuple[float, float]], is_saturated: bool) -> None:
+def test_a_rate_is_beyond_saturation_if_a_tenth_misses_or_goodput_hardly_rises(
+    rates: list[tuple[float, float]], is_saturated: bool
+) -> None:
     rows = [{"requests": rate * 40.0, "goodput_requests_per_s": goodput} for rate, goodput in rates]
     assert _is_saturated(rows) is is_saturated
 
 
-def test_engines_that_are_not_measured_here_are_wrong_usage() -> None:
+def test_unknown_engines_are_wrong_usage() -> None:
     command = typer.Typer()
     command.command()(main)
     assert CliRunner().invoke(command, ["--only", "bogus"]).exit_code == 2

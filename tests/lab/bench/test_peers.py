@@ -1,4 +1,4 @@
-"""What the peer benchmark makes of its measurements (the stacks themselves are not started here)."""
+"""The ratios and objectives that the peer benchmark computes from its measurements (no stack is started here)."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ Round = dict[str, Any]
 
 
 def cell(*, ttft: float = 1.0, tpot: float = 1.0, throughput: float = 1.0, goodput: float = 1.0) -> dict[str, Any]:
-    """A report with these medians and rates; its other quantiles are no ones that count."""
+    """A report with these medians and rates; no other quantile counts."""
     return Report(
         requests_ok=1,
         requests_failed=0,
@@ -85,7 +85,7 @@ def test_median_is_of_the_ratios_of_the_rounds() -> None:
     assert _ratios(rounds)["short_ttft_p50_over_ray_pd"] == {"median": 2.0, "min": 0.25, "max": 3.0}
 
 
-def test_peer_without_goodput_gives_null_where_the_ratio_is_infinite() -> None:
+def test_peer_without_goodput_gives_null_if_the_ratio_is_infinite() -> None:
     none, some = one_round(ray_pd={"goodput": 0.0}), one_round(ray_pd={"goodput": 0.5})
     assert _ratios([none])["mix_goodput_over_ray_pd"] == {"median": None, "min": None, "max": None}
     assert _ratios([none, some, some])["mix_goodput_over_ray_pd"] == {"median": 2.0, "min": 2.0, "max": None}
@@ -93,7 +93,7 @@ def test_peer_without_goodput_gives_null_where_the_ratio_is_infinite() -> None:
 
 
 @pytest.mark.parametrize(("peer", "ratio"), [(0.0, 1.0), (2.0, 0.0)])
-def test_no_goodput_of_ours_is_0_or_1_where_the_peer_had_none_either(peer: float, ratio: float) -> None:
+def test_goodput_0_of_ours_gives_ratio_0_and_1_if_the_peer_has_none_either(peer: float, ratio: float) -> None:
     measured = one_round(tandem={"goodput": 0.0}, ray_pd={"goodput": peer})
     assert _ratios([measured])["mix_goodput_over_ray_pd_c8"]["median"] == ratio
 
@@ -114,7 +114,7 @@ def test_stack_that_answered_nothing_in_one_round_has_no_latency_ratio(stack: st
         (40, 0.6, 0.04),  # half way: 3 x 0.2 and 2 x 0.02
         (64, 0.9, 0.06),
         (160, 1.5, 0.05),
-        (1, 0.3, 0.02),  # outside of what was measured: the nearest
+        (1, 0.3, 0.02),  # outside the measured lengths: the nearest one
         (4096, 2.1, 0.04),
     ],
 )
@@ -138,9 +138,7 @@ def test_written_report_is_strict_json_whatever_failed(tmp_path: Path) -> None:
     assert (report["slos"], report["rounds"], report["ratios"]) == (SLOS, rounds, _ratios(rounds))
 
 
-def test_stack_is_up_when_a_completion_is_and_not_before(
-    make_endpoint: Callable[..., FakeEndpoint], dead_url: str
-) -> None:
+def test_stack_is_up_once_a_completion_succeeds(make_endpoint: Callable[..., FakeEndpoint], dead_url: str) -> None:
     assert _answers(make_endpoint().url)
     assert not _answers(make_endpoint(refuse(503)).url)
     assert not _answers(dead_url)

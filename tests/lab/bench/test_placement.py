@@ -1,4 +1,4 @@
-"""The benchmarks of placement, on less than they measure."""
+"""The benchmarks of placement, on smaller clusters than they measure."""
 
 import random
 from collections import Counter
@@ -55,14 +55,14 @@ def test_first_fit_takes_the_first_node_and_ours_the_fullest() -> None:
 
 
 class Search:
-    """What meets the objective: at least two of prefill, and with it six of decode, or with four of prefill five."""
+    """Counts that meet the objective: from two prefill and six decode replicas on, or from four and five on."""
 
     def counts(self, prefill: int, decode: int) -> "Search":
         self.attainment_frac = float(prefill >= 2 and decode >= (5 if prefill >= 4 else 6))
         return self
 
 
-def test_the_edge_has_the_pairs_of_which_neither_count_can_be_less() -> None:
+def test_the_edge_has_the_pairs_of_which_neither_count_can_be_reduced() -> None:
     found = edge(Search())  # type: ignore[arg-type]
     assert found == [(2, 6), (4, 5)]
     per_hour = 1_490_000.0
@@ -74,7 +74,7 @@ def test_the_edge_has_the_pairs_of_which_neither_count_can_be_less() -> None:
     assert cost_per_million([], both, 2.0, per_hour) is None
 
 
-def test_by_topology_scarce_switches_stay_free() -> None:
+def test_placement_by_topology_keeps_scarce_switches_free() -> None:
     trace = load_trace(bench_hetero._TRACE)
     slowest = EngineProfile.load(bench_hetero._PROFILES["A100"])
     rows = bench_hetero.where(trace, bench_hetero.slos(trace, slowest), 5e9, 0)
@@ -84,7 +84,7 @@ def test_by_topology_scarce_switches_stay_free() -> None:
     assert aware["mixed_units_left"] > agnostic["mixed_units_left"]
 
 
-def test_free_gpus_count_as_unusable_where_the_own_unit_does_not_fit() -> None:
+def test_free_gpus_are_unusable_if_the_unit_of_their_group_does_not_fit() -> None:
     room = by_hand.slots(
         by_hand.node("a", 3, s1="m1"),
         by_hand.node("b", 1, s1="m2"),

@@ -206,12 +206,12 @@ def _sampling(sample: Callable[[float], Sample]) -> Any:
             yield samples
         finally:
             ended.set()
-        sampled.result()  # figures from half of the samples would flatter
+        sampled.result()  # figures from a part of the samples would look too good
 
 
 @contextmanager
 def _run_at_once(console: Console) -> Any:
-    """Run the load generator and all serving processes at once; engines do so themselves when they are ready."""
+    """Run the load generator and all serving processes before ordinary ones; engines do so when they are ready."""
     me = psutil.Process()
     try:
         run_at_once(me.pid)

@@ -1,4 +1,4 @@
-"""The demonstration's days: what they ask of a small machine, and that their tunings fit what is deployed."""
+"""The demonstration's days: their load fits a small machine, and their tunings fit the deployed configuration."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.lab.demo.day import CHAT, CODE, DAY_S, HIGHEST_LEADERS, MORNING_SLOWE
 
 
 @pytest.mark.parametrize("service", [CHAT, CODE])
-def test_a_day_stays_inside_what_the_machine_can_carry(service: Service) -> None:
+def test_a_day_stays_within_the_capacity_of_the_machine(service: Service) -> None:
     trace = service.day(DAY_S)
     arrivals = np.histogram([r.at_s for r in trace], bins=np.arange(0.0, DAY_S + 1, 15.0))[0] / 15.0
     assert arrivals.max() <= 15.0
@@ -28,7 +28,7 @@ def test_a_morning_is_a_part_of_the_day_that_rises(service: Service) -> None:
 
 
 @pytest.mark.parametrize("service", [CHAT, CODE])
-def test_the_tuning_fits_what_is_deployed(service: Service) -> None:
+def test_the_tuning_fits_the_deployed_configuration(service: Service) -> None:
     base = AutoscaleConfig.model_validate({"policy": {"kind": "heteroscale", "target": 1.0}})
     pools = Pools.model_validate(
         {f"{role}:g0": {"lowest_replicas": 1, "highest_replicas": HIGHEST_LEADERS} for role in Role}
@@ -38,7 +38,7 @@ def test_the_tuning_fits_what_is_deployed(service: Service) -> None:
     assert sum(service.counts(HIGHEST_LEADERS).values()) == 12
 
 
-def test_an_objective_is_a_second_or_thrice_the_unloaded_time(root: object) -> None:
+def test_an_objective_is_a_second_or_three_times_the_unloaded_time(root: object) -> None:
     profile = EngineProfile.load(root / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")  # type: ignore[operator]
     trace = CODE.day(DAY_S)
     slos = objectives(trace, dict.fromkeys(Role, profile))

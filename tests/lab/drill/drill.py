@@ -40,7 +40,7 @@ _ENGINE_NODES = 5
 _ENGINE_NODE_CPUS = 1
 # The fault comes after this share of the load.
 _FAULT_AT_FRAC = 0.4
-# A front stands still this much longer than the lease, in seconds.
+# The front of a decode replica (its process, without the engine's) stands still longer than the lease by this, seconds.
 _BEYOND_LEASE_S = 3.0
 # When long prompts come, as shares of GATHER_S.
 _LONG_PROMPTS_FRAC = (0.2, 0.3, 0.4, 0.5)

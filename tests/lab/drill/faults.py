@@ -165,7 +165,7 @@ DECODE_FAULTS = ("kill-decode", "kill-decode-engine", "hang-engine", "hang-decod
 PREFILL_FAULTS = ("kill-prefill", "kill-engine-worker", "hang-prefill-engine", "hang-prefill")
 # Faults after which decode can pull no KV from prefill until both have made new links.
 LINK_FAULTS = ("break-nixl", "silence-nixl")
-# Faults after which streams end as transport errors, since their front has died.
+# Faults after which streams end as transport errors, since their ingress replica or proxy has died.
 FRONT_FAULTS = ("kill-ingress", "kill-proxy")
 
 

@@ -147,7 +147,7 @@ def _break_first(names: Sequence[str], app: Any) -> tuple[str, tuple[float, floa
 
 
 def grown(alive: Growth, average: Growth) -> list[str]:
-    """What has grown: processes that lived all the time, and kinds on average; and kinds that were never sampled."""
+    """Lines for processes that lived all the time and grew, kinds that grew on average, and kinds without samples."""
     unseen = [name for name in _KINDS if name not in {**alive, **average}]
     return [
         *(f"nothing is known of the memory of {name}" for name in unseen),

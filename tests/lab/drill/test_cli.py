@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one line for what a user can mend."""
+    """Runs the command, and gives the one line with which it refuses."""
 
     def call(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["drill", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""What a drill says of the answers that it compares, and how it lays an application out."""
+"""The row that a drill makes from the answers of two runs, and the nodes on which it puts an application."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def test_every_token_of_every_answer_counts() -> None:
     assert row["requests"] == 3
 
 
-def test_a_stream_is_cut_at_the_front_only_where_the_front_was_broken() -> None:
+def test_a_stream_is_cut_at_the_front_only_if_the_front_was_broken() -> None:
     cut = answer(1, ended=False, is_cut=True, error="ClientPayloadError", span_s=(9.0, 11.0))
     assert compared("kill-ingress", [answer(1, 2)], [cut])["cut_at_front"] == 1
     assert compared("kill-decode", [answer(1, 2)], [cut])["lost"] == 1
@@ -69,13 +69,13 @@ def test_errors_that_differ_by_a_request_id_are_of_one_kind() -> None:
 
 
 @pytest.mark.parametrize("undisturbed", [answer(1, 2, 3, ended=False), answer(1, 2), answer()])
-def test_an_undisturbed_run_that_fails_is_counted_and_is_no_measure(undisturbed: Answer) -> None:
+def test_an_answer_is_not_judged_by_an_undisturbed_one_that_failed(undisturbed: Answer) -> None:
     row = compare("kill-decode", [undisturbed], [answer(1, 2, 3)], broke_s=(10.0, 10.1), output_tokens=3)
     assert row["failed_undisturbed"] == 1
     assert not any(row[name] for name in VERDICTS)
 
 
-# What must have been counted for the drill to show what it is for.
+# Counters of a drill whose fault met requests; without one of them the drill shows nothing.
 SHOWN = {
     "kill-controller": {},
     "expire-lease": {"kv_late": 2},
@@ -104,7 +104,7 @@ def fine(fault: str) -> dict[str, Any]:
         ({"in_flight_at_fault": 0}, "no request was in flight"),
     ],
 )
-def test_what_must_not_be_fails_a_drill(fault: str, wrong: dict[str, Any], text: str) -> None:
+def test_a_row_with_a_fault_fails_a_drill(fault: str, wrong: dict[str, Any], text: str) -> None:
     assert failures(fine(fault)) == []
     (line,) = failures({**fine(fault), **wrong})
     assert text in line
@@ -140,6 +140,6 @@ def test_the_endpoint_and_the_engines_are_on_different_nodes() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_finds_nothing_to_break_says_so(fault: str) -> None:
+def test_a_fault_without_a_process_to_break_is_an_error(fault: str) -> None:
     with pytest.raises(DrillError, match="no "):
         FAULTS[fault]([])

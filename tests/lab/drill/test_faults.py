@@ -1,4 +1,4 @@
-"""Which replica a fault is for: real processes that are called what Ray and vLLM call theirs."""
+"""Which replica a fault breaks: real processes have titles as Ray and vLLM give them."""
 
 import signal
 import socket
@@ -21,7 +21,7 @@ MakeReplica = Callable[..., psutil.Process]
 
 @pytest.fixture
 def make_replica() -> Iterator[MakeReplica]:
-    """A replica of a role whose engine does this."""
+    """A replica of a role; ``engine``: the command that its engine runs."""
     started: list[psutil.Process] = []
 
     def make(engine: str, role: str = "decode") -> psutil.Process:
@@ -42,13 +42,13 @@ def make_replica() -> Iterator[MakeReplica]:
 
 @pytest.fixture(autouse=True)
 def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even there, whatever computes gets a core for a moment of each second."""
+    """CPU time is compared over a second: in it every process that computes gets a core for a moment."""
     for name, value in {"_WORK_S": 60.0, "_GLANCE_S": 1.0, "_BUSY_FRAC": 0.01}.items():
         monkeypatch.setattr(drill_faults, name, value)
 
 
 @pytest.mark.parametrize("does", [(COMPUTES, RESTS), (COMPUTES, COMPUTES), (RESTS, RESTS)])
-def test_a_decode_replica_that_has_work_is_broken_the_youngest_of_them(
+def test_the_youngest_decode_replica_that_has_work_is_broken(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, does: tuple[str, str]
 ) -> None:
     if COMPUTES not in does:
@@ -71,7 +71,7 @@ def test_the_engine_of_the_replica_that_has_work_is_broken(make_replica: MakeRep
 
 
 @pytest.mark.parametrize("fault", ["kill-prefill", "kill-engine-worker", "hang-prefill-engine", "hang-prefill"])
-def test_of_prefill_too_the_replica_that_has_work_is_broken(make_replica: MakeReplica, fault: str) -> None:
+def test_the_prefill_replica_that_has_work_is_broken(make_replica: MakeReplica, fault: str) -> None:
     old, young = make_replica(COMPUTES, "prefill"), make_replica(RESTS, "prefill")
     (engine,) = old.children()
     broken = engine if "engine" in fault else old

@@ -1,4 +1,4 @@
-"""How the soak judges answers, what it takes for grown, and how much it asks of the engines."""
+"""How the soak judges answers and the growth of memory, and how much load it sends to the engines."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_growth_and_kinds_without_a_sample_are_findings() -> None:
     assert line == "nothing is known of the memory of decode replica"
 
 
-def test_the_load_is_seven_tenths_of_what_decode_can_do() -> None:
+def test_the_load_is_seven_tenths_of_the_capacity_of_decode() -> None:
     pool = document()["applications"][0]["args"]["groups"][0]["decode"]
     profile = EngineProfile.load(Path(pool["emulator"]["profile"]))
     running = pool["emulator"]["max_running"]

@@ -1,4 +1,4 @@
-"""How a drill goes on from fault to fault and from stack to stack; the applications are of the outside world here."""
+"""How a drill goes on from fault to fault and from stack to stack; the applications are fakes here."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def make_process() -> Iterator[MakeProcess]:
         popen = subprocess.Popen([title, "60"], executable="/bin/sleep")
         started.append(popen)
         process = psutil.Process(popen.pid)
-        while not process.cmdline():  # for a moment after exec there is none
+        while not process.cmdline():  # it is empty for a moment after exec
             time.sleep(0.01)
         return process
 
@@ -51,7 +51,7 @@ def make_process() -> Iterator[MakeProcess]:
 
 
 class FakeApp:
-    """Has fewer replicas each time that it is asked, so it never is whole again."""
+    """Has one replica less at each call of ``status``, so it is never whole again."""
 
     def __init__(self, url: str, processes: list[psutil.Process]) -> None:
         self.url, self._processes, self._replicas = url, processes, 1000
@@ -88,7 +88,7 @@ def test_the_replicas_of_both_stacks_are_found_by_their_role(make_process: MakeP
         (["ray::ServeReplica:tandem:decode:g0", "ray::ServeReplica:tandem:ingress"], "replicas"),
     ],
 )
-def test_what_is_stopped_does_not_run(make_process: MakeProcess, titles: list[str], part: str) -> None:
+def test_a_stopped_process_does_not_count_as_running(make_process: MakeProcess, titles: list[str], part: str) -> None:
     processes = [*map(make_process, titles), make_process("ray::ServeController")]
     assert count_running(processes) == {part: 2}
     processes[0].suspend()
@@ -102,7 +102,7 @@ def test_the_peer_has_no_coordinator_that_could_be_ended() -> None:
     assert faults_of("ray-serve-llm", [*FAULTS]) == [fault for fault in FAULTS if fault != "kill-coordinator"]
 
 
-def test_what_the_endpoint_and_its_decode_replicas_counted_is_read_off_the_page(
+def test_counters_of_the_endpoint_and_of_decode_replicas_are_read_from_the_metrics_page(
     make_endpoint: Callable[..., FakeEndpoint],
 ) -> None:
     page = """# TYPE tandem_resumed counter
@@ -142,7 +142,7 @@ async def test_further_prompts_come_beside_the_others_and_are_always_the_same(
     )
 
 
-async def test_the_load_and_its_faults_go_first(make_endpoint: Callable[..., FakeEndpoint]) -> None:
+async def test_the_load_and_its_faults_run_before_other_threads(make_endpoint: Callable[..., FakeEndpoint]) -> None:
     with ahead_of_others():
         first = os.sched_getscheduler(0)
     policies: list[int] = []
@@ -202,7 +202,7 @@ drill.drill(Path(sys.argv[1]), ["kill-decode"], rate=1.0, seconds=1.0, say=print
     assert ended.stdout == "started\n", ended.stderr
 
 
-def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(
+def test_rows_of_a_fault_stand_together_and_a_broken_application_is_started_anew(
     make_endpoint: Callable[..., FakeEndpoint],
     make_process: MakeProcess,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,7 +228,7 @@ def test_rows_stand_side_by_side_and_what_stays_broken_is_started_anew(
     monkeypatch.setattr(sys, "argv", ["drill", str(CONFIG), *faults, *stacks, *load])
     with pytest.raises(SystemExit) as exit_:
         run(commands)
-    assert exit_.value.code == 1  # ours has lost nothing, and yet it never was whole again
+    assert exit_.value.code == 1  # ours has lost nothing, but it was never whole again
     rows = json.loads(out.read_text())
     results = [(row["fault"], row["stack"], row["failed_undisturbed"], row["lost"], row["recovered_s"]) for row in rows]
     assert results == [
@@ -271,7 +271,7 @@ def test_an_impossible_fault_is_reported_and_the_others_are_drilled(
 
 
 @pytest.mark.parametrize(("counters", "runs"), [({("retried", ""): 0, ("resumed", ""): 0}, 3), ({}, 1)])
-def test_a_fault_that_met_no_request_is_run_again_where_requests_are_counted(
+def test_a_fault_that_met_no_request_is_run_again_if_requests_are_counted(
     make_endpoint: Callable[..., FakeEndpoint],
     make_process: MakeProcess,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,7 +279,7 @@ def test_a_fault_that_met_no_request_is_run_again_where_requests_are_counted(
     runs: int,
 ) -> None:
     class Healing(FakeApp):
-        """Its replica of the endpoint is replaced whenever it has ended."""
+        """Replaces its replica of the endpoint each time that it has ended."""
 
         def status(self) -> Status:
             return Status(state="RUNNING", message="", replicas={"ingress": {"RUNNING": 1}})

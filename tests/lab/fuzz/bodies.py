@@ -69,7 +69,7 @@ _prompts = (
     | _junk
 )
 _transfers = hostile("kv_transfer") | _junk
-# One alone may reach the engine; vLLM refuses several together.
+# One constraint alone may reach the engine; vLLM refuses several together.
 _one_constraint: list[st.SearchStrategy[Any]] = [
     _object(**{name: hostile(name) | _junk}) for name in ("regex", "grammar", "json", "choice", "structural_tag")
 ]

@@ -24,8 +24,8 @@ from tests.lab.stand.processes import Processes, replaced_pids, server_pids
 _BATCH = 100
 # Seconds between two looks at the processes.
 _SAMPLE_S = 1.0
-# Share of the requests before memory is compared: what grows with the longest body or another shape of a batch does so
-# ever less for thousands of requests.
+# Share of the requests before memory is compared. Memory that grows with the longest body, or with another shape of a
+# batch, grows more and more slowly over thousands of requests.
 _WARM_UP_FRAC = 0.5
 # Replicas must have freed everything this long after the last request, in seconds.
 _REST_S = 60.0

@@ -35,7 +35,7 @@ def error(message: str = "no", **more: Any) -> str:
 
 
 ERROR = error()
-# As the endpoint says it (deployments/ingress.py).
+# The endpoint's own words (deployments/endpoint/relay.py).
 LATE = error("the request took longer than 30 s (ingress.request_timeout_s)")
 
 
@@ -116,14 +116,14 @@ PAGE = "# HELP tandem_x x\n# TYPE tandem_x gauge\ntandem_x 1.0\n"
         (REQUEST, Reply(why="hang"), "hang"),
         (REQUEST, Reply(why="cut"), "cut"),
         (REQUEST, Reply(why="abandoned"), None),
-        # A 408 to what was wholly sent.
+        # A 408 to a request that was sent whole.
         (REQUEST, Reply(status=408, text=LATE), "hang"),
         (REQUEST, Reply(status=408, text="<html>"), "hang"),
         (SLOW, Reply(status=408, text=ERROR), "hang"),
         (get("/v1/models"), Reply(status=408, text=ERROR), "hang"),
         (HALF, Reply(status=408, text="<html>"), None),
         (HALF, Reply(status=408, text=LATE), "hang"),
-        # A 200 with nothing in it.
+        # A 200 without the right content.
         (REQUEST, Reply(status=200, text=""), "shape"),
         (REQUEST, Reply(status=200, text="{}"), "shape"),
         (REQUEST, Reply(status=200, text="[1]"), "shape"),
@@ -136,13 +136,13 @@ PAGE = "# HELP tandem_x x\n# TYPE tandem_x gauge\ntandem_x 1.0\n"
         (get("/metrics"), Reply(status=200, text=PAGE), None),
         (get("/metrics"), Reply(status=200, text=""), "shape"),
         (Request(route="/v1/models", kind="get", parts=(b"HEAD /",)), Reply(status=200, text=""), None),
-        # Elsewhere.
+        # Other successes and redirects.
         (REQUEST, Reply(status=302, text=""), "shape"),
         (REQUEST, Reply(status=204, text=""), "shape"),
         (get("other"), Reply(status=302, text=""), "shape"),
         (get("other"), Reply(status=307, text=""), None),
         (get("/v1/models"), Reply(status=307, text=""), "shape"),
-        # For want of room.
+        # Refusals for lack of room.
         (REQUEST, Reply(status=429, text=error("too many (ingress.max_bodies_bytes)", code="overloaded")), None),
         (REQUEST, Reply(status=429, text=error("8 are here (admission.max_requests)", code="overloaded")), "refused"),
         (HALF, Reply(status=429, text=ERROR), "refused"),
@@ -155,7 +155,7 @@ PAGE = "# HELP tandem_x x\n# TYPE tandem_x gauge\ntandem_x 1.0\n"
         (get("/v1/models", has_key=False), Reply(status=200, text='{"data": []}'), "auth"),
         (get("/metrics", has_key=False), Reply(status=200, text=PAGE), "auth"),
         (get("/health", has_key=False), Reply(status=200, text=""), None),
-        # The metrics port asks for no key, and has no words of OpenAI's.
+        # The metrics port needs no key, and its errors are not OpenAI's.
         (get(METRICS_PORT, has_key=False), Reply(status=200, text=PAGE), None),
         (get(METRICS_PORT), Reply(status=200, text="nothing"), "shape"),
         (get(METRICS_PORT), Reply(status=404, text="404: Not Found"), None),
@@ -174,11 +174,11 @@ PAGE = "# HELP tandem_x x\n# TYPE tandem_x gauge\ntandem_x 1.0\n"
         (REQUEST, Reply(status=200, text=stream(json.dumps({"x": '"server_error"'}), "[DONE]")), None),
     ],
 )
-def test_verdict(sent: Request, reply: Reply, what: str | None) -> None:
+def test_each_wrong_answer_has_its_verdict(sent: Request, reply: Reply, what: str | None) -> None:
     assert verdict(sent, reply) == what
 
 
-def test_what_is_no_http_may_be_refused_in_any_words_but_not_with_a_servers_error() -> None:
+def test_bytes_that_are_no_http_may_be_refused_in_any_words_but_not_with_a_servers_error() -> None:
     noise = Request(route="other", kind="wire", parts=(b"\x00",), is_http=False)
     assert verdict(noise, Reply(status=400, text="<html>")) is None
     assert verdict(noise, Reply(why="cut")) is None
@@ -219,7 +219,7 @@ def test_a_fault_that_does_not_come_again_keeps_its_request(made: list[Request])
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_what_is_fuzzed_is_a_valid_application(index: int, tmp_path: Path) -> None:
+def test_each_part_is_a_valid_application(index: int, tmp_path: Path) -> None:
     part = parts(100, tmp_path)[index]
     (application,) = yaml.safe_load(yaml.safe_dump(part.document))["applications"]
     config = parse_app_config(application["args"])
@@ -252,7 +252,7 @@ def answers(*statuses: int) -> Callable[[Request], Coroutine[Any, Any, Reply]]:
     return answer
 
 
-async def test_a_normal_request_that_is_not_answered_is_found_though_it_never_was(part: Part) -> None:
+async def test_an_unanswered_normal_request_is_found_even_if_it_was_never_answered(part: Part) -> None:
     tally, keyed = Tally(), replace(part, key=KEY)
     answered = await known_answers(answers(200, 200), keyed, "m", tally, salt="before")
     assert (list(answered.values()), tally.findings) == ([("x", {}), ("x", {})], {})
@@ -277,7 +277,7 @@ async def test_all_requests_are_sent_and_counted_while_processes_are_watched(par
     assert (tally.requests, seen[0].done, len(seen[0].recent)) == (20, 20, 16)
 
 
-async def test_what_ends_the_watching_ends_it_all(part: Part) -> None:
+async def test_an_error_of_the_watch_ends_the_sending(part: Part) -> None:
     async def watch(_: Progress) -> None:
         raise OSError("no /proc")
 
@@ -318,7 +318,7 @@ def test_a_process_has_ended_unless_haproxy_was_reloaded(now: dict[int, str], go
 
 
 @pytest.mark.parametrize(("index", "kinds"), [(0, ["ingress", "engine"]), (1, ["engine"])])
-def test_no_process_may_rise_in_the_longer_part_and_none_of_engines_in_the_real_one(
+def test_memory_may_not_rise_in_the_longer_part_and_that_of_engines_not_in_the_real_one(
     index: int, kinds: list[str], tmp_path: Path
 ) -> None:
     rest = {"first_third_mib": 250.0, "last_third_mib": 255.0, "growth_frac": 0.02, "steady_mib": 0.0}
@@ -368,7 +368,7 @@ async def test_an_answer_is_read_to_its_end(sent: bytes, ends: bool, status: int
 
 
 @pytest.mark.parametrize("sent", [OK, OK.removesuffix(b"{}")])
-async def test_an_answer_to_head_has_a_body_where_the_first_line_could_not_be_read(sent: bytes) -> None:
+async def test_an_answer_to_head_may_have_a_body(sent: bytes) -> None:
     head = Request(route="/health", kind="get", parts=(b"HEAD /health HTTP/1.1\r\n\r\n",))
     async with endpoint(sent) as port:
         reply = await send("127.0.0.1", port, head, 0.5)

@@ -92,7 +92,7 @@ def shown(request: Request) -> str:
 def verdict(request: Request, reply: Reply) -> str | None:
     """What is wrong with an answer; ``None``: nothing.
 
-    ``five_xx``: a server's error. ``hang``: no answer, or the endpoint's own that it took too long. ``cut``: a part of
+    ``five_xx``: a server's error. ``hang``: no answer, or one that says that it took too long. ``cut``: a part of
     an answer. ``auth``: accepted without a key, or refused with one. ``refused``: for lack of room, though there is
     room. ``shape``: neither what was asked for nor an error in OpenAI's shape.
     """
@@ -113,7 +113,7 @@ def verdict(request: Request, reply: Reply) -> str | None:
 
 def _of_refusal(request: Request, reply: Reply) -> str | None:
     error = _error(reply.text)
-    # A request that was sent in part only may be waited for in vain.
+    # The server may wait in vain for the rest of a request that was sent in part.
     if reply.status == 408 and (request.is_http or _is_timeout(error)):
         return "hang"
     # Admission has no limit here that could refuse a request.

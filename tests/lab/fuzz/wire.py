@@ -28,7 +28,7 @@ class Request:
         parts: the bytes, written one part after the other.
         pause_s: pause after each part.
         is_abandoned: the client closes the connection without reading an answer.
-        is_http: the HTTP is well-formed, so that Tandem must answer, with OpenAI's errors where it refuses.
+        is_http: the HTTP is well-formed, so that Tandem must answer, with OpenAI's errors if it refuses.
         has_key: it carries an API key that the endpoint knows, or the endpoint needs none.
         seed: seed of the batch that it was drawn in.
     """
@@ -110,7 +110,7 @@ async def _read(reader: asyncio.StreamReader, received: bytearray) -> None:
 
 
 def worst_answer(received: bytes, *, is_head: bool) -> Reply:
-    """The answer with the highest status: several come where several requests went over one connection."""
+    """The answer with the highest status: several come if several requests went over one connection."""
     worst = Reply(why="cut", text="closed without an answer")
     rest = received
     while rest:

@@ -154,7 +154,7 @@ def main() -> None:
                 with plain_vllm(document, options.out / "vllm.log") as url:
                     model = document["applications"][0]["args"]["model"]["id"]
                     results[name] = {"loads": measure(url, model, loads)}
-        except Exception as error:  # the other half is still worth its time
+        except Exception as error:  # the other measurement is still useful
             traceback.print_exc()
             results[name] = {"error": str(error)}
         (options.out / f"{options.config.stem}.json").write_text(json.dumps(results, indent=1) + "\n")

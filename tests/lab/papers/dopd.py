@@ -1,6 +1,6 @@
 """DOPD's claims on our policies and our virtual cluster (its sections II-B and VI-B; pure).
 
-Tolerances were written down before the first run: ratios 8 %, quantities 25 %, orders hold and gaps are 10 points.
+Tolerances were written down before the first run: 8 % of a ratio, 25 % of a quantity, 10 points for a gap; orders hold.
 Engines, objectives and settings are those of ``dopd_testbed`` for all rows. M' and alpha are not printed: here 8 GB,
 the tenth that vLLM leaves, and 0.5, the top of what Table I shows. With alpha below 0.4 neither ratio comes out; above
 it M' from 2 to 12 GB does not matter.

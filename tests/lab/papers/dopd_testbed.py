@@ -113,9 +113,9 @@ class Steady:
         return float(np.quantile([record.tpot_s for record in self.sent if record.tpot_s is not None], 0.9))
 
 
-# Seconds: requests in flight rise, the window begins, its length, and the end, 140 s after the window.
+# In seconds: end of the rise of requests in flight, begin and length of the window, and the end, 140 s after it.
 _RAMP_S, _FROM_S, _WINDOW_S, _END_S = 30.0, 60.0, 120.0, 320.0
-# How soon a request that has ended is followed by the next.
+# Longest time from the end of a request to the next one, in seconds.
 _LOOK_S = 0.01
 
 
@@ -172,14 +172,14 @@ _SHAREGPT = SeparateLengthsConfig(
     input_tokens=LognormalLengthConfig(median_tokens=530.0, sigma=1.0, lowest_tokens=4, highest_tokens=4096),
     output_tokens=LognormalLengthConfig(median_tokens=135.0, sigma=0.9, lowest_tokens=4, highest_tokens=2048),
 )
-# Of the gaps between requests: the default of BurstGPT's generator (HPMLL/BurstGPT, example/src/burstgpt/config.py).
+# Gamma shape of the gaps between requests: BurstGPT's default (HPMLL/BurstGPT, example/src/burstgpt/config.py).
 GAMMA_SHAPE = 0.5
 # One prefill and one decode replica serve 7.5 requests/s of these, and eight GPUs 30 (4P2D).
 LOW_REQUESTS_PER_S, HIGH_REQUESTS_PER_S = 4.0, 24.0
 # A day of BurstGPT, 24 times as fast.
 DAY_S = 3600.0
-# Two states that last as long have gaps as uneven as that gamma's (a coefficient of variation of sqrt(2)) where their
-# rates are as 2 + sqrt(3) to 1: CV^2 = 2 E[rate] E[1 / rate] - 1. They last for hundreds of seconds, as DOPD's T does.
+# Two states of equal length have gaps as uneven as that gamma's (a coefficient of variation of sqrt(2)) if their rates
+# are as 2 + sqrt(3) to 1: CV^2 = 2 E[rate] E[1 / rate] - 1. They last for hundreds of seconds, as DOPD's T does.
 _JUMP = 2.0 + 3.0**0.5
 JUMPS_S, _STATE_S = 2400.0, 300.0
 

@@ -1,4 +1,4 @@
-"""What all of HeteroScale's rows are run on: services, engines, a day's load, and where the policies should run (pure).
+"""The setting of all of HeteroScale's rows: services, engines, a day's load, and the load at which policies act (pure).
 
 The paper's models, engines and traces are not public. What it leaves open is chosen here once, for all rows.
 """

@@ -1,4 +1,4 @@
-"""The queue-depth chapter's own figures, from our policy in its loop."""
+"""The figures of the queue-depth chapter, from our policy in the chapter's loop."""
 
 from collections.abc import Mapping
 
@@ -27,21 +27,21 @@ def by_start() -> Mapping[int, ByName]:
         ("reactive", ("33.29", 5034, 8214)),
         ("headroom", ("7.71", 1157, 9657)),
         ("predictive", ("0.00", 66, 7557)),
-        # What our policy gives in that loop otherwise.
+        # Other rows of our policy in that loop.
         ("printed law", ("27.78", 4936, 13651)),
         ("reactive without 1e-9", ("35.03", 6666, 8629)),
     ],
 )
-def test_the_chapters_table(table: ByName, name: str, expected: tuple[str, float, float]) -> None:
+def test_the_table_is_that_of_the_chapter(table: ByName, name: str, expected: tuple[str, float, float]) -> None:
     assert as_printed(table[name]) == expected
 
 
-def test_every_claim_but_that_law_and_code_are_one_is_reproduced() -> None:
+def test_every_claim_is_reproduced_but_that_law_and_code_agree() -> None:
     deviating = [claim for claim in claims() if not claim.is_reproduced]
     assert [claim.source for claim in deviating] == ["queue-depth chapter, section 23.4.2"]
 
 
-def test_the_printed_law_buys_fewer_violations_with_two_thirds_more_replicas(table: ByName) -> None:
+def test_the_printed_law_needs_two_thirds_more_replicas_for_fewer_violations(table: ByName) -> None:
     law, code = table["printed law"], table["reactive"]
     assert law.violations_frac < code.violations_frac
     assert law.replica_seconds / code.replica_seconds == pytest.approx(1.66, abs=0.01)
@@ -56,7 +56,7 @@ def test_the_printed_law_buys_fewer_violations_with_two_thirds_more_replicas(tab
         (120, ("58.82", 4003, 11830), ("36.75", 22083, 40761), ("0.00", 439, 10140)),
     ],
 )
-def test_other_starts(
+def test_rows_of_other_start_times_are_those_of_the_chapters_code(
     by_start: Mapping[int, ByName],
     start_s: int,
     reactive: tuple[str, float, float],
@@ -97,13 +97,13 @@ def test_headroom_on_a_perfect_forecast_misses_no_request_at_38_percent_more(by_
         assert both.replica_seconds > 1.38 * alone.replica_seconds
 
 
-def test_a_forecast_from_what_arrived_needs_its_headroom(by_start: Mapping[int, ByName]) -> None:
+def test_a_forecast_from_past_arrivals_needs_its_headroom(by_start: Mapping[int, ByName]) -> None:
     """A spike of a minute is not on the line through the minute before; the chapter's forecast knows it."""
     for start_s, rows in by_start.items():
         seen, both = rows["policy's predictive"], rows["policy's headroom and predictive"]
         assert rows["predictive"].violations_frac < seen.violations_frac < rows["reactive"].violations_frac
         assert both.violations_frac < seen.violations_frac
-        # Beside headroom alone it helps once a start takes 20 s; before, neither misses anything.
+        # It has fewer violations than headroom alone if a start takes 20 s or more; below, neither has any.
         headroom = rows["headroom"].violations_frac
         assert both.violations_frac < headroom if start_s >= 20 else both.violations_frac == headroom == 0.0
 
@@ -120,6 +120,6 @@ def test_too_few_replicas_by_hand() -> None:
     row = simulate("one", lambda now_s, queue, arrivals: 1, np.full(100, 80.0))
     assert row.replica_seconds == 3 + 99
     assert row.peak_queue == arrivals[1:].sum() - 99 * 40
-    # A queue of 20 is the objective, 0.5 s at 40/s: 57 in the second second leave 17, those after it more and more.
+    # The objective of 0.5 s is a queue of 20 at 40/s. The 57 of the second second leave 17; the queue then grows.
     assert arrivals[1] == 57
     assert row.violations_frac == arrivals[3:].sum() / arrivals.sum()

@@ -1,4 +1,4 @@
-"""DOPD's claims: the ones that take no time, and laws of the experiments behind the others."""
+"""DOPD's claims: those that need no long run, and laws of the experiments behind the others."""
 
 from dataclasses import replace
 from itertools import islice
@@ -31,7 +31,7 @@ def test_both_ratios_come_out_of_table_1() -> None:
     claims = list(islice(dopd.claims(), 2))
     assert [claim.ours for claim in claims] == ["4.56 (-0.4%)", "3.18 (-0.0%)"]
     assert all(claim.is_reproduced for claim in claims)
-    # Table I ends at 1,700 tokens, and only the second needs more.
+    # Table I ends at 1,700 tokens, and only the second claim needs more.
     assert ["beyond Table I" in claim.assumption for claim in claims] == [False, True]
 
 
@@ -39,7 +39,7 @@ def test_a_ratio_that_is_off_is_not_reproduced() -> None:
     assert not dopd.ratio_claim(1000, 150, 4.2).is_reproduced
 
 
-def test_an_engine_is_table_1_and_what_equation_11_leaves() -> None:
+def test_an_engine_has_the_times_of_table_1_and_the_kv_of_equation_11() -> None:
     for profile in ENGINES.values():
         assert profile.prefill.seconds_for(1200) == 0.193
         assert profile.decode.seconds_for(200, 700) == 0.047
@@ -48,19 +48,19 @@ def test_an_engine_is_table_1_and_what_equation_11_leaves() -> None:
     assert [START_S[role] for role in Role] == [30.0, 45.0]
 
 
-def test_prefill_that_is_short_serves_one_prompt_after_the_other() -> None:
+def test_too_few_prefill_replicas_serve_one_prompt_after_the_other() -> None:
     steady = closed_loop(ENGINES, {P: 2, D: 1}, [(1000, 150)], 96)
-    # Two of 0.1658 s each (Table I, between 700 and 1,200 tokens).
+    # Two replicas, 0.1658 s for a prompt (Table I, between 700 and 1,200 tokens).
     assert steady.requests_per_s == pytest.approx(2 / 0.1658, rel=0.01)
     assert steady.prefill_busy_frac == pytest.approx(1.0, abs=0.01)
     assert steady.violations_frac(SLO) == 1.0
     assert steady.goodput_requests_per_s(SLO) == 0.0
 
 
-def test_as_many_are_in_flight_as_were_asked_for() -> None:
+def test_the_given_number_of_requests_is_in_flight() -> None:
     steady = closed_loop(ENGINES, {P: 4, D: 1}, [(1000, 150)], 40)
     stays_s = float(np.mean([(r.last_token_s or 0.0) - r.sent_s for r in steady.sent]))
-    assert steady.requests_per_s * stays_s == pytest.approx(40, rel=0.02)  # Little
+    assert steady.requests_per_s * stays_s == pytest.approx(40, rel=0.02)  # Little's law
     assert steady.violations_frac(SLO) == 0.0
     assert steady.goodput_requests_per_s(SLO) == pytest.approx(steady.requests_per_s, rel=0.02)
     assert steady == closed_loop(ENGINES, {P: 4, D: 1}, [(1000, 150)], 40)
@@ -89,13 +89,13 @@ def test_a_knee_is_where_rates_bend_and_prefill_idles(
     assert dopd.knee_claim(1000, 150, 4.58, served).is_reproduced is is_reproduced
 
 
-def test_one_p_more_than_the_ratio_serves_no_more() -> None:
+def test_prefill_replicas_beyond_the_ratio_serve_no_more() -> None:
     low, high = (dopd.best("", {P: n, D: 1}, (3000, 300), levels=(160,)) for n in (1, 5))
     assert high.requests_per_s / low.requests_per_s == pytest.approx(3.18, rel=0.08)
     assert high.prefill_busy_frac < 0.7
 
 
-def test_objectives_make_goodput_of_throughput() -> None:
+def test_the_best_goodput_is_at_less_than_the_best_throughput() -> None:
     lengths = (1000, 150)
     most = dopd.best("", {P: 2, D: 1}, lengths, levels=(32, 96))
     inside = dopd.best("", {P: 2, D: 1}, lengths, slo=SLO, levels=(32, 96))
@@ -104,7 +104,7 @@ def test_objectives_make_goodput_of_throughput() -> None:
     assert inside.violations_frac(Slo(ttft_s=1e-3, tpot_s=1.0)) == 1.0
 
 
-def test_rows_of_azure_say_what_was_found() -> None:
+def test_azure_gives_five_rows_that_fit_the_table() -> None:
     lines: list[str] = []
     claims = list(dopd.azure_claims(lines.append, levels=(72, 112)))
     assert len(claims) == 5
@@ -114,16 +114,16 @@ def test_rows_of_azure_say_what_was_found() -> None:
         assert len(claim.what) <= 50
         assert max(len(claim.claimed), len(claim.ours)) <= 60
         assert len(claim.assumption) <= 160
-    # Prompts beside decoding slow tokens down more than a pool of their own.
+    # Prompts on a decoding engine slow its tokens down; in a pool of their own they do not.
     assert claims[-1].ours.endswith("%)")
     assert "(-" in claims[-1].ours
 
 
-def test_the_day_has_the_rates_the_gaps_and_the_lengths_it_says() -> None:
+def test_the_day_has_its_stated_rates_gaps_and_lengths() -> None:
     trace = day(0)
     at_s = np.array([request.at_s for request in trace])
     first, peak = (np.sum((at_s >= s) & (at_s < s + 300.0)) / 300.0 for s in (0.0, 1650.0))
-    # Of a sine over a twelfth of its period, around its lowest and its highest point.
+    # Means of the sine over a twelfth of its period, around its lowest and its highest point.
     assert first == pytest.approx(4.45, rel=0.1)
     assert peak == pytest.approx(23.9, rel=0.05)
     gaps_s = np.diff(at_s[(at_s >= 1650.0) & (at_s < 1950.0)])
@@ -137,7 +137,7 @@ def test_the_day_has_the_rates_the_gaps_and_the_lengths_it_says() -> None:
 
 def test_jumps_are_as_uneven_as_the_days_gaps() -> None:
     gaps_s = np.diff([request.at_s for request in jumps(0, 20_000.0)])
-    assert np.std(gaps_s) / np.mean(gaps_s) == pytest.approx(2**0.5, rel=0.1)  # of 65 states
+    assert np.std(gaps_s) / np.mean(gaps_s) == pytest.approx(2**0.5, rel=0.1)  # the trace has 65 states
     assert 1.0 / np.mean(gaps_s) == pytest.approx((LOW_REQUESTS_PER_S + HIGH_REQUESTS_PER_S) / 2, rel=0.1)
 
 

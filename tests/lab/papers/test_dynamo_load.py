@@ -24,7 +24,7 @@ CONFIG = DynamoLoadConfig()
     ("mean", "first", "last", "expected"),
     [
         (6.0, 4.0, 8.0, 1),  # 8 + 3 x 4 = 20 will wait
-        (13.0, 20.0, 6.0, 0),  # 6 - 3 x 14: it goes by itself
+        (13.0, 20.0, 6.0, 0),  # 6 - 3 x 14: the queue empties by itself
         (6.0, 6.0, 6.0, 1),
         (5.0, 0.0, 10.0, 0),  # not above the threshold
         (0.2, 0.0, 0.4, 0),
@@ -101,8 +101,8 @@ def test_waiting_requests_count_as_a_fiftieth_of_the_kv(make_snapshot: MakeSnaps
     assert second.wanted == {P: 1.0, D: 2.0} and second.shown[1].value == pytest.approx(1.0)
 
 
-def test_a_change_of_replicas_in_the_interval_is_waited_out_and_grace_keeps_decode(make_snapshot: MakeSnapshot) -> None:
-    # Added after 20 s; the replica that comes makes the next interval void, and two more keep it.
+def test_an_interval_in_which_replicas_change_has_no_step_and_grace_keeps_decode(make_snapshot: MakeSnapshot) -> None:
+    # A replica is added after 20 s. Its arrival voids the next interval, and grace keeps it for two more.
     decisions = run(make_snapshot, [(1.0, 0.95)] * 5 + [(1.0, 0.1)] * 17, acted_on=True)
     at = [d.wanted[D] if d.wanted else None for d in decisions[4::4]]
     assert at == [5.0, 5.0, 5.0, 5.0, 4.0]

@@ -48,7 +48,7 @@ DIALOGUE = Dialogue(sim=SERVICE_A.cluster(H100), best=point(9, 25.0))
 
 
 def test_tracking_by_hand() -> None:
-    # 1 of 4, 0 of 5 and 2 of 8 away; at most 10 for 8, and 4 at least.
+    # 1 of 4, 0 of 5 and 2 of 8 away from the need; at most 10 replicas for a need of 8, and at least 5.
     seen = tracking(np.array([5.0, 5.0, 10.0]), np.array([4.0, 5.0, 8.0]))
     assert seen.error_frac == pytest.approx((0.25 + 0.0 + 0.25) / 3)
     assert (seen.overshoot, seen.swing) == (1.25, 2.0)
@@ -63,7 +63,7 @@ def test_need_is_the_load_at_the_thresholds() -> None:
     assert DIALOGUE.nodes(np.array([10.0, 20.0])) == pytest.approx([8.0, 16.0])
     assert DIALOGUE.needed(np.array([PEAK_HOUR * HOUR_S])) == pytest.approx([PEAK_NODES])
     assert DIALOGUE.counts(16.0) == {Role.PREFILL: 9, Role.DECODE: 7}
-    assert DIALOGUE.counts(8.0) == {Role.PREFILL: 5, Role.DECODE: 4}  # 4.5 and 3.5
+    assert DIALOGUE.counts(8.0) == {Role.PREFILL: 5, Role.DECODE: 4}  # 4.5 and 3.5, rounded up
 
 
 def test_the_day_has_the_papers_shape() -> None:
@@ -98,8 +98,8 @@ def test_a_peak_is_in_the_middle_and_the_ends_are_lower(rates: Sequence[float], 
     assert ratio_claim(SERVICE_A, curve).is_reproduced is is_reproduced
 
 
-def test_service_b_serves_most_in_between() -> None:
-    """What the middle serves within the objective, the ends do not at 0.8 of the rate: the rule of the claim."""
+def test_service_b_serves_most_at_a_middle_split() -> None:
+    """The middle split serves 8 requests/s within the objective; the ends not even 0.8 of that: the claim's rule."""
     test = pressure(SERVICE_B, H100)
     assert test.run(9, 7, 8.0).attainment_frac >= ATTAINMENT_FRAC
     assert test.run(1, 15, 6.4).attainment_frac < ATTAINMENT_FRAC
@@ -139,8 +139,8 @@ def test_signals_that_behave_as_in_the_paper_are_reproduced() -> None:
     rows = dict(zip(Signal, signal_claims(found), strict=True))
     assert all(row.is_reproduced for row in rows.values())
 
-    found[Signal.DECODE_TPS] = tried(0.3, 1.1, 20, 0.5)  # follows badly
-    found[Signal.DECODE_SM_ACTIVITY] = tried(0.9, 2.0, 5, 0.5)  # falls with the load
+    found[Signal.DECODE_TPS] = tried(0.3, 1.1, 20, 0.5)  # replicas follow the load badly
+    found[Signal.DECODE_SM_ACTIVITY] = tried(0.9, 2.0, 5, 0.5)  # the signal falls with the load
     found[Signal.TPOT] = tried(0.3, 1.2, 50, 0.7)  # more restless than TTFT, which then is not the most restless
     rows = dict(zip(Signal, signal_claims(found), strict=True))
     failed = {name for name, row in rows.items() if not row.is_reproduced}

@@ -24,13 +24,13 @@ def refusing(profile: EngineProfile, limit: Saturation) -> RefusingCluster:
     return cluster
 
 
-def test_a_request_is_refused_only_where_every_decode_replica_is_full(make_profile: MakeProfile) -> None:
+def test_a_request_is_refused_only_if_every_decode_replica_is_full(make_profile: MakeProfile) -> None:
     limit = Saturation(kv_usage_frac=0.5, waiting_requests=2)
     cluster = refusing(make_profile(), limit)
     for name in ("a", "b"):
         cluster.add(KEY, name)
     cluster.route(KEY, ["a", "b"])
-    # Each takes 510 of 1000 tokens; the third finds both above half, the last one when they are done.
+    # Each request takes 510 of 1000 tokens. The third finds both replicas above half; the last comes after their end.
     cluster.submit([request(at_s, 500, 5) for at_s in (0.0, 0.05, 0.1, 5.0)])
     cluster.run()
     assert [record.error for record in cluster.records()] == [None, None, "refused", None]
@@ -47,8 +47,8 @@ def test_a_queue_of_requests_makes_a_decode_replica_full(make_profile: MakeProfi
     assert [record.error for record in cluster.records()] == [None, None, None, "refused"]
 
 
-def test_kv_is_that_of_now_where_a_request_is_refused(make_profile: MakeProfile) -> None:
-    """The first one's decode steps are simulated all at once, and nothing happens until the second comes."""
+def test_a_request_is_refused_by_the_kv_at_its_arrival(make_profile: MakeProfile) -> None:
+    """The decode steps of the first request are simulated all at once, up to the time at which the second comes."""
     limit = Saturation(kv_usage_frac=0.5, waiting_requests=9)
     cluster = refusing(make_profile(), limit)
     cluster.add(KEY, "a")

@@ -44,8 +44,8 @@ def test_the_parameters_are_the_papers() -> None:
     assert (trace[0].at_s, trace[-1].at_s) == (0.05, 599.95)
 
 
-def test_an_engine_serves_what_the_paper_says_ten_serve() -> None:
-    # Three at a time, 4,096 tokens in and 1,024 out, are 5.78 / 10 requests per second.
+def test_an_engine_serves_a_tenth_of_what_ten_serve_in_the_paper() -> None:
+    # Three requests at a time, of 4,096 input and 1,024 output tokens, are 5.78 / 10 requests per second.
     alone_s = 4096 * 5e-6 + 1024 * TOKEN_S
     assert 3 / alone_s == pytest.approx(0.578)
     assert physical_variant().profile.kv_tokens // 16 == KV_TOKENS // 16 == 1024
@@ -83,13 +83,13 @@ def test_replicas_follow_both_steps() -> None:
     assert second.scaled_out_s <= 30.0
 
 
-def test_the_dear_variant_grows_only_when_the_cheap_one_is_full() -> None:
+def test_the_expensive_variant_grows_only_when_the_cheap_one_is_full() -> None:
     found = tiering(0)
     assert found.is_cheap_first
     assert 0.0 < found.full_s <= found.grew_s < TEST_S
 
 
-def test_what_is_served_and_what_fails_is_what_came() -> None:
+def test_served_and_failed_requests_add_up_to_the_arrivals() -> None:
     stages = served(WVA, 60.0, [0])
     assert [each.goodput_per_s + each.failed_per_s for each in stages] == pytest.approx(list(RATES))
     assert [each.replicas for each in stages] == sorted(each.replicas for each in stages)

@@ -23,7 +23,7 @@ class StaticCounts:
 
     @property
     def replicas(self) -> int:
-        """Of both roles."""
+        """Replicas of both roles together."""
         return self.prefill + self.decode
 
 
@@ -62,10 +62,10 @@ class StaticSearch:
         return self._known[prefill, decode]
 
     def smallest(self, attainment_frac: float) -> StaticCounts | None:
-        """The fewest replicas in all that attain a share; of equals the best. ``None`` where none does.
+        """The fewest replicas in all that attain a share, and the best of their splits. ``None``: no counts attain it.
 
-        First along the edge that there would be if one more prefill replica never made more decode replicas necessary;
-        but more routers know less of each other, so every split of fewer is looked at too.
+        It first looks along an edge, as if one more prefill replica never made more decode replicas necessary. That is
+        not always so, since more routers know less of each other. So it then looks at every split of fewer replicas.
         """
         best: StaticCounts | None = None
         decode = self._highest

@@ -1,4 +1,4 @@
-"""A load generator's thread goes first, and nothing else does."""
+"""A load generator's thread runs before others, and nothing that it starts does."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def policy() -> int:
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
 
-def test_the_thread_goes_first_in_the_block_and_what_it_starts_does_not() -> None:
+def test_the_thread_goes_first_in_the_block_and_its_threads_and_processes_do_not() -> None:
     seen = []
     with ahead_of_others():
         if policy() != os.SCHED_RR:

@@ -1,4 +1,4 @@
-"""What a process is taken for, and when it has grown."""
+"""The kind of a process, and when its memory has grown."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def decode(pid: int) -> Fake:
 
 
 def sampled(processes: list[Fake], *seen: tuple[float, Sequence[float]], warm_up_frac: float = 0.15) -> Memory:
-    """What is seen of them: at each share of the time as many MiB; less than none: that one has ended."""
+    """Memory samples of these processes: the share of the time, and the MiB of each; below 0: it has ended."""
     known: Any = processes
     memory = Memory(lambda: [one for one in known if one.mib >= 0.0], warm_up_frac)
     for done, sizes in seen:
@@ -53,7 +53,7 @@ def over_time(mib: Sequence[float]) -> list[tuple[float, list[float]]]:
     places = [number / 100 * last for number in range(101)]
     sizes = [
         mib[int(at)] + (at - int(at)) * (mib[min(int(at) + 1, last)] - mib[int(at)]) for at in places
-    ]  # linear between
+    ]  # linear between the given sizes
     return [(0.15 + 0.85 * number / 100, [size]) for number, size in enumerate(sizes)]
 
 
@@ -79,18 +79,18 @@ def test_the_warm_up_has_the_given_length() -> None:
     assert has_grown(sampled([decode(7)], *seen, warm_up_frac=0.5).means()["decode replica"])
 
 
-def test_one_that_has_ended_and_was_not_waited_for_has_no_memory() -> None:
+def test_a_zombie_has_no_memory() -> None:
     memory = sampled([decode(7)], *((done / 10, [100 if done < 5 else 0]) for done in range(11)))
     assert memory.growth() == {}
     assert sampled([decode(7)], *((done / 10, [0]) for done in range(11))).growth() == {}
 
 
-def test_of_a_kind_the_process_counts_that_grew_most() -> None:
+def test_the_process_that_grew_most_counts_for_its_kind() -> None:
     memory = sampled([decode(7), decode(8)], *((done / 10, (100, 100 + done)) for done in range(11)))
     assert memory.growth()["decode replica"]["growth_frac"] > 0.04
 
 
-def test_means_are_of_those_that_replace_each_other_however_many_are_there() -> None:
+def test_means_are_of_processes_that_replace_each_other_in_any_number() -> None:
     processes = [decode(7), decode(8), decode(9), Fake(10, "haproxy -db"), Fake(11, "python train.py")]
     memory = sampled(
         processes,
@@ -117,7 +117,7 @@ def test_a_process_takes_its_title_later_and_keeps_it_when_it_ends() -> None:
     assert memory.growth()["prefill replica"]["first_third_mib"] == 100.0
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
+def test_a_process_that_ends_while_it_is_sampled_is_left_out() -> None:
     gone: Any = Fake(7, "haproxy -db", -1)
     memory = Memory(lambda: [gone])
     memory.sample(0.5)
@@ -133,7 +133,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out() -> None:
         ([700, 712, 712, 712, 712], False),  # a cache has filled
         ([700, 704, 708, 704, 708, 704], False),
         ([708, 700], False),
-        ([40, 43], False),  # a tenth of little
+        ([40, 43], False),  # less than 4 MiB
         ([40, 42, 46, 46, 46], True),  # more than a twentieth, and more than 4 MiB
     ],
 )

@@ -1,4 +1,4 @@
-"""The reference stack gets the engines, the nodes and the counts of the application that it stands beside."""
+"""The reference stack gets the engines, the nodes and the counts of the application that it is compared with."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ MakeProfile = Callable[..., EngineProfile]
 
 @pytest.fixture(scope="module")
 def search(make_profile: MakeProfile) -> StaticSearch:
-    # Prefill takes about 0.22 s each, so five a second need two replicas; decode has room for all on one.
+    # Prefill takes about 0.22 s for a prompt, so five per second need two replicas. One decode replica is enough.
     trace = [TraceRequest(at_s=0.2 * number, input_tokens=200, output_tokens=4) for number in range(100)]
     profiles = dict.fromkeys(Role, make_profile(kv_tokens=10_000))
     slos = [Slo(ttft_s=1.0, tpot_s=0.2)] * len(trace)
@@ -34,7 +34,7 @@ class Known(StaticSearch):
         return StaticCounts(prefill=prefill, decode=decode, attainment_frac=share)
 
 
-def test_a_split_of_fewer_that_serves_only_with_fewer_decode_replicas_is_found(make_profile: MakeProfile) -> None:
+def test_a_smaller_total_with_more_prefill_and_fewer_decode_replicas_is_found(make_profile: MakeProfile) -> None:
     profiles = dict.fromkeys(Role, make_profile())
     counts = Known([], [], profiles, router=RouterConfig(), highest_replicas=4).smallest(0.9)
     assert counts is not None
@@ -50,5 +50,5 @@ def test_the_smallest_counts_are_found(search: StaticSearch) -> None:
     assert counts.replicas == min(c.replicas for c in everything if c.attainment_frac >= 0.99)
 
 
-def test_what_nothing_attains_is_none(search: StaticSearch) -> None:
+def test_a_share_that_no_counts_attain_gives_none(search: StaticSearch) -> None:
     assert search.smallest(1.01) is None

@@ -1,7 +1,7 @@
 """The time that load adds to requests of an idle application, fitted to replays of a trace.
 
 An application that was idle, or that serves other requests, takes longer than one that gets requests one after the
-other: by a half where engines, proxies and clients share a few cores. The speed of such a machine also varies: the same
+other: by a half if engines, proxies and clients share a few cores. The speed of such a machine also varies: the same
 request of the same trace takes a third longer in one replay than in the next.
 """
 

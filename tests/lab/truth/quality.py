@@ -28,7 +28,7 @@ from serve_app.cli.simulate import worker_pool
 _CONFIG = Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml"
 # GPU-hours that our policy may use on steady traffic, as a multiple of the oracle's.
 _STEADY_OVER_ORACLE = 1.35
-# The same, as a multiple of the causal bound.
+# The same, as a multiple of the causal bound's.
 _STEADY_OVER_CAUSAL = 1.10
 # GPU-hours that it may use on bursts, as a share of the smallest fixed counts'.
 _BURSTY_OVER_STATIC = 0.85

@@ -1,4 +1,4 @@
-"""Laws of what load adds to the times of an application alone."""
+"""Laws of the time that load adds to requests of an idle application."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +24,19 @@ ALONE = Fit(
 )
 
 
-def test_what_load_adds_is_found_again_and_foretells_other_requests() -> None:
+def test_the_time_that_load_adds_is_found_again_and_predicts_other_requests() -> None:
     truth = Fit(prefill_contention_frac=1.0, wake_s=0.012, step_frac=1.3, stream_s=0.0008, front_s=0.004)
     seen, other = trace_slice(0.0, 60.0), trace_slice(300.0, 30.0)
     fit = fitted(BASE, [(seen, [truth.simulated(BASE, seen, ROUTER, seed) for seed in (5, 6, 7)])], ROUTER, tries=40)
     found, expected = (foretold(each, BASE, other, ROUTER, seeds=range(5)) for each in (fit, truth))
-    # What is seen is a minute of requests on a machine that swings by a fifth.
+    # The fit is to a minute of requests on a machine whose speed varies by a fifth.
     assert found == pytest.approx(expected, rel=0.1)
     assert fit.swing_frac == pytest.approx(truth.swing_frac, abs=0.08)
     assert figures(ALONE.simulated(BASE, other, ROUTER)) != pytest.approx(expected, rel=0.3)
 
 
 def test_every_load_and_every_replay_of_it_counts() -> None:
-    """Of three replays the median is fitted to; of two loads, both."""
+    """The fit is to the median of three replays of one load, and to both of two loads."""
     trace, tries = trace_slice(0.0, 10.0), 30
     slow, quick = (Fit(wake_s=wake_s).simulated(BASE, trace, ROUTER) for wake_s in (0.03, 0.003))
     only = [fitted(BASE, [(trace, [each])], ROUTER, tries=tries) for each in (quick, slow)]
@@ -60,7 +60,7 @@ def test_engines_on_the_same_cores_slow_each_other_only_while_both_compute() -> 
 
 
 def test_time_outside_engines_delays_no_other_request() -> None:
-    """Time moves from a prompt's step to the way there: a lone request waits as long, one behind another less."""
+    """Time moves from a prompt's step to the way to the engine: a lone request waits as long, the next one less."""
     outside = replace(ALONE, front_s=0.012)
     alone = TraceRequest(at_s=0.0, input_tokens=300, output_tokens=20)
     (one,), (two,) = ([r.ttft_s for r in fit.simulated(BASE, [alone], ROUTER)] for fit in (ALONE, outside))
@@ -72,12 +72,12 @@ def test_time_outside_engines_delays_no_other_request() -> None:
     assert two < one - 0.005  # a step's 12 ms are shared by the prompts in it
 
 
-def test_a_machine_that_swings_is_as_fast_on_the_whole_and_not_always() -> None:
+def test_a_machine_of_varying_speed_is_as_fast_on_average() -> None:
     trace = trace_slice(300.0, 60.0)
     steady, swinging = (replace(ALONE, swing_frac=frac) for frac in (0.0, 0.2))
     alike = [figures(steady.simulated(BASE, trace, ROUTER, seed))["tpot_p50_s"] for seed in range(3)]
     assert len(set(alike)) == 1
     each = [figures(swinging.simulated(BASE, trace, ROUTER, seed))["tpot_p50_s"] for seed in range(9)]
     assert len(set(each)) == 9
-    # A minute is thirty swings of a fifth.
+    # In a minute the speed varies about thirty times by a fifth.
     assert sorted(each)[4] == pytest.approx(alike[0], rel=0.1)

@@ -22,7 +22,7 @@ STEP_S, HANDOFF_S = 0.004, 0.012
 
 
 def records(ttft_s: float, tpot_s: float, *, error: str | None = None) -> Records:
-    """Two requests that fared alike."""
+    """Two requests with the same times."""
     record = RequestRecord(
         sent_s=0.0,
         first_token_s=ttft_s,

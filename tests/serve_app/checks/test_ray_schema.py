@@ -1,4 +1,4 @@
-"""What a user reads when Serve's part of a YAML is wrong."""
+"""The message for a mistake in Serve's part of a YAML."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
         ({"applications": []}, "exactly one application"),
     ],
 )
-def test_a_wrong_field_of_serves_own_is_named(root: Path, change: dict[str, Any], said: str) -> None:
+def test_a_wrong_field_of_serve_is_named(root: Path, change: dict[str, Any], said: str) -> None:
     from serve_app.checks.ray_schema import single_app_config
 
     document = {**yaml.safe_load((root / "configs" / "cpu_tiny.yaml").read_text()), **change}

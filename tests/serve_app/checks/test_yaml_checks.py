@@ -1,4 +1,4 @@
-"""What a user reads when a configuration is wrong."""
+"""The message for a mistake in a configuration."""
 
 import copy
 import re
@@ -114,7 +114,7 @@ def test_missing_fields_are_all_named() -> None:
     assert "groups: is required; add it" in line
 
 
-def test_name_used_twice_is_shown(make_app_args: Callable[..., dict[str, Any]]) -> None:
+def test_a_name_that_is_used_twice_is_shown(make_app_args: Callable[..., dict[str, Any]]) -> None:
     line = complaint(make_app_args(groups=[{"name": "g0"}, {"name": "g1"}, {"name": "g1"}]))
     assert "the name 'g1' is used twice; each needs its own" in line
 
@@ -134,12 +134,12 @@ def test_integer_too_long_to_print_is_refused(make_app_args: Callable[..., dict[
     )
 
 
-def test_nesting_without_end_is_refused(make_app_args: Callable[..., dict[str, Any]]) -> None:
+def test_very_deep_nesting_is_refused(make_app_args: Callable[..., dict[str, Any]]) -> None:
     nested: list[Any] = []
     for _ in range(50_000):
         nested = [nested]
     assert "got an unprintable list" in complaint(make_app_args(groups=nested))
-    while nested:  # freeing it at once would recurse as deeply
+    while nested:  # freeing all of it at once would recurse as deeply
         nested = nested.pop()
 
 

@@ -1,4 +1,4 @@
-"""``tandem cost``: what a seldom asked model costs, the queue-depth chapter's Exercise 23.4.3."""
+"""``tandem cost``: what a model with few calls costs (Exercise 23.4.3 of the queue-depth chapter)."""
 
 import math
 import random
@@ -28,9 +28,9 @@ def cost(of: Budget) -> dict[str, float]:
     return {option.name: option.cost_per_day for option in of.options}
 
 
-def test_the_exercise() -> None:
+def test_the_exercise_of_the_chapter_by_hand() -> None:
     found = budget()
-    # A replica that is there for 90 s of every 90 s + 20 min, and one for 12 s, beside 24 dollars of the pool.
+    # A replica runs for 90 s of every 90 s + 20 min; from the pool it runs for 12 s, and the pool costs 24 dollars.
     expected = {
         "always on": 72.0,
         "from zero": 72.0 * 90.0 / 1290.0,
@@ -44,23 +44,23 @@ def test_the_exercise() -> None:
 @pytest.mark.parametrize(
     ("changes", "choice"),
     [
-        ({"deadline_s": 89.0}, "from a warm pool"),  # the assumption that flips the choice
+        ({"deadline_s": 89.0}, "from a warm pool"),  # a cold start takes 90 s
         ({"deadline_s": 11.0}, "always on"),
         ({"deadline_s": 60.0, "pool_cost_per_hour": 3.0}, "always on"),
         ({"call_s": 10.0, "deadline_s": 9.0}, None),
     ],
 )
-def test_what_flips_the_choice(changes: dict[str, float], choice: str | None) -> None:
+def test_a_shorter_deadline_changes_the_choice(changes: dict[str, float], choice: str | None) -> None:
     found = budget(**changes).choice
     assert (None if found is None else found.name) == choice
 
 
 def simulated_hours(calls_per_hour: float, call_s: float, start_s: float, idle_s: float) -> float:
-    """The share of time that a replica is there, from 200,000 calls at random."""
+    """The share of time in which a replica runs, from 200,000 random calls."""
     rng, now_s, here_s, until_s = random.Random(1), 0.0, 0.0, 0.0
     for _ in range(200_000):
         now_s += rng.expovariate(calls_per_hour / 3600.0)
-        if now_s >= until_s:  # no replica is there: a start, then this call, then the idle time
+        if now_s >= until_s:  # no replica runs: a start, then this call, then the idle time
             here_s += start_s + call_s + idle_s
             until_s = now_s + start_s + call_s + idle_s
         elif now_s + call_s + idle_s > until_s:
@@ -73,16 +73,16 @@ def simulated_hours(calls_per_hour: float, call_s: float, start_s: float, idle_s
     ("calls_per_hour", "call_s", "start_s", "idle_s"),
     [(3, 20, 0, 0), (30, 20, 0, 60), (60, 5, 0, 120), (2, 30, 10, 300)],
 )
-def test_the_formula_is_what_a_simulation_gives(
+def test_the_formula_gives_the_cost_of_a_simulation(
     calls_per_hour: float, call_s: float, start_s: float, idle_s: float
 ) -> None:
     found = budget(calls_per_hour=calls_per_hour, call_s=call_s, cold_start_s=start_s, idle_s=idle_s)
     share = simulated_hours(calls_per_hour, call_s, start_s, idle_s)
-    # The formula has no call while a replica starts; that is 2 % of the last case.
+    # The formula leaves out calls that come while a replica starts; that is 2 % of the last case.
     assert cost(found)["from zero"] == pytest.approx(72.0 * share, rel=0.03)
 
 
-def test_always_on_costs_as_much_where_the_choice_flips() -> None:
+def test_always_on_costs_as_much_at_the_rate_at_which_the_choice_changes() -> None:
     at = budget(call_s=20.0, deadline_s=100.0).always_on_from_per_hour  # the warm pool is in time, a cold start is not
     assert at is not None
     assert cost(budget(call_s=20.0, calls_per_hour=at))["from a warm pool"] == pytest.approx(72.0)
@@ -96,7 +96,7 @@ def test_without_calls_only_the_pool_costs() -> None:
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", [*EXERCISE, "idle_s"])
-def test_what_is_no_number_is_refused_by_name(name: str, wrong: float) -> None:
+def test_a_wrong_number_is_refused_by_name(name: str, wrong: float) -> None:
     fields: dict[str, Any] = {**EXERCISE, name: wrong}
     with pytest.raises(ValueError, match=f"{name} is .*: give a number of at least 0"):
         cold_start_budget(**fields)
@@ -121,7 +121,7 @@ OPTIONS = (
         (-1, 1, ["deadline_s is -1.0: give a number of at least 0"]),
     ],
 )
-def test_the_command_says_what_to_choose_and_what_flips_it(
+def test_the_command_says_what_to_choose_and_what_would_change_the_choice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deadline_s: int, code: int, said: list[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["tandem", "cost", *OPTIONS.split(), "--deadline-s", str(deadline_s)])

@@ -1,4 +1,4 @@
-"""``tandem key``: a key is printed once, and its hash kept."""
+"""``tandem key``: it prints a key once, and the file keeps the hash of the key."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
             raise
 
 
-def test_each_key_is_one_that_the_file_knows(
+def test_the_endpoint_accepts_each_printed_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -55,7 +55,7 @@ def test_a_file_keeps_its_readers_and_a_link_stays_a_link(monkeypatch: pytest.Mo
     assert file.read_text().startswith("a sha256:")
 
 
-def test_a_file_that_is_no_text_is_told_so_and_stays(
+def test_a_file_that_is_no_text_is_refused_and_stays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -69,7 +69,7 @@ def test_a_file_that_is_no_text_is_told_so_and_stays(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to others")
-def test_a_file_stays_its_owners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_keeps_its_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.touch()
     os.chown(file, 12345, 12346)

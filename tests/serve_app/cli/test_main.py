@@ -1,4 +1,4 @@
-"""The command: what it prints, where, and with which exit code."""
+"""The command ``tandem``: what it prints, where, and with which exit code."""
 
 import json
 import re
@@ -29,7 +29,7 @@ MakeEndpoint = Callable[..., FakeEndpoint]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``tandem`` with these arguments: exit code, standard output, standard error."""
+    """Run ``tandem`` with these arguments: exit code, standard output, standard error."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["tandem", *map(str, arguments)])
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def mistake(run: Run, *arguments: object) -> str:
-    """The one line for what a user can mend."""
+    """The one line for a mistake that a user can mend."""
     code, _, err = run(*arguments)
     assert code == 1
     (line,) = err.splitlines()
@@ -120,7 +120,7 @@ def test_bench_with_one_good_answer_is_a_success_that_names_the_failures(run: Ru
     assert json.loads(out)["errors"] == {"HTTP 503": 2}
 
 
-def test_report_that_cannot_be_written_is_printed_before_the_line_that_says_so(
+def test_a_report_that_cannot_be_written_is_printed_before_the_error_line(
     run: Run, make_endpoint: MakeEndpoint, tmp_path: Path
 ) -> None:
     code, out, err = run("bench", "--url", make_endpoint().url, "--requests", 1, "--json", tmp_path)
@@ -165,9 +165,7 @@ def test_validate_says_that_a_shipped_config_is_fine(run: Run, path: Path) -> No
 
 
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "deploy", "quickstart"])
-def test_config_that_is_not_there_is_one_line_for_every_command_that_reads_one(
-    run: Run, tmp_path: Path, command: str
-) -> None:
+def test_a_missing_config_is_one_line_for_every_command_that_reads_one(run: Run, tmp_path: Path, command: str) -> None:
     assert (
         mistake(run, command, tmp_path / "none.yaml")
         == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
@@ -190,7 +188,7 @@ def test_wrong_field_is_one_line_with_its_path_even_if_it_is_long_or_looks_like_
     ("name", "words"),
     [(None, "/v1/chat/completions -H 'Content-Type"), ("/keys", "completions -H 'Authorization: Bearer KEY' -H")],
 )
-def test_what_to_try_first_has_a_key_where_one_is_wanted(
+def test_the_first_curl_line_has_a_key_if_the_endpoint_needs_one(
     make_app_args: Callable[..., dict[str, Any]], name: str | None, words: str
 ) -> None:
     config = parse_app_config(make_app_args(ingress={"api_keys_file": name}))
@@ -206,7 +204,7 @@ def test_model_of_a_config_without_args_cannot_be_replaced(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize("before", [None, "tiny", {"id": "tiny", "source": "./models/tiny"}])
-def test_model_takes_the_place_of_whatever_the_config_says(
+def test_the_option_model_replaces_any_model_of_the_config(
     before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "mine"
@@ -217,7 +215,7 @@ def test_model_takes_the_place_of_whatever_the_config_says(
         "../mine": {"id": "mine", "source": str(folder)},
         ".": {"id": "mine", "source": str(folder)},
         "org/model": {"id": "model", "source": "org/model"},
-        "./" + "x" * 300: {"id": "x" * 300, "source": "./" + "x" * 300},  # longer than a name may be
+        "./" + "x" * 300: {"id": "x" * 300, "source": "./" + "x" * 300},  # longer than a file name may be
     }
     for source, model in expected.items():
         document = {"applications": [{"args": {"model": before, "groups": []}}]}

@@ -1,4 +1,4 @@
-"""What `tandem explain` takes from the decision log."""
+"""The part of the decision log that `tandem explain` reads."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def line(now_s: float, desired: dict[str, int], service: str = "a") -> str:
     return json.dumps({"service": service, "snapshot": {"now_s": now_s}, "plan": plan})
 
 
-def test_the_history_is_the_changes_of_one_service(tmp_path: Path) -> None:
+def test_the_history_has_the_changes_of_one_service(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("\n".join([line(1.0, {"p": 1}), line(2.0, {"p": 9}, "b"), line(3.0, {"p": 1}), line(4.0, {"p": 3})]))
     (change,) = _history(log, "a")

@@ -1,4 +1,4 @@
-"""What people see of nodes, groups and places."""
+"""What users see of nodes, of groups, and of the nodes that replicas are on."""
 
 import pytest
 from rich.console import Console
@@ -90,7 +90,7 @@ def test_the_tree_has_levels_gpus_scarcity_and_replicas() -> None:
     assert "head: no GPU" in lines
 
 
-def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
+def test_missing_and_contradicting_labels_are_reported() -> None:
     nodes = [
         node("a", "d/c/b0/m0/"),
         node("b", "d/c/b1/m0/"),
@@ -110,7 +110,7 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
     ("name", "meant"),
     [
         ("scarce-1", "scarce-1"),
-        ("scarce-", None),  # two begin so
+        ("scarce-", None),  # two names begin with it
         ("com", "common"),
         ("m1", "m1"),
         ("b1", "b1"),
@@ -119,12 +119,12 @@ def test_labels_that_are_missing_or_contradict_each_other_are_said() -> None:
         ("nowhere", None),
     ],
 )
-def test_cordoned_nodes_are_shown(name: str, meant: str | None) -> None:
+def test_a_name_to_cordon_stands_for_one_node_or_switch(name: str, meant: str | None) -> None:
     assert cordonable(name, [*NODES, node("other", "////", host="machine")]) == meant
 
 
-def test_free_gpus_of_no_use_are_counted() -> None:
-    # One of prefill takes two H100s, and one of decode two H20s, whose node under m1 is cordoned.
+def test_free_gpus_that_no_group_can_use_are_counted() -> None:
+    # A prefill replica takes two H100s and a decode replica two H20s; the H20 node under m1 is cordoned.
     assert fragmentation(NODES, group("mixed", "m1", ("H100", "H20"))) == (
         "of 30 free GPUs 30 lie where no unit of any group fits"
     )
@@ -132,7 +132,7 @@ def test_free_gpus_of_no_use_are_counted() -> None:
     assert fragmentation([node("full", "d/c/b0/m0/", free=0.0)], group("here", "m0")) is None
 
 
-def test_what_would_fit_and_why_not() -> None:
+def test_would_fit_shows_replicas_that_fit_and_why_others_do_not() -> None:
     pools = [*group("here", "m0"), *group("mixed", "m1", ("H100", "H20"))]
     gained, placed = would_fit(pools, PdRatio(1, 1), NODES, {P: 1, D: 1})
     assert gained == {"here": (1, 1)} and not any(placed.pending.values())
@@ -141,17 +141,17 @@ def test_what_would_fit_and_why_not() -> None:
     assert placed.passed_over["mixed"] == "every node that decode:mixed may be on is cordoned"
 
 
-def test_the_table_says_of_each_group_where_it_may_be_and_is() -> None:
+def test_the_table_says_for_each_group_where_it_may_be_and_where_it_is() -> None:
     pools = [*group("here", "m0"), *group("mixed", "m1", ("H100", "H20")), *group("wide", "")]
     lines = shown(explain_table(pools, NODES, {"r": (PoolKey("here", D), ("common",))})).splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()}
     assert "common" in rows["here"] and rows["here"].split()[1:3] == ["1", "1"]
     assert "scarcest" in rows["mixed"] and "11" in rows["mixed"]
-    assert "beyond s1" in rows["wide"]  # its nodes lie apart
+    assert "beyond s1" in rows["wide"]  # its nodes share no S1
 
 
 def service(**autoscale: object) -> ServiceStatus:
-    """One of each role should run, and a third replica leaves."""
+    """A service with one wanted replica of each role, and a replica ``leaves`` that ends."""
     policy = {"kind": "static", "prefill": 1, "decode": 1}
     limits = {
         PoolKey("one", role): PoolLimits(
@@ -177,7 +177,7 @@ def service(**autoscale: object) -> ServiceStatus:
     )
 
 
-def test_what_would_fit_is_inside_budgets_and_what_leaves_has_its_room_still() -> None:
+def test_would_fit_keeps_budgets_and_counts_replicas_that_still_end() -> None:
     topology = TopologyConfig(budget_gpus={"H100": 12.0})
     services = {"a": service(quota_gpus={"H100": 5.0}), "b": service()}
     limits = gpus_left(Status(log_path="", cordoned=(), topology=topology, services=services), "a")

@@ -1,4 +1,4 @@
-"""The commands around a running application's size: what they refuse, and how they read what they are given."""
+"""The commands for the size of a running application: what they refuse, and how they read their arguments."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_pairs_are_read_as_yaml_under_their_path(pairs: list[str], nested: dict[
 
 
 @pytest.mark.parametrize("pair", ["pd_ratio", "=1", ".a=1", "a..b=1", "policy={"])
-def test_what_is_no_pair_is_refused_with_an_example(pair: str) -> None:
+def test_an_invalid_pair_is_refused_with_an_example(pair: str) -> None:
     with pytest.raises(ConfigError, match=r"no FIELD=VALUE, such as pd_ratio=1:2"):
         _nested([pair])
 
@@ -60,7 +60,7 @@ def test_a_field_below_a_value_is_refused() -> None:
         (["replay", "none.jsonl"], "none.jsonl: cannot be read"),
     ],
 )
-def test_commands_that_make_no_sense_are_refused(command: list[str], said: str) -> None:
+def test_commands_with_missing_or_contradicting_options_are_refused(command: list[str], said: str) -> None:
     result = CliRunner().invoke(cli, command)
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)
@@ -127,7 +127,7 @@ def shown(*, is_hooked: bool = True, **changes: Any) -> str:
     return captured.get()
 
 
-def test_top_shows_which_replicas_serve_wait_are_away_and_end() -> None:
+def test_top_shows_how_many_replicas_serve_wait_are_withdrawn_and_end() -> None:
     text = shown()
     decode = next(line.split() for line in text.splitlines() if line.strip().startswith("decode:g0"))
     assert decode == ["decode:g0", "4", "5", "5", "2", "1", "1", "1"]
@@ -144,14 +144,14 @@ def test_top_shows_which_replicas_serve_wait_are_away_and_end() -> None:
     assert "Serve's choice" not in text
 
 
-def test_top_shows_what_has_no_place_and_why() -> None:
+def test_top_shows_how_many_replicas_have_no_place_and_why() -> None:
     plan = replace(PLAN, pending={Role.PREFILL: 1, Role.DECODE: 3}, passed_over={"g0": "no node has room"})
     text = shown(last=replace(LAST, plan=plan))
     assert "no place for 1P3D" in text and "g0 passed over: no node has room" in text
     assert "no place" not in shown()
 
 
-def test_top_says_what_is_out_of_the_ordinary() -> None:
+def test_top_names_every_unusual_state() -> None:
     assert "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH" in shown(is_hooked=False)
     override = OverrideConfig(prefill=1, decode=2)
     config = CONFIG.model_copy(update={"is_paused": True, "is_observing": True, "override": override})

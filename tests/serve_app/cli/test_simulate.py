@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 def simulate(*arguments: str) -> Any:
-    """In one worker: to start one takes longer than all that it computes here."""
+    """Run the command with one worker: starting a worker takes longer than its work here."""
     return CliRunner().invoke(cli, ["simulate", "--jobs", "1", *arguments])
 
 
@@ -125,7 +125,7 @@ def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tup
         (["--html", "."], "--html .: . is a folder: give a file"),
     ],
 )
-def test_what_a_user_can_mend_is_said_in_one_line(files: tuple[str, str], arguments: list[str], says: str) -> None:
+def test_a_mistake_of_the_user_is_named_in_one_line(files: tuple[str, str], arguments: list[str], says: str) -> None:
     ran = simulate("--trace", files[0], "--config", files[1], *arguments)
     assert isinstance(ran.exception, ConfigError), ran.output
     assert says in str(ran.exception)
@@ -156,10 +156,10 @@ def test_no_figure_is_cut_however_long_a_name_is(files: tuple[str, str], tmp_pat
     assert pages[0] == pages[1]
 
 
-def test_an_interrupt_ends_the_workers_without_a_trace_of_them(files: tuple[str, str]) -> None:
+def test_an_interrupt_ends_the_workers_without_a_traceback(files: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "serve_app.cli.main", "simulate", "--trace", files[0], "--config", files[1]]
     command += ["--rate-scale", "auto"]
-    # Whoever runs the tests in the background of a shell ignores interrupts, and so would this one.
+    # A shell lets background processes ignore interrupts; if it runs these tests so, the command would ignore them too.
     command = ["env", "--default-signal=INT", *command]
     running = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=PIPE, stderr=PIPE, text=True)
     with running:
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_the_workers_without_a_trace_of_them(files: tuple[str,
     assert children and not psutil.wait_procs(children, timeout=60)[1]
 
 
-def test_nothing_is_written_over_what_is_read_or_twice(files: tuple[str, str], tmp_path: Path) -> None:
+def test_no_output_is_written_over_an_input_or_over_another_output(files: tuple[str, str], tmp_path: Path) -> None:
     base = ("--trace", files[0], "--config", files[1])
     ran = simulate(*base, "--json", files[0])
     assert f"--json {files[0]}: is the file of --trace too" in str(ran.exception)
@@ -211,7 +211,7 @@ def test_an_objective_that_no_request_can_meet_is_refused(files: tuple[str, str]
     assert "slo.tpot_s is 0.0001: none of the" in str(ran.exception)
 
 
-def test_a_request_that_no_engine_holds_is_named(files: tuple[str, str], tmp_path: Path) -> None:
+def test_a_request_that_does_not_fit_any_engine_is_named(files: tuple[str, str], tmp_path: Path) -> None:
     path = tmp_path / "huge.csv"
     path.write_text("timestamp_s,input_tokens,output_tokens\n0,500,5\n1,300000,5\n")
     ran = simulate("--trace", str(path), "--config", files[1])
@@ -230,7 +230,7 @@ def test_a_pressure_test_names_the_ratio(files: tuple[str, str], tmp_path: Path)
     assert len(report["trace"]["sha256"]) == 64 and report["flags"] == []
 
 
-def test_what_was_curated_can_be_simulated_and_served(files: tuple[str, str], tmp_path: Path) -> None:
+def test_a_curated_configuration_can_be_simulated_and_served(files: tuple[str, str], tmp_path: Path) -> None:
     trace, config = files
     base = ["curate", "--trace", trace, "--config", config, "--gpus", "4", "--tries", "1", "--jobs", "1"]
     out = tmp_path / "curated.yaml"
@@ -255,7 +255,7 @@ def test_gpus_and_parameters_that_were_not_given_fit_the_config(files: tuple[str
     for group in document["groups"]:
         for role in ("prefill", "decode"):
             group[role]["highest_replicas"] = 2
-    document.pop("policies", None)  # heteroscale's target is to be found
+    document.pop("policies", None)  # curate has to find heteroscale's target
     small.write_text(yaml.safe_dump(document))
     out = tmp_path / "curated.yaml"
     base = ["--trace", trace, "--config", str(small)]

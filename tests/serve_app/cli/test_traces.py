@@ -42,7 +42,7 @@ def trace(*arguments: object) -> Any:
 
 
 def refusal(*arguments: object) -> str:
-    """What a user is told, in one line."""
+    """The one line that a user gets."""
     ran = trace(*arguments)
     assert isinstance(ran.exception, ConfigError), ran.output
     assert "\n" not in str(ran.exception)
@@ -71,7 +71,7 @@ def test_a_configuration_is_synthesized(tmp_path: Path) -> None:
     assert max(request.input_tokens for request in requests) <= 8000
 
 
-def test_a_synthesis_that_cannot_be_says_why(tmp_path: Path) -> None:
+def test_a_synthesis_that_fails_says_why(tmp_path: Path) -> None:
     config = tmp_path / "w.yaml"
     config.write_text(YAML.replace("10, 0", "10, -1"))
     out = ("--out", tmp_path / "a.csv")
@@ -93,7 +93,7 @@ def test_a_synthesis_that_cannot_be_says_why(tmp_path: Path) -> None:
     assert "cannot be written: Is a directory" in refusal("synthesize", *PLAIN, "--out", tmp_path)
 
 
-def test_spans_are_imported_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_spans_are_imported_and_left_out_lines_are_counted(tmp_path: Path) -> None:
     log, out = tmp_path / "spans.jsonl", tmp_path / "a.csv"
     log.write_text("not JSON\n" + json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}) + "\n")
     ran = trace("import", "--vllm", log, "--out", out)
@@ -113,7 +113,7 @@ def test_logs_of_several_proxies_are_one_trace(tmp_path: Path) -> None:
     assert "left out" not in ran.stdout
 
 
-def test_an_import_that_cannot_be_says_why(tmp_path: Path) -> None:
+def test_an_import_that_fails_says_why(tmp_path: Path) -> None:
     path, out = tmp_path / "a.jsonl", ("--out", tmp_path / "a.csv")
     path.write_text(json.dumps(RECORD | {"prompt_tokens": -1}) + "\n")
     assert refusal("import", *out) == "give --vllm or --openai, and not both"
@@ -125,7 +125,7 @@ def test_an_import_that_cannot_be_says_why(tmp_path: Path) -> None:
 
 
 def cells(text: str, name: str) -> list[str]:
-    """The row of a table that begins with a name."""
+    """The cells of the table row that begins with this name."""
     return next(line.split() for line in text.splitlines() if line.strip().startswith(name))
 
 
@@ -154,6 +154,6 @@ def test_one_request_has_neither_rates_nor_gaps(tmp_path: Path) -> None:
     assert [cells(ran.stdout, name)[-1] for name in ("mean rate", "peak rate", "CV of gaps")] == ["-", "-", "-"]
 
 
-def test_the_committed_sample_is_shown_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_the_committed_sample_is_shown_and_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     assert cells(trace("show", AZURE).stdout, "requests") == ["requests", "265"]
     assert "cannot be read" in refusal("show", tmp_path / "none.csv")

@@ -137,7 +137,7 @@ def test_pod_has_cpus_for_its_engine_and_for_every_ingress_replica() -> None:
     assert container(group)["resources"]["limits"]["cpu"] == "8"  # 2 x 2 + 1.5 + 2 x 1 = 7.5
 
 
-def test_cpu_pools_ask_for_no_gpu_and_no_gpu_node() -> None:
+def test_pools_on_cpus_ask_for_no_gpu_and_no_gpu_node() -> None:
     (group,) = worker_specs(render(app_args()))
     assert group["groupName"] == "cpu"
     assert gpus(group) == 0
@@ -169,7 +169,7 @@ def test_container_and_probe_follow_the_port_of_the_serve_config() -> None:
 
 
 @pytest.mark.parametrize(("host", "names"), [("127.0.0.1", ["serve"]), ("0.0.0.0", ["serve", "metrics"])])
-def test_container_names_a_metrics_port_that_others_reach(host: str, names: list[str]) -> None:
+def test_the_container_names_a_metrics_port_that_other_machines_reach(host: str, names: list[str]) -> None:
     rendered = render({**app_args(), "ingress": {"metrics_host": host, "metrics_port": 9100}})
     ports = container(worker_specs(rendered)[0])["ports"]
     assert [port["name"] for port in ports] == names
@@ -192,7 +192,7 @@ def test_label_expression_is_refused_with_its_place(value: str) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_other_than_one_application_is_refused(tmp_path: Path, count: int) -> None:
+def test_a_yaml_without_exactly_one_application_is_refused(tmp_path: Path, count: int) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump({"applications": serve_yaml(app_args())["applications"] * count}))
     with pytest.raises(ConfigError, match="exactly one"):

@@ -33,7 +33,7 @@ def test_ttft_and_tpot_are_what_the_endpoint_did(make_endpoint: MakeEndpoint) ->
     ((first_s, *_, last_s),) = endpoint.tokens_s
     assert record.error is None
     assert record.ttft_s is not None
-    # No token is seen before it is sent; on a busy machine the way to the server and back takes up to 0.2 s.
+    # A token arrives after it was sent; on a busy machine the way to the server and back takes up to 0.2 s.
     assert first_s - endpoint.arrived_s[0] <= record.ttft_s < first_s - endpoint.arrived_s[0] + 0.2
     assert record.tpot_s == pytest.approx((last_s - first_s) / 8, abs=0.2 / 8)
 
@@ -106,7 +106,7 @@ def test_no_prompt_repeats_and_a_seed_gives_the_same_ones_again(make_endpoint: M
         pytest.param(raw(TOKEN, cut=True), "ClientPayloadError", True, id="connection closed"),
     ],
 )
-def test_bad_answer_is_a_record_with_its_cause(
+def test_a_bad_answer_is_recorded_with_its_cause(
     make_endpoint: MakeEndpoint, answer: Answer, error: str, has_token: bool
 ) -> None:
     (record,) = replay(make_endpoint(answer).url, one())
@@ -122,7 +122,7 @@ def test_event_needs_no_space_after_its_colon_and_comments_are_no_tokens(make_en
     assert record.first_token_s == record.last_token_s is not None
 
 
-def test_endpoint_that_is_not_there_is_recorded(dead_url: str) -> None:
+def test_an_unreachable_endpoint_is_recorded(dead_url: str) -> None:
     cases = {
         dead_url: "ClientConnectorError",
         "http://no.such.host.invalid": "ClientConnectorDNSError",
@@ -182,13 +182,13 @@ def test_as_many_requests_as_asked_are_in_flight_and_never_more(make_endpoint: M
     assert sorted(record.input_tokens for record in records) == list(range(1, 10))
 
 
-def test_closed_loop_takes_no_notice_of_arrival_times(make_endpoint: MakeEndpoint) -> None:
+def test_a_closed_loop_ignores_arrival_times(make_endpoint: MakeEndpoint) -> None:
     records = keep(make_endpoint().url, [one(at_s=3600.0)] * 2, 1)
     assert [record.error for record in records] == [None, None]
     assert max(record.sent_s for record in records) < 5.0
 
 
-def test_progress_counts_every_request_failed_ones_too(make_endpoint: MakeEndpoint) -> None:
+def test_progress_counts_every_request_and_failed_ones_too(make_endpoint: MakeEndpoint) -> None:
     seen: list[int] = []
     asyncio.run(LoadGenerator(make_endpoint(refuse(500, first=1)).url, "m").replay([one(), one()], seen.append))
     assert seen == [1, 1]

@@ -1,4 +1,4 @@
-"""A local cluster whose guardian process fails; a script stands in for it."""
+"""A local cluster whose guardian process fails; a script stands in for the guardian."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def test_a_guardian_that_ends_at_once_is_no_timeout(start: Start) -> None:
     with pytest.raises(DeployError, match=re.escape("machine: its guardian process ended: ModuleNotFoundError: ray")):
         start("echo 'ModuleNotFoundError: ray' >&2")
     with pytest.raises(DeployError, match=r"machine: its guardian process ended$"):
-        start("exec <&-")  # without a word, and without reading its plan
+        start("exec <&-")  # it writes nothing and does not read its plan
 
 
 def test_a_guardian_that_does_not_answer_is_a_timeout(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The guardian, with real process trees."""
+"""The guardian, the process that ends all processes of a local cluster; with real process trees."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 # argv: a folder for pid files. The parent ends on SIGTERM; its grandchild, forked twice into a session of its own
-# so that nothing but the kernel knows whose it is, never does.
+# so that only the kernel knows its ancestor, never ends.
 STUBBORN_TREE = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -74,7 +74,7 @@ time.sleep(600)
 
 @pytest.fixture
 def pids(tmp_path: Path) -> Iterator[Path]:
-    """The folder of pid files; whoever is still named there at the end is killed."""
+    """The folder of pid files; at the end, processes that still run are killed."""
     folder = tmp_path / "pids"
     folder.mkdir()
     yield folder
@@ -128,7 +128,7 @@ def start_guardian(root: Path, pids: Path, plan: dict[str, object], grace_s: flo
     return guardian
 
 
-def test_nothing_is_left_of_a_tree_that_hides_and_ignores_sigterm(root: Path, pids: Path) -> None:
+def test_no_process_is_left_of_a_tree_that_hides_and_ignores_sigterm(root: Path, pids: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", END_TREE, str(pids), STUBBORN_TREE], cwd=root, capture_output=True, text=True, timeout=60
     )
@@ -164,7 +164,9 @@ def test_sigterm_ends_the_tree_and_a_second_one_does_not_stop_that(
     assert not Path(str(plan["folder"])).exists()
 
 
-def test_ctrl_c_is_left_to_the_owner(root: Path, pids: Path, plan: dict[str, object]) -> None:
+def test_the_guardian_ignores_ctrl_c_and_leaves_it_to_the_owner(
+    root: Path, pids: Path, plan: dict[str, object]
+) -> None:
     guardian = start_guardian(root, pids, plan, 0.1)
     guardian.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -173,7 +175,7 @@ def test_ctrl_c_is_left_to_the_owner(root: Path, pids: Path, plan: dict[str, obj
     assert guardian.returncode == 0
 
 
-def test_killed_owner_takes_the_tree_with_it(root: Path, pids: Path, plan: dict[str, object]) -> None:
+def test_a_killed_owner_ends_the_tree(root: Path, pids: Path, plan: dict[str, object]) -> None:
     arguments = [GUARD_TREE, str(pids), STUBBORN_TREE, "0.3"]
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, json.dumps(plan), *arguments], cwd=root, stdout=subprocess.PIPE
@@ -186,7 +188,7 @@ def test_killed_owner_takes_the_tree_with_it(root: Path, pids: Path, plan: dict[
     wait_until(lambda: not Path(str(plan["folder"])).exists())
 
 
-def test_node_that_does_not_start_is_reported_and_nothing_stays(
+def test_a_node_that_does_not_start_is_reported_and_no_process_stays(
     root: Path, pids: Path, plan: dict[str, object]
 ) -> None:
     # `ray start` itself must not run here: a module that cannot be found fails in its place, with an exit code of 1.

@@ -1,4 +1,4 @@
-"""What is missing on this machine is one line with the value and what to do."""
+"""If this machine lacks a thing, one line says the value and what to do."""
 
 import ctypes.util
 import os
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def make_config(make_app_args: Callable[..., dict[str, Any]]) -> MakeConfig:
-    """A config on GPUs that this machine will do for; whatever is given replaces its fields."""
+    """A config on GPUs for which this machine is enough; ``fields`` replace its own."""
 
     def make(source: str = "org/model", **changes: Any) -> AppConfig:
         fields: dict[str, Any] = {"groups": [{"name": "g0", **GPU}], **changes}
@@ -54,10 +54,10 @@ def make_config(make_app_args: Callable[..., dict[str, Any]]) -> MakeConfig:
 
 @dataclass
 class Machine:
-    """What this machine says that it has; by default enough."""
+    """What this machine reports of itself; by default it has enough."""
 
     libraries: tuple[str, ...] = ("numa",)
-    disk_bytes: dict[str, int] | None = None  # free, by folder
+    disk_bytes: dict[str, int] | None = None  # free bytes of each folder
     memory_bytes: int = 10**18
     total_bytes: int = 20 * 10**9
 
@@ -73,7 +73,7 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """The machine under every test here; its ports are real."""
+    """The machine of every test here; its ports are real."""
     fake = Machine()
     monkeypatch.setattr(ctypes.util, "find_library", fake.find_library)
     monkeypatch.setattr(shutil, "disk_usage", fake.disk_usage)
@@ -94,7 +94,7 @@ def listener() -> Iterator[tuple[int, int]]:
 
 
 def complaint(config: AppConfig, port: int, host: str = HOST) -> str:
-    """The line about what is missing."""
+    """The one line of the check that fails."""
     with pytest.raises(ConfigError) as caught:
         check_machine(config, host=host, port=port)
     line = str(caught.value)
@@ -103,7 +103,7 @@ def complaint(config: AppConfig, port: int, host: str = HOST) -> str:
 
 
 @pytest.mark.parametrize("groups", [[CPU], [{"name": "g0", **GPU}]], ids=["cpu", "gpu"])
-def test_machine_that_has_all_of_it_is_fine(
+def test_a_machine_that_has_everything_passes(
     make_config: MakeConfig, free_port: int, tmp_path: Path, groups: list[Any]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -124,7 +124,7 @@ def test_model_folder_that_is_missing_or_empty_is_named(
         assert line == f"model.source: {words.format(folder)}"
 
 
-def test_file_is_no_model_folder(make_config: MakeConfig, free_port: int, tmp_path: Path) -> None:
+def test_a_file_instead_of_a_model_folder_is_refused(make_config: MakeConfig, free_port: int, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     assert f"{file} is a file: " in complaint(make_config(str(file)), free_port)
@@ -213,16 +213,16 @@ def test_address_of_another_machine_is_refused_and_no_process_is_blamed(
     assert line.endswith("; use an http_options.host of this machine, such as 127.0.0.1")
 
 
-def test_too_little_disk_is_told_of_the_place_of_the_cluster(
+def test_too_little_disk_is_reported_for_the_folder_of_the_cluster(
     make_config: MakeConfig, free_port: int, machine: Machine
 ) -> None:
-    machine.disk_bytes = {"/tmp": 2 << 30}  # whatever TMPDIR says, LocalCluster's folder is here
+    machine.disk_bytes = {"/tmp": 2 << 30}  # LocalCluster's folder is here, whatever TMPDIR says
     check_machine(make_config(), host=HOST, port=free_port)
     machine.disk_bytes = {"/tmp": 5 * 10**8}
     assert complaint(make_config(), free_port) == "/tmp has 0.5 GB free, a start needs 2.1 GB: free some"
 
 
-def test_too_little_memory_is_told_with_what_there_is(
+def test_too_little_memory_is_reported_with_the_available_memory(
     make_config: MakeConfig, free_port: int, machine: Machine
 ) -> None:
     config = make_config(groups=[CPU], engine_kwargs={"kv_cache_memory_bytes": 10**9})
@@ -236,7 +236,7 @@ def test_too_little_memory_is_told_with_what_there_is(
 
 
 def memory_need(config: AppConfig, port: int) -> str:
-    """How many engines need how much, in the words of the line."""
+    """The part of the line that says how many engines need how much memory."""
     return complaint(config, port).partition(" of memory ")[0]
 
 
@@ -245,7 +245,7 @@ def test_role_has_its_own_kv_before_the_applications_and_gpus_need_no_memory(
 ) -> None:
     huge = {"kv_cache_memory_bytes": 10**18}
     decode = {"replicas": 1, "engine_kwargs": {"kv_cache_memory_bytes": 10**9}}
-    # 2 x (10^9 + 3.4) GB for prefill, and 1 + 3.4 GB, or none, for decode.
+    # 2 x (10^9 + 3.4) GB for prefill; for decode 1 + 3.4 GB, or nothing on GPUs.
     for pool, need in (
         (decode, "3 engines need about 2000000011.2 GB"),
         (GPU["decode"], "2 engines need about 2000000006.8 GB"),
@@ -267,16 +267,16 @@ def test_memory_is_needed_for_every_replica_that_the_autoscaler_may_add(
     assert memory_need(config, free_port) == "6 engines need about 26.4 GB"  # 1 GB of KV and 3.4 GB each
 
 
-def test_every_engine_has_weights_and_without_a_size_of_kv_takes_its_share(
+def test_every_engine_needs_its_weights_and_without_a_kv_size_its_share_of_the_machine(
     make_config: MakeConfig, free_port: int, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     for name in ("a.safetensors", "b.safetensors", "notes.txt"):
         (tmp_path / name).touch()
-        os.truncate(tmp_path / name, 10**9)  # a hole, and no bytes on disk
+        os.truncate(tmp_path / name, 10**9)  # a sparse file: no bytes on disk
     machine.memory_bytes = 0
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    # 3 x (2 x 10^9 + 10^9 + 3.4e9), then of 20 GB 3 x (0.92 x 20 + 0.8) and 3 x (0.1 x 20 + 0.8).
+    # 3 x (2 x 10^9 + 10^9 + 3.4e9); then 3 x (0.92 x 20 + 0.8) GB and 3 x (0.1 x 20 + 0.8) GB of a machine of 20 GB.
     for kwargs, need in (
         ({"kv_cache_memory_bytes": 10**9}, "19.2"),
         ({}, "57.6"),
@@ -288,7 +288,7 @@ def test_every_engine_has_weights_and_without_a_size_of_kv_takes_its_share(
     assert memory_need(make_config(str(tmp_path), groups=[CPU], engine_kwargs={}), free_port).endswith("19.4 GB")
 
 
-def test_a_held_nixl_port_is_told_and_no_error(
+def test_a_held_nixl_port_is_logged_and_is_no_error(
     make_config: MakeConfig,
     free_port: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""What the demonstration reads off a metrics page, what it prints, and when it has shown what it should."""
+"""What the demonstration reads from a metrics page, what it prints, and when it is complete."""
 
 import io
 import re
@@ -93,7 +93,7 @@ def test_table_has_latencies_in_ms_paths_bytes_and_rates() -> None:
     ]
 
 
-def test_what_was_not_observed_is_a_dash_and_no_zero() -> None:
+def test_a_figure_that_was_not_observed_is_a_dash_and_not_zero() -> None:
     table = rows(shown(report(ok=0, errors={"HTTP 500": 2}, has_quantiles=False), Counter()))
     assert table[1:4] == [
         ["time to first token, TTFT (ms)", "-", "-", "-"],
@@ -121,7 +121,7 @@ def test_every_cause_of_failure_is_printed_word_by_word() -> None:
     ],
 )
 @pytest.mark.parametrize("is_zero", [True, False], ids=["zero", "absent"])
-def test_demonstration_is_complete_when_nothing_failed_both_paths_were_taken_and_kv_moved(
+def test_the_demonstration_is_complete_if_no_request_failed_both_paths_were_taken_and_kv_moved(
     errors: dict[str, int], without: list[tuple[str, ...]], is_it: bool, is_zero: bool
 ) -> None:
     metrics = Counter(METRICS)
@@ -149,5 +149,5 @@ def test_sample_trace_is_there_from_any_folder(
 
 
 @pytest.mark.parametrize("reason", PathReason)
-def test_every_reason_has_words(reason: PathReason) -> None:
+def test_every_reason_of_a_path_is_explained(reason: PathReason) -> None:
     assert "prefilled where they decode: " in shown(report(), Counter({("path", "local", str(reason)): 1}))

@@ -56,7 +56,7 @@ def test_another_process_and_folder_give_the_same_bytes(
     assert run_python(BUILD_ELSEWHERE, str(tmp_path / "deep" / "er")) == mine
 
 
-def test_weights_and_tokenizer_are_those_of_every_machine(model: Path) -> None:
+def test_weights_and_tokenizer_are_the_same_on_every_machine(model: Path) -> None:
     mine = digests(model)
     assert mine["model.safetensors"] == "413c8b463b050caa0dcf15c7096f9760abbb2faa4b7f42e6fbd2dda49d6254b3"
     assert mine["tokenizer.json"] == "813c09d3ed596ee498fd8bbb71cda6f204672279a9101602c8c9248b4775c7b5"
@@ -123,7 +123,7 @@ def test_weights_have_the_shapes_of_the_config_and_are_finite_float32(model: Pat
     assert all(np.isfinite(tensor).all() for tensor in weights.values())
 
 
-def test_model_that_is_there_is_left_alone_and_half_a_build_is_not(tmp_path: Path, root: Path, model: Path) -> None:
+def test_an_existing_model_is_left_alone_and_half_a_build_is_replaced(tmp_path: Path, root: Path, model: Path) -> None:
     whole, half = tmp_path / "whole", tmp_path / "half"
     for folder in (whole, half):
         folder.mkdir()

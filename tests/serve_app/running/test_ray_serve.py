@@ -1,4 +1,4 @@
-"""The private parts of Serve that the SDK uses are where it expects them; tests/engines deploy through them."""
+"""The private parts of Serve that the SDK uses are where it expects them; tests in tests/engines deploy with them."""
 
 from tests.installed_source import installed_source
 

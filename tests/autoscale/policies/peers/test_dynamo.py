@@ -44,7 +44,7 @@ def test_capacity_by_hand(make_profile: MakeProfile) -> None:
     profile = make_profile()
     assert prefill_capacity(profile, 20.0, 1.0) == pytest.approx(5 / 0.11)  # five prompts fill a step
     assert prefill_capacity(profile, 20.0, 0.06) == pytest.approx(2 / 0.05)  # three would take 70 ms
-    assert prefill_capacity(profile, 150.0, 0.1) == pytest.approx(1 / 0.17)  # out of reach: the best that there is
+    assert prefill_capacity(profile, 150.0, 0.1) == pytest.approx(1 / 0.17)  # no batch keeps 0.1 s: the best one counts
     assert decode_capacity(profile, 50.0, 100.0, 0.05) == pytest.approx(8 / (100 * 0.028))  # max_running
     assert decode_capacity(profile, 50.0, 100.0, 0.0245) == pytest.approx(4 / (100 * 0.024))
     assert decode_capacity(profile, 250.0, 100.0, 0.05) == pytest.approx(3 / (100 * 0.023))  # 1000 / 300 fit
@@ -52,31 +52,35 @@ def test_capacity_by_hand(make_profile: MakeProfile) -> None:
     assert decode_capacity(profile, 990.0, 100.0, 0.05) is None
 
 
-def test_ttft_of_all_engines_and_of_the_others_without_one(make_profile: MakeProfile) -> None:
+def test_prefill_grows_if_all_engines_miss_ttft_and_shrinks_if_the_others_would_keep_it(
+    make_profile: MakeProfile,
+) -> None:
     profile = make_profile()
     ask: Any = {"input_tokens": 90.0, "ttft_s": 0.5, "config": DynamoConfig(prefill=profile, decode=profile)}
-    # A prompt by itself takes 0.1 s, which leaves 0.8 x 0.4 = 0.32 s to queues; 100 tokens take 0.11 s.
+    # A prompt by itself takes 0.1 s, which leaves 0.8 x 0.4 = 0.32 s for queues; 100 tokens take 0.11 s.
     assert prefill_engines_by_ttft([400.0, 400.0], **ask) == 3
     assert prefill_engines_by_ttft([400.0, 0.0], **ask) is None
-    assert prefill_engines_by_ttft([140.0, 140.0], **ask) == 1  # 280 more: 0.41 s
-    assert prefill_engines_by_ttft([150.0, 150.0], **ask) is None  # 300 more: 0.43 s
+    assert prefill_engines_by_ttft([140.0, 140.0], **ask) == 1  # 280 tokens on one engine: 0.41 s
+    assert prefill_engines_by_ttft([150.0, 150.0], **ask) is None  # 300 tokens on one engine: 0.43 s
     assert prefill_engines_by_ttft([0.0], **ask) == 0
 
 
-def test_itl_of_all_and_whether_it_holds_without_one(make_profile: MakeProfile) -> None:
+def test_decode_grows_if_all_engines_miss_itl_and_shrinks_if_the_others_would_keep_it(
+    make_profile: MakeProfile,
+) -> None:
     profile = make_profile()
     ask: Any = {"context_tokens": 100.0, "config": DynamoConfig(prefill=profile, decode=profile)}
 
     def load(requests: float, waiting: float = 0.0) -> DecodeLoad:
         return DecodeLoad(requests=requests + waiting, kv_tokens=(requests + waiting) * 100)
 
-    # One more than 4 running and 1 waiting is 6, and takes 26 ms.
+    # With the next request, 4 running and 1 waiting are 6, and a step of 6 takes 26 ms.
     assert decode_engines_by_itl([load(4.0, 1.0)] * 2, itl_s=0.025, **ask) == 3
     assert decode_engines_by_itl([load(4.0, 1.0), load(1.0)], itl_s=0.025, **ask) is None
-    # 4 and 4 on one are 9 with the next, 29 ms; 0.8 x 0.037 = 0.0296.
+    # 4 and 4 on one engine are 9 with the next request: 29 ms; 0.8 x 0.037 = 0.0296.
     assert decode_engines_by_itl([load(4.0)] * 2, itl_s=0.037, **ask) == 1
     assert decode_engines_by_itl([load(4.0)] * 2, itl_s=0.036, **ask) is None
-    assert decode_engines_by_itl([load(5.0)] * 2, itl_s=1.0, **ask) is None  # 1000 tokens do not fit beside another
+    assert decode_engines_by_itl([load(5.0)] * 2, itl_s=1.0, **ask) is None  # 1000 tokens leave no room for the next
 
 
 def test_thresholds_by_hand() -> None:
@@ -87,7 +91,7 @@ def test_thresholds_by_hand() -> None:
     assert engines_by_threshold([1.0, 1.0], decode) is None
     assert engines_by_threshold([0.3, 1.01], decode) == 3
     assert engines_by_threshold([0.4, 0.4], decode) == 1
-    assert engines_by_threshold([0.5, 0.59], decode) == 2  # 1.18 on one would bring it back
+    assert engines_by_threshold([0.5, 0.59], decode) == 2  # 2 x 0.59 on one would bring the second back
     assert engines_by_threshold([0.1], decode) == 0
     assert engines_by_threshold([0.0, 0.0], PREFILL_THRESHOLDS["latency"]) == 1
 
@@ -101,11 +105,11 @@ def test_more_load_never_asks_for_fewer_engines(values: list[float], more: float
 
 
 @given(st.floats(1, 2000), st.floats(1, 500), st.floats(0.01, 2))
-def test_capacity_grows_with_what_may_be_waited(
+def test_capacity_grows_with_the_allowed_wait(
     make_profile: MakeProfile, inputs: float, outputs: float, limit_s: float
 ) -> None:
     profile = make_profile(kv_tokens=10_000)
-    # Where nothing keeps the objective it is the best of all, so only from there on.
+    # If no batch keeps the limit, the capacity is the best of all: only limits that one prompt keeps are compared.
     if prefill_s(profile, inputs) <= limit_s:
         assert 0 < prefill_capacity(profile, inputs, limit_s) <= prefill_capacity(profile, inputs, 2 * limit_s)
     base, later = (decode_capacity(profile, inputs, outputs, each) for each in (limit_s, 2 * limit_s))
@@ -139,23 +143,25 @@ def run(
     return decisions
 
 
-def test_demand_over_capacity_at_most_a_step_away(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_counts_are_demand_over_capacity_and_at_most_a_step_away(
+    make_snapshot: MakeSnapshot, make_profile: MakeProfile
+) -> None:
     ticks = [{"traffic": TRAFFIC}] * 7
     decisions = run(make_snapshot, make_profile(), ticks)
     assert [d.wanted for d in decisions[:4]] == [None] * 4
-    # 100 / 45.5 = 2.2; decode needs 100 / 2.86 = 35, and 8 come at a time. Between two intervals the counts stand.
+    # 100 / 45.5 = 2.2; decode needs 100 / 2.86 = 35, and 8 come at a time. The counts stay until the next interval.
     assert [d.wanted for d in decisions[4:]] == [{P: 3.0, D: 12.0}] * 3
     assert decisions[4].is_step and decisions[4].ratio == PdRatio(1, 4)
     assert run(make_snapshot, make_profile(), ticks, step_replicas=64)[-1].wanted == {P: 3.0, D: 35.0}
     assert run(make_snapshot, make_profile(), ticks, cached_frac=0.5)[-1].wanted == {P: 2.0, D: 12.0}
 
 
-def test_an_idle_interval_asks_for_none_and_remembers_the_lengths(
+def test_an_idle_interval_asks_for_no_replica_and_remembers_the_lengths(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile
 ) -> None:
     idle = {"traffic": Traffic(requests_per_s=0.0)}
     last = run(make_snapshot, make_profile(), [{"traffic": TRAFFIC}] * 5 + [idle] * 4)[-1]
-    assert last.wanted == {P: 0.0, D: 0.0}  # min_endpoint is the guard's
+    assert last.wanted == {P: 0.0, D: 0.0}  # the guard keeps the minimum (Dynamo's min_endpoint)
     assert last.memory and last.memory["past_output_tokens"] == pytest.approx((100.0, 100.0))
     assert run(make_snapshot, make_profile(), [idle] * 5)[-1].wanted is None  # no request has arrived yet
 
@@ -201,7 +207,7 @@ def test_the_last_engine_leaves_only_while_another_one_starts(
     assert decision.wanted == {P: expected, D: expected}
 
 
-def test_the_easy_targets_need_no_traffic(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_the_threshold_targets_need_no_traffic(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
     full = {P: {"queued_prefill_tokens": 100.0}, D: {**IDLE[D], "kv_usage_frac": 0.9}}
     config = {"longest_tokens": 1000, "reaction_s": 10.0}
     decisions = run(make_snapshot, make_profile(), [{"stats": full}] * 2, target="latency", **config)
@@ -223,7 +229,9 @@ def test_without_observations_there_is_no_decision(make_snapshot: MakeSnapshot, 
         assert blind.wanted is None and "not every replica reports" in blind.reason
 
 
-def test_memory_is_bounded_and_nothing_else_is_kept(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_memory_is_bounded_and_the_policy_has_no_other_state(
+    make_snapshot: MakeSnapshot, make_profile: MakeProfile
+) -> None:
     ticks = [{"traffic": TRAFFIC, "stats": IDLE}] * 300
     decisions = run(make_snapshot, make_profile(), ticks, is_reactive=True)
     memory = decisions[-1].memory
@@ -235,6 +243,8 @@ def test_memory_is_bounded_and_nothing_else_is_kept(make_snapshot: MakeSnapshot,
     ("config", "cause"),
     [({"target": "latency"}, "longest_tokens"), ({"is_predictive": False}, "neither"), ({"cached_frac": 1.0}, "0.95")],
 )
-def test_what_would_never_decide_is_refused(make_profile: MakeProfile, config: dict[str, Any], cause: str) -> None:
+def test_a_configuration_that_would_never_decide_is_refused(
+    make_profile: MakeProfile, config: dict[str, Any], cause: str
+) -> None:
     with pytest.raises(ValidationError, match=cause):
         DynamoConfig.model_validate({"prefill": make_profile(), "decode": make_profile(), **config})

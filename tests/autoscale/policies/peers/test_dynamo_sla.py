@@ -31,7 +31,7 @@ def demand(requests_per_s: float, input_tokens: float, output_tokens: float) -> 
 
 
 @pytest.mark.parametrize(("requests", "decode_tokens_per_s", "expected"), [(10, 10_000, (1, 1)), (500, 1_000, (1, 2))])
-def test_its_own_test_cases(
+def test_counts_are_those_of_the_planners_own_tests(
     make_profile: MakeProfile, requests: int, decode_tokens_per_s: int, expected: tuple[int, int]
 ) -> None:
     # tests/planner/test_replica_calculation.py: 60 s, ISL 3000, OSL 150, prefill at 40,000 tokens/s.
@@ -52,14 +52,14 @@ def test_its_own_test_cases(
         (44.0, 3000.0, 300.0, (3, 3)),
     ],
 )
-def test_its_published_schedules_from_its_h200(
+def test_counts_are_those_of_the_planners_published_schedules(
     make_profile: MakeProfile,
     requests_per_s: float,
     input_tokens: float,
     output_tokens: float,
     expected: tuple[int, int],
 ) -> None:
-    # What it has of one H200 with an 8B model: ISL 2134 to 4168, and context 2997 up to a third of the KV.
+    # The planner's profile of one H200 with an 8B model: ISL 2134 to 4168, and context 2997 up to a third of the KV.
     measured = make_profile(
         kv_tokens=945_029,
         max_running=787,
@@ -78,8 +78,8 @@ def test_corrections_by_hand(make_profile: MakeProfile) -> None:
         1,
         2,
         2,
-    ]  # queues count for nothing
-    # At 50 ms all 8 fit, 8 / 0.028 = 286 tokens/s for 500. Twice as slow as expected: 25 ms, where 5 / 0.025 = 200 fit.
+    ]  # a factor above 1, which queues cause, changes nothing
+    # At 50 ms all 8 fit, 8 / 0.028 = 286 tokens/s for 500. Twice as slow as expected: 25 ms, 5 / 0.025 = 200.
     assert [decode_replicas(load, profile, 0.05, c) for c in (1.0, 2.0, 0.0)] == [2, 3, 2]
 
 
@@ -96,7 +96,7 @@ def test_more_requests_or_slower_engines_never_need_fewer(
 
 
 TRAFFIC = Traffic(requests_per_s=10.0, input_tokens_mean=190.0, output_tokens_mean=50.0)
-# Each of four decode replicas has two requests, which get a token every 22 ms, as the profile has it.
+# Each of four decode replicas has two requests, which get a token every 22 ms, as the profile says.
 ENGINES = {D: {"running_requests": 2.0, "decode_tokens_per_s": 2.0 / 0.022}}
 
 
@@ -119,7 +119,7 @@ def _busy() -> dict[str, Any]:
     return {"traffic": TRAFFIC, "stats": ENGINES, "latency": Latency(ttft_mean_s=0.2)}
 
 
-def test_it_adjusts_once_an_interval_and_then_stands(
+def test_counts_are_adjusted_once_an_interval_and_then_stay(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile, busy: dict[str, Any]
 ) -> None:
     decisions = run(make_snapshot, make_profile(kv_tokens=10_000), [busy] * 7)
@@ -127,10 +127,10 @@ def test_it_adjusts_once_an_interval_and_then_stands(
     assert [d.wanted for d in decisions[4:]] == [{P: 2.0, D: 2.0}] * 3
     assert [entry.value for entry in decisions[4].shown] == pytest.approx([1.0, 1.0])
     assert decisions[4].is_step and decisions[4].ratio == PdRatio(1, 1)
-    assert decisions[0].ratio == PdRatio(1, 2)  # of the counts that there are, so that the gate lets them in
+    assert decisions[0].ratio == PdRatio(1, 2)  # the ratio of the present counts, so that the gate admits them
 
 
-def test_what_engines_take_longer_for_is_corrected(
+def test_engines_that_are_slower_than_their_profile_are_corrected_for(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile, busy: dict[str, Any]
 ) -> None:
     slow = {**busy, "stats": {D: {"running_requests": 2.0, "decode_tokens_per_s": 1.0 / 0.022}}}
@@ -152,12 +152,12 @@ def test_without_observations_there_is_no_decision(
         assert last.wanted is None and last.memory and last.memory["began_s"] == (1020.0,)
     partial = {**busy, "traffic": replace(TRAFFIC, is_whole=False)}
     assert run(make_snapshot, profile, [partial] * 5)[-1].wanted is None
-    # An interval without requests changes nothing, also not what it knows of their lengths.
+    # An interval without requests changes neither the counts nor the remembered lengths.
     after = run(make_snapshot, profile, [busy] * 5 + [idle] * 4)[-1]
     assert after.wanted is None and after.memory and after.memory["past_input_tokens"] == pytest.approx((190.0, 190.0))
 
 
-def test_memory_is_bounded_and_nothing_else_is_kept(
+def test_memory_is_bounded_and_the_policy_has_no_other_state(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile, busy: dict[str, Any]
 ) -> None:
     profile = make_profile(kv_tokens=10_000)

@@ -1,4 +1,4 @@
-"""llm-d's guide by hand: seconds of backlog, KV, and one replica in minutes."""
+"""llm-d's guide by hand: seconds of backlog, KV usage, and at most one more replica in three minutes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ def test_the_counts_by_hand(total: float, current: int, target: float, expected:
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e3), st.integers(1, 64), st.floats(0.1, 10))
-def test_a_longer_backlog_never_needs_fewer(total: float, more: float, current: int, target: float) -> None:
+def test_a_longer_backlog_never_needs_fewer_replicas(total: float, more: float, current: int, target: float) -> None:
     base = replicas_for_total(total, current, target, 0.1)
     assert 0 <= base <= max(current, total / target + 1)
     assert replicas_for_total(total + more, current, target, 0.1) >= base
@@ -60,7 +60,7 @@ def run(
     ticks: list[tuple[float | None, float | None]],
     **config: Any,
 ) -> list[Decision]:
-    """A tick every 15 s with a backlog and a KV usage of each replica, of which there are as many as were wanted."""
+    """A tick every 15 s with a backlog and a KV usage of each replica; the wanted number of replicas runs."""
     chosen = {"prefill": profile, "decode": profile, "prefill_tokens_per_s": 1000.0, **config}
     policy = LlmdTokenAware(LlmdTokenAwareConfig.model_validate(chosen), ratio=PdRatio(1, 1), slo=SloConfig())
     counts = {P: 2, D: 2}
@@ -80,10 +80,10 @@ def run(
     return decisions
 
 
-def test_one_replica_more_in_three_minutes_and_each_role_by_itself(
+def test_each_role_by_itself_adds_one_replica_in_three_minutes(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile
 ) -> None:
-    decisions = run(make_snapshot, make_profile(), [(9000.0, 0.8)] * 25)  # 9 s each, where 1.5 s are tolerated
+    decisions = run(make_snapshot, make_profile(), [(9000.0, 0.8)] * 25)  # 9 s of backlog each; 1.5 s are allowed
     prefill = [d.wanted[P] for d in decisions if d.wanted]
     assert (prefill[0], prefill[11], prefill[12], prefill[24]) == (3.0, 3.0, 4.0, 5.0)
     assert {d.wanted[D] for d in decisions if d.wanted} == {2.0}
@@ -94,7 +94,9 @@ def test_one_replica_more_in_three_minutes_and_each_role_by_itself(
     ]
 
 
-def test_fewer_after_five_minutes_without_a_need(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_replicas_leave_after_five_minutes_without_a_need(
+    make_snapshot: MakeSnapshot, make_profile: MakeProfile
+) -> None:
     decode = [
         d.wanted[D] for d in run(make_snapshot, make_profile(), [(1500.0, 0.8)] + [(1500.0, 0.3)] * 21) if d.wanted
     ]
@@ -108,13 +110,15 @@ def test_without_observations_there_is_no_decision(make_snapshot: MakeSnapshot, 
     assert run(make_snapshot, make_profile(), [(None, 1.6)])[0].wanted == {P: 2.0, D: 3.0}
 
 
-def test_between_two_looks_the_counts_stand(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_counts_stay_between_two_syncs(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
     decisions = run(make_snapshot, make_profile(), [(9000.0, 0.8), (0.0, 0.0)], sync_s=30.0)
     assert decisions[1].wanted == decisions[0].wanted
     assert "every 30 s" in decisions[1].reason
 
 
-def test_memory_is_bounded_and_nothing_else_is_kept(make_snapshot: MakeSnapshot, make_profile: MakeProfile) -> None:
+def test_memory_is_bounded_and_the_policy_has_no_other_state(
+    make_snapshot: MakeSnapshot, make_profile: MakeProfile
+) -> None:
     ticks: list[tuple[float | None, float | None]] = [(9000.0, 0.1), (0.0, 0.9)] * 100
     decisions = run(make_snapshot, make_profile(), ticks)
     memory = decisions[-1].memory
@@ -122,7 +126,7 @@ def test_memory_is_bounded_and_nothing_else_is_kept(make_snapshot: MakeSnapshot,
     assert run(make_snapshot, make_profile(), ticks) == decisions
 
 
-def test_the_profiles_give_the_velocity_where_none_is_calibrated(
+def test_the_profiles_give_the_velocity_if_none_is_calibrated(
     make_snapshot: MakeSnapshot, make_profile: MakeProfile
 ) -> None:
     decision = run(make_snapshot, make_profile(), [(100.0, 0.8)], prefill_tokens_per_s=None)[0]

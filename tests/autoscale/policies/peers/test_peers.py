@@ -21,17 +21,17 @@ def test_a_simulation_can_name_every_policy_and_a_live_application_those_of_the_
 
 
 @pytest.mark.parametrize("kind", SIMULATED_ONLY)
-def test_a_live_application_that_names_one_is_refused(kind: str) -> None:
+def test_a_live_application_that_names_a_simulated_policy_is_refused(kind: str) -> None:
     message = f"'{kind}' is another system's policy, for the simulator only .* choose one of {', '.join(POLICIES)}"
     with pytest.raises(ValidationError, match=message):
         AutoscaleConfig.model_validate({"policy": {"kind": kind}})
 
 
-def test_a_simulation_may_name_one() -> None:
+def test_a_simulation_may_name_the_policy_of_another_system() -> None:
     assert SimAutoscaleConfig.model_validate({"policy": {"kind": "hpa"}}).policy.kind == "hpa"
 
 
-def test_only_the_simulator_reads_the_room() -> None:
+def test_only_the_simulator_imports_the_peers() -> None:
     packages = ("kvtransfer", "router", "autoscale", "deployments", "serve_app")
     product = [path for name in packages for path in ROOT.glob(f"{name}/**/*.py")]
     imports = re.compile(r"^from autoscale\.policies\.peers", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The pure copy against Ray's own functions, and the delays through the policy's memory."""
+"""Our copy of Ray's autoscaling counts as Ray's own functions do, and keeps its delays in the policy's memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -121,8 +121,8 @@ def run(make_snapshot: MakeSnapshot, ticks: list[tuple[float | None, float | Non
     return decisions
 
 
-def test_more_is_asked_for_after_the_delay_and_not_before(make_snapshot: MakeSnapshot) -> None:
-    # 2 x 6 = 12 ongoing requests at 4 a replica are 3 prefill replicas, from the first tick on; decode is as it should.
+def test_more_replicas_are_wanted_after_the_delay_and_not_before(make_snapshot: MakeSnapshot) -> None:
+    # 2 x 6 = 12 ongoing requests at 4 a replica are 3 prefill replicas, from the first tick on; decode needs no change.
     config = {"prefill_ongoing_requests": 4.0, "decode_ongoing_requests": 4.0}
     decisions = run(make_snapshot, [(6.0, 4.0)] * 7, **config)
     assert [d.wanted for d in decisions[:6]] == [{P: 2.0, D: 4.0}] * 6
@@ -130,13 +130,13 @@ def test_more_is_asked_for_after_the_delay_and_not_before(make_snapshot: MakeSna
     assert decisions[6].is_step and decisions[6].ratio == PdRatio(3, 4)
 
 
-def test_a_tick_without_the_wish_begins_the_delay_anew(make_snapshot: MakeSnapshot) -> None:
+def test_a_tick_that_wants_no_more_begins_the_delay_anew(make_snapshot: MakeSnapshot) -> None:
     config = {"prefill_ongoing_requests": 4.0, "decode_ongoing_requests": 4.0, "look_back_s": 1.0}
     ticks = [(6.0, 4.0)] * 3 + [(4.0, 4.0)] + [(6.0, 4.0)] * 7
     assert [d.wanted[P] for d in run(make_snapshot, ticks, **config) if d.wanted] == [2.0] * 10 + [3.0]
 
 
-def test_deferred_requests_are_ongoing_and_those_of_whoever_leaves_are_not(make_snapshot: MakeSnapshot) -> None:
+def test_deferred_requests_are_ongoing_and_those_of_a_leaving_replica_are_not(make_snapshot: MakeSnapshot) -> None:
     stats = {D: {"running_requests": 1.0, "waiting_requests": 1.0, "deferred_requests": 2.0}}
     state = ControllerState(desired={PoolKey("g0", P): 1, PoolKey("g0", D): 3}, withdrawn={"d3": 990.0})
     policy = RayBaseline(RayBaselineConfig(), ratio=PdRatio(1, 1), slo=SloConfig())
@@ -153,7 +153,9 @@ def test_without_observations_there_is_no_decision_and_memory_stays(make_snapsho
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e3))
-def test_more_ongoing_requests_never_need_fewer(make_snapshot: MakeSnapshot, ongoing: float, more: float) -> None:
+def test_more_ongoing_requests_never_need_fewer_replicas(
+    make_snapshot: MakeSnapshot, ongoing: float, more: float
+) -> None:
     calm = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
     (base,), (busier,) = (run(make_snapshot, [(each, each)], **calm) for each in (ongoing, ongoing + more))
     assert base.wanted and busier.wanted
