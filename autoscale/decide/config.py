@@ -190,7 +190,9 @@ class AutoscaleConfig(StrictConfig):
 
         A deployed lowest count of 0 stays 0, so that the group may still sleep.
         """
-        bounds = self.bounds.get(role, BoundsConfig())
+        bounds = self.bounds.get(role)
+        if bounds is None:
+            return lowest, highest
         new_lowest = (bounds.lowest_replicas or lowest) if lowest else 0
         return new_lowest, bounds.highest_replicas or highest
 

@@ -93,8 +93,10 @@ class Draft:
 def emit(draft: Draft) -> Plan:
     """The plan of a draft that has gone through all stages."""
     state, decision, placed = draft.state, draft.decision, draft.placed
-    admitted = frozenset(draft.admitted)
-    has_new = not admitted <= frozenset(state.admitted)
+    has_new = not frozenset(state.admitted).issuperset(draft.admitted)
+    # The snapshot's state: in the new one, replicas that came back are withdrawn no more.
+    withdrawn = draft.snapshot.state.withdrawn
+    admitted = frozenset(draft.admitted) if withdrawn else frozenset[str]()
     # With the time at which replicas were added, ``wish`` tells the TTFT of earlier requests apart.
     state = replace(
         state,
@@ -108,8 +110,7 @@ def emit(draft: Draft) -> Plan:
         counts=draft.counts,
         admitted=state.admitted,
         withdrawn=tuple(state.withdrawn),
-        # The snapshot's state: in the new one, replicas that came back are withdrawn no more.
-        reinstated=tuple(name for name in draft.snapshot.state.withdrawn if name in admitted),
+        reinstated=tuple(name for name in withdrawn if name in admitted),
         victims=state.victims,
         decision=decision,
         held_back=tuple(draft.notes),

@@ -97,7 +97,8 @@ def admit(draft: Draft) -> None:
         # The replicas that would leave first are the warm ones.
         idle = choose_victims(staying, before, len(staying) - desired, scarcity(pool, draft.slots)) if warm else []
         draft.held += idle
-        ready_in_group[pool.key.role] = [r.replica_id for r in staying if r.replica_id not in idle]
+        names = [replica.replica_id for replica in staying]
+        ready_in_group[pool.key.role] = [name for name in names if name not in idle] if idle else names
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
     for group in ready.values():
         names = [*group[Role.PREFILL], *group[Role.DECODE]]

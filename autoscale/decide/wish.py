@@ -62,9 +62,10 @@ def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
     """A message if the last report of a replica is too old."""
+    oldest_s = snapshot.now_s - config.stale_s
     for pool in snapshot.pools:
         for replica in pool.replicas:
-            if replica.observed_s < snapshot.now_s - config.stale_s:
+            if replica.observed_s < oldest_s:
                 age_s = snapshot.now_s - replica.observed_s
                 return f"replica {replica.replica_id} of {pool.key} has been silent for {age_s:.1f} s"
     return None
