@@ -45,7 +45,7 @@ def test_the_node_with_the_fewest_gpus_left_over_is_taken() -> None:
     assert where(found, found.take(demand(2))) == [("b", 2.0)]
     assert where(found, found.take(demand(2))) == [("c", 2.0)]
     assert where(found, found.take(demand(8))) == [("a", 8.0)]
-    assert found.take(demand(4)) is None  # 3 are left: 1 on b, 2 on c
+    assert found.take(demand(3)) is None  # 3 are left: 1 on b, 2 on c
 
 
 def test_taken_gpus_are_gone_and_given_back_ones_are_free_again() -> None:

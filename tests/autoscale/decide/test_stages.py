@@ -88,6 +88,10 @@ def test_a_service_falls_asleep_only_after_an_idle_time(make_draft: MakeDraft) -
     busy = make_draft(sleep, bounds=(0, 8), config=IDLE)
     sleep(busy)
     assert not busy.falls_asleep
+    held = make_draft(sleep, bounds=(0, 8), config=IDLE)
+    held.state, held.hold = replace(held.state, idle_since_s=900.0), "a replica has been silent"
+    sleep(held)
+    assert not held.falls_asleep
 
 
 def test_a_sleeping_service_wakes_when_requests_wait(make_draft: MakeDraft) -> None:
