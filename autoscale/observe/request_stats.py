@@ -103,7 +103,7 @@ class RequestStats:
         self.output_tokens_mean: float | None = None  # output tokens of an answer, about the last 64 answers
         self._begun = 0
         self._input_tokens = 0
-        self._input_tokens_squared = 0
+        self._input_tokens_squared = 0  # for the spread of prompt lengths
         self.streaming: set[RequestTimer] = set()
         self._waiting: set[RequestTimer] = set()
 

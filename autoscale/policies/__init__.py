@@ -5,12 +5,12 @@ Bounds and cooldowns are applied in ``autoscale.decide``, not here. A new policy
 and one in PolicyConfig. The policies of other systems are in ``peers``, for the simulator only.
 
 A policy decides once a *tick*. It has no state: its *memory*, series of numbers by name, comes with the snapshot and
-leaves with the decision. In all files ``present`` is the number of replicas that should serve since the last tick. The
-*guard* bounds and delays decisions and keeps the ratio; the *gate* lets new replicas serve. The *leaders* are the
-replicas of the ratio's larger role, the *followers* those of its smaller role. A decision that is a *step* is
-exempt from the guard's hysteresis, as are fixed counts. A *withdrawn* replica gets no requests,
-but it still runs and may return; a *victim* must stop. A *start* is the time from the request for a replica until it is
-ready.
+leaves with the decision. In all files ``present`` is the number of replicas that should serve by the decision of the
+last tick. The *guard* bounds and delays decisions and keeps the ratio; the *gate* lets new replicas serve. The
+*leaders* are the replicas of the ratio's larger role, the *followers* those of its smaller role. A policy can mark a
+decision as a *step*, a change that it wants at once, however small: the guard's hysteresis does not hold it back. A
+*withdrawn* replica gets no requests, but it still runs and may return; a *victim* must stop. A *start* is the time from
+the request for a replica until it is ready.
 """
 
 from collections.abc import Callable, Mapping

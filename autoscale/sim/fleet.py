@@ -137,7 +137,7 @@ class Fleet:
         return life
 
     def _start(self, life: Life) -> None:
-        """Let a requested replica become ready one start from now."""
+        """Let a requested replica become ready after the start time of its pool."""
         self._cluster.at(self._cluster.now_s + self.pools[life.key].start_s, self._become_ready, life)
 
     def _become_ready(self, life: Life) -> None:

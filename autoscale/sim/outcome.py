@@ -36,7 +36,7 @@ _BAND_REPLICAS = 1.0
 class Outcome:
     """One run in figures.
 
-    Shares and latencies are those of the requests that arrived after the warm-up. GPU-hours are from the warm-up to the
+    Shares and latencies are those of the requests that arrived after the warm-up. GPU-hours are from its end to the
     last arrival.
 
     Attributes:
@@ -131,6 +131,7 @@ def outcome(run: Run) -> Outcome:
     profiled, requests = ProfiledRange.of(scenario.profiles), scenario.measured_trace
     return Outcome(
         slo_attainment_frac=run.attainment_frac,
+        # A request that failed after its first token can still meet its TTFT objective.
         ttft_attainment_frac=sum(r.ttft_s is not None and r.ttft_s <= slo.ttft_s for r, slo in pairs) / len(pairs),
         # A request with one token has no TPOT, and meets its objective.
         tpot_attainment_frac=sum(r.error is None and (r.tpot_s or 0.0) <= slo.tpot_s for r, slo in pairs) / len(pairs),
@@ -198,7 +199,7 @@ def _energy_kwh(
 
 
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """(Seconds, pool, +1 or -1) for each time at which a pool grew or shrank, from the warm-up to the last arrival.
+    """(Seconds, pool, +1 or -1) for each time at which a pool grew or shrank, from the warm-up's end on.
 
     A replica that dies and is replaced at once is no change.
     """

@@ -26,6 +26,8 @@ OnTokens = Callable[["VirtualReplica", Sequence[ModelRequest], float, Sequence[M
 class VirtualReplica:
     """One engine, its routers and counters, and the step that it is in.
 
+    The cluster changes the counts of requests, prompts and handoffs, and calls ``on_empty``.
+
     Attributes:
         requests: counts and waiting times of a decode replica's requests.
         to_prefill: a decode replica's router to the prefill replicas of its group.
@@ -78,11 +80,11 @@ class VirtualReplica:
             self._plan()
             return
         begun = step.begun_by(self.clock.now_s - self.step_began_s)
-        if begun < step.steps:  # leave out the steps that have not begun
+        if begun < step.steps:  # end after the steps that have begun: the next plan then has the new request
             self._begin(step.until(begun))
 
     def settle(self) -> None:
-        """Bring the engine up to date with the steps that have ended."""
+        """Apply the steps that have ended. As several steps are one event, the engine may be behind the clock."""
         step = self.step
         if step is not None and not step.chunks:  # work with prompt chunks is a single step
             # The last step is left to the event at its end.
@@ -102,7 +104,7 @@ class VirtualReplica:
         return replace(self.engine.counters)
 
     def report(self) -> dict[str, float]:
-        """The report to the autoscaler: figures by the names of ``autoscale.observe.signals``."""
+        """The report to the autoscaler, by the names of ``autoscale.observe.signals``; call ``settle`` first."""
         engine, counters, now_s = self.engine, self.engine.counters, self.clock.now_s
         before_s, busy_s, active_s = self._reported
         self._reported = (now_s, counters.busy_s, counters.sm_active_s)
@@ -129,6 +131,7 @@ class VirtualReplica:
         self._begin(self.engine.plan(self.step_began_s, _MOST_STEPS))
 
     def _begin(self, step: Step | None) -> None:
+        """Make this the present work, from ``step_began_s`` on; the event of the work before it then does nothing."""
         self._step_number += 1
         self.step = step
         if step is not None:

@@ -67,6 +67,7 @@ class _BoundSimulations:
     def results(self) -> Bounds:
         """The bounds; waits for the simulations."""
         causal, static = self.causal.result(), self.oracle.static.result
+        # The oracle's search does not try all plans: the causal bound's run may be cheaper.
         oracle = with_cheaper_run(self.oracle, causal)
         results = (oracle.result, causal.result, static, self.aggregated.result())
         return Bounds(oracle=oracle, causal=causal, results=dict(zip(BOUNDS, results, strict=True)))
@@ -76,8 +77,9 @@ class _BoundSimulations:
 class _SeedSimulations:
     """The simulations of one seed that have started.
 
-    ``bounds`` is ``None`` if there are several groups. ``policies``: runs by name. If no replica fails, the smallest
-    fixed counts are left out, since the bound has the same run.
+    ``bounds`` is ``None`` if there are several groups. ``policies``: runs by name. Bounds are simulated without
+    failures of replicas. So if the configuration has none, the bound's run is also that of the smallest fixed counts as
+    a policy, and ``policies`` leaves it out.
     """
 
     seed: int
@@ -97,7 +99,7 @@ class _SeedSimulations:
         policies = {name: run.result() for name, run in self.policies.items()}
         bounds = None if self.bounds is None else self.bounds.results()
         if bounds is not None:
-            policies.setdefault("static", bounds.results["smallest_static"])
+            policies.setdefault("static", bounds.results["smallest_static"])  # if ``policies`` leaves it out
         policies = {name: policies[name] for name in names}
         return SeedResults(seed=self.seed, scenario=self.scenario, bounds=bounds, policies=policies)
 
@@ -153,7 +155,8 @@ class _Starter:
         for name in self.names:
             if not is_smallest_static(config, name):
                 policies[name] = pool.submit(run_named, config, name, scenario, oracle.first_counts)
-            elif config.failures:  # if no replica fails, the search for the smallest counts has simulated them
+            elif config.failures:  # the bound's run had none, so these counts are simulated again
+                # A configuration that gives ``static`` these counts; only this run uses it.
                 fixed = config.model_copy(update={"policies": {"static": {"policy": smallest}}})
                 counts = {key: smallest[str(key.role)] for key in scenario.pools}
                 policies[name] = pool.submit(run_named, fixed, name, scenario, counts)

@@ -63,7 +63,7 @@ class Study:
 
     @property
     def beat_the_oracle(self) -> list[str]:
-        """Policies that beat the oracle with any seed (``OracleResult.is_beaten_by``).
+        """Policies that beat the oracle with at least one seed (``OracleResult.is_beaten_by``).
 
         If there are any, the oracle's search has failed.
         """
@@ -92,13 +92,14 @@ class Study:
                 )
         if len(self.seeds) > 1 and self.rate_scale == 1.0:
             lines.append(
-                "at a rate scale of 1 seeds change only the routers' ties: intervals leave out the chance of arrivals"
+                "at a rate scale of 1 a seed changes only how routers choose between equal replicas: arrivals are the "
+                "same, so the intervals are too narrow"
             )
         return lines
 
     @cached_property
     def least_frac(self) -> float:
-        """Share of the first seed's measured requests that must meet their objectives."""
+        """Share of the measured requests that must meet their objectives, for texts: that of the first seed."""
         return least_frac(self.config, self.seeds[0].scenario)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -144,7 +145,8 @@ def is_smallest_static(config: SimConfig, name: str) -> bool:
 def _row(seed: SeedResults, result: Result) -> dict[str, Any]:
     """The figures of a run, and its GPU-hours as multiples of those of the oracle and of the causal bound.
 
-    A multiple is ``None`` if the bound has too many misses: beside such a bound every policy would look dear.
+    A multiple is ``None`` if the bound has too many misses: it then has too few GPUs, and every policy would look
+    expensive.
     """
     row = asdict(result.outcome)
     for name in ("oracle", "causal_bound"):
@@ -156,7 +158,7 @@ def _row(seed: SeedResults, result: Result) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of the observed values, for dictionaries name by name; the value of a single seed stays as it is."""
+    """The mean of the observed values, for dictionaries name by name; the value of a single seed keeps its type."""
     observed = [value for value in values if value is not None]
     if not observed:
         return None

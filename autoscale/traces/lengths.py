@@ -39,7 +39,7 @@ class _Bounded(StrictConfig):
         if inside < _LEAST_INSIDE_FRAC:
             raise ValueError(
                 f"{max(0.0, inside):.2%} of all lengths are from lowest_tokens ({self.lowest_tokens}) to "
-                f"highest_tokens ({self.highest_tokens}): move them around the middle"
+                f"highest_tokens ({self.highest_tokens}): choose bounds nearer to the middle of the lengths"
             )
         return self
 

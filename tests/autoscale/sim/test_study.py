@@ -119,7 +119,8 @@ def test_a_study_notes_what_limits_its_figures() -> None:
         f"a failure at 90000 s comes after the last request, at {TRACE[-1].at_s:g} s: it changes nothing",
         f"static: {failed} requests failed or had not ended 605 s after the last one came; "
         "latencies are those of the other requests",
-        "at a rate scale of 1 seeds change only the routers' ties: intervals leave out the chance of arrivals",
+        "at a rate scale of 1 a seed changes only how routers choose between equal replicas: arrivals are the "
+        "same, so the intervals are too narrow",
     ]
     late = [replace(request, at_s=request.at_s + 20_000.0) for request in TRACE]
     (line,) = notes(config(CHEAP), late)
