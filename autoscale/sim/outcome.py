@@ -199,7 +199,7 @@ def _energy_kwh(
 
 
 def _changes(run: Run) -> list[tuple[float, PoolKey, int]]:
-    """(Seconds, pool, +1 or -1) for each time at which a pool grew or shrank, from the warm-up's end on.
+    """Each time at which a pool grew or shrank, from the warm-up's end to the last arrival: (seconds, pool, +1 or -1).
 
     A replica that dies and is replaced at once is no change.
     """
