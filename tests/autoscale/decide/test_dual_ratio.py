@@ -63,6 +63,21 @@ def test_a_ratio_without_attention_instances_is_refused() -> None:
         DualRatio(attention=0, ffn=1, pd_ratio=PdRatio(1, 1))
 
 
+def moe_pools(prefill: Demand, decode: Demand, affinity: LinkTier) -> list[PoolStats]:
+    """The empty pools of one group; the demands are those of a replica."""
+    demands = {P: prefill, D: decode}
+    return [
+        PoolStats(
+            key=PoolKey("moe", role),
+            replicas=(),
+            target_replicas=0,
+            held_replicas=0,
+            limits=PoolLimits(lowest_replicas=0, highest_replicas=9, demand=demands[role], affinity=affinity),
+        )
+        for role in Role
+    ]
+
+
 def node(name: str, kind: str, s1: str, gpus: float, s2: str = "b") -> Node:
     return Node(
         name=name, gpu_type=kind, under=("d", "c", s2, s1, ""), gpus=gpus, free_gpus=gpus, cpus=64.0, free_cpus=64.0
@@ -79,21 +94,7 @@ def test_law_8_prefill_lies_under_one_s1_and_the_pair_under_one_s2() -> None:
         node("d", "H20", "m2", 4.0),
         node("e", "H20", "m3", 8.0),
     ]
-    pools = [
-        PoolStats(
-            key=PoolKey("moe", role),
-            replicas=(),
-            target_replicas=0,
-            held_replicas=0,
-            limits=PoolLimits(
-                lowest_replicas=0,
-                highest_replicas=9,
-                demand=dual.demand(ATTENTION, FFN) if role is P else DECODE,
-                affinity=LinkTier.S2,
-            ),
-        )
-        for role in Role
-    ]
+    pools = moe_pools(dual.demand(ATTENTION, FFN), DECODE, LinkTier.S2)
     slots = Slots(Topology(nodes))
     placed = place({P: 2, D: 4}, dict.fromkeys((pool.key for pool in pools), 0), pools, dual.pd_ratio, slots=slots)
     # No S1 has room for the second prefill replica, so it is pending, and so are its two decode replicas.
@@ -114,19 +115,6 @@ def test_two_instances_on_one_node_count_that_node_once() -> None:
         node("b", "H100", "m2", 0.0, s2="y"),
         node("c", "H20", "m2", 0.0, s2="y"),
     ]
-    pools = {
-        role: PoolStats(
-            key=PoolKey("moe", role),
-            replicas=(),
-            target_replicas=0,
-            limits=PoolLimits(
-                lowest_replicas=0,
-                highest_replicas=9,
-                demand=dual.demand(ffn, ffn) if role is P else ffn,
-                affinity=LinkTier.CLUSTER,
-            ),
-        )
-        for role in Role
-    }
+    pools = {pool.key.role: pool for pool in moe_pools(dual.demand(ffn, ffn), ffn, LinkTier.CLUSTER)}
     group = Group("moe", pools, {}, dual.pd_ratio, Slots(Topology(nodes)))
     assert group.rank_to_grow()[0] is SubgroupPriority.S2_HOMOGENEOUS

@@ -29,6 +29,7 @@ from kvtransfer.topology import Role
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import LocalCluster, NodeSpec, driver_environment
 from serve_app.local.quickstart import sample_trace
+from tests.lab.stand.plain_vllm import ENVIRONMENT, server_command
 from tests.lab.stand.reference_stack import CORES, peer_config
 
 CONFIG = Path("configs/cpu_tiny.yaml")
@@ -240,19 +241,9 @@ def _host(stack: str) -> None:
 
 
 def _host_vllm(args: dict[str, Any]) -> None:
-    flags = []
-    for key, value in args["engine_kwargs"].items():
-        flag = f"--{key.replace('_', '-')}"
-        flags += [flag] if value is True else [flag, str(value)]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", args["model"]["source"]]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(_PORT), *flags]
-    # As it ships, without our plugin, confined to one core as each engine of the others is.
-    environment = {
-        **os.environ,
-        "VLLM_PLUGINS": "",
-        "VLLM_CPU_OMP_THREADS_BIND": str(CORES[Role.DECODE]),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    # Confined to one core, as each engine of the others is.
+    command = server_command(args["model"]["source"], "tiny", _PORT, args["engine_kwargs"])
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": str(CORES[Role.DECODE])}
     os.sched_setaffinity(0, {CORES[Role.DECODE]})
     server = subprocess.Popen([*command, "--disable-uvicorn-access-log"], env=environment)
     try:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 import traceback
 import urllib.request
@@ -27,6 +26,7 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.load.metrics_page import scrape
 from serve_app.local.cluster import LocalCluster, NodeSpec, driver_environment
 from tests.lab.gpu.shape import build_shape
+from tests.lab.stand.plain_vllm import ENVIRONMENT, server_command
 
 # Of each load: input tokens, output tokens, requests in flight, requests.
 Loads = tuple[tuple[int, int, int, int], ...]
@@ -79,17 +79,10 @@ def plain_vllm(document: dict[str, Any], log: Path) -> Iterator[str]:
     prefill, decode = (group[role].get("engine_kwargs", {}) for role in ("prefill", "decode"))
     kwargs = {**args["engine_kwargs"], **decode}
     kwargs |= {name: prefill[name] for name in ("max_num_batched_tokens",) if name in prefill}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", args["model"]["source"]]
-    command += ["--served-model-name", args["model"]["id"], "--port", str(_VLLM_PORT), "--host", "127.0.0.1"]
-    for name, value in kwargs.items():
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            command.append(option if value else f"--no-{option[2:]}")
-        else:
-            command += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+    command = server_command(args["model"]["source"], args["model"]["id"], _VLLM_PORT, kwargs)
     url = f"http://127.0.0.1:{_VLLM_PORT}"
     with log.open("w") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT})
         try:
             deadline = time.monotonic() + _START_TIMEOUT_S
             while not _is_up(url):
