@@ -192,7 +192,8 @@ def joint_counts(
     for leaders in chain(range(wanted_leaders, lowest - 1, -1), range(wanted_leaders + 1, highest + 1)):
         at_ratio = leaders * share
         fewest = max(room.lowest[follower], whole(at_ratio - band_replicas))
-        most = min(room.highest[follower], math.floor(at_ratio + band_replicas + _EPSILON))
+        # One follower is in every band: leaders cannot serve without it.
+        most = min(room.highest[follower], max(1, math.floor(at_ratio + band_replicas + _EPSILON)))
         followers = max(fewest, min(most, wanted_followers, whole(at_ratio - shortfall_replicas)))
         while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
             followers -= 1

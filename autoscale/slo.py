@@ -27,7 +27,13 @@ class SloConfig(StrictConfig):
         return min(1.0, self.ttft_s / max(1e-9, prompt_ttft_s))  # prompt_ttft_s is 0 by default
 
     def is_met(self, latency: Latency) -> bool:
-        """Whether each observed quantile meets its objective."""
-        return (latency.ttft_s is None or latency.ttft_s <= self.ttft_s) and (
-            latency.tpot_s is None or latency.tpot_s <= self.tpot_s
+        """Whether each observed quantile meets its objective, and few enough requests are refused."""
+        return (
+            (latency.ttft_s is None or latency.ttft_s <= self.ttft_s)
+            and (latency.tpot_s is None or latency.tpot_s <= self.tpot_s)
+            and not self.refuses_too_many(latency)
         )
+
+    def refuses_too_many(self, latency: Latency) -> bool:
+        """Whether so many requests are refused that too few can meet the objectives."""
+        return (latency.refused_frac or 0.0) > 1.0 - self.quantile_frac

@@ -196,30 +196,59 @@ class Latency:
             that a stalled service does not look idle. The time of a long prompt is scaled by ``SloConfig.ttft_share``.
         tpot_s: quantile of the TPOT.
         ttft_mean_s: mean TTFT of requests that got their first token, not scaled.
+        refused_frac: share of the offered requests that were refused for lack of capacity. Their first token never
+            comes, so they count as requests that miss the TTFT objective.
     """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     ttft_mean_s: float | None = None
+    refused_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Requests per second that the endpoint refused for one reason and one priority, for lack of capacity."""
+
+    reason: str
+    priority: str
+    requests_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests that arrived in the last window; ``None``: not observed.
+    """Requests that users sent in the last window; ``None``: not observed.
+
+    If the endpoint reports, rate and lengths are those of the offered requests: requests that were served, that wait at
+    the endpoint, or that it refused for lack of capacity. Requests that a limit of their own key refuses do not count.
+    Otherwise they are those of the requests that reached decode.
 
     Attributes:
+        served_per_s: requests per second that got their first token.
+        waiting_requests: requests that wait at the endpoint now.
+        waiting_tokens: prompt tokens of the requests that wait at the endpoint.
+        refused: requests per second that the endpoint refused, by reason and priority.
         input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
             an average prompt token, and exceeds the plain mean if lengths vary.
         cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
-        is_whole: whether the requests of all decode replicas were observed.
+        is_whole: whether the requests of all replicas of the endpoint and of decode were observed.
     """
 
     requests_per_s: float | None = None
+    served_per_s: float | None = None
+    waiting_requests: float = 0.0
+    waiting_tokens: float = 0.0
+    refused: tuple[Refused, ...] = ()
     input_tokens_mean: float | None = None
     input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
     cached_frac: float | None = None
     is_whole: bool = True
+
+    @property
+    def refused_per_s(self) -> float:
+        """Requests per second that the endpoint refused for lack of capacity."""
+        return math.fsum(refused.requests_per_s for refused in self.refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +270,7 @@ class ControllerState:
         held: running replicas that get no requests yet: they wait for the other role, or are warm.
         withdrawn: replicas that get no more requests but may return, each with the time when it was withdrawn.
         victims: replicas that must stop.
-        backlog: points of the last window: time, and prompt tokens that waited for prefill.
+        backlog: points of the last window: time, and prompt tokens of the requests that waited anywhere.
         missing_since_s: pools with fewer running replicas than Serve's target. For each: when the number of running
             replicas last rose or was first too low, and this number.
         capped: pools that lack room for more replicas. For each: until when it gets no more, and how many have room.

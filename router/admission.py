@@ -21,6 +21,7 @@ from operator import attrgetter
 
 from router.admission_config import AdmissionConfig, Priority
 from router.capacity import Capacity, Mark
+from router.demand import Demand
 from router.fair_shares import FairShares
 from router.request_limits import Refusal, RequestLimits, refusal
 
@@ -117,6 +118,7 @@ class Admission:
         self._waiting_tokens = self._window_tokens = 0
         self._last_first_token_s = now_s  # time at which a prompt last got its first token
         self.request_count = 0  # requests that wait or are being answered
+        self.demand = Demand()
         self._answers_on_their_way = 0  # answers of admitted requests that have not ended
         self._answer_tokens = _FIRST_ANSWER_TOKENS  # mean output tokens of an answer
 
@@ -125,10 +127,30 @@ class Admission:
         """Number of requests that wait for their turn."""
         return len(self._waiting_by_age)
 
+    def waits(self, now_s: float) -> list[tuple[int, float]]:
+        """Prompt tokens of each request that waits, and the time for which it has waited, seconds."""
+        return [(request.tokens, now_s - request.arrived_s) for request in self._waiting_by_age]
+
     def arrive(self, request: QueuedRequest, now_s: float) -> Refusal | None:
         """Let a request wait until ``passed`` returns it; or refuse it."""
-        self._capacity.learn(now_s)
         priority = self._limits.priority(request.key, request.priority)
+        is_demand = self._limits.offer(request.key, request.tokens, now_s)
+        refused = self._enter(request, priority, now_s)
+        if refused is None:
+            self.demand.offer(request.tokens)
+        elif is_demand and refused.reason != "key":
+            self.demand.offer(request.tokens)
+            self.demand.refuse(refused.reason, priority)
+        return refused
+
+    def refuse_unread(self, key: str | None, priority: Priority, now_s: float) -> None:
+        """Count a request that the endpoint refuses as full before it has read the body."""
+        if self._limits.offer(key, 0, now_s):
+            self.demand.offer_unread()
+            self.demand.refuse("requests", self._limits.priority(key, priority))
+
+    def _enter(self, request: QueuedRequest, priority: Priority, now_s: float) -> Refusal | None:
+        self._capacity.learn(now_s)
         if refused := self._limits.refuse_full(self.request_count, priority):
             return refused
         shares = self._shares[priority]
@@ -158,6 +180,7 @@ class Admission:
             priority, start_tokens, _ = first.order
             self._shares[Priority(priority)].begin(start_tokens)
             self._stop_waiting(first)
+            self.demand.let_pass(first.tokens)
             first.passed_s = now_s
             self._window[first] = None
             self._window_tokens += first.tokens
@@ -189,6 +212,10 @@ class Admission:
         for request in late:
             self.leave(request, now_s)
         displaced, self._displaced = self._displaced, []
+        for request in displaced:
+            self.demand.refuse("queued_tokens", Priority(request.order[0]))
+        for request in late:
+            self.demand.refuse("late", Priority(request.order[0]))
         return [*displaced, *late]
 
     def note_first_token(self, request: QueuedRequest, now_s: float) -> None:

@@ -50,6 +50,9 @@ class _KeyUse:
 
     requests: _Bucket | None  # ``None``: no limit
     tokens: _Bucket | None
+    # The same, but also requests that are refused for lack of capacity take from them.
+    offered_requests: _Bucket | None
+    offered_tokens: _Bucket | None
     request_count: int = 0  # requests of the key that wait or are being answered
 
 
@@ -105,6 +108,20 @@ class RequestLimits:
                 return refusal("key", f"{what} of this key come faster than {per_minute:g} a minute, {burst}", after_s)
         return None
 
+    def offer(self, key: str | None, tokens: int, now_s: float) -> bool:
+        """Whether a request counts as demand: whether the rates of its key would let it through if engines had room."""
+        use = self._use(key, now_s)
+        buckets = [
+            (bucket, cost)
+            for bucket, cost in ((use.offered_requests, 1), (use.offered_tokens, tokens))
+            if bucket is not None
+        ]
+        if any(bucket.wait_s(1.0, now_s) for bucket, _ in buckets):
+            return False
+        for bucket, cost in buckets:
+            bucket.level -= cost
+        return True
+
     def enter(self, key: str | None, tokens: int, now_s: float) -> Refusal | None:
         """Count a request and its prompt tokens for its key until ``leave``; or refuse it."""
         if (refused := self.refuse_key(key, now_s)) is not None:
@@ -145,5 +162,6 @@ class RequestLimits:
             def bucket(per_minute: float | None) -> _Bucket | None:
                 return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
 
-            self._uses[key] = _KeyUse(bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute))
+            requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+            self._uses[key] = _KeyUse(bucket(requests), bucket(tokens), bucket(requests), bucket(tokens))
         return self._uses[key]

@@ -5,11 +5,11 @@ A leader is a replica of the ratio's larger role (decode if both are equal); a f
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import stuck_by_role
-from autoscale.ratio import BOUNDLESS, Room, joint_counts, pd_text, whole
+from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text, whole
 from autoscale.types import Decision, Note, NoteKind
 from kvtransfer.topology import Role
 
@@ -23,6 +23,7 @@ _MOST_DOUBLINGS = 4
 
 def guard(draft: Draft) -> None:
     """A stage: turn the decision into whole replicas of both roles; a service that falls asleep has no limits."""
+    draft.decision = _with_possible_ratio(draft.decision, draft.room)
     draft.stuck = stuck_by_role(draft.pools, draft.state, draft.overdue)
     # Stuck replicas (on no node, but required by lowest counts) are not counted, since other groups get replicas in
     # their place. If they counted, more would be added in every tick.
@@ -43,20 +44,39 @@ def guard(draft: Draft) -> None:
     draft.wanted, draft.final_counts = verdict.counts, verdict.final_counts or verdict.counts
 
 
+def _with_possible_ratio(decision: Decision, room: Room) -> Decision:
+    """The decision with the ratio of the counts that the bounds leave, if it has a ratio of its own.
+
+    Otherwise the bound of one role would cut the other role, which has room for all that it wants.
+    """
+    if decision.ratio is None or decision.wanted is None:
+        return decision
+    possible = {role: min(count, float(room.highest[role])) for role, count in decision.wanted.items()}
+    return decision if possible == decision.wanted else replace(decision, ratio=PdRatio.of(possible))
+
+
 def exchange(draft: Draft) -> None:
     """A stage: while a latency misses its objective no replica leaves, except in an exchange.
 
-    In an exchange one role gives GPUs to the other. Replicas are still added, as far as the budget allows.
+    In an exchange one role gives GPUs to the other. Replicas are still added, as far as the budget allows. A replica
+    that starts is capacity that is coming. If it were given up, users would wait for another whole start, so only
+    limits, such as a pool without room, take it away. It stays even if ``may_leave`` holds because the present TTFT is
+    from the time before the last replica entered.
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
-    if draft.may_leave or draft.is_exchange:
+    is_by_hand = draft.config.override is not None or bool(draft.state.yielding)
+    if draft.is_exchange or is_by_hand or draft.config.slo.is_met(draft.snapshot.latency):
         return
-    current, census = draft.current, draft.census
-    staying = {role: census.running[role] - census.withdrawn[role] for role in Role}
-    # Running replicas stay. A wanted replica that does not run yet may be given up.
-    counts = {role: max(draft.final_counts[role], min(current[role], staying[role])) for role in Role}
+    current, census, highest = draft.current, draft.census, draft.room.highest
+    counts = dict(draft.final_counts)
+    for role in Role:
+        running = census.running[role] - census.withdrawn[role]
+        if not draft.may_leave or running < current[role]:
+            counts[role] = max(counts[role], min(current[role], max(running, highest[role])))
     if counts != draft.wanted:
         draft.wanted = _inside_budget(draft, counts)
+        if draft.decision.ratio is not None:  # else placement would take away what is too much for the policy's ratio
+            draft.decision = replace(draft.decision, ratio=PdRatio.of(draft.wanted))
         text = "no replica leaves while a latency is outside its objective"
         draft.notes.append(Note(NoteKind.LATENCY_MISSED, text))
 
@@ -114,6 +134,8 @@ class Guard:
         changes = [at_s for at_s in (state.scaled_out_s, state.scaled_in_s) if at_s is not None]
         # None: the counts have never changed.
         self.since_change_s = now_s - max(changes) if changes else None
+        # While users wait too long, no wish for more replicas is too small.
+        self.hysteresis_out_frac = config.guard.hysteresis_out_frac if draft.may_leave else 0.0
         # A replica was lost less than window_s ago, so rates still lack its share of the load.
         self.is_loss_fresh = state.lost_s is not None and 0 <= now_s - state.lost_s < config.window_s
 
@@ -125,7 +147,7 @@ class Guard:
         is_at_ratio, leader_count = self._is_at_ratio(), self.current[self.ratio.leader]
         # Hysteresis: a wish between these two counts of leaders changes their number only if it is a step.
         smallest_scale_in = leader_count * (1 - self.config.hysteresis_in_frac)
-        smallest_scale_out = leader_count * (1 + self.config.hysteresis_out_frac)
+        smallest_scale_out = leader_count * (1 + self.hysteresis_out_frac)
         is_small = not decision.is_step and smallest_scale_in <= wanted <= smallest_scale_out
         objection = self._objection(decision, wanted) if wanted < leader_count and not is_small else None
         do_leaders_stay = is_small or objection is not None
@@ -263,7 +285,8 @@ class Guard:
         follower = self.ratio.follower
         if decision.ratio is None or decision.wanted is None:
             return False
-        return whole(decision.wanted[follower]) > self.current[follower] * (1 + self.config.hysteresis_out_frac)
+        wanted = decision.wanted[follower] - self.config.shortfall_replicas
+        return whole(wanted) > self.current[follower] * (1 + self.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:
         """The number of leaders after one plan, which goes only a part of the way to ``leaders``."""

@@ -160,10 +160,15 @@ def _yielding(snapshot: Snapshot) -> TimedCounts:
 
 
 def _backlog(snapshot: Snapshot, window_s: float) -> tuple[tuple[float, float], ...]:
-    """Points of the last window, the oldest first: an instant, and the prompt tokens that waited for prefill then."""
+    """Points of the last window, the oldest first: an instant, and the prompt tokens of the requests that waited then.
+
+    They waited at the endpoint, for prefill, or with their KV for room on decode.
+    """
     now_s, oldest_s = snapshot.now_s, snapshot.now_s - window_s
-    prefill = [replica for pool in snapshot.pools if pool.key.role is Role.PREFILL for replica in pool.replicas]
-    tokens = math.fsum([replica.queued_prefill_tokens or 0.0 for replica in prefill])
+    replicas = {role: [r for pool in snapshot.pools if pool.key.role is role for r in pool.replicas] for role in Role}
+    tokens = math.fsum(replica.queued_prefill_tokens or 0.0 for replica in replicas[Role.PREFILL])
+    on_decode = math.fsum(replica.waiting_requests or 0.0 for replica in replicas[Role.DECODE])
+    tokens += on_decode * (snapshot.traffic.input_tokens_mean or 0.0) + snapshot.traffic.waiting_tokens
     earlier = snapshot.state.backlog[-(_BACKLOG_POINTS - 1) :]
     return (*(point for point in earlier if oldest_s <= point[0] < now_s), (now_s, tokens))
 
@@ -179,7 +184,8 @@ def _is_idle(snapshot: Snapshot) -> bool:
     """Whether no request has come in the last window, none waits, and every replica reports that it has none."""
     replicas = [replica for pool in snapshot.pools for replica in pool.replicas]
     is_quiet = all(r.running_requests == r.waiting_requests == (r.deferred_requests or 0.0) == 0.0 for r in replicas)
-    return bool(replicas) and is_quiet and snapshot.traffic.requests_per_s == 0.0 and not snapshot.is_awaited
+    has_none = snapshot.traffic.requests_per_s == 0.0 and not snapshot.traffic.waiting_requests
+    return bool(replicas) and is_quiet and has_none and not snapshot.is_awaited
 
 
 def _not_after(at_s: float | None, now_s: float) -> float | None:

@@ -12,6 +12,7 @@ from autoscale.decide.draft import Draft
 from autoscale.decide.limits import bounded, overdue_pools, room_of
 from autoscale.decide.reconcile import is_after_a_gap
 from autoscale.headcount import Census, count_among, desired_replicas
+from autoscale.policies.policy import is_backlog_growing
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Latency, PoolKey, Snapshot
 from kvtransfer.topology import Role
@@ -75,7 +76,8 @@ def _latency_now(draft: Draft) -> Latency:
     """The latency, without a TTFT that is longer than the time since the last replica entered.
 
     Requests with such a TTFT arrived before that replica entered. They say nothing about the present replicas. After an
-    overload they may wait for minutes in the queues of older replicas (docs/decisions/scaling.md 92).
+    overload they may wait for minutes in the queues of older replicas (docs/decisions/scaling.md 92). Whether the
+    overload is over shows one window after the entry: then no more prompts wait than at the window's begin.
     """
     latency, settled_s = draft.snapshot.latency, draft.state.settled_s
     if settled_s is None or latency.ttft_s is None:
@@ -83,7 +85,8 @@ def _latency_now(draft: Draft) -> Latency:
     # ``draft.emit`` and ``bring_back`` set settled_s to one window after a replica enters.
     entered_s = settled_s - draft.config.window_s
     is_from_before = latency.ttft_s > draft.now_s - entered_s
-    return replace(latency, ttft_s=None) if is_from_before else latency
+    is_over = draft.now_s >= settled_s and not is_backlog_growing(draft.state.backlog)
+    return replace(latency, ttft_s=None) if is_from_before and is_over else latency
 
 
 def _is_beyond_limits(draft: Draft) -> bool:

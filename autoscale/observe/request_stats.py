@@ -7,7 +7,7 @@ request arrives at the endpoint. If long prompts have a longer objective, their 
 
 from collections.abc import Callable
 
-from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
+from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
 # A stream's pace is its recent time per output token. It is measured over this time, seconds: engines return tokens in
 # chunks, so over a shorter time the pace would depend on the size of a chunk.

@@ -226,6 +226,8 @@ class Default(Policy[DefaultConfig]):
         full_replicas = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
         # If the KV of most decode replicas is full, prompts wait for decode and not for prefill.
         role = Role.DECODE if 2 * full_replicas > len(decode) else Role.PREFILL
+        if slo.refuses_too_many(latency):
+            return role, f"{latency.refused_frac:.0%} of the requests are refused"
         return role, f"TTFT is {latency.ttft_s:.3g} s"
 
 

@@ -187,29 +187,26 @@ class Dopd(Policy[DopdConfig]):
         here while some of its replicas start. Otherwise a growing queue would add replicas at every tick.
         """
         census = Census.of(snapshot.pools, snapshot.state)
-        present, highest = census.desired, dict.fromkeys(Role, 0)
+        present = census.desired
         # Requests that wait on prefill, and the used KV of decode as a number of replicas.
         loads = dict.fromkeys(Role, 0.0)
         for pool in snapshot.pools:
             role = pool.key.role
             values = (each.waiting_requests if role is Role.PREFILL else each.kv_usage_frac for each in pool.replicas)
             loads[role] += math.fsum(value or 0.0 for value in values)
-            highest[role] += pool.limits.highest_replicas
+        loads[Role.PREFILL] += snapshot.traffic.waiting_requests  # at the endpoint
         caps = {Role.PREFILL: self._config.queue_requests, Role.DECODE: self._config.kv_cap_frac}
         are_starting = {role: census.running[role] - census.withdrawn[role] < present[role] for role in Role}
         needed = {role: 0 if are_starting[role] else math.ceil(loads[role] / caps[role]) for role in Role}
         if all(needed[role] <= present[role] for role in Role):
             return None
         wanted = {role: float(max(needed[role], present[role], planned[role])) for role in Role}
-        # The loads give counts and not a ratio. So if bounds cut the count of one role, the other role keeps its count:
-        # the ratio is that of the counts after the bounds.
-        ratio = PdRatio.of({role: min(wanted[role], float(max(highest[role], present[role]))) for role in Role})
         names = {Role.PREFILL: "prefill_queue_requests", Role.DECODE: "decode_kv_replicas"}
         shown = tuple(Shown(name=names[role], value=loads[role], target=caps[role] * present[role]) for role in Role)
         return Decision(
             wanted=wanted,
             reason="overload: " + ", ".join(f"{each.name} {each.value:.4g} for {each.target:.4g}" for each in shown),
-            ratio=ratio,
+            ratio=PdRatio.of(wanted),
             is_step=True,
             is_urgent=True,
             shown=shown,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoscale.policies.policy import Policy, is_latency_current, replicas_of
+from autoscale.policies.policy import Policy, admitted_replicas, demand_factor, is_latency_settled, replicas_of
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -149,6 +149,7 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             return None
         mean = math.fsum(values) / len(values)
         replicas = len(values) * mean / self._config.target  # first line of Algorithm 2
+        replicas *= demand_factor(snapshot, self._slo)
         leaders = replicas if role is self._ratio.leader else replicas / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
@@ -161,28 +162,50 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             latency_s = 0.0  # there was no request
         if latency_s is None:
             return None
-        leaders = negative_feedback(present, latency_s, target_s, self._config.latency)
-        if leaders < present:
+        serving = self._serving(snapshot, present)
+        leaders = negative_feedback(serving, latency_s, target_s, self._config.latency)
+        if leaders > serving:
+            leaders = self._grown(snapshot, present, leaders)
+        elif serving < present or snapshot.state.withdrawn or not self._slo.is_met(snapshot.latency):
+            leaders = float(
+                present
+            )  # this latency does not show the last change of the counts, or another one is missed
+        elif leaders < present:
             # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
             leaders = math.floor(leaders)
         return leaders, Shown(name=self._config.signal, value=latency_s, target=target_s)
 
     def _safety_net(self, snapshot: Snapshot, present: int) -> tuple[float, str]:
-        """Leaders for TTFT or for TPOT, whichever needs more, and the reason.
-
-        They are at most ``present`` until latencies show the effect of the last added replicas.
-        """
-        steps, latency = self._config.latency, snapshot.latency
+        """Leaders for TTFT or for TPOT, whichever needs more, and the reason; at least ``present``."""
+        steps, latency, serving = self._config.latency, snapshot.latency, self._serving(snapshot, present)
         latencies = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
         counts = [
-            (negative_feedback(present, value, target, steps), f"{name} {value:.4g} s for {target:.4g} s")
+            (negative_feedback(serving, value, target, steps), f"{name} {value:.4g} s for {target:.4g} s")
             for name, value, target in latencies
             if value is not None
         ]
+        if self._slo.refuses_too_many(latency):
+            counts.append((serving * _SEVERE, f"{latency.refused_frac:.0%} of the requests are refused"))
         leaders, reason = max(counts, default=(float(present), ""))
-        if leaders > present and not is_latency_current(snapshot):
+        if leaders <= serving:
             return float(present), ""
-        return leaders, reason
+        return self._grown(snapshot, present, leaders), reason
+
+    def _serving(self, snapshot: Snapshot, present: int) -> int:
+        """Leaders that serve now: latencies are theirs alone, so they are the base of a feedback step."""
+        return min(present, len(admitted_replicas(snapshot, self._ratio.leader)))
+
+    def _grown(self, snapshot: Snapshot, present: int, leaders: float) -> float:
+        """Leaders after a breach; ``leaders``: those of Algorithm 3.
+
+        Leaders that start are in ``present`` but not in the base of the step. So the step is not taken again while they
+        start. If users send more than is served, the leaders grow by that factor: a step of a fifth after each start
+        could take hours.
+        """
+        if not is_latency_settled(snapshot):
+            return float(present)
+        by_demand = self._serving(snapshot, present) * demand_factor(snapshot, self._slo)
+        return max(float(present), leaders, by_demand)
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         """Why no replica may leave now; ``None``: replicas may leave."""

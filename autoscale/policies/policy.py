@@ -1,7 +1,7 @@
 """Common parts of policies: the base class, questions about a snapshot, a configuration with engine profiles (pure)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from pydantic import Field
@@ -47,11 +47,22 @@ def without_blind_removal(wanted: Mapping[Role, float], snapshot: Snapshot) -> d
     return {role: max(wanted[role], float(least[role])) for role in Role}
 
 
+def demand_factor(snapshot: Snapshot, slo: SloConfig) -> float:
+    """Offered requests per served one, at least 1: by this factor the work that engines do is below the demand.
+
+    Engines at their limit show their capacity and not the demand, and requests that the endpoint holds back do not
+    reach them at all. While the objectives are met all requests are served, so the factor is 1.
+    """
+    traffic = snapshot.traffic
+    if slo.is_met(snapshot.latency) or not traffic.requests_per_s or not traffic.served_per_s or not traffic.is_whole:
+        return 1.0
+    return max(1.0, traffic.requests_per_s / traffic.served_per_s)
+
+
 def is_latency_current(snapshot: Snapshot) -> bool:
     """Whether a policy may add replicas because of the present latencies.
 
-    It may if the latencies show the effect of all replicas that it wanted before. It may also if withdrawn replicas can
-    return at once.
+    It may if the latencies show the effect of all replicas that it wanted before.
     """
     state = snapshot.state
     # Whether a replica was lost after the last scale-out.
@@ -59,10 +70,28 @@ def is_latency_current(snapshot: Snapshot) -> bool:
     # A replica that starts in place of a lost one is not waited for: no latency was the reason for it.
     if not has_lost_since and any(len(pool.replicas) < state.desired.get(pool.key, 0) for pool in snapshot.pools):
         return False
+    return is_latency_settled(snapshot)
+
+
+def is_latency_settled(snapshot: Snapshot) -> bool:
+    """Whether the present latencies show the effect of all replicas that serve; others may still start.
+
+    If withdrawn replicas can return at once, nothing is to be waited for.
+    """
+    state = snapshot.state
+    if state.withdrawn:
+        return True
     # A request that gets its first token now has arrived a TTFT ago, perhaps before the last replica served.
     arrived_s = snapshot.now_s - (snapshot.latency.ttft_s or 0.0)
     is_settled = state.settled_s is None or arrived_s >= state.settled_s
-    return bool(state.withdrawn) or (is_settled and not _has_new_replica(snapshot))
+    # In an overload the TTFT grows with the queue, so its age alone would delay the next replicas more and more.
+    is_settled = is_settled or (snapshot.now_s >= (state.settled_s or 0.0) and is_backlog_growing(state.backlog))
+    return is_settled and not _has_new_replica(snapshot)
+
+
+def is_backlog_growing(backlog: Sequence[tuple[float, float]]) -> bool:
+    """Whether more prompt tokens wait now than at the begin of the window; ``backlog``: times and tokens."""
+    return len(backlog) > 1 and backlog[-1][1] > backlog[0][1]
 
 
 def _has_new_replica(snapshot: Snapshot) -> bool:

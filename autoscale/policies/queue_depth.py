@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from autoscale.headcount import desired_replicas
 from autoscale.policies.policy import Policy, replicas_of, without_blind_removal
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
@@ -62,15 +63,16 @@ class QueueDepth(Policy[QueueDepthConfig]):
     """Replicas of each role with a configured service rate, from arrivals per second and the waiting requests."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Size each role that has a service rate by its own queue.
+        """Size each role that has a service rate by its queue, in its engines and at the endpoint.
 
-        A role without a service rate gets 0 here, and the guard sizes it by the ratio.
+        The implied wait is Q / (n mu), the time in which n running replicas serve the queue Q. A role without a service
+        rate gets 0 here, and the guard sizes it by the ratio.
         """
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
         expected, memory = self._forecast(snapshot, arrivals)
-        wanted = dict.fromkeys(Role, 0.0)
+        wanted, present = dict.fromkeys(Role, 0.0), desired_replicas(snapshot.state.desired)
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
         for role, rate in rates.items():
@@ -79,9 +81,16 @@ class QueueDepth(Policy[QueueDepthConfig]):
             queues = [replica.waiting_requests for replica in replicas_of(snapshot, role)]
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
-            queue = math.fsum(requests or 0.0 for requests in queues)
+            # A request that waits at the endpoint will need both roles.
+            queue = math.fsum(requests or 0.0 for requests in queues) + snapshot.traffic.waiting_requests
             wanted[role] = replicas_for_queue(expected, queue, rate, self._config)
+            if len(queues) < present[role]:
+                # Replicas that start will serve a part of the queue. Until then it adds none, only arrivals do.
+                for_arrivals = replicas_for_queue(expected, 0.0, rate, self._config)
+                wanted[role] = min(wanted[role], max(for_arrivals, present[role]))
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
+            wait_s = queue / (len(queues) * rate)
+            shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
         wanted = without_blind_removal(wanted, snapshot)
         queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
         forecast_text = f", {expected:.4g} in {self._config.lead_s:g} s" if memory is not None else ""

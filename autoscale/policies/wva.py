@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, admitted_replicas
+from autoscale.policies.policy import Policy, admitted_replicas, demand_factor
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
@@ -119,7 +119,7 @@ class Wva(Policy[WvaConfig]):
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         present = desired_replicas(snapshot.state.desired)
         for role in (role for role in Role if any(pool.key.role is role for pool in snapshot.pools)):
-            loads, limits = _loads(snapshot, role), self._config.limits(role)
+            loads, limits = _loads(snapshot, role, demand_factor(snapshot, self._slo)), self._config.limits(role)
             if not loads:
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
@@ -133,7 +133,14 @@ class Wva(Policy[WvaConfig]):
         return Decision(wanted=wanted, reason=reason, ratio=PdRatio.of(wanted), is_step=True, shown=tuple(shown))
 
     def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: int) -> int:
-        """Replicas of one role; ``loads``: those of its replicas that get requests."""
+        """Replicas of one role; ``loads``: those of its replicas that get requests.
+
+        While replicas start, the queue adds no more: they will serve a part of it. Otherwise a queue that grows during
+        the start would add replicas at every tick.
+        """
+        if len(loads) < present:
+            kv_usage = math.fsum(kv for kv, _ in loads)
+            return max(present, replicas_for_load(kv_usage, limits[0]))
         unsaturated = [load for load in loads if not _is_saturated(load, limits)]
         if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
             values_by_metric = zip(*loads, strict=True)
@@ -142,19 +149,20 @@ class Wva(Policy[WvaConfig]):
                 for values, limit in zip(values_by_metric, limits, strict=True)
             )
             # A low total may hide a few full replicas: at least one more is needed.
-            return max(*needed, len(loads) + 1, present)
-        if len(loads) < present:  # other replicas start, and will take over a part of the load
-            return present
+            return max(*needed, len(loads) + 1)
         return min(present, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
 
 
-def _loads(snapshot: Snapshot, role: Role) -> list[Load] | None:
-    """The metrics of each replica of a role that gets requests; ``None``: one of them does not report its metrics."""
+def _loads(snapshot: Snapshot, role: Role, factor: float) -> list[Load] | None:
+    """The metrics of each replica of a role that gets requests; ``None``: one of them does not report its metrics.
+
+    ``factor``: the metrics are multiplied by it, so that they are those of all offered requests.
+    """
     loads = list[Load]()
     for replica in admitted_replicas(snapshot, role):
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
             return None
-        loads.append((replica.kv_usage_frac, replica.waiting_requests))
+        loads.append((replica.kv_usage_frac * factor, replica.waiting_requests * factor))
     return loads
 
 

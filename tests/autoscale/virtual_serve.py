@@ -34,16 +34,19 @@ class VirtualServe:
     plans: list[Plan] = field(default_factory=list)
 
     def snapshot(self, load: dict[Role, dict[str, Any]], **fields: Any) -> Snapshot:
-        """What the controller sees; ``load`` holds totals that a role's replicas share."""
+        """What the controller sees; ``load`` holds totals that the serving replicas of a role share."""
         pools = []
         for role in Role:
-            names = self.running[role]
-            shown = {"observed_s": self.now_s}
-            shown |= {name: value / max(1, len(names)) for name, value in load.get(role, {}).items()}
+            names, serving = self.running[role], set(self.serving(role))
+            shares = {name: value / max(1, len(serving)) for name, value in load.get(role, {}).items()}
+            shown = {
+                name: {"observed_s": self.now_s, **(shares if name in serving else dict.fromkeys(shares, 0.0))}
+                for name in names
+            }
             pools.append(
                 PoolStats(
                     key=PoolKey("g0", role),
-                    replicas=tuple(ReplicaStats(replica_id=name, **shown) for name in names),
+                    replicas=tuple(ReplicaStats(replica_id=name, **shown[name]) for name in names),
                     target_replicas=self.targets[role],
                     draining=tuple(name for name in self.draining[role] if name in self.state.victims),
                     limits=PoolLimits(
@@ -56,7 +59,19 @@ class VirtualServe:
     def tick(
         self, decode_tps: float | None, *, backlog_tokens: float = 0.0, latency: Latency | None = None, **fields: Any
     ) -> Plan:
-        """One interval: replicas become ready, the controller ticks, Serve acts."""
+        """One interval under a load of decode's tokens per second and a prefill backlog."""
+        self.advance()
+        waiting = {"waiting_requests": 0.0}
+        load: dict[Role, dict[str, Any]] = {
+            Role.PREFILL: {"queued_prefill_tokens": backlog_tokens, **waiting},
+            Role.DECODE: dict(waiting),
+        }
+        if decode_tps is not None:
+            load[Role.DECODE]["decode_tokens_per_s"] = decode_tps
+        return self.decide(load, latency=latency or Latency(), **fields)
+
+    def advance(self) -> None:
+        """One interval passes: replicas become ready, and victims end."""
         self.now_s += self.interval_s
         for role in Role:
             self.draining[role] = {name: at_s for name, at_s in self.draining[role].items() if at_s > self.now_s}
@@ -65,14 +80,10 @@ class VirtualServe:
                     self.starting[role].remove(at_s)
                     self.running[role].append(f"{role[0]}{self.born}")
                     self.born += 1
-        waiting = {"waiting_requests": 0.0}
-        load: dict[Role, dict[str, Any]] = {
-            Role.PREFILL: {"queued_prefill_tokens": backlog_tokens, **waiting},
-            Role.DECODE: dict(waiting),
-        }
-        if decode_tps is not None:
-            load[Role.DECODE]["decode_tokens_per_s"] = decode_tps
-        plan = self.controller.tick(self.snapshot(load, latency=latency or Latency(), **fields))
+
+    def decide(self, load: dict[Role, dict[str, Any]], **fields: Any) -> Plan:
+        """The controller ticks, and Serve acts; ``load``: totals that the replicas of a role share."""
+        plan = self.controller.tick(self.snapshot(load, **fields))
         self.plan, self.state = plan, plan.state
         self.plans.append(plan)
         for role in Role:

@@ -66,6 +66,30 @@ def test_no_request_is_refused_before_one_has_waited() -> None:
     assert full.arrive(asked(), now_s) is None
 
 
+def test_demand_counts_requests_that_pass_wait_or_are_refused_for_lack_of_capacity() -> None:
+    full, now_s = busy()
+    before = full.demand.offered_requests
+    assert full.arrive(asked(priority=Priority.LOW), now_s) is not None
+    demand = full.demand
+    assert demand.refused == {("predicted_ttft", Priority.LOW): 1}
+    assert (demand.offered_requests - before, demand.offered_requests - demand.passed_requests) == (1, 2)
+    assert full.waits(now_s) == [(3000, 0.5)]
+    assert len(full.late(now_s + 5.0)) == 1
+    assert demand.refused["late", Priority.NORMAL] == 1
+    full.refuse_unread(None, Priority.HIGH, now_s)  # its prompt is taken for one of mean length
+    assert demand.refused["requests", Priority.HIGH] == 1
+    assert demand.offered_requests == before + 2
+
+
+def test_requests_beyond_the_limit_of_their_key_are_no_demand_though_they_are_refused_as_too_late() -> None:
+    config = AdmissionConfig.model_validate({"ttft_s": 1.0, "keys": {"a": {"requests_per_minute": 60}}})
+    full, now_s = busy(config)
+    before = full.demand.offered_requests
+    refused = [full.arrive(asked(key="a"), now_s) for _ in range(50)]
+    assert all(refusal is not None and refusal.reason == "predicted_ttft" for refusal in refused)
+    assert full.demand.offered_requests - before == 10  # the burst of ten seconds
+
+
 def test_a_request_that_waits_and_can_no_longer_be_in_time_is_dropped_and_others_go_on() -> None:
     full, now_s = busy()
     (late,) = full.late(now_s + 0.2)

@@ -718,7 +718,11 @@ def test_late_requests_from_before_the_last_replica_entered_prevent_no_scale_in(
     serving_s = cluster.now_s - entered_s
     plan = cluster.tick(None, latency=Latency(ttft_s=serving_s - 0.5))
     assert plan.held_back[-1].text == "no replica leaves while a latency is outside its objective"
-    plan = cluster.tick(None, latency=Latency(ttft_s=2 * serving_s + 60.0))
+    from_before = Latency(ttft_s=2 * serving_s + 60.0)
+    while cluster.now_s + cluster.interval_s < entered_s + config.window_s:  # whether the overload is over is not known
+        assert min(cluster.tick(None, latency=from_before).state.desired.values()) == 8
+    assert min(cluster.tick(None, latency=from_before, backlog_tokens=9000.0).state.desired.values()) == 8  # it goes on
+    plan = cluster.tick(None, latency=from_before)
     assert min(plan.state.desired.values()) == 6
     plan = cluster.tick(None, latency=Latency(ttft_s=2 * serving_s + 60.0, tpot_s=9.0))
     assert min(plan.state.desired.values()) > 4

@@ -39,6 +39,7 @@ def make_guard(
     missed: tuple[float, int] | None = None,
     withdrawn: tuple[int, int] = (0, 0),
     ending: tuple[int, int] = (0, 0),
+    may_leave: bool = True,
     **config: Any,
 ) -> Guard:
     ones = {P: 1, D: 1}
@@ -54,6 +55,7 @@ def make_guard(
         slots=None,
     )
     draft.decision = Decision(wanted=None, reason="test", ratio=ratio)
+    draft.may_leave = may_leave
     draft.state = ControllerState(
         scaled_out_s=None if since_change_s is None else 1000.0 - since_change_s,
         lost_s=999.0 if is_loss_fresh else None,

@@ -11,6 +11,7 @@ from autoscale.decide.guard import exchange, guard
 from autoscale.decide.placing import place
 from autoscale.decide.reconcile import reconcile
 from autoscale.decide.wish import bring_back, decide, hold, sleep
+from autoscale.ratio import PdRatio
 from autoscale.types import Latency, NoteKind, PoolKey
 from kvtransfer.topology import Role
 
@@ -135,6 +136,45 @@ def test_while_latency_misses_its_objective_no_replica_leaves(make_draft: MakeDr
     exchange(draft)
     assert draft.wanted == {P: 2, D: 2}
     assert kinds(draft) == [NoteKind.LATENCY_MISSED]
+
+
+def test_while_latency_misses_its_objective_replicas_that_start_are_not_given_up(make_draft: MakeDraft) -> None:
+    state = {"desired": {PREFILL: 4, DECODE: 2}}
+    draft = make_draft(exchange, wish=(1.0, 1.0), latency=LATE, state=state)  # two prefill replicas run
+    exchange(draft)
+    assert draft.wanted == {P: 4, D: 2}
+    without_room = make_draft(exchange, wish=(1.0, 1.0), latency=LATE, state=state, bounds=(1, 3))
+    exchange(without_room)
+    assert without_room.wanted == {P: 3, D: 2}  # a limit takes one that starts
+    well = make_draft(exchange, wish=(1.0, 1.0), state=state)
+    exchange(well)
+    assert well.wanted[P] < 4
+
+
+def test_replicas_that_start_stay_though_late_requests_are_from_before_the_last_entry(make_draft: MakeDraft) -> None:
+    state = {"desired": {PREFILL: 4, DECODE: 2}, "settled_s": 998.0}  # a replica entered at 988 or before
+    draft = make_draft(exchange, wish=(1.0, 1.0), latency=Latency(ttft_s=600.0), state=state)
+    assert draft.may_leave
+    exchange(draft)
+    assert draft.wanted[P] == 4  # two of them start
+    assert draft.wanted[D] == 1
+
+
+def test_while_latency_misses_its_objective_hysteresis_holds_no_growth_back(make_draft: MakeDraft) -> None:
+    config = {"guard": {"hysteresis_out_frac": 0.9}}
+    for latency, wanted in ((LATE, 3), (Latency(), 2)):
+        draft = make_draft(guard, wish=(3.0, 3.0), latency=latency, config=config)
+        draft.decision = replace(draft.decision, is_step=False)
+        guard(draft)
+        assert draft.wanted == {P: wanted, D: wanted}
+
+
+def test_a_bound_of_one_role_does_not_cut_the_other_if_the_policy_has_its_own_ratio(make_draft: MakeDraft) -> None:
+    draft = make_draft(guard, wish=(40.0, 2.0), bounds=(1, 4))
+    draft.decision = replace(draft.decision, ratio=PdRatio(20, 1))
+    guard(draft)
+    assert draft.wanted == {P: 4, D: 2}  # four prefill replicas at 20:1 would leave one decode replica
+    assert draft.ratio == PdRatio(2, 1)
 
 
 def test_one_role_gives_its_gpus_to_the_other_if_the_budget_is_full(make_draft: MakeDraft) -> None:

@@ -2,15 +2,22 @@
 
 import math
 from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, ReportWindow, Signals, quantile
-from autoscale.types import Latency, PoolKey, Traffic
+from autoscale.observe.endpoint_report import endpoint_figures, figures_of, joined
+from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
+from autoscale.observe.report_window import ReportWindow
+from autoscale.observe.signals import Signals
+from autoscale.slo import SloConfig
+from autoscale.types import Latency, PoolKey, Refused, Traffic
 from kvtransfer.topology import Role
+from router.admission_config import Priority
+from router.demand import Demand
 
 P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
 
@@ -141,16 +148,91 @@ def test_without_waiting_requests_and_answers_there_is_no_latency() -> None:
     for _ in range(3):
         feed.step({(D, "d0"): {"decode_tokens": 0.0}})
     assert feed.signals.latency(0.95) == Latency()
-    assert feed.signals.traffic() == Traffic(requests_per_s=0.0)
+    assert feed.signals.traffic() == Traffic(requests_per_s=0.0, served_per_s=0.0)
     assert Signals(10.0).traffic() == Traffic()
 
 
 def test_traffic_counts_requests_that_arrived_at_decode() -> None:
     feed = Feed()
-    gains = {"requests": 4.0, "input_tokens": 4000.0, "requests_ended": 2.0, "output_tokens": 300.0}
+    gains = {
+        "requests": 4.0,
+        "first_tokens": 3.0,
+        "input_tokens": 4000.0,
+        "requests_ended": 2.0,
+        "output_tokens": 300.0,
+    }
     for _ in range(3):
         feed.step({(D, "d0"): gains, (D, "d1"): gains, (P, "p0"): {"requests": 99.0}})
-    assert feed.signals.traffic() == Traffic(requests_per_s=4.0, input_tokens_mean=1000.0, output_tokens_mean=150.0)
+    assert feed.signals.traffic() == Traffic(
+        requests_per_s=4.0, served_per_s=3.0, input_tokens_mean=1000.0, output_tokens_mean=150.0
+    )
+
+
+class Endpoint:
+    """Replicas of the endpoint, each with the counters of a model, beside one decode replica."""
+
+    def __init__(self, *names: str) -> None:
+        self.feed = Feed()
+        self.demands = {name: Demand() for name in names}
+
+    def step(self, decode: dict[str, float], waits: dict[str, list[tuple[int, float]]] | None = None) -> None:
+        self.feed.step({(D, "d0"): decode})
+        reports = {}
+        for name, demand in self.demands.items():
+            figures = endpoint_figures(demand, (waits or {}).get(name, []), SloConfig())
+            reports[name] = (
+                self.feed.now_s,
+                figures_of(joined({"m/a": figures, "m": {"offered_requests": 7.0}}), "m/a"),
+            )
+        self.feed.signals.add_endpoint(reports, self.feed.now_s, 2.0)
+
+
+def test_demand_is_what_the_endpoint_was_asked_for_and_not_what_reached_decode() -> None:
+    endpoint = Endpoint("i0", "i1")
+    for _ in range(3):
+        for demand in endpoint.demands.values():
+            for _ in range(8):
+                demand.offer(100)
+            for _ in range(2):
+                demand.let_pass(100)
+            for _ in range(4):
+                demand.refuse("predicted_ttft", Priority.LOW)
+        endpoint.step({"requests": 4.0, "first_tokens": 4.0, "input_tokens": 1200.0}, {"i0": [(100, 3.5), (100, 0.1)]})
+    traffic, latency = endpoint.feed.signals.traffic(), endpoint.feed.signals.latency(0.9)
+    assert traffic.requests_per_s == 8.0
+    assert (traffic.served_per_s, traffic.waiting_requests) == (2.0, 2.0)
+    # The endpoint estimated 100 tokens for each prompt that decode counted as 300.
+    assert (traffic.input_tokens_mean, traffic.waiting_tokens) == (300.0, 600.0)
+    assert traffic.refused == (Refused(reason="predicted_ttft", priority="low", requests_per_s=4.0),)
+    assert latency.refused_frac == 0.5
+    assert latency.ttft_s == pytest.approx(3.0 + 2.0 * 0.8)  # requests that wait at the endpoint count
+    assert not SloConfig().is_met(replace(latency, ttft_s=None))
+
+
+def test_a_replica_of_the_endpoint_that_dies_takes_its_counts_along_and_the_traffic_is_not_whole_for_a_window() -> None:
+    endpoint = Endpoint("i0", "i1")
+    for _ in range(3):
+        for demand in endpoint.demands.values():
+            demand.offer(100)
+        endpoint.step({})
+    assert endpoint.feed.signals.traffic().requests_per_s == 1.0
+    del endpoint.demands["i0"]
+    are_whole = []
+    for _ in range(6):
+        endpoint.demands["i1"].offer(100)
+        endpoint.demands["i1"].offer(100)
+        endpoint.step({})
+        are_whole.append(endpoint.feed.signals.traffic().is_whole)
+    assert are_whole == [False, False, False, False, False, True]
+    assert endpoint.feed.signals.traffic().requests_per_s == 1.0
+
+
+def test_without_a_report_of_the_endpoint_the_requests_of_decode_are_the_demand() -> None:
+    endpoint = Endpoint()
+    for _ in range(3):
+        endpoint.step({"requests": 4.0})
+    assert endpoint.feed.signals.traffic().requests_per_s == 2.0
+    assert endpoint.feed.signals.latency(0.9).refused_frac is None
 
 
 def test_the_weighted_mean_is_the_mean_prompt_length_over_all_tokens() -> None:

@@ -222,15 +222,42 @@ def test_latency_asks_for_no_more_replicas_while_those_it_asked_for_start(
     assert policy.decide(snapshot).wanted == {D: 8.0, P: pytest.approx(8 / 3)}
 
 
-@pytest.mark.parametrize(("scaled_out_s", "decode"), [(None, 9.6), (980.0, 9.6), (995.0, 8.0)])
+@pytest.mark.parametrize(("present", "wanted"), [(8, 8.4), (9, 9.0)])
 def test_latency_adds_replicas_once_while_a_lost_replica_is_not_back(
-    make_snapshot: MakeSnapshot, scaled_out_s: float | None, decode: float
+    make_snapshot: MakeSnapshot, present: int, wanted: float
 ) -> None:
     policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
-    desired = {PoolKey("g0", P): 3, PoolKey("g0", D): 8}
-    state = ControllerState(desired=desired, lost_s=990.0, scaled_out_s=scaled_out_s)
+    desired = {PoolKey("g0", P): 3, PoolKey("g0", D): present}
+    state = ControllerState(desired=desired, lost_s=990.0)
     snapshot = make_snapshot(3, 7, now_s=1000.0, stats=tps(100.0), latency=Latency(ttft_s=5.0), state=state)
-    assert policy.decide(snapshot).wanted[D] == pytest.approx(decode)
+    assert policy.decide(snapshot).wanted[D] == pytest.approx(wanted)  # seven serve, and get a fifth more
+
+
+def test_in_an_overload_the_leaders_grow_by_offered_over_served_requests(make_snapshot: MakeSnapshot) -> None:
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 3), slo=SloConfig())
+    state = ControllerState(desired={PoolKey("g0", P): 1, PoolKey("g0", D): 3})
+    traffic = Traffic(requests_per_s=50.0, served_per_s=10.0)
+
+    def wanted(latency: Latency, decode_tps: float = 90.0) -> float:
+        snapshot = make_snapshot(1, 3, stats=tps(decode_tps), latency=latency, traffic=traffic, state=state)
+        return policy.decide(snapshot).wanted[D]
+
+    assert wanted(Latency(ttft_s=5.0)) == pytest.approx(15.0)  # three serve a fifth
+    assert wanted(Latency(ttft_s=5.0), decode_tps=120.0) == pytest.approx(18.0)  # they are over their target, too
+    assert wanted(Latency(ttft_s=0.5), decode_tps=120.0) == pytest.approx(3.6)  # all are served
+
+
+def test_refused_requests_are_a_breach(make_snapshot: MakeSnapshot) -> None:
+    state = ControllerState(desired={PoolKey("g0", P): 1, PoolKey("g0", D): 1})
+    traffic = Traffic(requests_per_s=50.0, served_per_s=10.0)
+    for signal in (Signal.DECODE_TPS, Signal.TTFT):
+        target = 100.0 if signal is Signal.DECODE_TPS else None
+        policy = HeteroScale(HeteroScaleConfig(signal=signal, target=target), ratio=PdRatio(1, 1), slo=SloConfig())
+        latency = Latency(ttft_s=0.1, refused_frac=0.8)
+        snapshot = make_snapshot(1, 1, stats=tps(10.0), latency=latency, traffic=traffic, state=state)
+        decision = policy.decide(snapshot)
+        assert decision.wanted[D] == pytest.approx(5.0)
+        assert "80% of the requests are refused" in decision.reason
 
 
 @pytest.mark.parametrize(

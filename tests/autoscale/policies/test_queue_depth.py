@@ -145,7 +145,7 @@ def test_only_the_predictive_policy_remembers_arrivals(make_snapshot: Callable[.
     assert ahead(make_snapshot, None, past).memory is None
     decision = ahead(make_snapshot, 210.0, past)
     assert decision.memory == {"arrivals_at_s": (990.0, 1000.0), "arrivals_per_s": (200.0, 210.0)}
-    assert decision.reason == "210 requests/s, 210 in 20 s; decode_queue 0"
+    assert decision.reason == "210 requests/s, 210 in 20 s; decode_queue 0, decode_implied_wait_s 0"
     # Partly observed arrivals would look like a fall, and the next whole ones like a rise.
     assert ahead(make_snapshot, 100.0, past, is_whole=False).memory is None
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscale.engines.profile import EngineProfile
-from autoscale.observe.signals import TTFT_EDGES_S
+from autoscale.observe.histogram import TTFT_EDGES_S
 from autoscale.report import RequestRecord
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.replica import VirtualReplica

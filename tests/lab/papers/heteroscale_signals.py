@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscale.decide.config import AutoscaleConfig, GuardConfig
-from autoscale.observe.signals import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
+from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
 from autoscale.policies.heteroscale import HeteroScaleConfig, LatencyStepsConfig, Signal
 from autoscale.sim.outcome import Result
 from autoscale.sim.scenario import Run, run_policy
