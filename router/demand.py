@@ -45,6 +45,18 @@ class Demand:
         self.passed_requests += 1
         self.passed_tokens += tokens
 
+    def figures(self) -> dict[str, float]:
+        """The counters by name, for the endpoint's report; refusals are named ``refused_REASON_PRIORITY``."""
+        refused = {f"refused_{reason}_{priority.name.lower()}": n for (reason, priority), n in self.refused.items()}
+        return {
+            "offered_requests": float(self.offered_requests),
+            "offered_tokens": float(self.offered_tokens),
+            "offered_tokens_squared": float(self.offered_tokens_squared),
+            "passed_requests": float(self.passed_requests),
+            "passed_tokens": float(self.passed_tokens),
+            **{name: float(number) for name, number in refused.items()},
+        }
+
     def refuse(self, reason: str, priority: Priority) -> None:
         """Count a request that is refused, or dropped after a wait, for lack of capacity."""
         self.refused[reason, priority] += 1

@@ -152,7 +152,7 @@ class Signals:
             waiting_requests=math.fsum(window.latest_each(["waiting_requests"])[0] for window in windows),
             waiting_tokens=math.fsum(window.latest_each(["waiting_tokens"])[0] for window in windows) * per_estimate,
             refused=tuple(
-                Refused(reason=reason, priority=priority.name.lower(), requests_per_s=number / span_s)
+                Refused(reason=reason, priority=priority, requests_per_s=number / span_s)
                 for name, number in self._refused().items()
                 for reason, priority in refusals([name]).values()
             ),

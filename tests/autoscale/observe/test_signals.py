@@ -179,7 +179,7 @@ class Endpoint:
         self.feed.step({(D, "d0"): decode})
         reports = {}
         for name, demand in self.demands.items():
-            figures = endpoint_figures(demand, (waits or {}).get(name, []), SloConfig())
+            figures = endpoint_figures(demand.figures(), (waits or {}).get(name, []), SloConfig())
             reports[name] = (
                 self.feed.now_s,
                 figures_of(joined({"m/a": figures, "m": {"offered_requests": 7.0}}), "m/a"),
