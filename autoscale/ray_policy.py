@@ -22,11 +22,12 @@ from autoscale.decide.decision_log import decision_line, is_news
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.observe.collectors import Gauges
+from autoscale.observe.endpoint_report import figures_of
 from autoscale.observe.ray_collectors import collect
 from autoscale.observe.ray_topology import read_nodes, read_places
-from autoscale.observe.signals import Signals
+from autoscale.observe.signals import Reports, Signals
 from autoscale.ray_link import Link, Ticked
-from autoscale.types import ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
+from autoscale.types import ENDPOINT, ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Topology
 from router.ray_coordinator import is_alive
 
@@ -83,9 +84,11 @@ class JointPolicy:
         """
         started_s, tick = time.perf_counter(), self._tick
         try:
-            if contexts:
-                self._step(contexts)
-            counts = {name: self._counts[key] for name in contexts if (key := self._key(name)) in self._counts}
+            pools = {name: context for name, context in contexts.items() if name.name != ENDPOINT}
+            endpoint = next((context for name, context in contexts.items() if name.name == ENDPOINT), None)
+            if pools:
+                self._step(pools, endpoint)
+            counts = {name: self._counts[key] for name in pools if (key := self._key(name)) in self._counts}
         except Exception as error:
             self._complain(error)
             counts = {}
@@ -98,8 +101,11 @@ class JointPolicy:
             self._keys[deployment_id] = PoolKey.parse(deployment_id.name)
         return self._keys[deployment_id]
 
-    def _step(self, contexts: Contexts) -> None:
-        """Read the coordinator's answers, take the result of a cycle that has ended, and begin the next one if due."""
+    def _step(self, contexts: Contexts, endpoint: Any) -> None:
+        """Read the coordinator's answers, take the result of a cycle that has ended, and begin the next one if due.
+
+        ``contexts``: those of the pools. ``endpoint``: that of the endpoint; ``None``: it has none.
+        """
         clock_s = time.monotonic()
         if self._link is None:
             self._link = Link(next(iter(contexts)).app_name)
@@ -121,9 +127,9 @@ class JointPolicy:
                 for key, count in plan.counts.items()
             }
         if link.controllers and self._tick is None:
-            self._begin_tick(contexts, link, clock_s)
+            self._begin_tick(contexts, endpoint, link, clock_s)
 
-    def _begin_tick(self, contexts: Contexts, link: Link, clock_s: float) -> None:
+    def _begin_tick(self, contexts: Contexts, endpoint: Any, link: Link, clock_s: float) -> None:
         """Begin a cycle if the interval is over, or if the replicas or the awaited services have changed.
 
         A cycle decides for all services, so the shortest of their intervals counts.
@@ -153,7 +159,8 @@ class JointPolicy:
             for name in link.controllers
         }
         observed = {self._key(name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
-        self._tick = self._thread.submit(self._do_tick, link, link.controllers, observed, blanks)
+        asked = {} if endpoint is None else _reports(endpoint, endpoint.raw_metrics or {}, {})
+        self._tick = self._thread.submit(self._do_tick, link, link.controllers, observed, asked, blanks)
 
     def _is_recovering(self, clock_s: float, window_s: float) -> bool:
         """Whether this process still lacks what an earlier controller knew.
@@ -169,9 +176,17 @@ class JointPolicy:
         return lacks_rates or (lacks_replicas and age_s < _RECOVERY_S)
 
     def _do_tick(
-        self, link: Link, controllers: Mapping[str, Controller], observed: Observed, blanks: Mapping[str, Snapshot]
+        self,
+        link: Link,
+        controllers: Mapping[str, Controller],
+        observed: Observed,
+        asked: Reports,
+        blanks: Mapping[str, Snapshot],
     ) -> Ticked:
-        """Run a cycle, in the thread; ``blanks``: a snapshot of each service without observations."""
+        """Run a cycle, in the thread.
+
+        ``asked``: reports of the endpoint's replicas. ``blanks``: a snapshot of each service without observations.
+        """
         topology = link.topology
         nodes = places = slots = None
         if topology is not None:
@@ -181,7 +196,7 @@ class JointPolicy:
         decided = tick_all(
             controllers,
             {
-                name: self._snapshot(name, controller.config, link, observed, blanks[name], nodes_of_replicas)
+                name: self._snapshot(name, controller.config, link, observed, asked, blanks[name], nodes_of_replicas)
                 for name, controller in controllers.items()
             },
             slots=slots,
@@ -201,11 +216,18 @@ class JointPolicy:
         return Ticked(decided, lines, nodes, places, starts)
 
     def _snapshot(
-        self, name: str, config: AutoscaleConfig, link: Link, observed: Observed, blank: Snapshot, on: Nodes | None
+        self,
+        name: str,
+        config: AutoscaleConfig,
+        link: Link,
+        observed: Observed,
+        asked: Reports,
+        blank: Snapshot,
+        on: Nodes | None,
     ) -> Snapshot:
         """The blank snapshot, filled with the observations of a service.
 
-        ``on``: nodes of each replica; ``None``: placement ignores nodes.
+        ``asked``: reports of the endpoint's replicas. ``on``: nodes of each replica; ``None``: placement ignores nodes.
         """
         signals, limits, victims = self._signals[name], link.pools[name].root, blank.state.victims
         pools = {key: pool for key, pool in observed.items() if key in limits}
@@ -214,6 +236,11 @@ class JointPolicy:
             self._complain(ValueError(complaint))
         reports = {key: _reports(context, series, gauges) for key, (context, series) in pools.items()}
         signals.add(reports, blank.now_s, config.interval_s)
+        demand = {
+            replica: None if report is None else (report[0], figures_of(report[1], name))
+            for replica, report in asked.items()
+        }
+        signals.add_endpoint(demand, blank.now_s, config.interval_s)
         replicas = {key: signals.replicas(key) for key in pools}
         running = {replica.replica_id for pool in replicas.values() for replica in pool}
         # Victims that Serve does not list any more; their actors may still exist, and then they hold their GPUs.

@@ -16,6 +16,9 @@ from pydantic_core import CoreSchema, core_schema
 from autoscale.ratio import PdRatio
 from kvtransfer.topology import LinkTier, Node, Role
 
+# Name of the endpoint's deployment, which is no pool.
+ENDPOINT = "ingress"
+
 Strategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
 
 

@@ -11,13 +11,14 @@ from ray.serve.llm import build_llm_deployment
 
 from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
+from autoscale.types import ENDPOINT
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
 from deployments.config import ServiceConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.served_model import Service
-from deployments.options import llm_config, serve_options
+from deployments.options import llm_config, replica_bounds, serve_options
 from deployments.replicas.decode import DecodeServer
 from deployments.replicas.prefill import PrefillServer
 from kvtransfer.connector import ConnectorConfig
@@ -48,8 +49,8 @@ def build_graph(
     return (
         serve.deployment(Ingress)
         .options(
-            name="ingress",
-            num_replicas=ingress.replicas,
+            name=ENDPOINT,
+            **_endpoint_replicas(services, ingress),
             max_ongoing_requests=10_000,
             graceful_shutdown_timeout_s=ingress.request_timeout_s + _SHUTDOWN_S,
             max_surge_percent=_SURGE_PERCENT,
@@ -61,6 +62,18 @@ def build_graph(
         )
         .bind(services=[_service(config, kv_transfer, ingress, topology) for config in services], config=ingress)
     )
+
+
+def _endpoint_replicas(services: Sequence[ServiceConfig], ingress: IngressConfig) -> dict[str, Any]:
+    """Serve's options for a fixed number of the endpoint's replicas.
+
+    If a service is autoscaled they are bounds, so that the replicas report to the policy. It reads these reports and
+    leaves the number as it is.
+    """
+    reports_s = [service.autoscale.report_s for service in services if service.autoscale is not None]
+    if not reports_s:
+        return {"num_replicas": ingress.replicas}
+    return {"autoscaling_config": replica_bounds(ingress.replicas, ingress.replicas, min(reports_s))}
 
 
 def _actor(name: str, kind: type, **arguments: Any) -> DeploymentActorConfig:

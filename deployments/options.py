@@ -80,21 +80,26 @@ def llm_config(
 def _replica_options(pool: RoleConfig, report_s: float | None) -> dict[str, Any]:
     """Serve's options for the number of replicas: a fixed one, or bounds for the autoscaling policy.
 
-    ``report_s``: period of the replicas' reports; ``None``: the pool is not autoscaled. Serve's own delays are 0, since
-    Tandem's guard damps changes. ``initial_replicas`` is not set: any change of the deployment would reset the number
-    of replicas to it.
+    ``report_s``: period of the replicas' reports; ``None``: the pool is not autoscaled.
     """
     if report_s is None:
         return {"num_replicas": pool.replicas}
+    return {"autoscaling_config": replica_bounds(pool.replicas, pool.max_replicas, report_s)}
+
+
+def replica_bounds(lowest: int, highest: int | None, report_s: float) -> dict[str, Any]:
+    """Serve's ``autoscaling_config`` of a deployment whose replicas report every ``report_s`` seconds.
+
+    Serve's own delays are 0, since Tandem's guard damps changes. ``initial_replicas`` is not set: any change of the
+    deployment would reset the number of replicas to it.
+    """
     return {
-        "autoscaling_config": {
-            "min_replicas": pool.replicas,
-            "max_replicas": pool.max_replicas,
-            "upscale_delay_s": 0.0,
-            "downscale_delay_s": 0.0,
-            "metrics_interval_s": report_s,
-            "look_back_period_s": 1.25 * report_s,  # more than a period, or a report could be empty
-        }
+        "min_replicas": lowest,
+        "max_replicas": highest,
+        "upscale_delay_s": 0.0,
+        "downscale_delay_s": 0.0,
+        "metrics_interval_s": report_s,
+        "look_back_period_s": 1.25 * report_s,  # more than a period, or a report could be empty
     }
 
 

@@ -219,6 +219,11 @@ class GroupConfig(StrictConfig):
         """The pool that computes prompts: prefill, or decode if the group has no prefill."""
         return self.prefill or self.decode
 
+    @property
+    def prompt_pool_key(self) -> PoolKey:
+        """Key of the pool that computes prompts."""
+        return PoolKey(self.name, Role.DECODE if self.prefill is None else Role.PREFILL)
+
     def pools(self) -> dict[PoolKey, RoleConfig]:
         """The pools of the group by key, prefill first."""
         prefill = {} if self.prefill is None else {PoolKey(self.name, Role.PREFILL): self.prefill}

@@ -101,10 +101,11 @@ class Admission:
         """Begin without requests.
 
         ``limits``: limits of all models together. ``replicas``: number of the endpoint's replicas, which share the
-        engines and the rates of keys equally. ``prefill_replicas``: lowest number of prefill replicas, summed over the
-        groups. ``now_s``: time by the clock of all methods, seconds.
+        engines and the rates of keys equally. ``prefill_replicas``: replicas that compute prompts, in all groups.
+        ``now_s``: time by the clock of all methods, seconds.
         """
         self._config = config
+        self._replicas = replicas
         self._prefill_share = prefill_replicas / replicas  # prefill replicas for this replica of the endpoint
         self._window_s = _WINDOW_FRAC * (config.ttft_s or 0.0)  # time that the engines should need for the window
         self._limits = limits or RequestLimits(config, replicas)
@@ -126,6 +127,13 @@ class Admission:
     def waiting(self) -> int:
         """Number of requests that wait for their turn."""
         return len(self._waiting_by_age)
+
+    def set_prefill_replicas(self, count: int, now_s: float) -> None:
+        """From now on this number of replicas computes prompts, at least 1, in all groups."""
+        share = count / self._replicas
+        if share != self._prefill_share:
+            self._prefill_share = share
+            self._capacity.set_busy(len(self._window) / share, now_s)
 
     def waits(self, now_s: float) -> list[tuple[int, float]]:
         """Prompt tokens of each request that waits, and the time for which it has waited, seconds."""
@@ -364,10 +372,14 @@ class Admission:
         return (self._window_tokens - computed_tokens) / rate
 
     def _own_prompt_s(self, request: QueuedRequest, now_s: float) -> float:
-        """Time that the request's own prompt takes at the rate, seconds; 0 until the rate of full engines is known."""
+        """Time that the request's own prompt takes, seconds; 0 until the rate of full engines is known."""
         if not (self._are_engines_full(now_s) and self._capacity.is_known(now_s)):
             return 0.0
-        return request.tokens / (self._capacity.prompt_tokens_per_s or math.inf)
+        return self._prompt_s(request, self._capacity.prompt_tokens_per_s or math.inf)
+
+    def _prompt_s(self, request: QueuedRequest, rate: float) -> float:
+        """Time of a prompt on one replica, at its part of the rate of all, seconds."""
+        return request.tokens * max(1.0, self._prefill_share) / rate
 
     def _tokens_ahead(self, request: QueuedRequest) -> int:
         return sum(other.tokens for other in self._waiting_by_order if other.order < request.order)
@@ -403,8 +415,7 @@ class Admission:
         oldest = next(iter(self._window), None)
         if oldest is None or oldest.passed_s is None:
             return False
-        own_s = oldest.tokens * self._prefill_share / rate  # one replica computes it, at its part of the rate
-        return now_s - oldest.passed_s > _OVERDUE_FRAC * self._window_s + own_s
+        return now_s - oldest.passed_s > _OVERDUE_FRAC * self._window_s + self._prompt_s(oldest, rate)
 
     def _stop_waiting(self, request: QueuedRequest) -> None:
         self._waiting_by_order.remove(request)

@@ -3,8 +3,8 @@
 A plan holds while the coordinator answers: after a long silence it may be stale.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class Membership:
 
     admitted: frozenset[str]
     heard_s: float  # time of the coordinator's last answer
-    pools: frozenset[str] = frozenset()  # pools that have an admitted replica
+    pools: Mapping[str, int] = field(default_factory=dict)  # admitted replicas of each pool that has one
 
 
 def obeyed(membership: Membership | None, *, now_s: float, silence_s: float) -> Membership | None:

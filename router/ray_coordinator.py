@@ -119,5 +119,5 @@ class MembershipFeed:
         admitted = frozenset(name for names in admitted_by_pool.values() for name in names)
         if self.membership is not None and self.membership.admitted == admitted:
             admitted = self.membership.admitted  # the same object tells readers that nothing has changed
-        pools = frozenset(pool for pool, names in admitted_by_pool.items() if names)
+        pools = {pool: len(names) for pool, names in admitted_by_pool.items() if names}
         self.membership = Membership(admitted=admitted, heard_s=time.monotonic(), pools=pools)

@@ -196,9 +196,14 @@ class Guard:
                 limited_leaders = final_counts[self.ratio.leader]
                 final_counts = self._counts_at_ratio(limited_leaders, self.room) or dict(self.current)
             notes.append(Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}"))
-        # ``_objection`` has already checked the cooldown of a scale-in.
-        if not is_scale_in and (cooldown := self._cooldown_out(decision, final_counts)):
-            return self._unchanged(cooldown)
+        if not is_scale_in:  # ``_objection`` has already checked the cooldown of a scale-in
+            if removal := self._cooldown_of_removal(decision, final_counts):
+                final_counts = {role: max(final_counts[role], self.current[role]) for role in Role}
+                notes.append(removal)
+            if final_counts == self.current:
+                return Verdict(counts=self.current, notes=tuple(notes))
+            if cooldown := self._cooldown(decision, self.config.cooldown_out_s):
+                return self._unchanged(cooldown)
         verdict = self._after_leaving(final_counts)
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
@@ -249,12 +254,16 @@ class Guard:
         why = " after scale-ins after which a latency missed its objective" if factor > 1.0 else ""
         return self._cooldown(decision, self.config.cooldown_in_s * factor, why)
 
-    def _cooldown_out(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
-        """The cooldown against a scale-out or a return to the ratio, if it still runs."""
-        # A return to the ratio may remove replicas too. Replicas outside bounds and budget must not wait longer.
-        is_removal = any(counts[role] < self.current[role] for role in Role) and self.room.holds(self.current)
-        factor = self._cooldown_factor(decision.leaders(self.ratio)) if is_removal else 1.0
-        return self._cooldown(decision, self.config.cooldown_out_s * factor)
+    def _cooldown_of_removal(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
+        """The cooldown against the removals of a return to the ratio, if it still runs.
+
+        They wait as long as a scale-in does. Replicas outside bounds and budget must not wait.
+        """
+        is_removal = any(counts[role] < self.current[role] for role in Role)
+        if not is_removal or not self.room.holds(self.current):
+            return None
+        factor = self._cooldown_factor(decision.leaders(self.ratio))
+        return self._cooldown(decision, self.config.cooldown_in_s * factor)
 
     def _cooldown(self, decision: Decision, cooldown_s: float, why: str = "") -> Note | None:
         """A note if a cooldown still runs; an urgent decision skips it."""

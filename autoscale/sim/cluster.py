@@ -15,6 +15,7 @@ from autoscale.engines.profile import EngineProfile
 from autoscale.observe.request_stats import RequestStats
 from autoscale.report import RequestRecord
 from autoscale.sim.clock import Clock
+from autoscale.sim.endpoint import VirtualEndpoint
 from autoscale.sim.journey import Journey
 from autoscale.sim.replica import VirtualReplica
 from autoscale.slo import SloConfig
@@ -22,6 +23,7 @@ from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from kvtransfer.cost import Wire, transfer_end_s
 from kvtransfer.topology import Role
+from router.admission_config import AdmissionConfig
 from router.config import RouterConfig
 from router.groups import GroupLoad, choose_group
 from router.length import DecodeLoad, PrefillPath, prefill_path
@@ -63,6 +65,7 @@ class VirtualCluster(Clock):
         uplink_bytes_per_s: float | None = None,
         prefix_block_tokens: int | None = None,
         slo: SloConfig | None = None,
+        admission: AdmissionConfig | None = None,
     ) -> None:
         """A cluster without replicas, with the engine of each pool; ``rng`` breaks ties between replicas.
 
@@ -70,6 +73,7 @@ class VirtualCluster(Clock):
         ``uplink_bytes_per_s``: bandwidth that all transfers of a group share; ``None``: only network cards limit them.
         ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``; ``None``: no block is cached.
         ``slo``: objectives with which replicas scale down the TTFT of long prompts in their reports (``ttft_share``).
+        ``admission``: rules of the endpoint; ``None``: every request goes on to the engines at once.
         """
         super().__init__(self._arrive)
         self._profiles = profiles
@@ -85,6 +89,18 @@ class VirtualCluster(Clock):
             )
             for key in profiles
         }
+        self._endpoint = (
+            None
+            if admission is None
+            else VirtualEndpoint(
+                admission,
+                self,
+                prefill_replicas=self._prompt_replicas,
+                output_tokens=self._output_tokens,
+                on_pass=lambda journey: self._admit(self._choose_group(), journey),
+                on_refuse=self._refuse,
+            )
+        )
         # Timelines by number of the arrival; None until the request has ended.
         self._records: list[RequestRecord | None] = []
         # The journey of each request in an engine.
@@ -168,7 +184,9 @@ class VirtualCluster(Clock):
     @property
     def is_done(self) -> bool:
         """Whether every request has arrived and ended."""
-        return not self.has_arrivals and not any(group.load.requests for group in self._groups.values())
+        is_endpoint_empty = self._endpoint is None or self._endpoint.is_empty
+        is_cluster_empty = not any(group.load.requests for group in self._groups.values())
+        return not self.has_arrivals and is_endpoint_empty and is_cluster_empty
 
     @property
     def is_awaited(self) -> bool:
@@ -178,7 +196,8 @@ class VirtualCluster(Clock):
     def give_up(self) -> None:
         """Count the requests that have not ended as failed."""
         waiting = (journey for group in self._groups.values() for journey in group.waiting)
-        for journey in (*self._journeys.values(), *waiting):
+        at_endpoint = () if self._endpoint is None else self._endpoint.waiting
+        for journey in (*self._journeys.values(), *waiting, *at_endpoint):
             if not journey.is_lost:  # a lost one has a record, but a prefill engine may still have its prompt
                 self._records[journey.number] = journey.record(error="not ended")
 
@@ -201,7 +220,33 @@ class VirtualCluster(Clock):
         blocks = request.input_tokens // self._prefix_block_tokens if self._prefix_block_tokens else 0
         journey = Journey(len(self._records), request, request.hash_ids[:blocks])
         self._records.append(None)
-        self._admit(self._choose_group(), journey)
+        if self._endpoint is None:
+            self._admit(self._choose_group(), journey)
+        else:
+            self._endpoint.arrive(journey)
+
+    def _refuse(self, journey: Journey, reason: str) -> None:
+        """Record that the endpoint has refused a request."""
+        self._records[journey.number] = journey.record(error=f"refused: {reason}")
+
+    def _prompt_replicas(self) -> int:
+        """Number of replicas in routing that compute prompts: prefill, or decode in groups without prefill."""
+        return sum(len(group.prefill or group.decode) for group in self._groups.values())
+
+    def _output_tokens(self) -> dict[Journey, int]:
+        """Output tokens so far of each request in a decode engine's batch."""
+        tokens = {}
+        for group in self._groups.values():
+            for replica in group.replicas.values():
+                if replica.key.role is Role.DECODE:
+                    replica.settle()
+                    engine = replica.engine
+                    tokens.update({self._journeys[request]: engine.produced(request) for request in engine.running})
+        return tokens
+
+    def endpoint_report(self) -> dict[str, float] | None:
+        """The endpoint's report to the autoscaler; ``None``: there is no admission, so no request waits there."""
+        return None if self._endpoint is None else self._endpoint.figures(self._slo)
 
     def _admit(self, group: Group, journey: Journey) -> None:
         """Count a request in its group; route it, or let it wait for the first decode replica."""
@@ -349,6 +394,8 @@ class VirtualCluster(Clock):
         self._groups[decode.key.group].load.prompt_tokens -= journey.request.input_tokens
         decode.local_prefill_tokens -= journey.local_tokens
         journey.timer.add_tokens(1, first_s)
+        if self._endpoint is not None:
+            self._endpoint.note_first_token(journey)
         if journey.prefilled_s is not None:
             decode.handoffs += 1
             decode.handoff_s += first_s - journey.prefilled_s
@@ -378,6 +425,8 @@ class VirtualCluster(Clock):
         group = self._groups[journey.decode.key.group]
         group.to_decode.end(journey.decode.replica_id, journey.name)
         group.load.requests -= 1
+        if self._endpoint is not None:
+            self._endpoint.leave(journey)
         return group
 
     def _leave_if_empty(self, replica: VirtualReplica) -> None:

@@ -18,6 +18,7 @@ from autoscale.types import PoolKey
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import LinkTier, Role
+from router.admission_config import AdmissionConfig, ObjectivesConfig
 from router.config import RouterConfig
 
 # Names of the bounds: rows of a report that are not policies.
@@ -125,6 +126,11 @@ class SimConfig(StrictConfig):
     )
     slo: SimSloConfig = SimSloConfig()
     router: RouterConfig = RouterConfig()
+    admission: ObjectivesConfig | None = Field(
+        None,
+        description="Objectives by which the endpoint lets requests wait or refuses them under every policy, as in "
+        "ingress.admission; from_slo takes those of slo. Left out: every request goes on to the engines at once.",
+    )
     autoscale: dict[str, Any] = Field(
         default_factory=dict, description="An application's autoscale section without its policy, for every policy."
     )
@@ -219,6 +225,15 @@ class SimConfig(StrictConfig):
             return SimAutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
         except ValidationError as error:
             raise ValueError(f"policies.{name}: {first_fault(error)}") from None
+
+    @property
+    def admission_config(self) -> AdmissionConfig | None:
+        """The endpoint's rules; ``None``: every request goes on to the engines at once."""
+        if self.admission is None:
+            return None
+        return AdmissionConfig().of_service(
+            self.admission, {"ttft_s": self.slo.ttft_least_s, "tpot_s": self.slo.tpot_s}
+        )
 
     def check_one_group(self, what: str) -> None:
         """Raises ValueError: there are several groups, but ``what`` needs one."""

@@ -20,6 +20,7 @@ from autoscale.slo import SloConfig
 from autoscale.traces.trace import TraceRequest, scale_rate
 from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
+from router.admission_config import AdmissionConfig
 from router.config import RouterConfig
 
 # Time from the last arrival until requests that have not ended are given up, seconds. The time of the longest answer at
@@ -41,6 +42,7 @@ class Scenario:
         warm_up_s: time at the start in which the first counts stay and nothing is measured, because engines are empty.
         link_frac, uplink_bytes_per_s, prefix_block_tokens: as in ``VirtualCluster``.
         failures: replicas that die under policies, but not in ``run_schedule``.
+        admission: rules of the endpoint under policies; ``None``, and in ``run_schedule``: no request is refused.
     """
 
     trace: Sequence[TraceRequest]
@@ -54,6 +56,7 @@ class Scenario:
     uplink_bytes_per_s: float | None = None
     prefix_block_tokens: int | None = None
     failures: Sequence[SimFailureConfig] = ()
+    admission: AdmissionConfig | None = None
 
     @property
     def end_s(self) -> float:
@@ -78,7 +81,10 @@ class Scenario:
         return replace(self, profiles=profiles, pools={key: pool for key, pool in self.pools.items() if key in keys})
 
     def cluster(self, slo: SloConfig | None = None) -> VirtualCluster:
-        """A cluster without replicas, at which the trace will arrive; ``slo``: as in ``VirtualCluster``."""
+        """A cluster without replicas, at which the trace will arrive.
+
+        ``slo``: as in ``VirtualCluster``; ``None``: no policy runs, and no request is refused.
+        """
         cluster = VirtualCluster(
             self.profiles,
             self.router,
@@ -87,6 +93,7 @@ class Scenario:
             uplink_bytes_per_s=self.uplink_bytes_per_s,
             prefix_block_tokens=self.prefix_block_tokens,
             slo=slo,
+            admission=None if slo is None else self.admission,
         )
         cluster.submit(self.trace)
         return cluster
@@ -172,6 +179,7 @@ def scenario_of(
         uplink_bytes_per_s=config.groups[0].uplink_bytes_per_s,
         prefix_block_tokens=config.prefix_block_tokens,
         failures=config.failures,
+        admission=config.admission_config,
     )
 
 

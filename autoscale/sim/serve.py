@@ -79,6 +79,8 @@ class VirtualServe:
             for key in self.fleet.pools
         }
         self._signals.add(reports, now_s, config.interval_s)
+        if (demand := self.cluster.endpoint_report()) is not None:
+            self._signals.add_endpoint({"endpoint": (now_s, demand)}, now_s, config.interval_s)
         return Snapshot(
             now_s=now_s,
             pools=tuple(

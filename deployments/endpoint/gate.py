@@ -5,11 +5,13 @@ The rules are those of ``router.admission``. A request's ``place`` is its place 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import Request
 
+from autoscale.observe.endpoint_report import endpoint_figures
+from autoscale.slo import SloConfig
 from deployments import metrics
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.wire.openai_errors import OpenAIError
@@ -30,15 +32,21 @@ class Gate:
     """The queue of one model: lets requests pass, makes them wait or refuses them."""
 
     def __init__(
-        self, config: AdmissionConfig, limits: RequestLimits | None = None, *, replicas: int, prefill_replicas: int
+        self,
+        config: AdmissionConfig,
+        limits: RequestLimits | None = None,
+        *,
+        replicas: int,
+        prefill_replicas: Callable[[], int],
     ) -> None:
         """``limits``: limits over all models; ``replicas``: number of the endpoint's replicas.
 
-        ``prefill_replicas``: number of prefill replicas in all groups of the model.
+        ``prefill_replicas``: returns the present number, at least 1, of replicas that compute the model's prompts.
         """
         self.has_objective = config.ttft_s is not None  # for the TTFT; without it the engines' pace has no use
+        self._prefill_replicas = prefill_replicas
         self._admission = Admission(
-            config, limits, replicas=replicas, prefill_replicas=prefill_replicas, now_s=time.monotonic()
+            config, limits, replicas=replicas, prefill_replicas=prefill_replicas(), now_s=time.monotonic()
         )
         self._turns: dict[QueuedRequest, asyncio.Future[None]] = {}  # by waiting request: what ends its wait
         self._ticking: asyncio.Task[None] | None = None
@@ -48,10 +56,20 @@ class Gate:
         """Number of requests that wait or are being answered."""
         return self._admission.request_count
 
+    def refuse_unread(self, key: str | None, priority: Priority) -> None:
+        """Count a request that was refused before its body was read."""
+        self._admission.refuse_unread(key, priority, time.monotonic())
+
+    def figures(self, slo: SloConfig) -> dict[str, float]:
+        """The demand for the model, for the report to the autoscaler; ``slo``: the objectives of the service."""
+        return endpoint_figures(self._admission.demand.figures(), self._admission.waits(time.monotonic()), slo)
+
     @asynccontextmanager
     async def enter(self, place: QueuedRequest) -> AsyncGenerator[None, None]:
         """Wait for a request's turn, and count it until the block ends. Raises OpenAIError: 429, it is refused."""
-        refusal = self._admission.arrive(place, time.monotonic())
+        now_s = time.monotonic()
+        self._admission.set_prefill_replicas(self._prefill_replicas(), now_s)
+        refusal = self._admission.arrive(place, now_s)
         if refusal is not None:
             raise refusal_error(refusal, place.priority)
         try:
@@ -107,6 +125,7 @@ class Gate:
         while self._turns:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
+            self._admission.set_prefill_replicas(self._prefill_replicas(), now_s)
             for place in self._admission.late(now_s):
                 if (turn := self._turns.get(place)) is not None and not turn.done():
                     turn.set_exception(refusal_error(self._admission.late_refusal(place, now_s), place.priority))
@@ -151,6 +170,9 @@ class Intake:
         """Raises OpenAIError: 429, the key or the endpoint has reached a limit that does not depend on the body."""
         refusal = self._limits.refuse(key, priority, self._requests(), time.monotonic())
         if refusal is not None:
+            if refusal.reason != "key":
+                # The body, which names the model, is not read: the model with the most requests fills the endpoint.
+                max(self._gates, key=lambda gate: gate.requests).refuse_unread(key, priority)
             raise refusal_error(refusal, priority)
 
     @contextmanager

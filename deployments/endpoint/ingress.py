@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from ray import serve
 from starlette.exceptions import HTTPException
 
+from autoscale.observe.endpoint_report import joined
 from deployments import metrics as tandem_metrics
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.client_request import (
@@ -37,6 +38,7 @@ from deployments.endpoint.served_model import (
     ServedModel,
     Service,
     no_replica,
+    prefill_replicas,
     wait_until_awake,
 )
 from deployments.serve_seam.replica_process import listen_on_node_address
@@ -98,6 +100,11 @@ class Ingress:
         limits = RequestLimits(config.admission, config.replicas)
         self._watch = CallWatch(partial(is_answering, context.app_name), self._is_stranded)
         self._models = {service.config.model.id: self._served_model(service, limits) for service in services}
+        self._autoscaled = [
+            (self._models[service.config.model.id], service.config.autoscale.slo)
+            for service in services
+            if service.config.autoscale is not None
+        ]
         self._intake = Intake(limits, keys, [model.gate for model in self._models.values()])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
         self._health_error: OpenAIError | None = None  # result of the last health check
@@ -125,7 +132,7 @@ class Ingress:
             config.admission_in(self._config.admission),
             limits,
             replicas=self._config.replicas,
-            prefill_replicas=max(1, config.replicas_that_prefill),  # a model that may sleep is deployed with 0
+            prefill_replicas=partial(prefill_replicas, config, self._membership),
         )
         return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
 
@@ -170,6 +177,10 @@ class Ingress:
     async def process_page(self) -> list[Any]:
         """This replica's own metrics, for the application's metrics page; called by other replicas."""
         return tandem_metrics.process_metrics(role="ingress", replica=self._replica)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The demand for each autoscaled model, which Serve passes on to the joint policy."""
+        return joined({model.model_id: model.gate.figures(slo) for model, slo in self._autoscaled})
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests and wait until earlier ones have been answered. Returns the number of unanswered ones."""

@@ -128,6 +128,17 @@ class ServedModel:
         return f"no healthy decode replica of {self.model_id}: {type(errors[0]).__name__}"
 
 
+def prefill_replicas(config: ServiceConfig, membership: MembershipFeed | None) -> int:
+    """Replicas that compute a model's prompts now, at least 1: those that the plan admits, or the configured ones.
+
+    ``membership``: the admitted replicas by pool; ``None``: no model is autoscaled.
+    """
+    now = None if membership is None else membership.now()
+    if now is None or config.autoscale is None:
+        return max(1, config.replicas_that_prefill)  # a model that may sleep is deployed with 0
+    return max(1, sum(now.pools.get(str(group.prompt_pool_key), 0) for group in config.groups))
+
+
 def no_replica() -> OpenAIError:
     """The error of a request to a model without a decode replica."""
     message = "no decode replica runs; the request may be sent again"

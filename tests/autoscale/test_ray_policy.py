@@ -44,6 +44,14 @@ def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tupl
     return told
 
 
+def endpoint_context(report: dict[str, float], at_s: float) -> dict[Any, Any]:
+    """What Serve hands over of the endpoint, which has one replica."""
+    replica = HashableReplica("i0")
+    points = {name: {replica: [SimpleNamespace(timestamp=at_s, value=value)]} for name, value in report.items()}
+    context = SimpleNamespace(app_name="app", running_replicas=[replica], raw_metrics=points, target_num_replicas=1)
+    return {SimpleDeployment("ingress"): context}
+
+
 class HashableReplica(str):
     """A replica id as Serve has it."""
 
@@ -74,6 +82,23 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
     policy._link._looked_s = float("inf")
     yield policy
     policy._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def test_the_endpoints_report_is_the_demand_and_the_endpoint_gets_no_count(policy: Any) -> None:
+    seen: list[Snapshot] = []
+    controller = policy._link.controllers["m"]
+    tick = controller.tick
+    controller.tick = lambda snapshot, slots=None: seen.append(snapshot) or tick(snapshot, slots)
+    begun_s = time.time()
+    deadline = time.monotonic() + 60
+    while not seen or seen[-1].traffic.requests_per_s != pytest.approx(20.0):
+        now_s = time.time()
+        report = {"offered_requests:m": 20.0 * (now_s - begun_s), "offered_requests:other": 1e6 * now_s}
+        counts, _ = policy({**contexts(), **endpoint_context(report, now_s)})
+        assert "ingress" not in counts
+        assert time.monotonic() < deadline, seen[-1].traffic if seen else None
+        time.sleep(0.05)
+    assert seen[-1].traffic.served_per_s is not None
 
 
 def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:

@@ -66,6 +66,31 @@ def test_no_request_is_refused_before_one_has_waited() -> None:
     assert full.arrive(asked(), now_s) is None
 
 
+def test_as_prefill_replicas_are_added_more_prompts_go_on_at_a_time() -> None:
+    full, now_s = busy()
+    assert full.passed(now_s) == []  # the window holds one prompt of 3,000 tokens at most
+    full.set_prefill_replicas(3, now_s)
+    assert len(full.passed(now_s)) == 1
+    assert full.arrive(asked(3000), now_s) is None
+    assert len(full.passed(now_s)) == 1
+    assert full.arrive(asked(3000), now_s) is None
+    assert full.passed(now_s) == []  # three prompts are on their way
+
+
+def test_a_prompt_is_computed_by_one_replica_at_its_part_of_the_rate() -> None:
+    full, now_s = busy(AdmissionConfig(ttft_s=1.0))
+    waiting = asked(100)
+    full.set_prefill_replicas(1, now_s)
+    full._capacity.prompt_tokens_per_s = 40_000.0
+    assert full.arrive(waiting, now_s) is None
+    full.leave(waiting, now_s)
+    full.set_prefill_replicas(4, now_s)
+    # 8,000 tokens take 0.2 s at the rate of all four, and 0.8 s on one of them. 0.8 s less the wait are allowed.
+    refusal = full.arrive(asked(8000), now_s)
+    assert refusal is not None
+    assert refusal.reason == "predicted_ttft"
+
+
 def test_demand_counts_requests_that_pass_wait_or_are_refused_for_lack_of_capacity() -> None:
     full, now_s = busy()
     before = full.demand.offered_requests

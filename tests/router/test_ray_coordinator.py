@@ -53,7 +53,7 @@ async def heard(monkeypatch: pytest.MonkeyPatch, *found: Any) -> Any:
 async def test_an_answer_holds_and_the_next_question_names_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = Actor("a", (1, {"p": ["p1"], "d": []}), (2, {"p": ["p1"], "d": ["d1"]}))
     feed = await heard(monkeypatch, actor)
-    assert (feed.membership.admitted, feed.membership.pools) == ({"p1", "d1"}, {"p", "d"})
+    assert (feed.membership.admitted, feed.membership.pools) == ({"p1", "d1"}, {"p": 1, "d": 1})
     assert actor.asked == [-1, 1, 2]
 
 

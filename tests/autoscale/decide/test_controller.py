@@ -522,7 +522,7 @@ def test_without_room_the_guards_own_defaults_end_at_counts_that_fit() -> None:
         {"pd_ratio": "1:1", "policy": {"kind": "heteroscale", "target": 100.0}, "no_room_s": 20.0}
     )
     cluster = serve(config, room={P: 2, D: 64})
-    run(cluster, 100, 780.0)
+    run(cluster, 150, 780.0)
     assert cluster.counts[0] == 2
     assert cluster.counts[1] <= 3
 

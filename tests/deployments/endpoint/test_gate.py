@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autoscale.slo import SloConfig
 from deployments import metrics
 from deployments.endpoint import gate as gate_module
 from deployments.endpoint.gate import Gate, Intake
@@ -23,7 +24,7 @@ def asked(tokens: int = 1000) -> QueuedRequest:
 
 def full_gate(ttft_s: float) -> Gate:
     """A gate that lets one prompt through at a time."""
-    gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=1)
+    gate = Gate(AdmissionConfig(ttft_s=ttft_s), replicas=1, prefill_replicas=lambda: 1)
     gate._admission._capacity.prompt_tokens_per_s = 1.0
     return gate
 
@@ -120,7 +121,7 @@ def test_a_request_gets_its_turn_when_engines_become_faster_though_no_other_requ
 
 def test_a_request_that_makes_room_for_a_higher_priority_is_refused_with_the_reason() -> None:
     async def run() -> None:
-        gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=1)
+        gate = Gate(AdmissionConfig(ttft_s=60.0, max_queued_tokens=5000), replicas=1, prefill_replicas=lambda: 1)
         gate._admission._capacity.prompt_tokens_per_s = 1.0
         async with gate.enter(asked(5000)):
 
@@ -144,7 +145,7 @@ def test_a_request_that_makes_room_for_a_higher_priority_is_refused_with_the_rea
 
 def test_the_pace_of_engines_is_not_measured_while_a_client_reads_slowly() -> None:
     async def run() -> None:
-        gate = Gate(AdmissionConfig(ttft_s=60.0, tpot_s=0.05), replicas=1, prefill_replicas=1)
+        gate = Gate(AdmissionConfig(ttft_s=60.0, tpot_s=0.05), replicas=1, prefill_replicas=lambda: 1)
         one = asked()
         async with gate.enter(one):
             gate.output(one, 1)
@@ -158,9 +159,11 @@ def test_the_pace_of_engines_is_not_measured_while_a_client_reads_slowly() -> No
 
 
 def made(requests: int = 0, **config: Any) -> Intake:
-    """An intake with a gate that has this number of requests."""
-    gate: Any = SimpleNamespace(requests=requests)
-    return Intake(RequestLimits(AdmissionConfig.model_validate(config), 1), None, [gate, gate])
+    """An intake with two gates that have this number of requests each."""
+    gates = [Gate(AdmissionConfig(), replicas=1, prefill_replicas=lambda: 1) for _ in range(2)]
+    for gate in gates:
+        gate._admission.request_count = requests
+    return Intake(RequestLimits(AdmissionConfig.model_validate(config), 1), None, gates)
 
 
 async def test_a_request_that_waits_for_a_model_to_wake_is_counted() -> None:
@@ -192,6 +195,33 @@ def test_a_request_is_refused_before_its_body_is_read_if_all_models_have_too_man
         with one.arriving(), pytest.raises(OpenAIError, match="has 4 requests") as refused:
             one.check_limits(None, Priority.NORMAL)
     assert refused.value.status == 429
+    busiest, other = (gate.figures(SloConfig()) for gate in one._gates)
+    assert busiest["refused_requests_normal"] == busiest["offered_requests"] == 1.0
+    assert other["offered_requests"] == 0.0
+
+
+def test_a_request_that_its_key_may_not_send_is_no_demand() -> None:
+    one = made(requests=1, key={"max_requests": 1})
+    one._limits.enter(None, 10, 0.0)
+    with pytest.raises(OpenAIError, match="of this key"):
+        one.check_limits(None, Priority.NORMAL)
+    assert one._gates[0].figures(SloConfig())["offered_requests"] == 0.0
+
+
+def test_a_gate_reports_requests_that_wait_with_the_time_for_which_they_have_waited() -> None:
+    async def run() -> None:
+        gate = full_gate(ttft_s=60.0)
+        async with gate.enter(asked(2000)):
+            waiting = asyncio.create_task(AsyncExitStack().enter_async_context(gate.enter(asked(500))))
+            await asyncio.sleep(0.12)
+            figures = gate.figures(SloConfig())
+            assert (figures["waiting_requests"], figures["waiting_tokens"]) == (1.0, 500.0)
+            assert (figures["offered_requests"], figures["passed_tokens"]) == (2.0, 2000.0)
+            assert sum(figures[name] for name in figures if name.startswith("late_")) == 1.0
+            assert "late_0" not in figures  # below 0.05 s
+            waiting.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_refused_body_counts_as_a_request_of_its_key() -> None:

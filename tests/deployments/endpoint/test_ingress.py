@@ -32,7 +32,7 @@ def endpoint(clock: Clock, **limits: Any) -> tuple[Any, Pools]:
     pools, made = Pools(clock), Endpoint.__new__(Endpoint)
     config = IngressConfig.model_validate({"api_keys_file": "/keys", "admission": {"key": limits}})
     request_limits = RequestLimits(config.admission, 1)
-    pools.model.gate = Gate(config.admission, request_limits, replicas=1, prefill_replicas=1)
+    pools.model.gate = Gate(config.admission, request_limits, replicas=1, prefill_replicas=lambda: 1)
     keys: Any = SimpleNamespace(name_of=lambda header: "k")
     made._config, made._models, made._app_name = config, {"m": pools.model}, "nobody"
     made._intake = Intake(request_limits, keys, [pools.model.gate])

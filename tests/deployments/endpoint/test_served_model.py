@@ -22,7 +22,7 @@ def test_a_group_that_the_plan_does_not_let_serve_gets_no_requests(monkeypatch: 
 
     def plan(*groups: str) -> None:
         pools = frozenset(f"decode:test_endpoint:{group}" for group in groups)
-        membership = Membership(admitted=frozenset(), heard_s=0.0, pools=pools)
+        membership = Membership(admitted=frozenset(), heard_s=0.0, pools=dict.fromkeys(pools, 1))
         model._membership = SimpleNamespace(now=lambda: membership)
 
     assert serving() == ["a", "b"]
