@@ -231,6 +231,7 @@ class Traffic:
         waiting_requests: requests that wait at the endpoint now.
         waiting_tokens: prompt tokens of the requests that wait at the endpoint.
         refused: requests per second that the endpoint refused, by reason and priority.
+        refused_requests: number of requests that the endpoint refused in the window.
         input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
             an average prompt token, and exceeds the plain mean if lengths vary.
         cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
@@ -242,6 +243,7 @@ class Traffic:
     waiting_requests: float = 0.0
     waiting_tokens: float = 0.0
     refused: tuple[Refused, ...] = ()
+    refused_requests: float = 0.0
     input_tokens_mean: float | None = None
     input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
@@ -265,8 +267,9 @@ class ControllerState:
         desired: number of replicas of each pool that should serve, without withdrawn ones.
         desired_before: value of ``desired`` before the withdrawn replicas left.
         tried: number of leaders that the policy wanted at the last scale-in.
-        missed: about the last scale-in after which latency missed its objective: the number of leaders that the policy
-            wanted, and the number of such scale-ins in a row.
+        missed: about the last harmful scale-in, after which latency missed its objective or the counts grew again while
+            its replicas were withdrawn: the number of leaders that the policy wanted, and the number of such scale-ins
+            in a row.
         scaled_out_s: time of the last scale-out.
         scaled_in_s: time of the last scale-in.
         admitted: replicas that get requests.
@@ -314,6 +317,11 @@ class ControllerState:
     def is_asleep(self) -> bool:
         """Whether no replica should serve."""
         return not any(self.desired.values())
+
+    @property
+    def missed_once_more(self) -> tuple[float, int] | None:
+        """``missed`` after the last scale-in was harmful, too."""
+        return self.missed if self.tried is None else (self.tried, 1 + (0 if self.missed is None else self.missed[1]))
 
     @property
     def desired_and_warm(self) -> dict[PoolKey, int]:

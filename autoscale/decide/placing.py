@@ -115,16 +115,19 @@ def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
 def _remember_change(draft: Draft) -> None:
     """Write the new counts into the state, with the time of the change and the counts before a removal.
 
-    If replicas are still withdrawn from an earlier removal, the counts before that one stay.
+    If replicas are still withdrawn from an earlier removal, the counts before that one stay. If the counts then grow
+    again, the removal was harmful, although no latency missed its objective.
     """
     desired, state = draft.placed.counts, draft.state
     if desired == state.desired:
         return
     is_growth = sum(desired.values()) >= sum(state.desired.values())
     is_removal = any(count < state.desired[key] for key, count in desired.items())
+    is_undone = is_growth and not is_removal and bool(state.withdrawn)
     draft.state = replace(
         state,
         desired=desired,
+        missed=state.missed_once_more if is_undone else state.missed,
         desired_before=(state.desired_before or state.desired) if is_removal else state.desired_before,
         tried=draft.decision.leaders(draft.ratio) if is_removal else state.tried,
         scaled_out_s=draft.now_s if is_growth else state.scaled_out_s,

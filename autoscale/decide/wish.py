@@ -150,11 +150,7 @@ def bring_back(draft: Draft) -> None:
     """A stage: if withdrawn replicas are missed, admit them again and remember the harmful scale-in."""
     if not draft.is_missed:
         return
-    state, missed = draft.state, draft.state.missed
-    if state.tried is not None:
-        # ``missed``: the leaders that the policy wanted, and the number of harmful scale-ins in a row.
-        scale_ins_before = 0 if missed is None else missed[1]
-        missed = (state.tried, scale_ins_before + 1)
+    state = draft.state
     draft.state = replace(
         state,
         desired=_desired_before(draft),
@@ -164,7 +160,7 @@ def bring_back(draft: Draft) -> None:
         withdrawn={},
         scaled_out_s=draft.now_s,
         settled_s=draft.now_s + draft.config.window_s,
-        missed=missed,
+        missed=state.missed_once_more,
     )
     draft.census = Census.of(draft.snapshot.pools, draft.state)
 

@@ -156,6 +156,7 @@ class Signals:
                 for name, number in self._refused().items()
                 for reason, priority in refusals([name]).values()
             ),
+            refused_requests=math.fsum(self._refused().values()),
             input_tokens_mean=tokens / requests * per_estimate if requests else None,
             input_tokens_weighted_mean=squared / tokens * per_estimate if tokens else None,
         )

@@ -14,7 +14,7 @@ from pydantic import Field
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
 from autoscale.headcount import Census, desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, without_blind_removal
+from autoscale.policies.policy import Policy, ProfiledConfig, queue_at_endpoint, without_blind_removal
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, Shown, Snapshot, Traffic
@@ -194,7 +194,7 @@ class Dopd(Policy[DopdConfig]):
             role = pool.key.role
             values = (each.waiting_requests if role is Role.PREFILL else each.kv_usage_frac for each in pool.replicas)
             loads[role] += math.fsum(value or 0.0 for value in values)
-        loads[Role.PREFILL] += snapshot.traffic.waiting_requests  # at the endpoint
+        loads[Role.PREFILL] += queue_at_endpoint(snapshot)
         caps = {Role.PREFILL: self._config.queue_requests, Role.DECODE: self._config.kv_cap_frac}
         are_starting = {role: census.running[role] - census.withdrawn[role] < present[role] for role in Role}
         needed = {role: 0 if are_starting[role] else math.ceil(loads[role] / caps[role]) for role in Role}

@@ -59,6 +59,16 @@ def demand_factor(snapshot: Snapshot, slo: SloConfig) -> float:
     return max(1.0, traffic.requests_per_s / traffic.served_per_s)
 
 
+def queue_at_endpoint(snapshot: Snapshot) -> float:
+    """Requests that wait at the endpoint, and those that it refused lately: without admission they would wait, too.
+
+    Refusals from before the last replica entered do not count. They say nothing about the replicas that serve now.
+    """
+    traffic, settled_s = snapshot.traffic, snapshot.state.settled_s
+    is_from_before = settled_s is not None and snapshot.now_s < settled_s
+    return traffic.waiting_requests + (0.0 if is_from_before else traffic.refused_requests)
+
+
 def is_latency_current(snapshot: Snapshot) -> bool:
     """Whether a policy may add replicas because of the present latencies.
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, replicas_of, without_blind_removal
+from autoscale.policies.policy import Policy, queue_at_endpoint, replicas_of, without_blind_removal
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -82,7 +82,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
             # A request that waits at the endpoint will need both roles.
-            queue = math.fsum(requests or 0.0 for requests in queues) + snapshot.traffic.waiting_requests
+            queue = math.fsum(requests or 0.0 for requests in queues) + queue_at_endpoint(snapshot)
             wanted[role] = replicas_for_queue(expected, queue, rate, self._config)
             if len(queues) < present[role]:
                 # Replicas that start will serve a part of the queue. Until then it adds none, only arrivals do.

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, admitted_replicas, demand_factor
+from autoscale.policies.policy import Policy, admitted_replicas, demand_factor, queue_at_endpoint
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
@@ -118,8 +118,11 @@ class Wva(Policy[WvaConfig]):
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         present = desired_replicas(snapshot.state.desired)
-        for role in (role for role in Role if any(pool.key.role is role for pool in snapshot.pools)):
-            loads, limits = _loads(snapshot, role, demand_factor(snapshot, self._slo)), self._config.limits(role)
+        roles = [role for role in Role if any(pool.key.role is role for pool in snapshot.pools)]
+        for role in roles:
+            # Requests at the endpoint wait for the role that computes prompts.
+            queue = queue_at_endpoint(snapshot) if role is roles[0] else 0.0
+            loads, limits = _loads(snapshot, role, demand_factor(snapshot, self._slo), queue), self._config.limits(role)
             if not loads:
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
@@ -153,16 +156,18 @@ class Wva(Policy[WvaConfig]):
         return min(present, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
 
 
-def _loads(snapshot: Snapshot, role: Role, factor: float) -> list[Load] | None:
+def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:
     """The metrics of each replica of a role that gets requests; ``None``: one of them does not report its metrics.
 
-    ``factor``: the metrics are multiplied by it, so that they are those of all offered requests.
+    ``factor``: the KV usage is multiplied by it, so that it is that of all offered requests. ``queue``: requests that
+    wait for the role at the endpoint; each replica counts with an equal part.
     """
     loads = list[Load]()
-    for replica in admitted_replicas(snapshot, role):
+    replicas = admitted_replicas(snapshot, role)
+    for replica in replicas:
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
             return None
-        loads.append((replica.kv_usage_frac * factor, replica.waiting_requests * factor))
+        loads.append((replica.kv_usage_frac * factor, replica.waiting_requests + queue / len(replicas)))
     return loads
 
 

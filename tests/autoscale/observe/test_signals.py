@@ -204,6 +204,7 @@ def test_demand_is_what_the_endpoint_was_asked_for_and_not_what_reached_decode()
     # The endpoint estimated 100 tokens for each prompt that decode counted as 300.
     assert (traffic.input_tokens_mean, traffic.waiting_tokens) == (300.0, 600.0)
     assert traffic.refused == (Refused(reason="predicted_ttft", priority="low", requests_per_s=4.0),)
+    assert traffic.refused_requests == 16.0  # in the four seconds between the first report and the last
     assert latency.refused_frac == 0.5
     assert latency.ttft_s == pytest.approx(3.0 + 2.0 * 0.8)  # requests that wait at the endpoint count
     assert not SloConfig().is_met(replace(latency, ttft_s=None))
