@@ -34,6 +34,12 @@ _GAUGES: dict[str, tuple[str, list[str]]] = {
         "scaled by the prompt's own objective",
         ["model", "latency", "of"],
     ),
+    "tandem_autoscale_requests_per_second": (
+        "Requests per second: offered (those that were served, wait, or were refused for lack of capacity), served "
+        "(those that got a first token), and refused for lack of capacity",
+        ["model", "of"],
+    ),
+    "tandem_autoscale_waiting_requests": ("Requests that wait at the endpoint, over all its replicas", ["model"]),
     "tandem_autoscale_signal": (
         "Signal of the last decision, in the signal's own unit, and its target",
         ["model", "signal", "of"],
@@ -109,6 +115,12 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
         yield "tandem_autoscale_latency_seconds", [model, name, "objective"], objective_s
         if observed_s is not None:
             yield "tandem_autoscale_latency_seconds", [model, name, "seen"], observed_s
+    traffic = service.last.traffic
+    rates = {"offered": traffic.requests_per_s, "served": traffic.served_per_s, "refused": traffic.refused_per_s}
+    for name, per_s in rates.items():
+        if per_s is not None:
+            yield "tandem_autoscale_requests_per_second", [model, name], per_s
+    yield "tandem_autoscale_waiting_requests", [model], traffic.waiting_requests
     for shown in plan.decision.shown:
         yield "tandem_autoscale_signal", [model, shown.name, "seen"], shown.value
         yield "tandem_autoscale_signal", [model, shown.name, "target"], shown.target

@@ -11,7 +11,7 @@ from rich.text import Text
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.ratio import pd_text
-from autoscale.types import PoolKey
+from autoscale.types import PoolKey, Traffic
 from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_counts
 from deployments.serve_seam.controller_hook import IMPORT_PATH
 from kvtransfer.topology import Role
@@ -65,12 +65,22 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         f"TTFT {ttft} of {slo.ttft_s:g} s, TPOT {tpot} of {slo.tpot_s:g} s ({slo.quantile_frac:.0%} of requests)",
         f"{figure(traffic.requests_per_s, '.4g')} requests/s of {figure(traffic.input_tokens_mean, '.4g')} input and "
         f"{figure(traffic.output_tokens_mean, '.4g')} output tokens on average",
+        *_demand_lines(traffic),
         f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
         *(f"held back: {note.text}" for note in plan.held_back),
         *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
         *(f"{group} passed over: {why}" for group, why in plan.passed_over.items()),
         *(_no_room_line(config, pool, count, until_s - now_s) for pool, (until_s, count) in plan.state.capped.items()),
     ]
+
+
+def _demand_lines(traffic: Traffic) -> list[str]:
+    """The part of the demand that is not served at once, if there is one."""
+    refused = ", ".join(f"{each.requests_per_s:.3g}/s {each.reason} ({each.priority})" for each in traffic.refused)
+    if not refused and not traffic.waiting_requests:
+        return []
+    served = f"{figure(traffic.served_per_s, '.4g')}/s get a first token"
+    return [f"{served}, {traffic.waiting_requests:.0f} wait at the endpoint, refused: {refused or 'none'}"]
 
 
 def _no_room_line(config: AutoscaleConfig, pool: PoolKey, count: int, retry_in_s: float) -> str:

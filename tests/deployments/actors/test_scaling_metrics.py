@@ -3,7 +3,7 @@
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
-from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Shown, Traffic
+from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Refused, Shown, Traffic
 from deployments.actors.scaling_metrics import scaling_metrics
 from deployments.metrics import render
 from kvtransfer.topology import Role
@@ -29,7 +29,11 @@ LAST = PlanRecord(
     running={P: ("p0",), D: ("d0", "d1", "d2", "d3", "d4")},
     draining={P: ("p9",), D: ()},
     latency=Latency(ttft_s=0.5),
-    traffic=Traffic(),
+    traffic=Traffic(
+        requests_per_s=6.0,
+        waiting_requests=2.0,
+        refused=(Refused(reason="late", priority="low", requests_per_s=4.0),),
+    ),
 )
 
 
@@ -58,6 +62,9 @@ def test_every_state_of_a_replica_has_its_number() -> None:
         'tandem_pd_ratio{model="m",of="serving"} 0.5',
         'tandem_autoscale_latency_seconds{latency="ttft",model="m",of="seen"} 0.5',
         'tandem_autoscale_latency_seconds{latency="tpot",model="m",of="objective"} 0.05',
+        'tandem_autoscale_requests_per_second{model="m",of="offered"} 6.0',
+        'tandem_autoscale_requests_per_second{model="m",of="refused"} 4.0',
+        'tandem_autoscale_waiting_requests{model="m"} 2.0',
         'tandem_autoscale_mode{mode="paused",model="m"} 1.0',
         'tandem_autoscale_mode{mode="override",model="m"} 0.0',
         'tandem_autoscale_decision_age_seconds{model="m"} 2.0',
@@ -66,6 +73,7 @@ def test_every_state_of_a_replica_has_its_number() -> None:
     ):
         assert line in page.splitlines()
     assert 'latency="tpot",model="m",of="seen"' not in page
+    assert 'of="served"' not in page  # not observed
 
 
 def test_before_the_first_decision_the_page_has_no_sample() -> None:

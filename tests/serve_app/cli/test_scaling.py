@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from autoscale.decide.config import AutoscaleConfig, OverrideConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
-from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, PoolKey, Shown, Traffic
+from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, PoolKey, Refused, Shown, Traffic
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.cli.main import cli
@@ -142,6 +142,13 @@ def test_top_shows_how_many_replicas_serve_wait_are_withdrawn_and_end() -> None:
     assert "no room for more than 1 of prefill:g0" in text
     assert "tried again in 30 s" in text
     assert "Serve's choice" not in text
+
+
+def test_top_shows_demand_that_is_not_served_at_once() -> None:
+    refused = (Refused(reason="late", priority="low", requests_per_s=4.2),)
+    text = shown(last=replace(LAST, traffic=Traffic(served_per_s=1.8, waiting_requests=2.0, refused=refused)))
+    assert "1.8/s get a first token, 2 wait at the endpoint, refused: 4.2/s late (low)" in text
+    assert "wait at the endpoint" not in shown()
 
 
 def test_top_shows_how_many_replicas_have_no_place_and_why() -> None:
