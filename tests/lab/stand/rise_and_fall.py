@@ -1,0 +1,231 @@
+"""The same rise and fall of load for every policy, on one application of emulated engines under real Ray Serve.
+
+Each policy is tuned into the running application. The load rises to six times the base, Serve's controller is killed
+meanwhile, and the load falls again. Admission is on: at the endpoint requests wait or are refused until enough replicas
+serve.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoscale.report import RequestRecord
+from autoscale.traces.trace import TraceRequest
+from deployments.machine.claims import free_ports
+from kvtransfer.topology import Role
+from serve_app.load.generator import LoadGenerator
+from serve_app.local.cluster import DeployError
+from tests.lab.stand.processes import title
+
+ROOT = Path(__file__).parents[3]
+APP, MODEL = "policies", "llama-70b"
+PROFILE = str(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
+# The second variant: the same model on GPUs with about half the speed.
+SLOW_PROFILE = str(ROOT / "configs" / "profiles" / "a100_llama2_70b_tp4.json")
+BASE_PER_S, RISE_PER_S = 1.0, 6.0
+INPUT_TOKENS, OUTPUT_TOKENS = 3000, 30
+TTFT_S, TPOT_S = 2.0, 0.1
+_START_S = 5.0
+# What one emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
+_PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
+_PROFILES = {"prefill": PROFILE, "decode": PROFILE, "prefill_start_s": _START_S, "decode_start_s": _START_S}
+_QUEUE = {"kind": "queue_depth", "prefill_requests_per_s": _PREFILL_PER_S, "decode_requests_per_s": _DECODE_PER_S}
+# Every policy that sizes a live application by its load, with each live signal of HeteroScale. GPU utilisation and SM
+# activity need GPUs.
+POLICIES: dict[str, dict[str, Any]] = {
+    "queue_depth reactive": {"policy": {**_QUEUE, "burn_down_s": 5.0}},
+    "queue_depth headroom": {"policy": {**_QUEUE, "burn_down_s": 5.0, "headroom_frac": 0.4}},
+    "queue_depth predictive": {"policy": {**_QUEUE, "burn_down_s": 5.0, "lead_s": _START_S, "trend_s": 12.0}},
+    "dopd": {"policy": {"kind": "dopd", "interval_s": 5.0, "forecast": {"kind": "last_value"}, **_PROFILES}},
+    "wva": {"policy": {"kind": "wva"}},
+    "token_velocity": {"policy": {"kind": "token_velocity", **_PROFILES}},
+    "default": {
+        "policy": {"kind": "default", "history_s": 60.0, "memory_s": 10.0, "stay_starts": 1.0, **_PROFILES},
+        "gate": {"is_enabled": False},
+    },
+    "heteroscale decode_tps": {"policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 70.0}},
+    "heteroscale prefill_tps": {"policy": {"kind": "heteroscale", "signal": "prefill_tps", "target": 4000.0}},
+    "heteroscale ttft": {"policy": {"kind": "heteroscale", "signal": "ttft"}},
+    "heteroscale tpot": {"policy": {"kind": "heteroscale", "signal": "tpot"}},
+    # Each minute has other counts, whatever the load is.
+    "periodic": {
+        "policy": {
+            "kind": "periodic",
+            "periods": [{"begins": "*/2 * * * *", "decode": 2}, {"begins": "1-59/2 * * * *", "decode": 1}],
+        }
+    },
+}
+
+
+def document() -> dict[str, Any]:
+    """The Serve YAML: one group on H100, and one on slower and cheaper GPUs that may sleep."""
+    serve = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    serve["http_options"]["port"] = free_ports(1)[0]
+    application = serve["applications"][0]
+    application["name"] = APP
+    args = application["args"]
+    args["ingress"] |= {"metrics_port": free_ports(1)[0], "admission": {"ttft_s": TTFT_S}}
+    group = args["groups"][0]
+    for role, highest in (("prefill", 8), ("decode", 4)):
+        group[role] |= {"max_replicas": highest, "emulator": {"profile": PROFILE, "start_s": _START_S}}
+    args["autoscale"] = {
+        "pd_ratio": "2:1",
+        "policy": {"kind": "static", "prefill": 1, "decode": 1},
+        "slo": {"ttft_s": TTFT_S, "tpot_s": TPOT_S},
+        "guard": {"cooldown_out_s": 2.0, "cooldown_in_s": 5.0, "hysteresis_in_frac": 0.2},
+        "gate": {"observation_s": 5.0},
+        "interval_s": 1.0,
+        "window_s": 6.0,
+    }
+    return serve
+
+
+@dataclass(slots=True)
+class Passage:
+    """One policy through the rise and the fall; times in seconds from the rise.
+
+    Attributes:
+        records: every request, with the time at which it was sent.
+        counts: serving prefill and decode replicas, at each time at which they changed.
+        asked_s: when as many prefill replicas were wanted first as serve the load.
+        enough_s: end of the first five seconds in which 95 % of the requests were in time.
+        killed_s: when Serve's controller was killed; ``None``: it was not.
+        reasons: reasons of the last decisions.
+    """
+
+    records: list[RequestRecord] = field(default_factory=list)
+    counts: list[tuple[float, int, int]] = field(default_factory=list)
+    asked_s: float | None = None
+    killed_s: float | None = None
+    reasons: list[str] = field(default_factory=list)
+
+    def in_time_frac(self, begin_s: float, end_s: float) -> float | None:
+        """Share of the requests sent in this time that met the TTFT objective; ``None``: none was sent."""
+        sent = [record for record in self.records if begin_s <= record.sent_s < end_s]
+        met = sum(each.error is None and each.ttft_s is not None and each.ttft_s <= TTFT_S for each in sent)
+        return met / len(sent) if sent else None
+
+    def enough_s(self, until_s: float) -> float | None:
+        """End of the first five seconds, before ``until_s``, in which 95 % of the requests were in time."""
+        for end_s in range(5, int(until_s) + 1):
+            if (self.in_time_frac(end_s - 5.0, end_s) or 0.0) >= 0.95:
+                return float(end_s)
+        return None
+
+    @property
+    def lost(self) -> list[str]:
+        """Errors other than a refusal."""
+        return [record.error for record in self.records if record.error not in (None, "HTTP 429")]
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """The most serving replicas of each role."""
+        return max(prefill for _, prefill, _ in self.counts), max(decode for _, _, decode in self.counts)
+
+
+class Stand:
+    """A running application of ``document``."""
+
+    def __init__(self, app: Any) -> None:
+        from serve_app.running.ray_control import Control
+
+        self._app, self._control = app, Control(APP)
+
+    def status(self) -> Any:
+        """The status of the service; ``None`` while the coordinator does not answer or has no plan."""
+        with suppress(DeployError):
+            status = self._control.status()
+            return None if status.last is None else status
+        return None
+
+    def serving(self) -> tuple[int, int] | None:
+        """Serving prefill and decode replicas; ``None``: not known now."""
+        if (status := self.status()) is None:
+            return None
+        admitted = set(status.last.plan.admitted)
+        ready = dict.fromkeys(Role, 0)
+        for pool, names in status.last.running.items():
+            ready[pool.role] += len(admitted.intersection(names))
+        return ready[Role.PREFILL], ready[Role.DECODE]
+
+    def wait_until(self, holds: Callable[[], bool], within_s: float = 240.0) -> None:
+        """Wait for a condition. Raises AssertionError: it does not hold in time."""
+        deadline = time.monotonic() + within_s
+        while not holds():
+            assert time.monotonic() < deadline, self.status()
+            time.sleep(0.25)
+
+    def rest(self) -> None:
+        """Return to one replica of each role, under the policy as deployed."""
+        self._control.tune({}, "rest")
+        self.wait_until(lambda: self.serving() == (1, 1))
+
+    def kill_controller(self) -> None:
+        """Kill Serve's controller, which starts again."""
+        for process in self._app.processes():
+            if "ServeController" in title(process):
+                process.kill()
+
+    async def passage(
+        self, changes: Mapping[str, Any], *, rise_s: float, fall_s: float, kill_after_s: float | None
+    ) -> Passage:
+        """The load's rise and fall under a policy; ``kill_after_s``: when Serve's controller is killed in the rise."""
+        self._control.tune(dict(changes), "its turn")
+        passage = Passage(killed_s=kill_after_s)
+        generator = LoadGenerator(self._app.url, MODEL, seed=None)
+        trace = [*_steady(RISE_PER_S, 0.0, rise_s), *_steady(BASE_PER_S, rise_s, rise_s + fall_s)]
+        begun_s = time.monotonic()
+        with _watched(self, passage, begun_s):
+            replay = asyncio.create_task(generator.replay(trace))
+            if kill_after_s is not None:
+                await asyncio.sleep(kill_after_s)
+                await asyncio.to_thread(self.kill_controller)
+            passage.records = await replay
+        return passage
+
+
+def _steady(per_s: float, begin_s: float, end_s: float) -> list[TraceRequest]:
+    count = int((end_s - begin_s) * per_s)
+    return [
+        TraceRequest(at_s=begin_s + n / per_s, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS)
+        for n in range(count)
+    ]
+
+
+@contextmanager
+def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
+    """Note counts and wishes every half second, in a task beside the load."""
+
+    def look() -> None:
+        if (status := stand.status()) is None or (serving := stand.serving()) is None:
+            return
+        now_s = time.monotonic() - begun_s
+        if not passage.counts or passage.counts[-1][1:] != serving:
+            passage.counts.append((now_s, *serving))
+        desired = sum(count for key, count in status.last.plan.state.desired.items() if key.role is Role.PREFILL)
+        if passage.asked_s is None and desired * _PREFILL_PER_S >= RISE_PER_S:
+            passage.asked_s = now_s
+        reason = status.last.plan.decision.reason
+        passage.reasons = [*passage.reasons[-9:], reason]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.to_thread(look)
+            await asyncio.sleep(0.5)
+
+    task = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def refused_after(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> int:
+    """Number of requests that were sent in this time and refused."""
+    return sum(begin_s <= record.sent_s < end_s and record.error == "HTTP 429" for record in records)
