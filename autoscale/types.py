@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import median
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
@@ -289,6 +290,8 @@ class ControllerState:
         unplaced_since_s: pools with replicas on no node. For each: when the number of replicas on nodes last rose or
             was first too low, and this number.
         memory: series of numbers that the policy remembers, by name.
+        asked_s: pools with replicas that start: when the plan asked for each, the oldest first.
+        starts_s: durations of the last starts of each pool, seconds, the oldest first.
     """
 
     ticked_s: float | None = None
@@ -312,6 +315,13 @@ class ControllerState:
     warm: Mapping[PoolKey, int] = field(default_factory=dict)
     unplaced_since_s: Mapping[PoolKey, tuple[float, int]] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    asked_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
+    starts_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
+
+    def start_s(self, role: Role) -> float | None:
+        """Median duration of the last starts of a role, over its pools, seconds; ``None``: none was observed."""
+        durations_s = [each for key, durations in self.starts_s.items() if key.role is role for each in durations]
+        return median(durations_s) if durations_s else None
 
     @property
     def is_asleep(self) -> bool:

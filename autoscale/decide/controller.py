@@ -1,4 +1,4 @@
-"""Controller.tick: turns a snapshot into a plan by ten stages; only this file defines their order (pure)."""
+"""Controller.tick: turns a snapshot into a plan by stages; only this file defines their order (pure)."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,17 @@ from autoscale.decide.guard import exchange, guard
 from autoscale.decide.placing import place
 from autoscale.decide.reconcile import reconcile
 from autoscale.decide.slots import Slots
+from autoscale.decide.starts import note_starts
 from autoscale.decide.wish import bring_back, decide, hold, sleep
 from autoscale.types import Plan, Snapshot
 from kvtransfer.topology import Topology
 
 Stage = Callable[[Draft], None]
-STAGES: tuple[Stage, ...] = (reconcile, hold, decide, sleep, bring_back, guard, exchange, place, leave, admit)
+STAGES: tuple[Stage, ...] = (
+    *(reconcile, hold, decide, sleep, bring_back),  # what is wanted
+    *(guard, exchange, place, leave, admit),  # what is possible
+    note_starts,
+)
 
 
 class Controller:

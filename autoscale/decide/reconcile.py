@@ -7,6 +7,7 @@ from dataclasses import replace
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import limited, overdue_pools, room_of
+from autoscale.decide.starts import with_ended_starts
 from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
@@ -44,7 +45,7 @@ def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
 
 def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     """The last tick's state, brought up to date with the replicas and the time of the snapshot."""
-    now_s, state = snapshot.now_s, snapshot.state
+    now_s, state = snapshot.now_s, with_ended_starts(snapshot.state, snapshot)
     if is_after_a_gap(snapshot, config):
         state = _with_new_timers(state, now_s)
     running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}

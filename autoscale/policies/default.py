@@ -17,7 +17,7 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, handoff_engines, prefill_engines
 from autoscale.engines.profile import EngineProfile
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, is_latency_current, replicas_of
+from autoscale.policies.policy import ProfiledConfig, ProfiledPolicy, is_latency_current, replicas_of
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
@@ -94,14 +94,14 @@ class _Load(NamedTuple):
     unevenness: float  # variance of this number by chance, divided by the number
 
 
-class Default(Policy[DefaultConfig]):
+class Default(ProfiledPolicy[DefaultConfig]):
     """Replicas of both roles from arrivals per second and mean lengths, by the engines' profiles.
 
     Source: square-root staffing, Halfin and Whitt, "Heavy-traffic limits for queues with many exponential servers"
     (1981).
     """
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
         The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode is taken as

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -10,11 +11,14 @@ from autoscale.engines.profile import ProfileRef
 from autoscale.headcount import desired_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, ReplicaStats, Snapshot
+from autoscale.types import ControllerState, Decision, ReplicaStats, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
+# Share of a configured start time by which the observed one may differ before a decision names it. A smaller one
+# would name ordinary variations of a start.
+_DRIFT_FRAC = 0.25
 
 
 class Policy(ABC, Generic[C]):
@@ -119,12 +123,45 @@ class ProfiledConfig(StrictConfig):
     prefill: ProfileRef = Field(description="The profile of one prefill replica, or the path of its file.")
     decode: ProfileRef = Field(description="The profile of one decode replica, or the path of its file.")
     prefill_start_s: float | None = Field(None, ge=0.0)
-    """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile."""
+    """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile. It holds
+    until the first start has been observed; then the median of the last starts does."""
     decode_start_s: float | None = Field(None, ge=0.0)
-    """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile."""
+    """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile. It holds
+    until the first start has been observed; then the median of the last starts does."""
+
+    def with_starts(self, state: ControllerState) -> Self:
+        """The configuration with the start times that were observed; configured ones hold until a start has ended."""
+        learned = {f"{role}_start_s": state.start_s(role) for role in Role}
+        changes = {name: seconds for name, seconds in learned.items() if seconds is not None}
+        return self.model_copy(update=changes) if changes else self
 
     def start_s(self, role: Role) -> float:
         """Seconds from the request for a replica of a role until it is ready."""
         if role is Role.PREFILL:
             return self.prefill.start_s if self.prefill_start_s is None else self.prefill_start_s
         return self.decode.start_s if self.decode_start_s is None else self.decode_start_s
+
+
+P = TypeVar("P", bound=ProfiledConfig)  # configuration class of a policy with profiles
+
+
+class ProfiledPolicy(Policy[P]):
+    """A policy that sizes by engine profiles and start times; observed start times replace the configured ones."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The decision of ``decide_with_starts``. It shows each observed start time, and names one that has drifted."""
+        learned = self._config.with_starts(snapshot.state)
+        policy = self if learned is self._config else type(self)(learned, ratio=self._ratio, slo=self._slo)
+        decision, shown, drifts = policy.decide_with_starts(snapshot), list[Shown](), list[str]()
+        for role in Role:
+            if (seconds := snapshot.state.start_s(role)) is not None:
+                configured_s = self._config.start_s(role)
+                shown.append(Shown(name=f"{role}_start_s", value=seconds, target=configured_s))
+                if abs(seconds - configured_s) > _DRIFT_FRAC * configured_s:
+                    drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
+        reason = "; ".join((decision.reason, *drifts))
+        return replace(decision, shown=(*decision.shown, *shown), reason=reason)
+
+    @abstractmethod
+    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
+        """The decision; ``start_s`` of the configuration gives the observed start times."""

@@ -35,7 +35,8 @@ class QueueDepthConfig(StrictConfig):
     """Time in which the queue beyond target_queue must be served, seconds."""
     headroom_frac: float = Field(0.0, ge=0.0, le=10.0, description="Standing spare: 0.4 adds 40 % to the replicas.")
     lead_s: float = Field(0.0, ge=0.0)
-    """Time for which arrivals are extrapolated, seconds; choose the time of a start. 0: no extrapolation."""
+    """Time for which arrivals are extrapolated, seconds; choose the time of a start. Once starts have been observed,
+    their time is taken instead. 0: no extrapolation."""
     trend_s: float = Field(60.0, gt=0.0)
     """Time over which the trend of arrivals is measured, seconds; choose several times window_s."""
 
@@ -71,7 +72,8 @@ class QueueDepth(Policy[QueueDepthConfig]):
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
-        expected, memory = self._forecast(snapshot, arrivals)
+        lead_s = self._lead_s(snapshot)
+        expected, memory = self._forecast(snapshot, arrivals, lead_s)
         wanted, present = dict.fromkeys(Role, 0.0), desired_replicas(snapshot.state.desired)
         shown = []
         rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
@@ -93,18 +95,25 @@ class QueueDepth(Policy[QueueDepthConfig]):
             shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
         wanted = without_blind_removal(wanted, snapshot)
         queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
-        forecast_text = f", {expected:.4g} in {self._config.lead_s:g} s" if memory is not None else ""
+        forecast_text = f", {expected:.4g} in {lead_s:.4g} s" if memory is not None else ""
         reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
-    def _forecast(self, snapshot: Snapshot, arrivals: float) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
+    def _lead_s(self, snapshot: Snapshot) -> float:
+        """Time for which arrivals are extrapolated: that of the slower role's observed starts, or else ``lead_s``."""
+        starts_s = [seconds for role in Role if (seconds := snapshot.state.start_s(role)) is not None]
+        return max(starts_s) if self._config.lead_s and starts_s else self._config.lead_s
+
+    def _forecast(
+        self, snapshot: Snapshot, arrivals: float, lead_s: float
+    ) -> tuple[float, Mapping[str, tuple[float, ...]] | None]:
         """Arrivals per second ``lead_s`` from now by the trend, at least the present ones; and the trend's memory.
 
         Without ``lead_s``, or if the traffic was observed only in part, the memory is ``None`` and stays as it is. A
         line through points of less than half of ``trend_s`` is mostly noise, so it is not extrapolated.
         """
         config, memory, now_s = self._config, snapshot.state.memory, snapshot.now_s
-        if not config.lead_s or not snapshot.traffic.is_whole:  # partial traffic would look like a fall
+        if not lead_s or not snapshot.traffic.is_whole:  # partial traffic would look like a fall
             return arrivals, None
         series = zip(memory.get("arrivals_at_s", ()), memory.get("arrivals_per_s", ()), strict=False)
         past = [(at, rate) for at, rate in series if now_s - config.trend_s <= at < now_s]
@@ -115,4 +124,4 @@ class QueueDepth(Policy[QueueDepthConfig]):
         if now_s - points[0][0] < config.trend_s / 2:
             return arrivals, trend
         slope, level = linear_regression([at - now_s for at, _ in points], [rate for _, rate in points])
-        return max(arrivals, level + slope * config.lead_s), trend
+        return max(arrivals, level + slope * lead_s), trend

@@ -14,7 +14,13 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.profile import EngineProfile
 from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, admitted_replicas, replicas_of, without_blind_removal
+from autoscale.policies.policy import (
+    ProfiledConfig,
+    ProfiledPolicy,
+    admitted_replicas,
+    replicas_of,
+    without_blind_removal,
+)
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
@@ -56,13 +62,13 @@ def network_velocity(profile: EngineProfile) -> float:
     return profile.handoff.bytes_per_s / profile.handoff.kv_bytes_per_token
 
 
-class TokenVelocity(Policy[TokenVelocityConfig]):
+class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
     """Replicas of each role: arriving tokens per second over the tokens per second of one replica (its velocity).
 
     Source: TokenScale (arXiv 2512.03416): the velocities, and convertible decoders for bursts.
     """
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
         """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 
         Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. In the paper decode's lambda and V_D count prompt and

@@ -6,10 +6,11 @@ serve.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,11 @@ from tests.lab.stand.processes import title
 ROOT = Path(__file__).parents[3]
 APP, MODEL = "policies", "llama-70b"
 PROFILE = str(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
-# The second variant: the same model on GPUs with about half the speed.
-SLOW_PROFILE = str(ROOT / "configs" / "profiles" / "a100_llama2_70b_tp4.json")
 BASE_PER_S, RISE_PER_S = 1.0, 6.0
 INPUT_TOKENS, OUTPUT_TOKENS = 3000, 30
 TTFT_S, TPOT_S = 2.0, 0.1
 _START_S = 5.0
+_PART_S = 2.5  # length of a part of the load, seconds
 # What one emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
 _PROFILES = {"prefill": PROFILE, "decode": PROFILE, "prefill_start_s": _START_S, "decode_start_s": _START_S}
@@ -64,7 +64,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """The Serve YAML: one group on H100, and one on slower and cheaper GPUs that may sleep."""
+    """The Serve YAML of one replica of each role."""
     serve = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
     serve["http_options"]["port"] = free_ports(1)[0]
     application = serve["applications"][0]
@@ -94,8 +94,9 @@ class Passage:
         records: every request, with the time at which it was sent.
         counts: serving prefill and decode replicas, at each time at which they changed.
         asked_s: when as many prefill replicas were wanted first as serve the load.
-        enough_s: end of the first five seconds in which 95 % of the requests were in time.
         killed_s: when Serve's controller was killed; ``None``: it was not.
+        fell_s: end of the rise.
+        ticked_s: time of the last decision.
         reasons: reasons of the last decisions.
     """
 
@@ -103,6 +104,8 @@ class Passage:
     counts: list[tuple[float, int, int]] = field(default_factory=list)
     asked_s: float | None = None
     killed_s: float | None = None
+    fell_s: float = 0.0
+    ticked_s: float | None = None
     reasons: list[str] = field(default_factory=list)
 
     def in_time_frac(self, begin_s: float, end_s: float) -> float | None:
@@ -111,9 +114,9 @@ class Passage:
         met = sum(each.error is None and each.ttft_s is not None and each.ttft_s <= TTFT_S for each in sent)
         return met / len(sent) if sent else None
 
-    def enough_s(self, until_s: float) -> float | None:
-        """End of the first five seconds, before ``until_s``, in which 95 % of the requests were in time."""
-        for end_s in range(5, int(until_s) + 1):
+    def enough_s(self, until_s: float, since_s: float = 0.0) -> float | None:
+        """End of the first five seconds between both times in which 95 % of the requests were in time."""
+        for end_s in range(math.ceil(since_s) + 5, int(until_s) + 1):
             if (self.in_time_frac(end_s - 5.0, end_s) or 0.0) >= 0.95:
                 return float(end_s)
         return None
@@ -173,29 +176,68 @@ class Stand:
                 process.kill()
 
     async def passage(
-        self, changes: Mapping[str, Any], *, rise_s: float, fall_s: float, kill_after_s: float | None
+        self,
+        changes: Mapping[str, Any],
+        *,
+        most_rise_s: float,
+        fall_s: float,
+        kill_after_s: float | None,
+        ends_early: bool = False,
     ) -> Passage:
-        """The load's rise and fall under a policy; ``kill_after_s``: when Serve's controller is killed in the rise."""
+        """The load's rise and fall under a policy.
+
+        ``kill_after_s``: when Serve's controller is killed in the rise; ``None``: it is not. ``ends_early``: end the
+        rise once enough replicas serve and the killed controller has a successor that decides.
+        """
         self._control.tune(dict(changes), "its turn")
         passage = Passage(killed_s=kill_after_s)
-        generator = LoadGenerator(self._app.url, MODEL, seed=None)
-        trace = [*_steady(RISE_PER_S, 0.0, rise_s), *_steady(BASE_PER_S, rise_s, rise_s + fall_s)]
         begun_s = time.monotonic()
+
+        def is_over() -> bool:
+            now_s = time.monotonic() - begun_s
+            is_back = kill_after_s is None or (passage.ticked_s or 0.0) > kill_after_s + 1.0
+            return ends_early and is_back and passage.enough_s(now_s, since_s=kill_after_s or 0.0) is not None
+
         with _watched(self, passage, begun_s):
-            replay = asyncio.create_task(generator.replay(trace))
+            rise = asyncio.create_task(self._load(passage, begun_s, RISE_PER_S, most_rise_s, is_over))
             if kill_after_s is not None:
                 await asyncio.sleep(kill_after_s)
                 await asyncio.to_thread(self.kill_controller)
-            passage.records = await replay
+            await rise
+            passage.fell_s = time.monotonic() - begun_s
+            await self._load(passage, begun_s, BASE_PER_S, fall_s, lambda: False)
         return passage
 
+    async def _load(
+        self, passage: Passage, begun_s: float, per_s: float, most_s: float, is_over: Callable[[], bool]
+    ) -> None:
+        """Send requests at a steady rate, in parts of ``_PART_S``; the records come into the passage."""
+        parts, end_s = [], time.monotonic() + most_s
+        while time.monotonic() < end_s and not is_over():
+            parts.append(asyncio.create_task(self._part(passage, begun_s, per_s)))
+            await asyncio.sleep(_PART_S)
+        await asyncio.gather(*parts)
 
-def _steady(per_s: float, begin_s: float, end_s: float) -> list[TraceRequest]:
-    count = int((end_s - begin_s) * per_s)
-    return [
-        TraceRequest(at_s=begin_s + n / per_s, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS)
-        for n in range(count)
-    ]
+    async def _part(self, passage: Passage, begun_s: float, per_s: float) -> None:
+        later_s = time.monotonic() - begun_s
+        times_s = [number / per_s for number in range(round(_PART_S * per_s))]
+        trace = [TraceRequest(at_s=at_s, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS) for at_s in times_s]
+        records = await LoadGenerator(self._app.url, MODEL, seed=None).replay(trace)
+        passage.records += [_later(record, later_s) for record in records]
+
+
+def _later(record: RequestRecord, by_s: float) -> RequestRecord:
+    """The record with its times counted from an earlier instant."""
+
+    def later(at_s: float | None) -> float | None:
+        return None if at_s is None else at_s + by_s
+
+    return replace(
+        record,
+        sent_s=record.sent_s + by_s,
+        first_token_s=later(record.first_token_s),
+        last_token_s=later(record.last_token_s),
+    )
 
 
 @contextmanager
@@ -211,8 +253,10 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
         desired = sum(count for key, count in status.last.plan.state.desired.items() if key.role is Role.PREFILL)
         if passage.asked_s is None and desired * _PREFILL_PER_S >= RISE_PER_S:
             passage.asked_s = now_s
-        reason = status.last.plan.decision.reason
-        passage.reasons = [*passage.reasons[-9:], reason]
+        plan = status.last.plan
+        if plan.state.ticked_s is not None:
+            passage.ticked_s = plan.state.ticked_s - time.time() + now_s
+        passage.reasons = [*passage.reasons[-9:], plan.decision.reason]
 
     async def watch() -> None:
         while True:
@@ -224,8 +268,3 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
         yield
     finally:
         task.cancel()
-
-
-def refused_after(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> int:
-    """Number of requests that were sent in this time and refused."""
-    return sum(begin_s <= record.sent_s < end_s and record.error == "HTTP 429" for record in records)

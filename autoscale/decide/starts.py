@@ -1,0 +1,47 @@
+"""How long replicas of each pool take to start: learned from the plans that asked for them (pure).
+
+A start begins with the plan that asks for the replica, and ends when the replica runs. It includes the time until a
+node has room, and the download of a model.
+"""
+
+from dataclasses import replace
+
+from autoscale.decide.draft import Draft
+from autoscale.headcount import count_among
+from autoscale.types import ControllerState, PoolKey, Snapshot
+
+# Number of the last starts of a pool that are remembered. A change of the start time, such as weights that are staged
+# now, is the median after half of them. Fewer follow single slow starts.
+_REMEMBERED_STARTS = 9
+
+
+def with_ended_starts(state: ControllerState, snapshot: Snapshot) -> ControllerState:
+    """The state with the starts that have ended since the last tick.
+
+    ``state``: that of the last tick. Starts end in the order in which they began.
+    """
+    known = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
+    asked_s: dict[PoolKey, tuple[float, ...]] = {}
+    starts_s: dict[PoolKey, tuple[float, ...]] = dict(state.starts_s)
+    for pool in snapshot.pools:
+        began_s = state.asked_s.get(pool.key, ())
+        ended = min(len(began_s), sum(replica.replica_id not in known for replica in pool.replicas))
+        # A start in the future began before the clock was set back, so its duration is not known.
+        durations_s = [snapshot.now_s - at_s for at_s in began_s[:ended] if at_s <= snapshot.now_s]
+        if durations_s:
+            starts_s[pool.key] = (*starts_s.get(pool.key, ()), *durations_s)[-_REMEMBERED_STARTS:]
+        asked_s[pool.key] = began_s[ended:]
+    return replace(state, asked_s={key: times for key, times in asked_s.items() if times}, starts_s=starts_s)
+
+
+def note_starts(draft: Draft) -> None:
+    """A stage: remember when the plan asks for replicas that do not run yet."""
+    state, asked_s = draft.state, dict[PoolKey, tuple[float, ...]]()
+    for pool in draft.snapshot.pools:
+        running = len(pool.replicas) - count_among(pool, state.victims)
+        missing = max(0, draft.counts[pool.key] - running)
+        # Of the replicas that start, Serve gives up the youngest first.
+        began_s = state.asked_s.get(pool.key, ())[:missing]
+        if missing:
+            asked_s[pool.key] = (*began_s, *[draft.now_s] * (missing - len(began_s)))
+    draft.state = replace(state, asked_s=asked_s)
