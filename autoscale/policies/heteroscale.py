@@ -167,9 +167,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         if leaders > serving:
             leaders = self._grown(snapshot, present, leaders)
         elif serving < present or snapshot.state.withdrawn or not self._slo.is_met(snapshot.latency):
-            leaders = float(
-                present
-            )  # this latency does not show the last change of the counts, or another one is missed
+            # This latency does not show the last change of the counts, or the other one misses its objective.
+            leaders = float(present)
         elif leaders < present:
             # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
             leaders = math.floor(leaders)
