@@ -166,10 +166,13 @@ def _backlog(snapshot: Snapshot, window_s: float) -> tuple[tuple[float, float], 
     They waited at the endpoint, for prefill, or with their KV for room on decode.
     """
     now_s, oldest_s = snapshot.now_s, snapshot.now_s - window_s
-    replicas = {role: [r for pool in snapshot.pools if pool.key.role is role for r in pool.replicas] for role in Role}
-    tokens = math.fsum(replica.queued_prefill_tokens or 0.0 for replica in replicas[Role.PREFILL])
-    on_decode = math.fsum(replica.waiting_requests or 0.0 for replica in replicas[Role.DECODE])
-    tokens += on_decode * (snapshot.traffic.input_tokens_mean or 0.0) + snapshot.traffic.waiting_tokens
+    tokens, requests_on_decode = snapshot.traffic.waiting_tokens, 0.0
+    for pool in snapshot.pools:
+        if pool.key.role is Role.PREFILL:
+            tokens += math.fsum([replica.queued_prefill_tokens or 0.0 for replica in pool.replicas])
+        else:
+            requests_on_decode += math.fsum([replica.waiting_requests or 0.0 for replica in pool.replicas])
+    tokens += requests_on_decode * (snapshot.traffic.input_tokens_mean or 0.0)
     earlier = snapshot.state.backlog[-(_BACKLOG_POINTS - 1) :]
     return (*(point for point in earlier if oldest_s <= point[0] < now_s), (now_s, tokens))
 

@@ -5,6 +5,7 @@ node has room, and the download of a model.
 """
 
 from dataclasses import replace
+from itertools import takewhile
 
 from autoscale.decide.draft import Draft
 from autoscale.headcount import count_among
@@ -20,28 +21,34 @@ def with_ended_starts(state: ControllerState, snapshot: Snapshot) -> ControllerS
 
     ``state``: that of the last tick. Starts end in the order in which they began.
     """
+    if not state.asked_s:
+        return state
     known = {*state.admitted, *state.held, *state.withdrawn, *state.victims}
-    asked_s: dict[PoolKey, tuple[float, ...]] = {}
-    starts_s: dict[PoolKey, tuple[float, ...]] = dict(state.starts_s)
+    asked_s, starts_s = dict(state.asked_s), dict(state.starts_s)
     for pool in snapshot.pools:
-        began_s = state.asked_s.get(pool.key, ())
-        ended = min(len(began_s), sum(replica.replica_id not in known for replica in pool.replicas))
+        if (began_s := asked_s.pop(pool.key, None)) is None:
+            continue
+        youngest = takewhile(lambda replica: replica.replica_id not in known, reversed(pool.replicas))
+        ended = min(len(began_s), sum(1 for _ in youngest))
         # A start in the future began before the clock was set back, so its duration is not known.
         durations_s = [snapshot.now_s - at_s for at_s in began_s[:ended] if at_s <= snapshot.now_s]
         if durations_s:
             starts_s[pool.key] = (*starts_s.get(pool.key, ()), *durations_s)[-_REMEMBERED_STARTS:]
-        asked_s[pool.key] = began_s[ended:]
-    return replace(state, asked_s={key: times for key, times in asked_s.items() if times}, starts_s=starts_s)
+        if ended < len(began_s):
+            asked_s[pool.key] = began_s[ended:]
+    return replace(state, asked_s=asked_s, starts_s=starts_s)
 
 
 def note_starts(draft: Draft) -> None:
     """A stage: remember when the plan asks for replicas that do not run yet."""
     state, asked_s = draft.state, dict[PoolKey, tuple[float, ...]]()
     for pool in draft.snapshot.pools:
-        running = len(pool.replicas) - count_among(pool, state.victims)
-        missing = max(0, draft.counts[pool.key] - running)
-        # Of the replicas that start, Serve gives up the youngest first.
-        began_s = state.asked_s.get(pool.key, ())[:missing]
-        if missing:
+        missing = draft.counts[pool.key] - len(pool.replicas)
+        if state.victims:  # they run, but not for long
+            missing += count_among(pool, state.victims)
+        if missing > 0:
+            # Of the replicas that start, Serve gives up the youngest first.
+            began_s = state.asked_s.get(pool.key, ())[:missing]
             asked_s[pool.key] = (*began_s, *[draft.now_s] * (missing - len(began_s)))
-    draft.state = replace(state, asked_s=asked_s)
+    if asked_s or state.asked_s:
+        draft.state = replace(state, asked_s=asked_s)

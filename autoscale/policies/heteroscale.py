@@ -162,40 +162,39 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             latency_s = 0.0  # there was no request
         if latency_s is None:
             return None
-        serving = self._serving(snapshot, present)
-        leaders = negative_feedback(serving, latency_s, target_s, self._config.latency)
-        if leaders > serving:
-            leaders = self._grown(snapshot, present, leaders)
-        elif serving < present or snapshot.state.withdrawn or not self._slo.is_met(snapshot.latency):
-            # This latency does not show the last change of the counts, or the other one misses its objective.
-            leaders = float(present)
-        elif leaders < present:
+        step, leaders = negative_feedback(1.0, latency_s, target_s, self._config.latency), float(present)
+        if step > 1.0:
+            leaders = self._grown(snapshot, present, step)
+        elif step < 1.0 and self._may_shrink(snapshot, present):
             # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
-            leaders = math.floor(leaders)
+            leaders = math.floor(step * present)
         return leaders, Shown(name=self._config.signal, value=latency_s, target=target_s)
 
     def _safety_net(self, snapshot: Snapshot, present: int) -> tuple[float, str]:
         """Leaders for TTFT or for TPOT, whichever needs more, and the reason; at least ``present``."""
-        steps, latency, serving = self._config.latency, snapshot.latency, self._serving(snapshot, present)
+        limits, latency = self._config.latency, snapshot.latency
         latencies = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
-        counts = [
-            (negative_feedback(serving, value, target, steps), f"{name} {value:.4g} s for {target:.4g} s")
+        steps = [
+            (negative_feedback(1.0, value, target, limits), f"{name} {value:.4g} s for {target:.4g} s")
             for name, value, target in latencies
             if value is not None
         ]
         if self._slo.refuses_too_many(latency):
-            counts.append((serving * _SEVERE, f"{latency.refused_frac:.0%} of the requests are refused"))
-        leaders, reason = max(counts, default=(float(present), ""))
-        if leaders <= serving:
-            return float(present), ""
-        return self._grown(snapshot, present, leaders), reason
+            steps.append((_SEVERE, f"{latency.refused_frac:.0%} of the requests are refused"))
+        step, reason = max(steps, default=(1.0, ""))
+        return (self._grown(snapshot, present, step), reason) if step > 1.0 else (float(present), "")
 
     def _serving(self, snapshot: Snapshot, present: int) -> int:
         """Leaders that serve now: latencies are theirs alone, so they are the base of a feedback step."""
         return min(present, len(admitted_replicas(snapshot, self._ratio.leader)))
 
-    def _grown(self, snapshot: Snapshot, present: int, leaders: float) -> float:
-        """Leaders after a breach; ``leaders``: those of Algorithm 3.
+    def _may_shrink(self, snapshot: Snapshot, present: int) -> bool:
+        """Whether the latency shows the last change of the counts, and no objective is missed."""
+        is_current = not snapshot.state.withdrawn and self._serving(snapshot, present) == present
+        return is_current and self._slo.is_met(snapshot.latency)
+
+    def _grown(self, snapshot: Snapshot, present: int, step: float) -> float:
+        """Leaders after a breach; ``step``: the factor of Algorithm 3.
 
         Leaders that start are in ``present`` but not in the base of the step. So the step is not taken again while they
         start. If users send more than is served, the leaders grow by that factor: a step of a fifth after each start
@@ -203,8 +202,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         """
         if not is_latency_settled(snapshot):
             return float(present)
-        by_demand = self._serving(snapshot, present) * demand_factor(snapshot, self._slo)
-        return max(float(present), leaders, by_demand)
+        step = max(step, demand_factor(snapshot, self._slo))
+        return max(float(present), step * self._serving(snapshot, present))
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         """Why no replica may leave now; ``None``: replicas may leave."""
