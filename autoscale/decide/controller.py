@@ -1,9 +1,10 @@
-"""Controller.tick: turns a snapshot into a plan by ten stages; only this file defines their order (pure)."""
+"""Controller.tick: turns a snapshot into a plan by twelve stages; only this file defines their order (pure)."""
 
 from collections.abc import Callable
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft, emit, unchanged
+from autoscale.decide.floor import note_floors, raise_to_floors
 from autoscale.decide.gate import admit, leave
 from autoscale.decide.guard import exchange, guard
 from autoscale.decide.placing import place
@@ -14,7 +15,20 @@ from autoscale.types import Plan, Snapshot
 from kvtransfer.topology import Topology
 
 Stage = Callable[[Draft], None]
-STAGES: tuple[Stage, ...] = (reconcile, hold, decide, sleep, bring_back, guard, exchange, place, leave, admit)
+STAGES: tuple[Stage, ...] = (
+    reconcile,
+    hold,
+    decide,
+    sleep,
+    bring_back,
+    raise_to_floors,
+    guard,
+    exchange,
+    place,
+    note_floors,
+    leave,
+    admit,
+)
 
 
 class Controller:

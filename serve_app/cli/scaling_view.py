@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.floor import floor_text, lead_s
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.ratio import pd_text
 from autoscale.types import PoolKey
@@ -67,10 +68,20 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         f"{figure(traffic.output_tokens_mean, '.4g')} output tokens on average",
         f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
         *(f"held back: {note.text}" for note in plan.held_back),
+        *_floor_lines(config, now_s),
         *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
         *(f"{group} passed over: {why}" for group, why in plan.passed_over.items()),
         *(_no_room_line(config, pool, count, until_s - now_s) for pool, (until_s, count) in plan.state.capped.items()),
     ]
+
+
+def _floor_lines(config: AutoscaleConfig, now_s: float) -> list[str]:
+    """The floors that are in force or for which replicas start, and the one that begins next."""
+    floors, following = config.floors.at(now_s, lead_s(config)), config.floors.following(now_s)
+    lines = [floor_text(floor, now_s) for floor in floors]
+    if following is not None and following not in floors:
+        lines.append(f"next: {following.text(now_s)}, prewarm {lead_s(config):g} s before")
+    return lines
 
 
 def _no_room_line(config: AutoscaleConfig, pool: PoolKey, count: int, retry_in_s: float) -> str:
