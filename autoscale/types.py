@@ -413,6 +413,7 @@ class NoteKind(StrEnum):
     BUDGET = "budget"  # no GPUs for counts set by hand, or for more replicas before others have left
     OBSERVING = "observing"  # the configuration allows no change
     LATENCY_MISSED = "latency_missed"  # no replica leaves while a latency misses its objective
+    FLOOR = "floor"  # fewer replicas than a floor of ``autoscale.floors``
     WOKEN_GROUP = "woken_group"  # groups that begin to serve need more followers than were wanted
     UNKNOWN = "unknown"  # older versions stored the text alone
 

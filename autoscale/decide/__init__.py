@@ -18,6 +18,8 @@ Terms:
     leader, follower: a replica of the ratio's larger role (decode if both are equal), and one of the other role.
     unit: one leader, and the followers that the ratio requires with it.
     guard, gate: the guard limits the wanted counts; the gate chooses which ready replicas serve.
+    floor: least counts of a service at a set time (``autoscale.floors``). prewarm: the time before it in which its
+        replicas start.
     admitted: gets requests. warm: runs as a reserve without requests. held: runs without requests, since it is warm or
         the gate has not admitted it. (``held_replicas`` of a pool is another count: its replicas on nodes.)
     withdrawn: gets no more requests, but may return. victim: must stop.

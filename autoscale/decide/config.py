@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from autoscale.floors import FloorsConfig
 from autoscale.observe.collectors import CollectorConfig, RayCollectorConfig
 from autoscale.policies import AGGREGATED, POLICIES, SIMULATED_ONLY, PolicyConfig
 from autoscale.policies.policy import Policy
@@ -103,6 +104,7 @@ class AutoscaleConfig(StrictConfig):
     slo: SloConfig = SloConfig()
     bounds: dict[Role, BoundsConfig] = Field(default_factory=dict)
     """Bounds of each role, inside the replicas and max_replicas of the deployed groups."""
+    floors: FloorsConfig = FloorsConfig()
     guard: GuardConfig = GuardConfig()
     gate: GateConfig = GateConfig()
     interval_s: float = Field(5.0, ge=0.2, le=60.0)
@@ -183,6 +185,12 @@ class AutoscaleConfig(StrictConfig):
                 raise ValueError(
                     f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: give 0 with 0:1, and 1 "
                     "or more with any other ratio"
+                )
+        for number, period in enumerate(self.floors.periods):
+            if period.prefill is not None and self.pd_ratio.is_aggregated:
+                raise ValueError(
+                    f"floors.periods.{number}.prefill is {period.prefill}, and pd_ratio is 0:1, so the groups have no "
+                    "prefill: leave it out"
                 )
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft, emit, unchanged
+from autoscale.decide.floor import note_floors, raise_to_floors
 from autoscale.decide.gate import admit, leave
 from autoscale.decide.guard import exchange, guard
 from autoscale.decide.placing import place
@@ -16,8 +17,8 @@ from kvtransfer.topology import Topology
 
 Stage = Callable[[Draft], None]
 STAGES: tuple[Stage, ...] = (
-    *(reconcile, hold, decide, sleep, bring_back),  # what is wanted
-    *(guard, exchange, place, leave, admit),  # what is possible
+    *(reconcile, hold, decide, sleep, bring_back, raise_to_floors),  # what is wanted
+    *(guard, exchange, place, note_floors, leave, admit),  # what is possible
     note_starts,
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.placement import Placed
 from autoscale.decide.slots import Slots
+from autoscale.floors import Floor
 from autoscale.headcount import Census
 from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio, Room
@@ -30,6 +31,7 @@ class Draft:
         pools: pools of the snapshot, with all limits applied.
         room: limits of both roles' counts over all pools.
         overdue: pools with replicas that have waited for a node for too long.
+        floors: floors that are in force, or for which replicas start already.
         hold: why the policy's wish is ignored; ``None``: it is followed.
         may_leave: whether replicas may leave: latency meets its objective, or people or claims want fewer.
         is_missed: whether latency misses its objective while replicas are withdrawn, so that they come back.
@@ -37,6 +39,7 @@ class Draft:
         falls_asleep: whether all replicas stop in this tick, since no request comes.
         stuck: replicas of each role that lowest counts require but that have waited for a node for too long.
         current: replicas of each role that should serve now, without stuck ones.
+        floor_counts: counts at the ratio that the floors require at once, as far as the room allows; 0: they are met.
         wanted: replicas of each role that should serve from now on.
         final_counts: as ``wanted``, with the replicas that start only when leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
@@ -57,6 +60,7 @@ class Draft:
     pools: list[PoolStats] = field(init=False)
     room: Room = field(init=False)
     overdue: frozenset[PoolKey] = field(init=False)
+    floors: tuple[Floor, ...] = field(init=False)
     # hold
     hold: str | None = field(init=False)
     may_leave: bool = field(init=False)
@@ -65,9 +69,11 @@ class Draft:
     decision: Decision = field(init=False)
     # sleep
     falls_asleep: bool = field(init=False)
-    # guard
+    # raise_to_floors
     stuck: Mapping[Role, int] = field(init=False)
     current: Mapping[Role, int] = field(init=False)
+    floor_counts: Mapping[Role, int] = field(init=False)
+    # guard
     wanted: Mapping[Role, int] = field(init=False)
     final_counts: Mapping[Role, int] = field(init=False)
     # exchange

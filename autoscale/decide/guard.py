@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoscale.decide.draft import Draft
-from autoscale.decide.limits import stuck_by_role
 from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text, whole
 from autoscale.types import Decision, Note, NoteKind
 from kvtransfer.topology import Role
@@ -24,13 +23,6 @@ _MOST_DOUBLINGS = 4
 def guard(draft: Draft) -> None:
     """A stage: turn the decision into whole replicas of both roles; a service that falls asleep has no limits."""
     draft.decision = _with_possible_ratio(draft.decision, draft.room)
-    draft.stuck = stuck_by_role(draft.pools, draft.state, draft.overdue)
-    # Stuck replicas (on no node, but required by lowest counts) are not counted, since other groups get replicas in
-    # their place. If they counted, more would be added in every tick.
-    draft.current = {
-        role: max(count - draft.stuck[role], min(count, draft.room.lowest[role]))
-        for role, count in draft.census.desired.items()
-    }
     if draft.falls_asleep:
         verdict = Verdict(counts=dict.fromkeys(Role, 0))
     elif draft.config.override is not None and draft.decision.wanted is not None:
@@ -131,6 +123,7 @@ class Guard:
         config, state, now_s = draft.config, draft.state, draft.now_s
         self.config, self.ratio, self.room = config.guard, draft.ratio, draft.room
         self.current, self.census, self.missed = draft.current, draft.census, state.missed
+        self.floor_counts = draft.floor_counts
         changes = [at_s for at_s in (state.scaled_out_s, state.scaled_in_s) if at_s is not None]
         # None: the counts have never changed.
         self.since_change_s = now_s - max(changes) if changes else None
@@ -196,6 +189,7 @@ class Guard:
                 limited_leaders = final_counts[self.ratio.leader]
                 final_counts = self._counts_at_ratio(limited_leaders, self.room) or dict(self.current)
             notes.append(Note(NoteKind.STEP, f"step: {pd_text(counts)} became {pd_text(final_counts)}"))
+        final_counts = self._without_hasty_removal(decision, final_counts)
         if not is_scale_in:  # ``_objection`` has already checked the cooldown of a scale-in
             if removal := self._cooldown_of_removal(decision, final_counts):
                 final_counts = {role: max(final_counts[role], self.current[role]) for role in Role}
@@ -208,15 +202,27 @@ class Guard:
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
     def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
-        """The counts nearest to ``counts`` that one tick may reach, each role limited alone."""
+        """The counts nearest to ``counts`` that one tick may reach, each role limited alone; a floor is in reach."""
         limited = dict[Role, int]()
         for role, count in counts.items():
             lowest = self.current[role] - self.config.step_in_replicas
-            highest = self.current[role] + self.config.step_out_replicas
+            highest = max(self.current[role] + self.config.step_out_replicas, self.floor_counts[role])
             reached = min(max(count, lowest), highest)
             # A count outside the bounds returns at once, since replicas outside them have no room.
             limited[role] = min(max(reached, self.room.lowest[role]), self.room.highest[role])
         return limited
+
+    def _without_hasty_removal(self, decision: Decision, counts: dict[Role, int]) -> dict[Role, int]:
+        """The counts; while floors add replicas at once, others leave only after a cooldown or if the room requires it.
+
+        For the cooldown, an urgent decision is no reason to remove. After it, a role off the ratio must not keep the
+        nodes that a floor of the other role needs.
+        """
+        if not any(self.floor_counts.values()) or self.since_change_s is None:
+            return counts
+        cooldown_s = self.config.cooldown_in_s * self._cooldown_factor(decision.leaders(self.ratio))
+        stay = {role: max(count, self.current[role]) for role, count in counts.items()}
+        return stay if self.since_change_s < cooldown_s and self.room.holds(stay) else counts
 
     def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
         """The counts for this tick, on the way to ``counts``: in this tick leaving replicas still hold their GPUs.

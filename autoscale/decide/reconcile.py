@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
+from autoscale.decide.floor import lead_s
 from autoscale.decide.limits import limited, overdue_pools, room_of
 from autoscale.decide.starts import with_ended_starts
 from autoscale.headcount import Census, count_among
@@ -34,6 +35,9 @@ def reconcile(draft: Draft) -> None:
     draft.pools = limited(config, pools, draft.state)
     draft.room = room_of(config, draft.pools)
     draft.overdue = overdue_pools(draft.state, draft.now_s, config.no_node_s)
+    draft.floors = config.floors.at(draft.now_s, lead_s(config, draft.state))
+    if draft.floors:  # idle time counts from the end of the last floor
+        draft.state = replace(draft.state, idle_since_s=None)
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:

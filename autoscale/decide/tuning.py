@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import RootModel
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.floors import FloorPeriodConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text
 from autoscale.types import PoolKey, PoolLimits
@@ -58,7 +59,8 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
 
     Raises:
         ValueError: bounds reach beyond the deployed ones; bounds or a budget have no effect; no counts inside bounds
-            and budget are at the ratio; or the counts of a period or of the override lie outside bounds or budget.
+            and budget are at the ratio; or the counts of a period, a floor or the override lie outside bounds or
+            budget.
     """
     _check_bounds(config, pools)
     _check_budget(config, pools)
@@ -67,6 +69,8 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     if isinstance(config.policy, PeriodicConfig):
         for period in config.policy.periods:
             _check_period(period, config, room)
+    for number, floor in enumerate(config.floors.periods):
+        _check_floor(f"floors.periods.{number}", floor, room)
     _check_override(config, room)
 
 
@@ -137,6 +141,24 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
         raise ValueError(
             f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies {_outside_text(room)}: "
             "change its counts, the bounds or the budget"
+        )
+
+
+def _check_floor(name: str, floor: FloorPeriodConfig, room: Room) -> None:
+    """Refuse a floor that can never be met. Policies may change the ratio, so only its own counts are checked."""
+    for role, count in floor.counts.items():
+        if count > room.highest[role]:
+            raise ValueError(
+                f"{name}.{role} is {count}, but at most {room.highest[role]} {role} replicas are allowed: lower it, or "
+                "raise the groups' max_replicas or the bounds"
+            )
+    # A role without a floor of its own has at least its lowest count.
+    least = {role: max(count, room.lowest[role], min(1, room.highest[role])) for role, count in floor.counts.items()}
+    if room.is_over_budget(least):
+        gpus = sum(count * room.gpus_per_replica[role] for role, count in least.items())
+        raise ValueError(
+            f"{name} requires {pd_text(least)}, which take {gpus:g} GPUs, and guard.budget_gpus is {room.budget_gpus}: "
+            "lower the floor or raise the budget"
         )
 
 

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.floor import floor_text, lead_s
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.ratio import pd_text
-from autoscale.types import PoolKey, Traffic
+from autoscale.types import ControllerState, PoolKey, Traffic
 from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_counts
 from deployments.serve_seam.controller_hook import IMPORT_PATH
 from kvtransfer.topology import Role
@@ -68,6 +69,7 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         *_demand_lines(traffic),
         f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
         *(f"held back: {note.text}" for note in plan.held_back),
+        *_floor_lines(config, plan.state, now_s),
         *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),
         *(f"{group} passed over: {why}" for group, why in plan.passed_over.items()),
         *(_no_room_line(config, pool, count, until_s - now_s) for pool, (until_s, count) in plan.state.capped.items()),
@@ -81,6 +83,16 @@ def _demand_lines(traffic: Traffic) -> list[str]:
         return []
     served = f"{figure(traffic.served_per_s, '.4g')}/s get a first token"
     return [f"{served}, {traffic.waiting_requests:.0f} wait at the endpoint, refused: {refused or 'none'}"]
+
+
+def _floor_lines(config: AutoscaleConfig, state: ControllerState, now_s: float) -> list[str]:
+    """The floors that are in force or for which replicas start, and the one that begins next."""
+    prewarm_s = lead_s(config, state)
+    floors, following = config.floors.at(now_s, prewarm_s), config.floors.following(now_s)
+    lines = [floor_text(floor, now_s) for floor in floors]
+    if following is not None and following not in floors:
+        lines.append(f"next: {following.text(now_s)}, prewarm {prewarm_s:g} s before")
+    return lines
 
 
 def _no_room_line(config: AutoscaleConfig, pool: PoolKey, count: int, retry_in_s: float) -> str:

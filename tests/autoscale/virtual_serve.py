@@ -14,6 +14,7 @@ class VirtualServe:
     """One group; time moves with ``tick``.
 
     ``has_hook``: victims are the plan's, else the newest replicas. ``drain_s``: how long a victim finishes what it has.
+    ``is_idle``: replicas report that they have no request.
     """
 
     controller: Controller
@@ -21,6 +22,7 @@ class VirtualServe:
     interval_s: float = 2.0
     has_hook: bool = True
     drain_s: float = 0.0
+    is_idle: bool = False
     room: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 64))
     bounds: tuple[int, int] = (1, 32)
     now_s: float = 1000.0
@@ -61,7 +63,7 @@ class VirtualServe:
     ) -> Plan:
         """One interval under a load of decode's tokens per second and a prefill backlog."""
         self.advance()
-        waiting = {"waiting_requests": 0.0}
+        waiting = {"waiting_requests": 0.0, **({"running_requests": 0.0} if self.is_idle else {})}
         load: dict[Role, dict[str, Any]] = {
             Role.PREFILL: {"queued_prefill_tokens": backlog_tokens, **waiting},
             Role.DECODE: dict(waiting),

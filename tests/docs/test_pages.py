@@ -196,11 +196,20 @@ def test_the_overload_pages_configuration_is_valid(example: dict[str, Any]) -> N
 def test_the_policies_of_the_autoscaling_page_are_valid(example: dict[str, Any]) -> None:
     _, sizing = yaml_blocks("README.md")
     blocks = [block for language, block in FENCE.findall(text_of("docs/autoscaling.md")) if language == "yaml"]
-    lines = [line for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("policy:")]
     assert len(lines) == 3
     for line in lines:
         sizing["args"]["autoscale"]["policy"] = yaml.safe_load(line)["policy"]
         single_app_config(with_application(example, sizing))
+
+
+def test_the_floors_of_the_autoscaling_page_are_valid(example: dict[str, Any]) -> None:
+    _, sizing = yaml_blocks("README.md")
+    (floors,) = [block for block in yaml_blocks("docs/autoscaling.md") if "floors" in block]
+    sizing["args"]["autoscale"] |= floors
+    autoscale = single_app_config(with_application(example, sizing)).services[0].autoscale
+    assert autoscale is not None
+    assert len(autoscale.floors.periods) == 2
 
 
 def test_the_configuration_reference_is_current() -> None:

@@ -40,6 +40,7 @@ def make_guard(
     withdrawn: tuple[int, int] = (0, 0),
     ending: tuple[int, int] = (0, 0),
     may_leave: bool = True,
+    floor_counts: tuple[int, int] = (0, 0),
     **config: Any,
 ) -> Guard:
     ones = {P: 1, D: 1}
@@ -65,6 +66,7 @@ def make_guard(
         lowest=ones, highest=dict(zip(Role, highest, strict=True)), gpus_per_replica=ones, budget_gpus=budget_gpus
     )
     draft.current = dict(zip(Role, current, strict=True))
+    draft.floor_counts = dict(zip(Role, floor_counts, strict=True))
     draft.census = Census(
         desired={},
         running={},

@@ -75,6 +75,21 @@ def test_none_is_a_value() -> None:
             {"policy": {"kind": "periodic", "periods": [{"begins": "0 8 * * *", "prefill": 2, "decode": 10}]}},
             r"wants 2P10D, 1.3 replicas of the smaller role off the ratio 1:3: give one of the two counts",
         ),
+        (
+            {"floors": {"periods": [{"begins": "0 8 * * *", "lasts_s": 3600, "decode": 13}]}},
+            "floors.periods.0.decode is 13, but at most 12 decode replicas are allowed: lower it, or raise the groups'",
+        ),
+        (
+            {
+                "floors": {"periods": [{"begins": "0 8 * * *", "lasts_s": 3600, "decode": 12}]},
+                "guard": {"budget_gpus": 13},
+            },
+            r"floors.periods.0 requires 1P12D, which take 14 GPUs, and guard.budget_gpus is 13: lower the floor",
+        ),
+        (
+            {"floors": {"periods": [{"begins": "0 8 * * *", "lasts_s": 3600, "decode": 0}]}},
+            "floors.periods.0.decode|greater than or equal to 1",
+        ),
         ({"gate": {"band_replicas": 0.5}}, r"gate.band_replicas \(0.5\) is narrower than guard.band_replicas \(1\)"),
         ({"bounds": {"decode": {"highest_replicas": 99}}}, r"bounds.decode \(1 to 99\) reach beyond what decode:g0"),
         ({"bounds": {"decode": {"lowest_replicas": 5, "highest_replicas": 4}}}, "is more than highest_replicas"),
@@ -119,6 +134,19 @@ def test_a_budget_is_refused_if_no_replica_has_a_gpu(make_autoscale: MakeConfig)
 
 def test_bounds_inside_the_deployed_ones_fit(make_autoscale: MakeConfig) -> None:
     check_fits(make_autoscale(pd_ratio="1:3", bounds={"decode": {"lowest_replicas": 3, "highest_replicas": 6}}), POOLS)
+
+
+def test_a_floor_inside_bounds_and_budget_fits(make_autoscale: MakeConfig) -> None:
+    floors = {"periods": [{"begins": "0 8 * * *", "ends": "0 9 * * *", "prefill": 2, "decode": 8}]}
+    config = tuned(make_autoscale(pd_ratio="1:3", guard={"budget_gpus": 12}), {"floors": floors}, POOLS)
+    assert config.floors.periods[0].counts == {Role.PREFILL: 2, Role.DECODE: 8}
+    assert tuned(config, {"floors": {"prewarm_s": 30}}, POOLS).floors.periods == config.floors.periods
+
+
+def test_a_floor_of_prefill_is_refused_where_groups_have_none(make_autoscale: MakeConfig) -> None:
+    floors = {"periods": [{"begins": "0 8 * * *", "ends": "0 9 * * *", "prefill": 2, "decode": 8}]}
+    with pytest.raises(ValueError, match=r"floors.periods.0.prefill is 2, and pd_ratio is 0:1, .* leave it out"):
+        make_autoscale(pd_ratio="0:1", policy={"kind": "wva"}, floors=floors)
 
 
 def test_a_period_is_checked_with_the_rounding_of_the_guard(make_autoscale: MakeConfig) -> None:

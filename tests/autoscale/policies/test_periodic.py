@@ -122,3 +122,14 @@ def test_the_decision_depends_on_the_time_alone_and_is_one_of_the_periods(
     decision = policy.decide(make_snapshot(now_s=now_s))
     assert decision == fresh.decide(make_snapshot(now_s=now_s))
     assert decision.wanted in [period.wanted() for period in config.periods]
+
+
+def test_a_period_that_began_in_a_repeated_hour_holds_in_its_second_pass(
+    make_snapshot: Callable[..., Snapshot],
+) -> None:
+    periods = [{"begins": "0 0 * * *", "decode": 2}, {"begins": "30 2 * * *", "decode": 5}]
+    config = PeriodicConfig.model_validate({"time_zone": "Europe/Berlin", "periods": periods})
+    policy = Periodic(config, ratio=PdRatio(1, 1), slo=SloConfig())
+    began_s = at("2026-10-25 02:30:00")
+    decode = [policy.decide(make_snapshot(now_s=began_s + 60.0 * minute)).wanted[D] for minute in range(-5, 120)]
+    assert decode == [2.0] * 5 + [5.0] * 120

@@ -93,9 +93,27 @@ def test_a_failure_strikes_the_group_that_it_names_or_the_first(tmp_path: Path) 
     assert ends == [(PoolKey("a", Role.PREFILL), 2.0)] * 3 + [(PoolKey("b", Role.DECODE), 1.0)]
 
 
+@pytest.mark.parametrize("policy", ["default", "heteroscale", "hpa"])
+def test_floors_hold_in_the_simulator_for_every_policy_by_the_time_of_the_trace(tmp_path: Path, policy: str) -> None:
+    # The trace's second 0 is midnight in UTC: the floor holds from 240 to 360 s.
+    period = {"begins": "4 0 * * *", "ends": "6 0 * * *", "decode": 6}
+    document = smallest(
+        autoscale={"pd_ratio": "1:2", "floors": {"prewarm_s": 60.0, "periods": [period]}},
+        policies={"heteroscale": {"policy": {"target": 2000}}},
+    )
+    trace = [TraceRequest(at_s=10.0 * number, input_tokens=100, output_tokens=10) for number in range(45)]
+    config = SimConfig.load(write(tmp_path, document))
+    scenario = scenario_of(config, trace)
+    run = run_policy(scenario, config.autoscale_config(policy), dict.fromkeys(scenario.pools, 1))
+    decode = {at_s: plan.state.desired[PoolKey("g0", Role.DECODE)] for at_s, plan in run.plans}
+    assert {count for at_s, count in decode.items() if 180.0 <= at_s < 360.0} == {6}
+    assert max(count for at_s, count in decode.items() if 100.0 <= at_s < 180.0) < 6
+
+
 @pytest.mark.parametrize(
     ("document", "says"),
     [
+        (smallest(autoscale={"floors": {"time_zone": "Mars"}}, policies={"hpa": {}}), "floors.time_zone: 'Mars' is no"),
         ([], "expected groups"),
         ({"groups": []}, "groups"),
         (smallest(nonsense=1), "nonsense"),

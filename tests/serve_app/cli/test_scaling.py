@@ -158,6 +158,24 @@ def test_top_shows_how_many_replicas_have_no_place_and_why() -> None:
     assert "no place" not in shown()
 
 
+def test_top_shows_the_floors_that_hold_and_the_next_one() -> None:
+    def text(begins: str, ends: str) -> str:
+        period = {"begins": begins, "ends": ends, "decode": 4}
+        document = {**CONFIG.model_dump(mode="json"), "floors": {"prewarm_s": 300.0, "periods": [period]}}
+        return " ".join(shown(config=AutoscaleConfig.model_validate(document)).split())
+
+    # The view shows the second 100 of Thursday, 1 January 1970.
+    in_force = text("0 0 * * *", "30 0 * * *")
+    assert "floor of 4 decode replicas since Thu 01 Jan 00:00, until Thu 01 Jan 00:30 (UTC)" in in_force
+    assert "next: floor of 4 decode replicas from Fri 02 Jan 00:00" in in_force
+    prewarm = text("5 0 * * *", "30 0 * * *")
+    assert "prewarm for the floor of 4 decode replicas from Thu 01 Jan 00:05" in prewarm
+    assert "next:" not in prewarm
+    later = text("0 6 * * *", "0 10 * * *")
+    assert "next: floor of 4 decode replicas from Thu 01 Jan 06:00 until Thu 01 Jan 10:00 (UTC), prewarm" in later
+    assert "floor" not in shown()
+
+
 def test_top_names_every_unusual_state() -> None:
     assert "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH" in shown(is_hooked=False)
     override = OverrideConfig(prefill=1, decode=2)
