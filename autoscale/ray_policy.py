@@ -102,7 +102,7 @@ class JointPolicy:
         """Read the coordinator's answers, take the result of a cycle that has ended, and begin the next one if due."""
         clock_s = time.monotonic()
         if self._link is None:
-            self._link = Link(next(iter(contexts)).app_name)
+            self._link = Link(next(iter(contexts)).app_name, self._complain)
         link = self._link
         link.poll(clock_s, self._thread)
         if link.resumed is not None:
@@ -254,7 +254,7 @@ class JointPolicy:
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: BaseException) -> None:
         """Log each cause once: a message in each call, several times a second, would hide all other messages."""
         cause = f"{type(error).__name__}: {error}"
         if cause not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:

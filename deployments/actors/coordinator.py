@@ -52,6 +52,9 @@ _WATCH_S = 5.0  # longest wait of a caller for a change, seconds
 _SILENCE_S = 60.0
 _SILENCE_INTERVALS = 5  # the same in decision intervals of the slowest service; the longer of the two times holds
 _LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one older file stays
+# Time for the check of a tuned configuration, seconds: a policy of one's own may be imported for it. It is below the
+# time that commands wait for an answer.
+_CHECK_S = 5.0
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
@@ -93,6 +96,7 @@ class Coordinator:
         self._synced_s = time.monotonic()  # time of the policy's last message, at first of the start
         self._admitted_version = 0
         self._admitted_changed = Bell()  # wakes callers of ``watch``
+        self._tuning = asyncio.Lock()
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
         self._awaited_changed = Bell()  # wakes the caller of ``awaited``
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
@@ -148,16 +152,21 @@ class Coordinator:
         reason for the log.
         """
         own = self._services[service]
-        all_changes = merged(own.changes, changes) if changes else {}
-        try:
-            config = tuned(own.base, all_changes, own.pools)
-        except ValidationError as error:
-            return explain(error)
-        except ValueError as error:
-            return str(error)
-        own.config, own.changes, own.why = config, all_changes, why
-        self._version += 1
-        self._store()
+        async with self._tuning:  # a change starts from the one before it
+            all_changes = merged(own.changes, changes) if changes else {}
+            try:
+                # In a thread: an import of a policy of one's own may take long, and routers wait for this actor.
+                check = asyncio.to_thread(tuned, own.base, all_changes, own.pools)
+                config = await asyncio.wait_for(check, _CHECK_S)
+            except ValidationError as error:
+                return explain(error)
+            except TimeoutError:
+                return f"the check took longer than {_CHECK_S:g} s: see what the import of the policy does"
+            except ValueError as error:
+                return str(error)
+            own.config, own.changes, own.why = config, all_changes, why
+            self._version += 1
+            self._store()
         return None
 
     async def cordon(self, name: str, is_cordoned: bool) -> None:
