@@ -8,7 +8,7 @@ pools, topology) and the stored controller states; ``sync`` sends plans and log 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ class Ticked:
         nodes: nodes of the cluster; ``None``: placement ignores nodes.
         places: nodes of each replica; ``None``: placement ignores nodes.
         starts: nodes on which new replicas of each pool may start.
+        faults: what is wrong with the figures of other sources, by service.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -53,6 +54,7 @@ class Ticked:
     nodes: Sequence[Node] | None
     places: Places | None
     starts: Mapping[PoolKey, tuple[str, ...]]
+    faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Link:
@@ -216,6 +218,7 @@ class Link:
                     draining={pool.key: pool.draining for pool in snapshot.pools},
                     latency=snapshot.latency,
                     traffic=snapshot.traffic,
+                    collector_faults=ticked.faults.get(name, ()),
                 )
                 for name, (snapshot, plan) in ticked.decided.items()
             },

@@ -136,7 +136,8 @@ class AutoscaleConfig(StrictConfig):
     """Replicas of the ratio's larger role that run without requests until the service grows, and then serve at once.
     The replicas of the other role that the ratio requires with them run too."""
     collector: CollectorConfig = RayCollectorConfig()
-    """Where gauges come from: ray (from the replicas themselves), prometheus or file."""
+    """Where figures come from: ray (from the replicas themselves), prometheus, file, or a collector of your own
+    (docs/extending.md)."""
     is_paused: bool = False
     """Keep all counts. New replicas still enter, and withdrawn ones still come back."""
     is_observing: bool = False

@@ -1,12 +1,15 @@
-"""Policies of one's own, right and wrong, which tests name by their import path."""
+"""Policies and a collector of one's own, right and wrong, which tests name by their import path."""
 
 import sys
 import threading
+import time
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from autoscale.engines.profile import ProfileRef
+from autoscale.observe.collected import Collected
+from autoscale.observe.collectors import Collector, SourceConfig
 from autoscale.policies.policy import Policy, ProfiledConfig
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Shown, Snapshot
@@ -138,7 +141,34 @@ class UnprintableError(Exception):
         raise ValueError
 
 
-def _raises(error: BaseException) -> Decision:
+class FiguresConfig(SourceConfig):
+    """One figure, and a way to fail."""
+
+    kind: str
+    requests_per_s: float = 1.0
+    ahead_s: float = 0.0
+    fault: str = ""
+
+
+class Figures(Collector[FiguresConfig]):
+    """Gives its figure once it may."""
+
+    config_class = FiguresConfig
+    may_go_on = threading.Event()
+    calls = 0
+
+    def collect(self) -> Collected:
+        """The configured figure."""
+        Figures.calls += 1
+        self.may_go_on.wait(60)
+        faults = {"raise": lambda: _raises(OSError("no meter")), "exit": lambda: sys.exit(1), "none": lambda: None}
+        if self._config.fault:
+            return faults[self._config.fault]()  # type: ignore[return-value]
+        observed_s = time.time() + self._config.ahead_s
+        return Collected(service={"requests_per_s": self._config.requests_per_s}, observed_s=observed_s)
+
+
+def _raises(error: BaseException) -> Any:
     raise error
 
 
