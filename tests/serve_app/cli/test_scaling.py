@@ -12,7 +12,18 @@ from typer.testing import CliRunner
 from autoscale.decide.config import AutoscaleConfig, OverrideConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
-from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, PoolKey, Shown, Traffic
+from autoscale.types import (
+    ControllerState,
+    Decision,
+    Latency,
+    Note,
+    NoteKind,
+    Plan,
+    PolicyFault,
+    PoolKey,
+    Shown,
+    Traffic,
+)
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.cli.main import cli
@@ -149,6 +160,14 @@ def test_top_shows_how_many_replicas_have_no_place_and_why() -> None:
     text = shown(last=replace(LAST, plan=plan))
     assert "no place for 1P3D" in text and "g0 passed over: no node has room" in text
     assert "no place" not in shown()
+
+
+def test_top_names_a_policy_that_fails_and_what_is_wrong_with_a_collector() -> None:
+    reason = "policy my_pkg.policies:Mine raised KeyError: 'x'; the counts stay"
+    decision = Decision(wanted=None, reason=reason, fault=PolicyFault.RAISED)
+    faults = ("collector file: ttft_s is nan: it is not finite",)
+    text = shown(last=replace(LAST, plan=replace(PLAN, decision=decision), collector_faults=faults))
+    assert reason in " ".join(text.split()) and faults[0] in text
 
 
 def test_top_names_every_unusual_state() -> None:
