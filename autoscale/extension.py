@@ -97,6 +97,9 @@ class ExtensionPoint:
         title = f"{self.noun} {kind}"
         if not isinstance(found, type) or not issubclass(found, self.base):
             raise ExtensionError(f"{title} is no {self.base.__name__}: derive it from {_path(self.base)}")
+        missing = sorted(getattr(found, "__abstractmethods__", ()))
+        if missing:
+            raise ExtensionError(f"{title} lacks the method {missing[0]}")
         config_class = getattr(found, "config_class", None)
         if not isinstance(config_class, type) or not issubclass(config_class, self.config_base):
             raise ExtensionError(
@@ -193,7 +196,12 @@ class Extensible:
 
     def _dumped(self, extension: Extension) -> Extension:
         _, settings = self.point.settings(extension)
-        return Extension.model_validate(settings.model_dump(mode="json"))
+        try:
+            return Extension.model_validate(settings.model_dump(mode="json"))
+        except Exception as error:
+            raise ExtensionError(
+                f"{self.point.noun} {extension.kind}: its settings cannot be stored as JSON: {error_text(error)}"
+            ) from error
 
 
 def _path(found: type[Any]) -> str:

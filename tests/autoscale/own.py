@@ -101,6 +101,24 @@ class NoConfigClass(Policy[FixedConfig]):
         raise NotImplementedError
 
 
+class Undecided(Policy[FixedConfig]):
+    """Lacks ``decide``."""
+
+    config_class = FixedConfig
+
+
+class NoJson(Fixed):
+    """Its settings are no plain values."""
+
+    class Config(StrictConfig):
+        """A field that JSON does not have."""
+
+        kind: str
+        field: Any = object()
+
+    config_class = Config
+
+
 class ConstantKind(Fixed):
     """Its config class accepts one kind alone."""
 

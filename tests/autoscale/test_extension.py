@@ -65,6 +65,8 @@ def test_an_entry_point_is_as_good_as_its_import_path(make_autoscale: MakeConfig
         ({"kind": "json:dumps"}, "policy json:dumps is no Policy: derive it from autoscale.policies.policy.Policy"),
         ({"kind": "pathlib:Path"}, "policy pathlib:Path is no Policy"),
         ({"kind": "tests.autoscale.own:NoConfigClass"}, "has no config class: set its attribute config_class"),
+        ({"kind": "tests.autoscale.own:Undecided"}, "policy tests.autoscale.own:Undecided lacks the method decide"),
+        ({"kind": "tests.autoscale.own:NoJson"}, "policy tests.autoscale.own:NoJson: its settings cannot be stored as"),
         ({"kind": "tests.autoscale.own:ConstantKind"}, "its config class Config needs the field `kind: str`"),
         ({"kind": "tests.autoscale.own:RaisingConfig"}, "its config class raised KeyError: 'no such thing'"),
         ({"kind": "a b:c"}, "policy a b:c is no import path: write package.module:Class"),
