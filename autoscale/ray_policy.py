@@ -21,10 +21,11 @@ from autoscale.decide.cycle import lacking_types, tick_all
 from autoscale.decide.decision_log import decision_line, is_news
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
+from autoscale.decide.tuning import Pools
 from autoscale.extension import error_text
 from autoscale.observe.collected import Collected
 from autoscale.observe.collectors import RayCollectorConfig
-from autoscale.observe.overrides import with_collected
+from autoscale.observe.overrides import strangers, with_collected
 from autoscale.observe.ray_collectors import Source
 from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Signals
@@ -182,7 +183,10 @@ class JointPolicy:
             nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
             slots = Slots(Topology(nodes).with_scarcity())
         nodes_of_replicas = None if places is None else _by_pool(places)
-        collected = {name: self._collected(name, controller.config) for name, controller in controllers.items()}
+        collected = {
+            name: self._collected(name, controller.config, _running_ids(observed, link.pools[name]))
+            for name, controller in controllers.items()
+        }
         decided = tick_all(
             controllers,
             {
@@ -208,7 +212,9 @@ class JointPolicy:
         faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
         return Ticked(decided, lines, nodes, places, starts, faults)
 
-    def _collected(self, name: str, config: AutoscaleConfig) -> tuple[Collected, Mapping[str, str]]:
+    def _collected(
+        self, name: str, config: AutoscaleConfig, running: frozenset[str]
+    ) -> tuple[Collected, Mapping[str, str]]:
         """Figures of a service from another source, and what is wrong with them; each cause is logged once."""
         if isinstance(config.collector, RayCollectorConfig):
             self._sources.pop(name, None)
@@ -217,6 +223,8 @@ class JointPolicy:
         if source is None or source.config != config.collector:
             source = self._sources[name] = Source(config.collector)
         figures, faults = source.read()
+        if (stranger := strangers(figures, running)) is not None:
+            faults["no figure is of a running replica"] = f"collector {config.collector.kind}: {stranger}"
         for cause, text in faults.items():
             self._complain(ValueError(text), cause=f"{name}: {cause}")
         return figures, faults
@@ -299,6 +307,12 @@ def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
     for replica, (key, names) in places.items():
         nodes.setdefault(key, {})[replica] = names
     return nodes
+
+
+def _running_ids(observed: Observed, pools: Pools) -> frozenset[str]:
+    """The running replicas of some pools."""
+    contexts = [context for key, (context, _) in observed.items() if key in pools.root]
+    return frozenset(replica.unique_id for context in contexts for replica in context.running_replicas)
 
 
 def _p99(values: Sequence[float]) -> float:

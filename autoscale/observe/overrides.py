@@ -5,6 +5,7 @@ collector never changes which replicas there are, nor when they reported.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,13 @@ def with_collected(snapshot: Snapshot, collected: Collected) -> Snapshot:
         latency=replace(snapshot.latency, **{name: service[name] for name in _LATENCIES if name in service}),
         traffic=replace(snapshot.traffic, **{name: service[name] for name in _ARRIVALS if name in service}),
     )
+
+
+def strangers(collected: Collected, running: AbstractSet[str]) -> str | None:
+    """A message if there are figures of replicas, but none of a running one: then ids or label are wrong."""
+    if not running or not collected.replicas or not running.isdisjoint(collected.replicas):
+        return None
+    return f"no figure is of a running replica: it names {min(collected.replicas):.80}, and {min(running)} runs"
 
 
 def _pool(pool: PoolStats, collected: Collected) -> PoolStats:

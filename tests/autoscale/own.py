@@ -165,6 +165,7 @@ class FiguresConfig(SourceConfig):
     kind: str
     requests_per_s: float = 1.0
     ahead_s: float = 0.0
+    replica: str = ""
     fault: str = ""
 
 
@@ -183,7 +184,9 @@ class Figures(Collector[FiguresConfig]):
         if self._config.fault:
             return faults[self._config.fault]()  # type: ignore[return-value]
         observed_s = time.time() + self._config.ahead_s
-        return Collected(service={"requests_per_s": self._config.requests_per_s}, observed_s=observed_s)
+        service = {"requests_per_s": self._config.requests_per_s}
+        replicas = {self._config.replica: {"kv_usage_frac": 0.5}} if self._config.replica else {}
+        return Collected(service=service, replicas=replicas, observed_s=observed_s)
 
 
 def _raises(error: BaseException) -> Any:

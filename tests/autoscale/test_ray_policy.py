@@ -412,6 +412,24 @@ def test_a_collector_that_blocks_delays_no_tick_and_its_old_figures_are_ignored_
     assert len(named) == 1
 
 
+def test_a_gauge_joins_the_reports_of_its_replica_and_one_of_no_running_replica_is_named(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    from tests.autoscale.own import Figures
+
+    Figures.may_go_on.set()
+    kind = "tests.autoscale.own:Figures"
+    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "stranger"}, **QUICK))))
+    ticked(policy)
+    wait_for_faults(policy, f"collector {kind}: no figure is of a running replica: it names stranger, and d0 runs")
+    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "d0"}, **QUICK))))
+    deadline = time.monotonic() + 60
+    while policy._signals["m"].replicas(PoolKey("g0", Role.DECODE))[0].kv_usage_frac != 0.5:
+        ticked(policy)
+        assert time.monotonic() < deadline
+    assert policy._link._update.services["m"].collector_faults == ()
+
+
 def test_a_service_without_another_source_has_none(policy: Any, collecting: AutoscaleConfig) -> None:
     policy._link._read(told(("m", collecting)))
     ticked(policy)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from autoscale.observe.collected import Collected, checked
 from autoscale.observe.collectors import CollectorConfig, read_figures, read_single, read_vector
-from autoscale.observe.overrides import with_collected
+from autoscale.observe.overrides import strangers, with_collected
 from autoscale.observe.ray_collectors import Source
 from autoscale.types import Latency, Snapshot, Traffic
 from kvtransfer.topology import Role
@@ -137,6 +137,14 @@ def test_collected_figures_replace_those_of_the_replicas(make_snapshot: Callable
         requests_per_s=7.0, input_tokens_mean=100.0, output_tokens_mean=30.0, cached_frac=0.5, is_whole=False
     )
     assert with_collected(snapshot, Collected()) is snapshot
+
+
+def test_figures_of_no_running_replica_are_named() -> None:
+    some = Collected(replicas={"a": {}, "b": {}})
+    assert strangers(some, {"d0", "d1"}) == "no figure is of a running replica: it names a, and d0 runs"
+    assert strangers(some, {"b", "d1"}) is None
+    assert strangers(some, set()) is None  # the service sleeps
+    assert strangers(Collected(service={"ttft_s": 1.0}), {"d0"}) is None
 
 
 @pytest.fixture(name="prometheus")
