@@ -24,9 +24,8 @@ from autoscale.decide.supply import start_nodes
 from autoscale.decide.tuning import Pools
 from autoscale.extension import error_text
 from autoscale.observe.collected import Collected
-from autoscale.observe.collectors import RayCollectorConfig
-from autoscale.observe.overrides import strangers, with_collected
-from autoscale.observe.ray_collectors import Source
+from autoscale.observe.overrides import with_collected
+from autoscale.observe.ray_collectors import Sources
 from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Signals
 from autoscale.ray_link import Link, Ticked
@@ -63,7 +62,7 @@ class JointPolicy:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-tick")
         self._tick: Future[Ticked] | None = None  # the running cycle
         self._signals: dict[str, Signals] = {}
-        self._sources: dict[str, Source] = {}  # other sources of figures, by service
+        self._sources = Sources()
         # Results of the last cycle: states and plans by service, lacking GPU types, nodes for new replicas.
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
@@ -216,15 +215,7 @@ class JointPolicy:
         self, name: str, config: AutoscaleConfig, running: frozenset[str]
     ) -> tuple[Collected, Mapping[str, str]]:
         """Figures of a service from another source, and what is wrong with them; each cause is logged once."""
-        if isinstance(config.collector, RayCollectorConfig):
-            self._sources.pop(name, None)
-            return Collected(), {}
-        source = self._sources.get(name)
-        if source is None or source.config != config.collector:
-            source = self._sources[name] = Source(config.collector)
-        figures, faults = source.read()
-        if (stranger := strangers(figures, running)) is not None:
-            faults["no figure is of a running replica"] = f"collector {config.collector.kind}: {stranger}"
+        figures, faults = self._sources.read(name, config.collector, running)
         for cause, text in faults.items():
             self._complain(ValueError(text), cause=f"{name}: {cause}")
         return figures, faults

@@ -13,13 +13,16 @@ from autoscale.observe.collected import Collected, checked
 from autoscale.observe.collectors import (
     OWN_COLLECTORS,
     Collector,
+    CollectorConfig,
     FileCollectorConfig,
     PrometheusCollectorConfig,
+    RayCollectorConfig,
     SourceConfig,
     read_figures,
     read_single,
     read_vector,
 )
+from autoscale.observe.overrides import strangers
 from autoscale.ray_daemon import in_daemon_thread
 
 
@@ -130,3 +133,23 @@ class Source:
         if figures.observed_s is not None:  # at most the present: a time in the future would never be too old
             began_s = time.monotonic() - max(0.0, time.time() - figures.observed_s)
         return _Answer(figures, faults, began_s)
+
+
+class Sources:
+    """The sources of all services of an application."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}  # by service
+
+    def read(self, service: str, config: CollectorConfig, running: frozenset[str]) -> tuple[Collected, dict[str, str]]:
+        """As ``Source.read``; a changed configuration begins a new source. ``running``: ids of running replicas."""
+        if isinstance(config, RayCollectorConfig):
+            self._sources.pop(service, None)
+            return Collected(), {}
+        source = self._sources.get(service)
+        if source is None or source.config != config:
+            source = self._sources[service] = Source(config)
+        figures, faults = source.read()
+        if (stranger := strangers(figures, running)) is not None:
+            faults["no figure is of a running replica"] = f"collector {config.kind}: {stranger}"
+        return figures, faults

@@ -433,7 +433,7 @@ def test_a_gauge_joins_the_reports_of_its_replica_and_one_of_no_running_replica_
 def test_a_service_without_another_source_has_none(policy: Any, collecting: AutoscaleConfig) -> None:
     policy._link._read(told(("m", collecting)))
     ticked(policy)
-    assert set(policy._sources) == {"m"}
+    assert set(policy._sources._sources) == {"m"}
     policy._link._read(told(("m", collecting.model_copy(update={"collector": RayCollectorConfig()}))))
     ticked(policy)
-    assert policy._sources == {}
+    assert policy._sources._sources == {}
