@@ -70,8 +70,8 @@ class Link:
         confirmed: replica counts of the newest plans that the coordinator has confirmed; ``None``: of no plan yet.
     """
 
-    def __init__(self, app: str, complain: Callable[[BaseException], None]) -> None:
-        """``complain``: logs an error of a policy, once for each cause; it is called in the thread of a tick."""
+    def __init__(self, app: str, complain: Callable[[BaseException, str], None]) -> None:
+        """``complain``: logs an error of a policy, once for each cause (a text); called in the thread of a tick."""
         self.app = app
         self.controllers: dict[str, Controller] = {}
         self.pools: dict[str, Pools] = {}
@@ -185,10 +185,10 @@ class Link:
                 return run(call)
             except PolicyLate:
                 late = f"policy {kind} of {service} takes longer than {config.policy_timeout_s:g} s (policy_timeout_s)"
-                self._complain(TimeoutError(late))
+                self._complain(TimeoutError(late), late)
                 raise
             except BaseException as error:
-                self._complain(error)
+                self._complain(error, f"policy {kind} of {service}: {type(error).__name__}")  # its message may vary
                 raise
 
         return logged

@@ -217,7 +217,7 @@ class JointPolicy:
         """Figures of a service from another source, and what is wrong with them; each cause is logged once."""
         figures, faults = self._sources.read(name, config.collector, running)
         for cause, text in faults.items():
-            self._complain(ValueError(text), cause=f"{name}: {cause}")
+            self._complain(ValueError(text), f"{name}: {cause}")
         return figures, faults
 
     def _snapshot(
@@ -280,7 +280,7 @@ class JointPolicy:
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
 
-    def _complain(self, error: BaseException, *, cause: str | None = None) -> None:
+    def _complain(self, error: BaseException, cause: str | None = None) -> None:
         """Log each cause once: a message in each call, several times a second, would hide all other messages.
 
         ``cause``: text by which the error is known again; left out: its own message.
