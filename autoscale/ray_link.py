@@ -6,9 +6,10 @@ pools, topology) and the stored controller states; ``sync`` sends plans and log 
 ``awaited`` gets the services that sleep and for which requests wait.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -16,12 +17,15 @@ import ray
 # The module, not its object ``VICTIMS``: see ``ray_victims``.
 from autoscale import ray_victims
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.containment import Call, PolicyLate, Run, directly
 from autoscale.decide.controller import Controller
 from autoscale.decide.decision_log import config_line
+from autoscale.decide.ray_policy_limit import LimitedCalls
 from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
 from autoscale.decide.tuning import Pools
+from autoscale.extension import DEFERRED, Extension
 from autoscale.topology_config import TopologyConfig
-from autoscale.types import ControllerState, Places, Plan, PoolKey, Snapshot
+from autoscale.types import ControllerState, Decision, Places, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node
 from router.ray_actors import is_another
 from router.ray_coordinator import find_coordinator
@@ -42,6 +46,7 @@ class Ticked:
         nodes: nodes of the cluster; ``None``: placement ignores nodes.
         places: nodes of each replica; ``None``: placement ignores nodes.
         starts: nodes on which new replicas of each pool may start.
+        faults: what is wrong with the figures of other sources, by service.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -49,6 +54,7 @@ class Ticked:
     nodes: Sequence[Node] | None
     places: Places | None
     starts: Mapping[PoolKey, tuple[str, ...]]
+    faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Link:
@@ -64,7 +70,8 @@ class Link:
         confirmed: replica counts of the newest plans that the coordinator has confirmed; ``None``: of no plan yet.
     """
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, complain: Callable[[BaseException, str], None]) -> None:
+        """``complain``: logs an error of a policy, once for each cause (a text); called in the thread of a tick."""
         self.app = app
         self.controllers: dict[str, Controller] = {}
         self.pools: dict[str, Pools] = {}
@@ -73,6 +80,9 @@ class Link:
         self.awaited: frozenset[str] = frozenset()
         self.resumed: dict[str, ControllerState] | None = None
         self.confirmed: Mapping[PoolKey, int] | None = None
+        self._complain = complain
+        # Calls of policies of one's own, by service and kind. They outlive a changed configuration: a call may go on.
+        self._calls: dict[tuple[str, str], LimitedCalls] = {}
         self._version: int | None = None  # version of the settings that were read last
         self._handle: Any = None  # the coordinator's; ``None``: it is not found, or a call of it failed
         self._lookup: Future[Any] | None = None
@@ -146,7 +156,7 @@ class Link:
 
     def _read(self, reply: dict[str, Any]) -> None:
         """Take the settings in an answer; a service whose configuration has changed gets a new controller."""
-        settings = SETTINGS.validate_python(reply)
+        settings = SETTINGS.validate_python(reply, context=DEFERRED)
         if settings.states and not self.controllers:  # the first answer: later, states of this process are newer
             self.resumed = dict(settings.states)
         if settings.version == self._version:
@@ -158,10 +168,30 @@ class Link:
         for name, service in settings.services.items():
             controller = self.controllers.get(name)
             if controller is None or controller.config != service.config:
-                controller = Controller(service.config)
+                controller = Controller(service.config, self._runner(name, service.config))
                 self._config_lines.append((name, service.config, service.why))
             controllers[name] = controller
         self.controllers = controllers
+
+    def _runner(self, service: str, config: AutoscaleConfig) -> Run:
+        """How the policy of a service is called: with a limit of time if it is one's own. An error is logged."""
+        run, kind = directly, config.policy.kind
+        if isinstance(config.policy, Extension):
+            calls = self._calls.setdefault((service, kind), LimitedCalls())
+            run = partial(calls.run, limit_s=config.policy_timeout_s)
+
+        def logged(call: Call) -> Decision:
+            try:
+                return run(call)
+            except PolicyLate:
+                late = f"policy {kind} of {service} takes longer than {config.policy_timeout_s:g} s (policy_timeout_s)"
+                self._complain(TimeoutError(late), late)
+                raise
+            except BaseException as error:
+                self._complain(error, f"policy {kind} of {service}: {type(error).__name__}")  # its message may vary
+                raise
+
+        return logged
 
     @property
     def unlogged_configs(self) -> int:
@@ -188,6 +218,7 @@ class Link:
                     draining={pool.key: pool.draining for pool in snapshot.pools},
                     latency=snapshot.latency,
                     traffic=snapshot.traffic,
+                    collector_faults=ticked.faults.get(name, ()),
                 )
                 for name, (snapshot, plan) in ticked.decided.items()
             },

@@ -21,9 +21,12 @@ from autoscale.decide.cycle import lacking_types, tick_all
 from autoscale.decide.decision_log import decision_line, is_news
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
-from autoscale.observe.collectors import Gauges
+from autoscale.decide.tuning import Pools
+from autoscale.extension import error_text
+from autoscale.observe.collected import Collected
 from autoscale.observe.endpoint_report import figures_of
-from autoscale.observe.ray_collectors import collect
+from autoscale.observe.overrides import with_collected
+from autoscale.observe.ray_collectors import Sources
 from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Reports, Signals
 from autoscale.ray_link import Link, Ticked
@@ -60,6 +63,7 @@ class JointPolicy:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-tick")
         self._tick: Future[Ticked] | None = None  # the running cycle
         self._signals: dict[str, Signals] = {}
+        self._sources = Sources()
         # Results of the last cycle: states and plans by service, lacking GPU types, nodes for new replicas.
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
@@ -108,7 +112,7 @@ class JointPolicy:
         """
         clock_s = time.monotonic()
         if self._link is None:
-            self._link = Link(next(iter(contexts)).app_name)
+            self._link = Link(next(iter(contexts)).app_name, self._complain)
         link = self._link
         link.poll(clock_s, self._thread)
         if link.resumed is not None:
@@ -159,7 +163,7 @@ class JointPolicy:
             for name in link.controllers
         }
         observed = {self._key(name): (context, context.raw_metrics or {}) for name, context in contexts.items()}
-        asked = {} if endpoint is None else _reports(endpoint, endpoint.raw_metrics or {}, {})
+        asked = {} if endpoint is None else _reports(endpoint, endpoint.raw_metrics or {}, Collected())
         self._tick = self._thread.submit(self._do_tick, link, link.controllers, observed, asked, blanks)
 
     def _is_recovering(self, clock_s: float, window_s: float) -> bool:
@@ -193,10 +197,23 @@ class JointPolicy:
             nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
             slots = Slots(Topology(nodes).with_scarcity())
         nodes_of_replicas = None if places is None else _by_pool(places)
+        collected = {
+            name: self._collected(name, controller.config, _running_ids(observed, link.pools[name]))
+            for name, controller in controllers.items()
+        }
         decided = tick_all(
             controllers,
             {
-                name: self._snapshot(name, controller.config, link, observed, asked, blanks[name], nodes_of_replicas)
+                name: self._snapshot(
+                    name,
+                    controller.config,
+                    link,
+                    observed,
+                    asked,
+                    blanks[name],
+                    nodes_of_replicas,
+                    collected[name][0],
+                )
                 for name, controller in controllers.items()
             },
             slots=slots,
@@ -213,7 +230,17 @@ class JointPolicy:
         if slots is not None:
             for snapshot, plan in decided.values():
                 starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
-        return Ticked(decided, lines, nodes, places, starts)
+        faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
+        return Ticked(decided, lines, nodes, places, starts, faults)
+
+    def _collected(
+        self, name: str, config: AutoscaleConfig, running: frozenset[str]
+    ) -> tuple[Collected, Mapping[str, str]]:
+        """Figures of a service from another source, and what is wrong with them; each cause is logged once."""
+        figures, faults = self._sources.read(name, config.collector, running)
+        for cause, text in faults.items():
+            self._complain(ValueError(text), f"{name}: {cause}")
+        return figures, faults
 
     def _snapshot(
         self,
@@ -224,17 +251,16 @@ class JointPolicy:
         asked: Reports,
         blank: Snapshot,
         on: Nodes | None,
+        collected: Collected,
     ) -> Snapshot:
         """The blank snapshot, filled with the observations of a service.
 
         ``asked``: reports of the endpoint's replicas. ``on``: nodes of each replica; ``None``: placement ignores nodes.
+        ``collected``: figures of another source, which replace those of the replicas.
         """
         signals, limits, victims = self._signals[name], link.pools[name].root, blank.state.victims
         pools = {key: pool for key, pool in observed.items() if key in limits}
-        gauges, complaint = collect(config.collector)
-        if complaint is not None:
-            self._complain(ValueError(complaint))
-        reports = {key: _reports(context, series, gauges) for key, (context, series) in pools.items()}
+        reports = {key: _reports(context, series, collected) for key, (context, series) in pools.items()}
         signals.add(reports, blank.now_s, config.interval_s)
         demand = {
             replica: None if report is None else (report[0], figures_of(report[1], name))
@@ -265,7 +291,8 @@ class JointPolicy:
                 )
             )
         latency = signals.latency(config.slo.quantile_frac)
-        return replace(blank, pools=tuple(stats), latency=latency, traffic=signals.traffic())
+        seen = replace(blank, pools=tuple(stats), latency=latency, traffic=signals.traffic())
+        return with_collected(seen, collected)
 
     def _take(self, ticked: Ticked, link: Link) -> None:
         """Take the result of a cycle: pass victims and nodes to the scheduler hook, and plans to the coordinator."""
@@ -281,12 +308,16 @@ class JointPolicy:
         link.publish(ticked, lines, _p99(self._calls_s))
         self._last, self._lacking = plans, lacking_types(ticked.decided)
 
-    def _complain(self, error: Exception) -> None:
-        """Log each cause once: a message in each call, several times a second, would hide all other messages."""
-        cause = f"{type(error).__name__}: {error}"
+    def _complain(self, error: BaseException, cause: str | None = None) -> None:
+        """Log each cause once: a message in each call, several times a second, would hide all other messages.
+
+        ``cause``: text by which the error is known again; left out: its own message.
+        """
+        message = error_text(error)
+        cause = cause or message
         if cause not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(cause)
-            logger.warning("Tandem's autoscaling holds: %s", cause, exc_info=error)
+            logger.warning("Tandem's autoscaling: %s", message, exc_info=error)
 
 
 def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
@@ -297,18 +328,25 @@ def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:
     return nodes
 
 
+def _running_ids(observed: Observed, pools: Pools) -> frozenset[str]:
+    """The running replicas of some pools."""
+    contexts = [context for key, (context, _) in observed.items() if key in pools.root]
+    return frozenset(replica.unique_id for context in contexts for replica in context.running_replicas)
+
+
 def _p99(values: Sequence[float]) -> float:
     """The 99th percentile; 0 without values."""
     return sorted(values)[int(0.99 * len(values))] if values else 0.0
 
 
 def _reports(
-    context: Any, series: Mapping[str, Mapping[Any, Any]], gauges: Gauges
+    context: Any, series: Mapping[str, Mapping[Any, Any]], collected: Collected
 ) -> dict[str, tuple[float, dict[str, float]] | None]:
     """Time and values of the last report of each running replica, by replica id; ``None``: it has not reported.
 
-    ``series``: reported points by metric and replica, the oldest first. ``gauges``: values from a collector, which
-    replace reported ones. A metric that is not in the last report is left out, though Serve still has its older points.
+    ``series``: reported points by metric and replica, the oldest first. ``collected``: gauges from another source,
+    which replace reported ones. A metric that is not in the last report is left out, though Serve still has its older
+    points.
     """
     reports: dict[str, tuple[float, dict[str, float]] | None] = {}
     for replica in context.running_replicas:
@@ -319,5 +357,5 @@ def _reports(
             reports[name] = None
             continue
         values = {metric: point.value for metric, point in last.items() if point.timestamp == newest_s}
-        reports[name] = newest_s, {**values, **gauges.get(name, {})}
+        reports[name] = newest_s, {**values, **collected.replicas.get(name, {})}
     return reports

@@ -377,6 +377,14 @@ class Shown:
     target: float
 
 
+class PolicyFault(StrEnum):
+    """Why a policy has made no decision that can be followed."""
+
+    RAISED = "raised"
+    INVALID = "invalid"  # an answer that is no decision, or has counts or other values out of range
+    LATE = "late"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The wish of a policy.
@@ -387,6 +395,7 @@ class Decision:
         is_step: exempt from the guard's hysteresis, since it is a step of a feedback loop or a fixed count.
         is_urgent: skips cooldown and damping, never bounds or budget.
         memory: the policy's memory in the next snapshot's state; ``None``: the memory does not change.
+        fault: set by the controller in place of a decision that failed; ``None``: the policy has decided.
     """
 
     wanted: Mapping[Role, float] | None
@@ -396,6 +405,7 @@ class Decision:
     is_urgent: bool = False
     shown: tuple[Shown, ...] = ()
     memory: Mapping[str, tuple[float, ...]] | None = None
+    fault: PolicyFault | None = None
 
     def leaders(self, ratio: PdRatio) -> float | None:
         """The fewest leaders with which both roles have their wanted replicas; ``None``: the policy changes nothing."""

@@ -1,8 +1,8 @@
 """Decisions about one application at one instant: replica counts of each role and group, and the replicas that serve.
 
 Enters: snapshots (``autoscale.types``), configuration, nodes and their topology, and the wish of a policy of
-``autoscale.policies``. Leaves: plans, and lines of the decision log. Everything here is pure: no clock, no Ray, no file
-but the log that is replayed. Cooldowns, limits, budgets and placement are here and nowhere else.
+``autoscale.policies``. Leaves: plans, and lines of the decision log. All but ``ray_policy_limit`` is pure: no clock, no
+Ray, no file but the log that is replayed. Cooldowns, limits, budgets and placement are here and nowhere else.
 
 A tick is one decision about one service; a cycle has one tick of each service of an application. ``controller`` does a
 tick by stages, ``cycle`` does a cycle. A stage is a function that takes a ``Draft`` and nothing else, so it can be

@@ -1,13 +1,14 @@
 """AutoscaleConfig: how the prefill and decode replicas of a service are sized (pure)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from autoscale.extension import DEFERRED, Extensible, Extension
 from autoscale.floors import FloorsConfig
 from autoscale.observe.collectors import CollectorConfig, RayCollectorConfig
-from autoscale.policies import AGGREGATED, POLICIES, SIMULATED_ONLY, PolicyConfig
+from autoscale.policies import OWN_POLICIES, POLICIES, SIMULATED_ONLY, PolicyConfig
 from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -91,16 +92,18 @@ class GateConfig(StrictConfig):
 class AutoscaleConfig(StrictConfig):
     """How prefill and decode are sized together."""
 
-    # Policies that ``policy`` may name.
-    policies: ClassVar[Mapping[str, Callable[..., Policy[Any]]]] = POLICIES
-    # Of these policies, those that can size groups without prefill.
-    aggregated_policies: ClassVar[tuple[str, ...]] = AGGREGATED
+    # Policies that ``policy`` may name, beside those of one's own.
+    policies: ClassVar[Mapping[str, type[Policy[Any]]]] = POLICIES
     # Policies of other systems, for the simulator only.
     refused_policies: ClassVar[tuple[str, ...]] = SIMULATED_ONLY
 
     pd_ratio: PdRatio = Field(PdRatio(1, 1), validate_default=True)
     """Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill."""
-    policy: PolicyConfig = Field(discriminator="kind")
+    policy: Annotated[PolicyConfig | Extension, Extensible(OWN_POLICIES)]
+    """How many replicas of each role are wanted: a kind of policy, or one of your own (docs/extending.md)."""
+    policy_timeout_s: float = Field(1.0, ge=0.05, le=10.0)
+    """Time in which a policy of your own must decide. While it computes for longer, the counts of its service stay, and
+    the other services of the application are decided. Built-in policies need no limit."""
     slo: SloConfig = SloConfig()
     bounds: dict[Role, BoundsConfig] = Field(default_factory=dict)
     """Bounds of each role, inside the replicas and max_replicas of the deployed groups."""
@@ -135,7 +138,8 @@ class AutoscaleConfig(StrictConfig):
     """Replicas of the ratio's larger role that run without requests until the service grows, and then serve at once.
     The replicas of the other role that the ratio requires with them run too."""
     collector: CollectorConfig = RayCollectorConfig()
-    """Where gauges come from: ray (from the replicas themselves), prometheus or file."""
+    """Where figures come from: ray (from the replicas themselves), prometheus, file, or a collector of your own
+    (docs/extending.md)."""
     is_paused: bool = False
     """Keep all counts. New replicas still enter, and withdrawn ones still come back."""
     is_observing: bool = False
@@ -155,14 +159,15 @@ class AutoscaleConfig(StrictConfig):
         return value
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
+    def _check_together(self, info: ValidationInfo) -> Self:
         if self.is_observing and self.override is not None:
             raise ValueError(
                 "counts set by hand are not acted on while is_observing: set is_observing to false, or run "
                 "`tandem scale --resume` first"
             )
         self.check_reports(self.report_s)
-        self._check_aggregated()
+        if info.context != DEFERRED:
+            self._check_aggregated()
         if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
             raise ValueError(
                 f"gate.band_replicas ({self.gate.band_replicas:g}) is narrower than guard.band_replicas "
@@ -173,12 +178,14 @@ class AutoscaleConfig(StrictConfig):
 
     def _check_aggregated(self) -> None:
         """Refuse other prefill counts than 0 at the ratio 0:1, and a prefill count of 0 at any other ratio."""
-        if self.pd_ratio.is_aggregated and self.policy.kind not in self.aggregated_policies:
+        if self.pd_ratio.is_aggregated and not self.policy_settings()[0].is_fit_for_aggregated:
+            fit = ", ".join(kind for kind, policy in self.policies.items() if policy.is_fit_for_aggregated)
             raise ValueError(
                 f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
-                f"groups without prefill take one of {', '.join(self.aggregated_policies)}"
+                f"groups without prefill take one of {fit}, or set is_fit_for_aggregated in a policy of your own"
             )
-        for name, counts in (("override", self.override), ("policy", self.policy)):
+        built_in = None if isinstance(self.policy, Extension) else self.policy
+        for name, counts in (("override", self.override), ("policy", built_in)):
             prefill = getattr(counts, "prefill", None)
             has_prefill = not self.pd_ratio.is_aggregated
             if isinstance(prefill, int) and (prefill > 0) != has_prefill:
@@ -192,6 +199,12 @@ class AutoscaleConfig(StrictConfig):
                     f"floors.periods.{number}.prefill is {period.prefill}, and pd_ratio is 0:1, so the groups have no "
                     "prefill: leave it out"
                 )
+
+    def policy_settings(self) -> tuple[type[Policy[Any]], StrictConfig]:
+        """The class of the policy, and its settings; a ValueError as in ``ExtensionPoint.settings``."""
+        if isinstance(self.policy, Extension):
+            return OWN_POLICIES.settings(self.policy)
+        return self.policies[self.policy.kind], self.policy
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
         """Lowest and highest count of a role in a group; ``lowest`` and ``highest``: the deployed ones.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.containment import PolicyCall, Run, directly
 from autoscale.decide.draft import Draft, emit, unchanged
 from autoscale.decide.floor import note_floors, raise_to_floors
 from autoscale.decide.gate import admit, leave
@@ -29,9 +30,10 @@ class Controller:
     It has no memory: its state comes with the snapshot, and the plan carries the next state.
     """
 
-    def __init__(self, config: AutoscaleConfig) -> None:
+    def __init__(self, config: AutoscaleConfig, run: Run = directly) -> None:
+        """``run``: calls the policy; the live shell gives one that limits the time of the call."""
         self.config = config
-        self._policy = config.policies[config.policy.kind](config.policy, ratio=config.pd_ratio, slo=config.slo)
+        self._policy = PolicyCall(config, run)
 
     def tick(self, snapshot: Snapshot, slots: Slots | None = None) -> Plan:
         """The plan for one snapshot.

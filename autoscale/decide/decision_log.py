@@ -1,19 +1,21 @@
 """The decision log: JSON lines of (snapshot, plan), from which every plan can be computed again (pure)."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
-from autoscale.types import Note, NoteKind, Plan, PoolLimits, Snapshot, StoredNote
+from autoscale.documents import first_fault
+from autoscale.types import Decision, Note, NoteKind, Plan, PolicyFault, PoolLimits, Snapshot, StoredNote
 
 _SNAPSHOT = TypeAdapter(Snapshot)
 PLAN = TypeAdapter(Plan)
+_DECISION = TypeAdapter(Decision)
 _NOTES = TypeAdapter(tuple[StoredNote, ...])
 _LIMITS = tuple(field.name for field in fields(PoolLimits))
 
@@ -51,8 +53,8 @@ def _decided(plan: Plan) -> tuple[object, ...]:
     Texts that change in each tick are left out: the time left of a cooldown, the age of a report.
     """
     notes = tuple(note for note in plan.held_back if note.kind is not NoteKind.COOLDOWN)
-    is_held = plan.decision.wanted is None
-    return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, is_held, plan.pending, plan.passed_over
+    decision = plan.decision.wanted is None, plan.decision.fault
+    return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, decision, plan.pending, plan.passed_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +91,28 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
                 continue
             snapshot = _SNAPSHOT.validate_python(_nested(record["snapshot"]))
             logged = record["plan"]
+            logged["decision"].setdefault("fault", None)  # older logs lack it
             notes = _NOTES.validate_python(logged.get("held_back", ()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {number} is no line of a decision log: {error}") from None
+            cause = first_fault(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"line {number} is no line of a decision log: {cause}") from None
         controller = controllers.get(service) if config is None else Controller(config)
         if controller is None:
             raise ValueError(f"line {number} is a decision before any configuration: give one with --config")
-        plan = controller.tick(snapshot)
+        plan = _repeated(controller, logged["decision"]).tick(snapshot)
         again = PLAN.dump_python(plan, mode="json")
         if _are_alike(plan.held_back, notes):  # only texts may differ, and these are not compared
             logged["held_back"] = again["held_back"]
         differing = {name: (logged.get(name), again[name]) for name in again if again[name] != logged.get(name)}
         yield Difference(line=number, service=service, now_s=snapshot.now_s, fields=differing) if differing else None
+
+
+def _repeated(controller: Controller, logged: Mapping[str, Any]) -> Controller:
+    """The controller that computes a logged decision again; that of a late policy is repeated: time is not logged."""
+    if logged["fault"] != PolicyFault.LATE:
+        return controller
+    decision = _DECISION.validate_python(logged)
+    return Controller(controller.config, lambda call: decision)
 
 
 def _are_alike(notes: Sequence[Note], logged: Sequence[Note]) -> bool:

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.containment import PolicyCall
 from autoscale.decide.placement import Placed
 from autoscale.decide.slots import Slots
 from autoscale.floors import Floor
 from autoscale.headcount import Census
-from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio, Room
 from autoscale.types import ControllerState, Decision, Note, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
@@ -50,7 +49,7 @@ class Draft:
     """
 
     config: AutoscaleConfig
-    policy: Policy[Any]
+    policy: PolicyCall
     snapshot: Snapshot
     slots: Slots | None
     notes: list[Note] = field(default_factory=list)

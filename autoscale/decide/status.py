@@ -25,13 +25,17 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """The plan of one service, the replica ids of each pool, and the latency and traffic that the plan is based on."""
+    """The plan of one service, the replica ids of each pool, and the latency and traffic that the plan is based on.
+
+    ``collector_faults``: what is wrong with the figures of its collector.
+    """
 
     plan: Plan
     running: Mapping[PoolKey, tuple[str, ...]]
     draining: Mapping[PoolKey, tuple[str, ...]]
     latency: Latency
     traffic: Traffic
+    collector_faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

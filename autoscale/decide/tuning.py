@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import RootModel
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.extension import DEFERRED
 from autoscale.floors import FloorPeriodConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text
@@ -17,13 +18,18 @@ class Pools(RootModel[dict[PoolKey, PoolLimits]]):
     """The limits of each pool of one service, as deployed."""
 
 
-def tuned(base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> AutoscaleConfig:
+def tuned(
+    base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools, *, is_checked: bool = False
+) -> AutoscaleConfig:
     """The deployed configuration with changes put over it; ``changes`` is nested like a configuration.
+
+    ``is_checked``: the changes were accepted before, so a policy of one's own is not loaded again.
 
     Raises:
         ValueError: a field or a value is wrong, values contradict each other, or the pools cannot follow them.
     """
-    config = AutoscaleConfig.model_validate(merged(base.model_dump(mode="json"), changes))
+    context = DEFERRED if is_checked else None
+    config = AutoscaleConfig.model_validate(merged(base.model_dump(mode="json"), changes), context=context)
     config.check_reports(base.report_s)  # only a redeploy changes how often replicas report
     check_fits(config, pools)
     return config

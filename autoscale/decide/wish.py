@@ -3,11 +3,11 @@
 A hold: the policy's wish is ignored in this tick. The counts stay, but withdrawn replicas that are missed come back.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.containment import contained
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import bounded, overdue_pools, room_of
 from autoscale.decide.reconcile import is_after_a_gap
@@ -97,7 +97,7 @@ def _is_beyond_limits(draft: Draft) -> bool:
 
 def decide(draft: Draft) -> None:
     """A stage: get the policy's decision; a hold replaces it, or else counts set by hand."""
-    decision = draft.policy.decide(replace(draft.snapshot, state=draft.state))
+    decision = contained(draft.policy.decide, replace(draft.snapshot, state=draft.state), draft.config)
     if draft.config.pd_ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
         decision = replace(decision, wanted=wanted, ratio=None)
@@ -109,9 +109,6 @@ def _after_hold_and_override(decision: Decision, draft: Draft) -> Decision:
         return replace(decision, wanted=None, reason=draft.hold)
     if (override := draft.config.override) is not None:
         return replace(decision, wanted=override.counts, reason="set by hand", is_step=True, is_urgent=True)
-    if decision.wanted is not None and not all(0 <= count < math.inf for count in decision.wanted.values()):
-        reason = f"the policy wants {dict(decision.wanted)}; a count must be finite and at least 0"
-        return replace(decision, wanted=None, reason=reason)
     return decision
 
 

@@ -1,27 +1,16 @@
-"""Sources of replicas' gauges besides the replicas' own reports: their configuration and their format (pure)."""
+"""Collectors, the sources of figures besides the replicas' own reports: their settings and their formats (pure)."""
 
 import json
-import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from autoscale.documents import first_fault
+from autoscale.extension import Extensible, Extension, ExtensionPoint
+from autoscale.observe.collected import Collected, ReplicaFigure, ServiceFigure
 from kvtransfer.strict_config import StrictConfig
-
-# Gauges that another source, such as an exporter of GPU figures, may measure better than the replica itself.
-Gauge = Literal[
-    "running_requests",
-    "waiting_requests",
-    "queued_prefill_tokens",
-    "kv_usage_frac",
-    "gpu_utilization_frac",
-    "sm_activity_frac",
-]
-# Values of gauges by replica id and by the gauge's name. Every value is finite.
-Gauges = Mapping[str, Mapping[str, float]]
 
 
 class RayCollectorConfig(StrictConfig):
@@ -30,65 +19,124 @@ class RayCollectorConfig(StrictConfig):
     kind: Literal["ray"] = "ray"
 
 
-class PrometheusCollectorConfig(StrictConfig):
-    """A Prometheus server, whose answers replace the replicas' own gauges of the same name."""
+class SourceConfig(StrictConfig):
+    """Fields of every other source. It is asked beside the decisions, which use its last answer."""
+
+    timeout_s: float = Field(2.0, gt=0.0, le=10.0)
+    """Time that one answer may take, seconds. A slower source is named; its answer still counts if it is not too
+    old."""
+    most_age_s: float = Field(30.0, gt=0.0)
+    """Age above which an answer is ignored, seconds; then the replicas' own reports count."""
+
+
+class PrometheusCollectorConfig(SourceConfig):
+    """A Prometheus server, whose answers replace the figures of the same name that replicas report."""
 
     kind: Literal["prometheus"]
     url: str = Field(pattern=r"^https?://", description="URL of the server, such as http://prometheus:9090.")
-    queries: dict[Gauge, str] = Field(
-        min_length=1, description="PromQL by gauge; each query yields one series for each replica."
+    queries: dict[ReplicaFigure, str] = Field(
+        default_factory=dict, description="PromQL by figure of a replica; each query yields one series per replica."
     )
     replica_label: str = Field("replica", min_length=1, description="The label that holds a replica's id.")
-    timeout_s: float = Field(2.0, gt=0.0, le=10.0, description="Timeout of all queries together.")
+    service_queries: dict[ServiceFigure, str] = Field(
+        default_factory=dict, description="PromQL by figure of the whole service; each query yields one series."
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        if not self.queries and not self.service_queries:
+            raise ValueError("give queries or service_queries: without both, the server is asked for nothing")
+        return self
 
 
-class FileCollectorConfig(StrictConfig):
-    """A JSON file, whose gauges replace the replicas' own of the same name: {replica id: {gauge: value}}."""
+class FileCollectorConfig(SourceConfig):
+    """A JSON file with figures that replace those that replicas report: {replica id: {figure: value}}.
+
+    Figures of the whole service stand under ``service``. The age of its figures is the age of the file.
+    """
 
     kind: Literal["file"]
     path: Path = Field(description="Path of the file on the head node; it is read before every decision.")
-    most_age_s: float = Field(
-        30.0, gt=0.0, description="Seconds since the file was last written; an older file is ignored."
-    )
 
 
+C = TypeVar("C", bound=SourceConfig)  # configuration class of a collector
+
+
+class Collector(ABC, Generic[C]):
+    """A source of figures.
+
+    ``collect`` is called in a thread of its own, at each decision unless the last call still goes on.
+
+    Attributes:
+        config_class: class of the settings of a collector of one's own.
+    """
+
+    config_class: ClassVar[type[SourceConfig]]
+
+    def __init__(self, config: C) -> None:
+        self._config = config
+
+    @abstractmethod
+    def collect(self) -> Collected:
+        """The present figures. Any error means that there are none."""
+
+
+# Collectors of one's own, by import path or by the name of an entry point.
+OWN_COLLECTORS = ExtensionPoint(noun="collector", group="tandem.collectors", base=Collector, config_base=SourceConfig)
 CollectorConfig = Annotated[
-    RayCollectorConfig | PrometheusCollectorConfig | FileCollectorConfig, Field(discriminator="kind")
+    RayCollectorConfig | PrometheusCollectorConfig | FileCollectorConfig | Extension, Extensible(OWN_COLLECTORS)
 ]
 
 # Format of the file of a FileCollectorConfig.
-_GAUGES_FILE = TypeAdapter(dict[str, dict[Gauge, FiniteFloat]])
+_FILE = TypeAdapter(dict[str, dict[str, float]])
+# Key of the file under which the figures of the whole service stand; it is no id of a replica.
+_SERVICE = "service"
 
 
 def read_vector(body: bytes, label: str) -> dict[str, float]:
     """Values by replica id from the JSON answer to an instant query; ``label``: the label that holds the replica id.
 
-    A series without this label, or without a finite value, is left out. PromQL yields NaN or an infinity instead of an
-    error, for instance after a division by zero: such a value counts as not observed.
+    A series without this label is left out.
 
     Raises:
         ValueError: the body is not such an answer.
     """
+    return {metric[label]: value for metric, value in _series(body) if label in metric}
+
+
+def read_single(body: bytes) -> float | None:
+    """The value of the only series in the JSON answer to an instant query; ``None``: there is no series.
+
+    Raises:
+        ValueError: the body is not such an answer, or has several series.
+    """
+    series = _series(body)
+    if len(series) > 1:
+        raise ValueError(f"the query yields {len(series)} series: add them up, so that it yields one for the service")
+    return series[0][1] if series else None
+
+
+def _series(body: bytes) -> list[tuple[dict[str, str], float]]:
+    """Labels and value of each series of an answer. PromQL yields NaN or an infinity instead of some errors."""
     try:
         answer = json.loads(body)
         if answer["status"] != "success":
             raise ValueError(f"Prometheus reports {answer.get('error', answer['status'])!r}: check the query")
-        if answer["data"]["resultType"] != "vector":
-            raise ValueError(f"the query yields a {answer['data']['resultType']}: it must be an instant vector")
-        values = {
-            series["metric"][label]: float(series["value"][1])
-            for series in answer["data"]["result"]
-            if label in series["metric"]
-        }
+        kind, result = answer["data"]["resultType"], answer["data"]["result"]
+        if kind == "scalar":
+            return [({}, float(result[1]))]
+        if kind != "vector":
+            raise ValueError(f"the query yields a {kind}: it must be an instant vector")
+        return [(series["metric"], float(series["value"][1])) for series in result]
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"the answer is not in Prometheus' format ({error!r}): check the collector's url") from None
-    return {replica: value for replica, value in values.items() if math.isfinite(value)}
 
 
-def read_gauges(text: str) -> Gauges:
-    """The gauges in the text of a JSON file. Raises ValueError: the first fault, such as a value that is not finite."""
+def read_figures(text: str, observed_s: float) -> Collected:
+    """The figures in the text of a JSON file, written at ``observed_s``. Raises ValueError: it has another form."""
     try:
-        document = _GAUGES_FILE.validate_json(text)
+        document = _FILE.validate_json(text)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
-    return {replica: {str(name): value for name, value in gauges.items()} for replica, gauges in document.items()}
+    service = document.pop(_SERVICE, {})
+    return Collected(replicas=document, service=service, observed_s=observed_s)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -22,7 +22,16 @@ _DRIFT_FRAC = 0.25
 
 
 class Policy(ABC, Generic[C]):
-    """A rule that sizes prefill and decode together."""
+    """A rule that sizes prefill and decode together.
+
+    Attributes:
+        config_class: class of the settings of a policy of one's own; the built-in ones are in ``PolicyConfig``.
+        is_fit_for_aggregated: whether it sizes decode from its own load alone, so that it also fits groups without
+            prefill (``pd_ratio`` 0:1).
+    """
+
+    config_class: ClassVar[type[StrictConfig]]
+    is_fit_for_aggregated: ClassVar[bool] = False
 
     def __init__(self, config: C, *, ratio: PdRatio, slo: SloConfig) -> None:
         self._config = config

@@ -63,6 +63,8 @@ def replicas_for_queue(arrivals_per_s: float, queue: float, served_per_s: float,
 class QueueDepth(Policy[QueueDepthConfig]):
     """Replicas of each role with a configured service rate, from arrivals per second and the waiting requests."""
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role that has a service rate by its queue, in its engines and at the endpoint.
 

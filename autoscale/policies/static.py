@@ -22,6 +22,8 @@ class StaticConfig(StrictConfig):
 class Static(Policy[StaticConfig]):
     """The configured replicas of both roles, at any load."""
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """The configured counts."""
         wanted = {Role.PREFILL: float(self._config.prefill), Role.DECODE: float(self._config.decode)}

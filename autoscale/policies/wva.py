@@ -111,6 +111,8 @@ class Wva(Policy[WvaConfig]):
     Source: WVA (the llm-d workload variant autoscaler), Eq. 2 to 4.
     """
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role by its own saturation; the ratio follows from the counts.
 

@@ -1,7 +1,7 @@
 """SimConfig: a virtual cluster, the objectives, and the policies to compare (pure, but for loading)."""
 
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -9,7 +9,8 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import merged
 from autoscale.documents import first_fault, load_mapping
 from autoscale.engines.profile import EngineProfile, ProfileRef
-from autoscale.policies import AGGREGATED
+from autoscale.extension import Extensible, Extension
+from autoscale.policies import OWN_POLICIES
 from autoscale.policies.peers import SIM_POLICIES, SimPolicyConfig
 from autoscale.policies.policy import ProfiledConfig
 from autoscale.policies.static import StaticConfig
@@ -29,12 +30,10 @@ class SimAutoscaleConfig(AutoscaleConfig):
     """An application's autoscale section, but its policy may also be a policy of another system."""
 
     policies = SIM_POLICIES
-    # Policies that also fit groups without prefill: they size decode by its own load.
-    aggregated_policies = (*AGGREGATED, "hpa", "ray_baseline")
     refused_policies = ()
 
     # The base class allows fewer policies. The override is safe because configurations are frozen.
-    policy: SimPolicyConfig = Field(discriminator="kind")  # type: ignore[assignment]
+    policy: Annotated[SimPolicyConfig | Extension, Extensible(OWN_POLICIES)]  # type: ignore[assignment]
 
 
 class SimPoolConfig(StrictConfig):
@@ -207,15 +206,20 @@ class SimConfig(StrictConfig):
         """The controller's configuration for a policy, with the first group's profiles if it sizes by profiles.
 
         Raises:
-            ValueError: the name is neither in ``policies`` nor a kind, or a field is wrong.
+            ValueError: the name is neither in ``policies`` nor a kind, a policy of one's own cannot be loaded, or a
+                field is wrong.
         """
-        if name not in self.policies and name not in SIM_POLICIES:
+        if name not in self.policies and not _is_kind(name):
             names = sorted({*self.policies, *SIM_POLICIES})
-            raise ValueError(f"there is no policy {name!r}: choose among {', '.join(names)}")
+            raise ValueError(
+                f"there is no policy {name!r}: choose among {', '.join(names)}, or give package.module:Class"
+            )
         changes = self.policies.get(name, {})
         policy = {"kind": name, **changes.get("policy", {})}
-        if policy["kind"] not in SIM_POLICIES:
-            raise ValueError(f"policies.{name}: give policy.kind, one of {', '.join(sorted(SIM_POLICIES))}")
+        if not _is_kind(policy["kind"]):
+            raise ValueError(
+                f"policies.{name}: give policy.kind, one of {', '.join(sorted(SIM_POLICIES))}, or package.module:Class"
+            )
         if needs_profiles(policy["kind"]):
             for role in Role:
                 pool = self.groups[0].pool(role)
@@ -260,8 +264,14 @@ class SimConfig(StrictConfig):
         }
 
 
+def _is_kind(name: Any) -> bool:
+    return isinstance(name, str) and (name in SIM_POLICIES or OWN_POLICIES.is_named(name))
+
+
 def needs_profiles(kind: str) -> bool:
-    """Whether a kind of policy sizes by engine profiles."""
+    """Whether a kind of policy sizes by engine profiles. Raises ValueError: a policy of one's own cannot be loaded."""
+    if kind not in SIM_POLICIES:
+        return issubclass(OWN_POLICIES.load(kind).config_class, ProfiledConfig)
     # Each kind has one configuration class in the union of all policies.
     (config,) = (each for each in get_args(SimPolicyConfig) if each.model_fields["kind"].default == kind)
     return issubclass(config, ProfiledConfig)

@@ -94,15 +94,19 @@ class Result:
     """The figures of a run.
 
     ``timeline``: (seconds, prefill replicas, decode replicas) at each change, without replicas that start or drain.
+    ``policy_faults``: reasons of the decisions after the warm-up that failed, so that the counts stayed.
     """
 
     outcome: Outcome
     timeline: Sequence[tuple[float, int, int]]
+    policy_faults: Sequence[str] = ()
 
     @classmethod
     def of(cls, run: Run) -> Self:
         """The figures of a run. Raises ValueError: as ``outcome``."""
-        return cls(outcome=outcome(run), timeline=_timeline(run))
+        decisions = [plan.decision for at_s, plan in run.plans if at_s >= run.scenario.warm_up_s]
+        faults = [decision.reason for decision in decisions if decision.fault is not None]
+        return cls(outcome=outcome(run), timeline=_timeline(run), policy_faults=faults)
 
 
 def outcome(run: Run) -> Outcome:

@@ -90,6 +90,8 @@ class Study:
                     f"{name}: {failed:,} requests failed or had not ended {self.seeds[0].scenario.patience_s:,.0f} s "
                     "after the last one came; latencies are those of the other requests"
                 )
+            if faults := [fault for seed in self.seeds for fault in seed.policies[name].policy_faults]:
+                lines.append(f"{name}: {len(faults):,} of its decisions failed; the first one: {faults[0]}")
         if len(self.seeds) > 1 and self.rate_scale == 1.0:
             lines.append(
                 "at a rate scale of 1 a seed changes only how routers choose between equal replicas: arrivals are the "

@@ -35,6 +35,7 @@ from autoscale.decide.status import (
     stored_state,
 )
 from autoscale.decide.tuning import Pools, differing, merged, tuned
+from autoscale.extension import DEFERRED
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState
 from deployments.actors.scaling_metrics import scaling_metrics
@@ -52,6 +53,11 @@ _WATCH_S = 5.0  # longest wait of a caller for a change, seconds
 _SILENCE_S = 60.0
 _SILENCE_INTERVALS = 5  # the same in decision intervals of the slowest service; the longer of the two times holds
 _LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one older file stays
+# Time for the check of a tuned configuration, seconds: a policy of one's own may be imported for it. It is below the
+# time that commands wait for an answer.
+_CHECK_S = 5.0
+# Fields whose check loads policies and collectors of one's own.
+_LOADING_FIELDS = {"policy", "collector", "pd_ratio"}
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
@@ -60,7 +66,7 @@ class _AutoscaledService:
 
     def __init__(self, base: AutoscaleConfig, pools: Pools, changes: Mapping[str, Any]) -> None:
         self.base, self.pools, self.changes = base, pools, changes  # ``base``: as deployed
-        self.config = tuned(base, changes, pools)
+        self.config = tuned(base, changes, pools, is_checked=True)
         self.why = "start"  # reason of the latest change, for the log
 
     def status(self, last: PlanRecord | None) -> ServiceStatus:
@@ -83,7 +89,9 @@ class Coordinator:
         if not _is_of_this_deployment(app, state):
             state = CoordinatorState()
         self._services = {}
-        for service in map(ServiceConfig.model_validate, services):
+        for document in services:
+            # The build has checked it. A policy of one's own is not loaded again, since this actor must start anyway.
+            service = ServiceConfig.model_validate(document, context=DEFERRED)
             assert service.autoscale is not None  # ``build_graph`` passes autoscaled services alone
             name, pools = service.model.id, service.pool_limits(self._topology)
             self._services[name] = _AutoscaledService(service.autoscale, pools, state.changes.get(name, {}))
@@ -93,6 +101,7 @@ class Coordinator:
         self._synced_s = time.monotonic()  # time of the policy's last message, at first of the start
         self._admitted_version = 0
         self._admitted_changed = Bell()  # wakes callers of ``watch``
+        self._tuning = asyncio.Lock()
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
         self._awaited_changed = Bell()  # wakes the caller of ``awaited``
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
@@ -148,16 +157,23 @@ class Coordinator:
         reason for the log.
         """
         own = self._services[service]
-        all_changes = merged(own.changes, changes) if changes else {}
-        try:
-            config = tuned(own.base, all_changes, own.pools)
-        except ValidationError as error:
-            return explain(error)
-        except ValueError as error:
-            return str(error)
-        own.config, own.changes, own.why = config, all_changes, why
-        self._version += 1
-        self._store()
+        async with self._tuning:  # a change starts from the one before it
+            all_changes = merged(own.changes, changes) if changes else {}
+            try:
+                # In a thread: an import of a policy of one's own may take long, and routers wait for this actor.
+                # Other changes, such as a pause, must work without its package.
+                is_checked = not _LOADING_FIELDS & changes.keys()
+                check = asyncio.to_thread(tuned, own.base, all_changes, own.pools, is_checked=is_checked)
+                config = await asyncio.wait_for(check, _CHECK_S)
+            except ValidationError as error:
+                return explain(error)
+            except TimeoutError:
+                return f"the check took longer than {_CHECK_S:g} s: see what the import of the policy does"
+            except ValueError as error:
+                return str(error)
+            own.config, own.changes, own.why = config, all_changes, why
+            self._version += 1
+            self._store()
         return None
 
     async def cordon(self, name: str, is_cordoned: bool) -> None:

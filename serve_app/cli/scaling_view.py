@@ -31,7 +31,7 @@ def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: floa
     if config.override is not None:
         head.append(f"  SET BY HAND to {config.override.prefill}P{config.override.decode}D", style="bold yellow")
     if last is None:
-        why = "should it stay so, look for 'autoscaling holds' in the log of Serve's controller"
+        why = "should it stay so, look for \"Tandem's autoscaling\" in the log of Serve's controller"
         return Group(head, Text(f"no decision yet: {why}"))
     head.append(f", serving {pd_text(serving_counts(pool_counts(last)))}")
     lines = [*_decision_lines(config, last, now_s), f"decision log: {status.log_path}"]
@@ -68,6 +68,7 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         f"{figure(traffic.output_tokens_mean, '.4g')} output tokens on average",
         *_demand_lines(traffic),
         f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
+        *last.collector_faults,
         *(f"held back: {note.text}" for note in plan.held_back),
         *_floor_lines(config, plan.state, now_s),
         *([f"no place for {pd_text(pending)}"] if any(pending.values()) else []),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscale.decide.status import STATUS, ServiceStatus, Status
+from autoscale.extension import DEFERRED
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.local.cluster import DeployError
 
@@ -96,4 +97,4 @@ def service_name(app: str, status: Status, service: str | None) -> str:
 
 def status_of(app: str) -> Status:
     """The state of a running application's autoscaling, as its coordinator shows it; raises as ``ask``."""
-    return STATUS.validate_python(ask(app, "status"))
+    return STATUS.validate_python(ask(app, "status"), context=DEFERRED)

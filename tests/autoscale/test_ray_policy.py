@@ -1,10 +1,12 @@
 """Serve's calls of the policy: they never block and never raise, and what is unknown changes no count."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,8 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.status import SETTINGS, ServiceSettings, Settings
 from autoscale.decide.tuning import Pools
-from autoscale.types import Plan, PoolKey, PoolLimits, Snapshot
+from autoscale.observe.collectors import RayCollectorConfig
+from autoscale.types import Plan, PolicyFault, PoolKey, PoolLimits, Snapshot
 from kvtransfer.topology import Role
 
 pytestmark = pytest.mark.ray
@@ -27,8 +30,8 @@ def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tupl
     """The part of what Serve hands to an application-level policy that ours reads."""
     now_s = time.time() if at_s is None else at_s
     told = {}
-    for name, count in zip(NAMES, ready, strict=True):
-        replicas = [HashableReplica(f"{name[0]}{index}") for index in range(count)]
+    for name, number in zip(NAMES, ready, strict=True):
+        replicas = [HashableReplica(f"{name[0]}{index}") for index in range(number)]
         series = {
             "decode_tokens": [SimpleNamespace(timestamp=now_s, value=decode_tps * now_s)],
             "queued_prefill_tokens": [SimpleNamespace(timestamp=now_s, value=0.0)],
@@ -37,7 +40,7 @@ def contexts(decode_tps: float = 50.0, at_s: float | None = None, *, ready: tupl
             app_name="app",
             running_replicas=replicas,
             raw_metrics={metric: dict.fromkeys(replicas, points) for metric, points in series.items()},
-            target_num_replicas=max(1, count),
+            target_num_replicas=max(1, number),
             capacity_adjusted_min_replicas=1,
             capacity_adjusted_max_replicas=8,
         )
@@ -75,7 +78,7 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
     from autoscale.ray_policy import JointPolicy
 
     policy = JointPolicy()
-    policy._link = Link("app")
+    policy._link = Link("app", policy._complain)
     policy._link.controllers = {"m": Controller(make_autoscale(interval_s=0.2, window_s=5.0, stale_s=60.0))}
     limits = PoolLimits(lowest_replicas=1, highest_replicas=8)
     policy._link.pools = {"m": Pools({PoolKey("g0", role): limits for role in Role})}
@@ -274,3 +277,188 @@ def test_a_lower_count_comes_through_though_every_other_call_takes_another_plan(
         "prefill:g0": 2,
         "decode:g0": 2,
     }
+
+
+def told(*services: tuple[str, AutoscaleConfig]) -> dict[str, Any]:
+    """The coordinator's answer with these services, all with the pools of the group."""
+    pools = Pools({PoolKey("g0", role): PoolLimits(lowest_replicas=1, highest_replicas=8) for role in Role})
+    settings = {name: ServiceSettings(config=config, pools=pools, why="test") for name, config in services}
+    answer = Settings(version=next(VERSIONS), services=settings, topology=None, cordoned=frozenset())
+    return SETTINGS.dump_python(answer, mode="json")
+
+
+VERSIONS = count()
+QUICK = {"interval_s": 0.2, "window_s": 5.0, "stale_s": 60.0}
+
+
+@pytest.fixture
+def blocking(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[AutoscaleConfig]:
+    """A policy that blocks until its gate opens."""
+    from tests.autoscale.own import Blocking
+
+    Blocking.calls = Blocking.most_at_once = 0
+    Blocking.may_go_on.clear()
+    kind = "tests.autoscale.own:Blocking"
+    yield make_autoscale(policy={"kind": kind, "decode": 5}, policy_timeout_s=1.0, **QUICK)
+    Blocking.may_go_on.set()
+
+
+def test_a_policy_that_blocks_holds_its_service_alone_and_is_called_again_once_it_has_returned(
+    policy: Any, blocking: AutoscaleConfig, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    from tests.autoscale.own import Blocking
+
+    other = make_autoscale(policy={"kind": "tests.autoscale.own:Fixed", "decode": 4}, **QUICK)
+    policy._link._read(told(("blocks", blocking), ("other", other)))
+    ticked(policy, ready=(2, 2))
+    plans = policy._last
+    assert re.search(
+        r" has been computing for [1-9][.\d]* s, longer than 1 s; the counts", plans["blocks"].decision.reason
+    )
+    assert plans["blocks"].counts == {PoolKey("g0", role): 2 for role in Role}
+    assert plans["other"].counts == {PoolKey("g0", role): 4 for role in Role}
+    # While it goes on no other call of it begins, and a tick does not wait for it again.
+    began_s = time.monotonic()
+    for _ in range(3):
+        ticked(policy, ready=(2, 2))
+    assert policy._last["blocks"].decision.fault is PolicyFault.LATE
+    assert time.monotonic() - began_s < 2.5  # three ticks that waited would take 3 s
+    assert (Blocking.calls, Blocking.most_at_once) == (1, 1)
+    # The late decision is dropped: the next one is of the next snapshot.
+    Blocking.may_go_on.set()
+    time.sleep(0.1)
+    ticked(policy, ready=(2, 2))
+    ticked(policy, ready=(2, 2))
+    assert policy._last["blocks"].decision.reason == "as configured"
+    (series,) = policy._last["blocks"].state.memory.values()
+    assert series[0] == pytest.approx(time.time(), abs=2.0)
+    assert Blocking.most_at_once == 1
+
+
+def test_a_changed_configuration_does_not_call_a_policy_that_still_computes(
+    policy: Any, blocking: AutoscaleConfig
+) -> None:
+    from tests.autoscale.own import Blocking
+
+    policy._link._read(told(("blocks", blocking)))
+    ticked(policy)
+    policy._link._read(told(("blocks", blocking.model_copy(update={"window_s": 6.0}))))
+    ticked(policy)
+    assert policy._last["blocks"].decision.fault is PolicyFault.LATE
+    assert Blocking.calls == 1
+
+
+def test_a_policy_that_is_late_is_logged_once(
+    policy: Any, blocking: AutoscaleConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy._link._read(told(("blocks", blocking)))
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        for _ in range(3):
+            ticked(policy)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "takes longer than 1 s (policy_timeout_s)" in line] == lines[-1:]
+
+
+def test_a_policy_that_raises_is_logged_with_its_traceback(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_autoscale(policy={"kind": "tests.autoscale.own:Fixed", "fault": "zero"}, **QUICK)
+    policy._link._read(told(("m", config)))
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        for _ in range(3):
+            ticked(policy)
+    (record,) = caplog.records
+    assert "ZeroDivisionError" in record.getMessage()
+    assert record.exc_info is not None and record.exc_info[2] is not None
+
+
+def test_a_policy_that_serves_controller_cannot_import_holds_its_service_and_says_so(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    answer = told(("m", make_autoscale(**QUICK)))
+    answer["services"]["m"]["config"]["policy"] = {"kind": "no_such_package:Mine"}
+    policy._link._read(answer)
+    assert ticked(policy, ready=(2, 2)) == {"prefill:g0": 2, "decode:g0": 2}
+    reason = policy._last["m"].decision.reason
+    assert reason.startswith("policy no_such_package:Mine cannot be imported: ModuleNotFoundError")
+
+
+def test_a_policy_that_never_returns_keeps_no_process_from_ending(run_python: Callable[..., Any]) -> None:
+    script = """
+import json, threading
+from autoscale.decide.containment import PolicyLate
+from autoscale.decide.ray_policy_limit import LimitedCalls
+try:
+    LimitedCalls().run(threading.Event().wait, 0.1)
+except PolicyLate as late:
+    print(json.dumps(str(late)))
+"""
+    assert "longer than 0.1 s" in run_python(script)
+
+
+@pytest.fixture
+def collecting(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[AutoscaleConfig]:
+    """A collector that blocks until its gate opens; it is open."""
+    from tests.autoscale.own import Figures
+
+    Figures.may_go_on.set()
+    collector = {"kind": "tests.autoscale.own:Figures", "requests_per_s": 77.0, "most_age_s": 0.5, "timeout_s": 0.2}
+    yield make_autoscale(collector=collector, **QUICK)
+    Figures.may_go_on.set()
+
+
+def wait_for_faults(policy: Any, words: str) -> None:
+    deadline = time.monotonic() + 60
+    while words not in str(policy._link._update.services["m"].collector_faults):
+        ticked(policy)
+        assert time.monotonic() < deadline
+
+
+def test_a_collector_that_blocks_delays_no_tick_and_its_old_figures_are_ignored_and_named(
+    policy: Any, collecting: AutoscaleConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.autoscale.own import Figures
+
+    policy._link._read(told(("m", collecting)))
+    deadline = time.monotonic() + 60
+    ticked(policy)
+    while policy._link._update.services["m"].traffic.requests_per_s != 77.0:
+        ticked(policy)
+        assert time.monotonic() < deadline
+    Figures.may_go_on.clear()
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        wait_for_faults(policy, "takes longer than 0.2 s (timeout_s)")
+        wait_for_faults(policy, "its last answer is older than 0.5 s (most_age_s)")
+        for _ in range(3):
+            ticked(policy)
+    assert policy._link._update.services["m"].traffic.requests_per_s != 77.0
+    assert policy._last["m"].decision.fault is None
+    named = [record.getMessage() for record in caplog.records if "most_age_s" in record.getMessage()]
+    assert len(named) == 1
+
+
+def test_a_gauge_joins_the_reports_of_its_replica_and_one_of_no_running_replica_is_named(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    from tests.autoscale.own import Figures
+
+    Figures.may_go_on.set()
+    kind = "tests.autoscale.own:Figures"
+    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "stranger"}, **QUICK))))
+    ticked(policy)
+    wait_for_faults(policy, f"collector {kind}: no figure is of a running replica: it names stranger, and d0 runs")
+    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "d0"}, **QUICK))))
+    deadline = time.monotonic() + 60
+    while policy._signals["m"].replicas(PoolKey("g0", Role.DECODE))[0].kv_usage_frac != 0.5:
+        ticked(policy)
+        assert time.monotonic() < deadline
+    assert policy._link._update.services["m"].collector_faults == ()
+
+
+def test_a_service_without_another_source_has_none(policy: Any, collecting: AutoscaleConfig) -> None:
+    policy._link._read(told(("m", collecting)))
+    ticked(policy)
+    assert set(policy._sources._sources) == {"m"}
+    policy._link._read(told(("m", collecting.model_copy(update={"collector": RayCollectorConfig()}))))
+    ticked(policy)
+    assert policy._sources._sources == {}

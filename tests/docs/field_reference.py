@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from autoscale.engines.profile import EngineProfile
+from autoscale.extension import Extension
 from autoscale.ratio import PdRatio
 from kvtransfer.topology import LinkTier
 from serve_app.config import AppConfig, ServiceConfig
@@ -85,6 +86,8 @@ def _title(section: type[BaseModel], places: list[str]) -> str:
 
 def _kind(section: type[BaseModel]) -> str | None:
     """The value of ``kind`` by which a configuration chooses this class among others."""
+    if section is Extension:
+        return "package.module:Class"
     field = section.model_fields.get("kind")
     return None if field is None else str(get_args(field.annotation)[0])
 

@@ -40,6 +40,26 @@ def test_bounds_of_the_groups_are_the_deployed_ones(make_app_args: MakeArgs) -> 
         ([{"name": "g0", "decode": {"replicas": 3, "max_replicas": 2}}], None, r"max_replicas \(2\) is less than"),
         (SCALED, {"policy": {"kind": "heteroscale"}}, "autoscale.policy: target is missing"),
         (SCALED, {"policy": {"kind": "best"}}, "autoscale.policy: kind 'best' is unknown: give one of 'default', "),
+        (
+            SCALED,
+            {"policy": {"kind": "tests.autoscale.own:Fixed", "decode": -1}},
+            "^autoscale.policy.decode: Input should be greater than 0, got -1$",
+        ),
+        (
+            SCALED,
+            {"policy": {"kind": "tests.autoscale.own:Fixed", "target": 1}},
+            "^autoscale.policy.target: no such field",
+        ),
+        (
+            SCALED,
+            {"policy": {"kind": "no_such_package:Mine"}},
+            "^autoscale.policy: policy no_such_package:Mine cannot be imported: .* on every node",
+        ),
+        (
+            SCALED,
+            {"policy": POLICY, "collector": {"kind": "tests.autoscale.own:Figures", "timeout_s": 0}},
+            "^autoscale.collector.timeout_s: Input should be greater than 0",
+        ),
         (SCALED, {"pd_ratio": "1:8", "policy": POLICY}, "autoscale.pd_ratio: a P/D ratio of 1:8 is impossible"),
         (SCALED, {"policy": POLICY, "guard": {"budget_gpus": 0}}, "autoscale.guard.budget_gpus"),
         (

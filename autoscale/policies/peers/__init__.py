@@ -7,7 +7,7 @@ size a live application.
 Each policy here sizes a role by itself, so its decisions carry the ratio of their own counts (``independent``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autoscale import policies
@@ -22,7 +22,7 @@ from autoscale.policies.policy import Policy
 SimPolicyConfig = (
     policies.PolicyConfig | DynamoConfig | DynamoSlaConfig | HpaConfig | LlmdTokenAwareConfig | RayBaselineConfig
 )
-SIM_POLICIES: Mapping[str, Callable[..., Policy[Any]]] = {
+SIM_POLICIES: Mapping[str, type[Policy[Any]]] = {
     **policies.POLICIES,
     "dynamo": Dynamo,
     "dynamo_sla": DynamoSla,

@@ -158,6 +158,8 @@ def paced(
 class Hpa(Policy[HpaConfig]):
     """Replicas of each role from the mean of its metrics over their targets."""
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role by the means of its metrics; a role without reports stays as it is."""
         config, memory = self._config, dict(snapshot.state.memory)

@@ -103,6 +103,8 @@ def _ongoing_requests(replicas: Sequence[ReplicaStats]) -> float | None:
 class RayBaseline(Policy[RayBaselineConfig]):
     """Replicas of each role from the mean of their ongoing requests in the last ``look_back_s``."""
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role by its mean ongoing requests; a role without reports stays as it is."""
         config, memory = self._config, dict(snapshot.state.memory)

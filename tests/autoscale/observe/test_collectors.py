@@ -1,10 +1,11 @@
-"""Gauges from other sources than the replicas' own reports."""
+"""Figures from other sources than the replicas' own reports."""
 
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,16 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 from pydantic import TypeAdapter
 
-from autoscale.observe.collectors import CollectorConfig, read_gauges, read_vector
-from autoscale.observe.ray_collectors import COLLECTORS, collect
+from autoscale.observe.collected import Collected, checked
+from autoscale.observe.collectors import CollectorConfig, read_figures, read_single, read_vector
+from autoscale.observe.overrides import strangers, with_collected
+from autoscale.observe.ray_collectors import Source
+from autoscale.types import Latency, Snapshot, Traffic
+from kvtransfer.topology import Role
 
 CONFIG: TypeAdapter[Any] = TypeAdapter(CollectorConfig)
+OWN = "tests.autoscale.own:Figures"
+NAN = float("nan")
 
 
 def vector(**values: str) -> bytes:
@@ -24,10 +31,32 @@ def vector(**values: str) -> bytes:
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": series}}).encode()
 
 
+def source(**fields: Any) -> Source:
+    return Source(CONFIG.validate_python(fields))
+
+
+def asked(source: Source) -> tuple[Collected, dict[str, str]]:
+    """What a source says once a call of it has ended."""
+    source.read()
+    deadline = time.monotonic() + 30
+    while source._call is not None and not source._call.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return source.read()
+
+
 def test_a_vector_has_a_value_for_each_replica() -> None:
     assert read_vector(vector(a="0.5", b="1"), "replica") == {"a": 0.5, "b": 1.0}
     assert read_vector(vector(a="0.5"), "pod") == {}  # no series has that label
-    assert read_vector(vector(a="NaN", b="+Inf", c="2"), "replica") == {"c": 2.0}
+
+
+def test_a_figure_of_the_service_is_the_only_series_or_a_scalar() -> None:
+    assert read_single(vector(a="0.5")) == 0.5
+    assert read_single(vector()) is None
+    scalar = {"status": "success", "data": {"resultType": "scalar", "result": [1.0, "3"]}}
+    assert read_single(json.dumps(scalar).encode()) == 3.0
+    with pytest.raises(ValueError, match="the query yields 2 series: add them up"):
+        read_single(vector(a="1", b="2"))
 
 
 @pytest.mark.parametrize(
@@ -45,18 +74,77 @@ def test_a_body_that_is_no_answer_is_refused_with_the_reason(body: bytes, messag
         read_vector(body, "replica")
 
 
-def test_a_file_names_replicas_and_gauges() -> None:
-    assert read_gauges('{"a": {"sm_activity_frac": 0.4}}') == {"a": {"sm_activity_frac": 0.4}}
-    with pytest.raises(ValueError, match=r"a\.sm_activity"):
-        read_gauges('{"a": {"sm_activity": 0.4}}')
+def test_a_file_has_figures_of_replicas_and_of_the_service() -> None:
+    text = '{"a": {"sm_activity_frac": 0.4}, "service": {"ttft_s": 0.3}}'
+    expected = Collected(replicas={"a": {"sm_activity_frac": 0.4}}, service={"ttft_s": 0.3}, observed_s=5.0)
+    assert read_figures(text, 5.0) == expected
     with pytest.raises(ValueError, match=r"a\.kv_usage_frac"):
-        read_gauges('{"a": {"kv_usage_frac": "much"}}')
+        read_figures('{"a": {"kv_usage_frac": "much"}}', 5.0)
+    with pytest.raises(ValueError, match="Invalid JSON"):
+        read_figures('{"a": {"kv_us', 5.0)
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"nan"'])
-def test_a_file_with_a_number_that_is_not_finite_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match=r"a\.kv_usage_frac: Input should be a finite number"):
-        read_gauges(f'{{"a": {{"kv_usage_frac": {value}}}}}')
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("kv_usage_frac", NAN, "is not finite"),
+        ("running_requests", math.inf, "is not finite"),
+        ("decode_tokens_per_s", -0.5, "is negative"),
+        ("kv_usage_frac", 1.01, "is a share above 1"),
+        ("waiting_requests", "3", "is no number"),
+        ("waiting_requests", True, "is no number"),
+        ("sm_activity", 0.5, "is unknown"),
+    ],
+)
+def test_a_figure_that_cannot_be_true_is_dropped_alone_and_named(name: str, value: Any, fault: str) -> None:
+    sound = {"prefill_tokens_per_s": 5.0}
+    figures, faults = checked(Collected(replicas={"a": {name: value, **sound}, "b": {name: value}}))
+    assert figures.replicas == {"a": sound, "b": {}}
+    (text,) = faults.values()  # one example of a cause
+    assert text.startswith(f"{name} of replica a is {value!r}: it {fault}")
+
+
+def test_a_service_figure_that_cannot_be_true_is_dropped_too() -> None:
+    figures, faults = checked(Collected(service={"ttft_s": NAN, "tpot_s": 0.05, "requests_per_s": -1.0}))
+    assert figures.service == {"tpot_s": 0.05}
+    assert list(faults) == ["ttft_s is not finite", "requests_per_s is negative"]
+
+
+@pytest.mark.parametrize("answer", [None, {"a": {}}, Collected(observed_s=NAN), Collected(observed_s=-1.0)])
+def test_an_answer_without_a_form_or_a_time_is_refused(answer: Any) -> None:
+    with pytest.raises(ValueError, match=r"which is no Collected|observed_s is "):
+        checked(answer)
+
+
+def test_collected_figures_replace_those_of_the_replicas(make_snapshot: Callable[..., Snapshot]) -> None:
+    stats = {Role.DECODE: {"decode_tokens_per_s": 10.0, "prefill_tokens_per_s": 1.0}}
+    snapshot = make_snapshot(
+        1,
+        2,
+        stats=stats,
+        latency=Latency(ttft_s=1.0, tpot_s=0.1, ttft_mean_s=0.5),
+        traffic=Traffic(requests_per_s=1.0, input_tokens_mean=100.0, cached_frac=0.5, is_whole=False),
+    )
+    collected = Collected(
+        replicas={"d0": {"decode_tokens_per_s": 99.0}, "stranger": {"decode_tokens_per_s": 1.0}},
+        service={"tpot_s": 0.2, "requests_per_s": 7.0, "output_tokens_mean": 30.0},
+    )
+    seen = with_collected(snapshot, collected)
+    rates = [(each.decode_tokens_per_s, each.prefill_tokens_per_s) for each in seen.pools[1].replicas]
+    assert rates == [(99.0, 1.0), (10.0, 1.0)]
+    assert seen.latency == Latency(ttft_s=1.0, tpot_s=0.2, ttft_mean_s=0.5)
+    assert seen.traffic == Traffic(
+        requests_per_s=7.0, input_tokens_mean=100.0, output_tokens_mean=30.0, cached_frac=0.5, is_whole=False
+    )
+    assert with_collected(snapshot, Collected()) is snapshot
+
+
+def test_figures_of_no_running_replica_are_named() -> None:
+    some = Collected(replicas={"a": {}, "b": {}})
+    assert strangers(some, {"d0", "d1"}) == "no figure is of a running replica: it names a, and d0 runs"
+    assert strangers(some, {"b", "d1"}) is None
+    assert strangers(some, set()) is None  # the service sleeps
+    assert strangers(Collected(service={"ttft_s": 1.0}), {"d0"}) is None
 
 
 @pytest.fixture(name="prometheus")
@@ -66,7 +154,7 @@ def _prometheus() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             (query,) = parse_qs(urlparse(self.path).query)["query"]
-            answer = {"sum(x)": vector(a="0.25"), "y": vector(a="7", b="9")}.get(query)
+            answer = {"sum(x)": vector(a="0.25"), "y": vector(a="7", b="9"), "one": vector(a="0.4")}.get(query)
             if query == "slow":
                 time.sleep(1.0)
             self.send_response(200 if answer or query == "cut" else 400)
@@ -86,13 +174,22 @@ def _prometheus() -> Iterator[str]:
     server.server_close()
 
 
-def test_prometheus_answers_one_query_for_each_gauge(prometheus: str) -> None:
-    queries = {"sm_activity_frac": "sum(x)", "running_requests": "y"}
-    config = CONFIG.validate_python({"kind": "prometheus", "url": prometheus, "queries": queries})
-    assert collect(config) == (
-        {"a": {"sm_activity_frac": 0.25, "running_requests": 7.0}, "b": {"running_requests": 9.0}},
-        None,
+def test_prometheus_answers_one_query_for_each_figure(prometheus: str) -> None:
+    queries = {"sm_activity_frac": "sum(x)", "decode_tokens_per_s": "y"}
+    figures, faults = asked(
+        source(kind="prometheus", url=prometheus, queries=queries, service_queries={"ttft_s": "one"})
     )
+    assert faults == {}
+    assert figures.replicas == {
+        "a": {"sm_activity_frac": 0.25, "decode_tokens_per_s": 7.0},
+        "b": {"decode_tokens_per_s": 9.0},
+    }
+    assert figures.service == {"ttft_s": 0.4}
+
+
+def test_prometheus_without_a_query_is_refused() -> None:
+    with pytest.raises(ValueError, match="give queries or service_queries"):
+        source(kind="prometheus", url="http://x")
 
 
 @pytest.mark.parametrize(
@@ -109,22 +206,80 @@ def test_a_source_that_does_not_answer_adds_nothing_and_the_cause_is_reported(
     prometheus: str, url: str | None, query: str, cause: str
 ) -> None:
     fields = {"url": url or prometheus, "queries": {"kv_usage_frac": query}, "timeout_s": 0.3}
-    gauges, reason = collect(CONFIG.validate_python({"kind": "prometheus", **fields}))
-    assert gauges == {} and reason is not None and reason.startswith("collector prometheus: ") and cause in reason
+    figures, faults = asked(source(kind="prometheus", **fields))
+    (text,) = faults.values()
+    assert figures == Collected() and text.startswith("collector prometheus: ") and cause in text
 
 
 def test_a_file_counts_while_it_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "gauges.json"
-    config = CONFIG.validate_python({"kind": "file", "path": str(path)})
-    gauges, reason = collect(config)
-    assert gauges == {} and reason is not None and "No such file" in reason
-    path.write_text('{"a": {"kv_usage_frac": 0.9}}')
-    assert collect(config) == ({"a": {"kv_usage_frac": 0.9}}, None)
+    path = tmp_path / "figures.json"
+    collector = source(kind="file", path=str(path))
+    figures, faults = asked(collector)
+    assert figures == Collected() and "No such file" in str(faults)
+    path.write_text('{"a": {"kv_usage_frac": 0.9, "waiting_requests": NaN}}')
+    figures, faults = asked(collector)
+    assert figures.replicas == {"a": {"kv_usage_frac": 0.9}}
+    assert "waiting_requests of replica a is nan" in str(faults)
     os.utime(path, (time.time() - 60.0,) * 2)
-    gauges, reason = collect(config)
-    assert gauges == {} and reason is not None and "written 60 s ago" in reason
+    figures, faults = asked(collector)
+    assert figures == Collected() and "its last answer is older than 30 s (most_age_s)" in str(faults)
 
 
-def test_every_kind_has_a_collector() -> None:
-    assert collect(CONFIG.validate_python({"kind": "ray"})) == ({}, None)
-    assert set(COLLECTORS) == {"ray", "prometheus", "file"}
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """While it is closed, the collector of one's own blocks."""
+    from tests.autoscale.own import Figures
+
+    Figures.calls = 0
+    Figures.may_go_on.set()
+    yield Figures.may_go_on
+    Figures.may_go_on.set()
+
+
+def test_a_collector_of_ones_own_is_typed_and_asked(gate: threading.Event) -> None:
+    with pytest.raises(ValueError, match=r"requests_per_s\n.*Input should be a valid number"):
+        source(kind=OWN, requests_per_s="many")
+    with pytest.raises(ValueError, match="collector json:dumps is no Collector"):
+        source(kind="json:dumps")
+    figures, faults = asked(source(kind=OWN, requests_per_s=3.0))
+    assert (dict(figures.service), faults) == ({"requests_per_s": 3.0}, {})
+
+
+def until(collector: Source, words: str) -> Collected:
+    """Read a source until a fault of it has these words; the figures then."""
+    deadline = time.monotonic() + 30
+    while words not in str((answer := collector.read())[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return answer[0]
+
+
+def test_a_read_never_waits_and_the_last_good_answer_counts_until_it_is_too_old(gate: threading.Event) -> None:
+    from tests.autoscale.own import Figures
+
+    collector = source(kind=OWN, requests_per_s=3.0, most_age_s=3.0, timeout_s=0.2)
+    gate.clear()
+    assert collector.read() == (Collected(), {})  # though the call has not ended
+    gate.set()
+    assert asked(collector)[0].service == {"requests_per_s": 3.0}
+    gate.clear()
+    calls = Figures.calls
+    assert until(collector, "takes longer than 0.2 s (timeout_s)").service == {"requests_per_s": 3.0}
+    assert until(collector, "its last answer is older than 3 s (most_age_s)") == Collected()
+    assert Figures.calls <= calls + 1  # none begins while one goes on
+
+
+def test_an_answer_from_the_future_grows_old_like_any_other(gate: threading.Event) -> None:
+    collector = source(kind=OWN, requests_per_s=3.0, ahead_s=1e6, most_age_s=0.2)
+    collector.read()
+    gate.clear()
+    assert until(collector, "older than 0.2 s") == Collected()
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit", "none"])
+def test_a_collector_that_fails_is_named(gate: threading.Event, fault: str) -> None:
+    figures, faults = asked(source(kind=OWN, fault=fault))
+    assert figures == Collected()
+    (text,) = faults.values()
+    assert text.startswith(f"collector {OWN}: ")
+    assert {"raise": "no meter", "exit": "SystemExit: 1", "none": "returned None"}[fault] in text

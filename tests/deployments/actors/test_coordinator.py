@@ -116,6 +116,38 @@ async def test_a_tuning_holds_from_the_next_sync_and_a_wrong_one_changes_nothing
     assert (await told.status())["services"]["m"]["tuned"] == {}
 
 
+async def test_a_slow_import_of_a_tuned_policy_keeps_no_other_caller_waiting(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.actors import coordinator as module
+
+    (tmp_path / "own_slow.py").write_text("import time\ntime.sleep(2.0)\nfrom tests.autoscale.own import Fixed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = coordinator()
+    tuning = asyncio.create_task(told.tune("m", {"policy": {"kind": "own_slow:Fixed"}}, "test"))
+    await asyncio.sleep(0.1)
+    await told.status()
+    assert not tuning.done()
+    assert await tuning is None
+    assert config_of(await told.join())["policy"] == {"kind": "own_slow:Fixed", "decode": 2.0, "fault": ""}
+    monkeypatch.setattr(module, "_CHECK_S", 0.2)
+    (tmp_path / "own_slower.py").write_text("import time\ntime.sleep(2.0)\n")
+    refusal = await told.tune("m", {"policy": {"kind": "own_slower:Fixed"}}, "test")
+    assert "the check took longer than 0.2 s" in refusal
+
+
+async def test_a_coordinator_starts_without_the_package_of_a_policy_that_a_door_has_checked(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"kind": "no_such_package:Mine", "target": 3}
+    monkeypatch.setitem(SERVICE, "autoscale", {**CONFIG, "policy": policy})
+    told = coordinator()
+    assert config_of(await told.join())["policy"] == policy
+    assert "cannot be imported" in await told.tune("m", {"policy": {"target": 4}}, "test")
+    assert await told.tune("m", {"is_paused": True}, "pause") is None
+    assert await told.tune("m", {"policy": CONFIG["policy"]}, "test") is None
+
+
 async def test_a_restarted_coordinator_has_its_states_and_tunings_again(world: Any) -> None:
     first = coordinator()
     await first.tune("m", {"policy": {"target": 50.0}}, "test")

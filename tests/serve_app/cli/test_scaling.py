@@ -12,7 +12,19 @@ from typer.testing import CliRunner
 from autoscale.decide.config import AutoscaleConfig, OverrideConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
-from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, PoolKey, Refused, Shown, Traffic
+from autoscale.types import (
+    ControllerState,
+    Decision,
+    Latency,
+    Note,
+    NoteKind,
+    Plan,
+    PolicyFault,
+    PoolKey,
+    Refused,
+    Shown,
+    Traffic,
+)
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.cli.main import cli
@@ -174,6 +186,14 @@ def test_top_shows_the_floors_that_hold_and_the_next_one() -> None:
     later = text("0 6 * * *", "0 10 * * *")
     assert "next: floor of 4 decode replicas from Thu 01 Jan 06:00 until Thu 01 Jan 10:00 (UTC), prewarm" in later
     assert "floor" not in shown()
+
+
+def test_top_names_a_policy_that_fails_and_what_is_wrong_with_a_collector() -> None:
+    reason = "policy my_pkg.policies:Mine raised KeyError: 'x'; the counts stay"
+    decision = Decision(wanted=None, reason=reason, fault=PolicyFault.RAISED)
+    faults = ("collector file: ttft_s is nan: it is not finite",)
+    text = shown(last=replace(LAST, plan=replace(PLAN, decision=decision), collector_faults=faults))
+    assert reason in " ".join(text.split()) and faults[0] in text
 
 
 def test_top_names_every_unusual_state() -> None:

@@ -31,6 +31,9 @@ FIGURES = (
 )
 
 
+OWN = "tests.autoscale.own:Fixed"
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
     """A trace of 24 s, and a configuration with short starts."""
@@ -85,6 +88,25 @@ def test_policies_are_compared_with_the_oracle_in_a_table_json_and_a_page(
     assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page
 
 
+def test_a_policy_of_ones_own_is_compared_by_its_import_path(files: tuple[str, str], tmp_path: Path) -> None:
+    json_out = tmp_path / "report.json"
+    document = yaml.safe_load(Path(files[1]).read_text())
+    document["policies"] = {"failing": {"policy": {"kind": OWN, "fault": "nan"}}}
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump(document))
+    names = f"{OWN},failing,tests.autoscale.own:Profiled"
+    ran = simulate("--trace", files[0], "--config", str(config), "--policy", names, "--json", str(json_out))
+    assert ran.exit_code == 0, ran.output + str(ran.exception)
+    report = json.loads(json_out.read_text())
+    assert list(report["policies"]) == names.split(",")
+    assert report["policies"][OWN]["parameters"]["policy"] == {"kind": OWN, "decode": 2.0, "fault": ""}
+    # A policy that sizes by profiles gets those of the first group.
+    profiled = report["policies"]["tests.autoscale.own:Profiled"]["parameters"]["policy"]
+    assert profiled["decode"] == "h100_llama70b_fp8_tp2"
+    (flag,) = [line for line in report["flags"] if line.startswith("failing: ")]
+    assert "of its decisions failed; the first one: policy tests.autoscale.own:Fixed wants nan decode replicas" in flag
+
+
 def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tuple[str, str], tmp_path: Path) -> None:
     document = yaml.safe_load(Path(files[1]).read_text())
     (first,) = document["groups"]
@@ -109,6 +131,7 @@ def test_several_groups_are_shown_by_gpu_type_and_cost_without_bounds(files: tup
     ("arguments", "says"),
     [
         (["--policy", "nope"], "there is no policy 'nope'"),
+        (["--policy", "no_such_package:Mine"], "policy no_such_package:Mine cannot be imported: ModuleNotFoundError"),
         (["--policy", ","], "--policy: give at least one name"),
         (["--policy", "hpa,oracle"], "--policy oracle: is shown beside every policy anyway; leave it out"),
         (["--policy", "periodic"], "policies.periodic: policy.periodic.periods: Field required"),
