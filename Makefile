@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -57,6 +57,9 @@ bench-cost: model ## Measure CPU time per request against another checkout, BASE
 
 bench-overload: model ## Measure goodput at five times the load, on emulated and on real engines (about 40 minutes)
 	@$(VENV)/python -m tests.lab.bench.overload
+
+bench-policies: setup ## Run every policy live under the same rise and fall of load (about 25 minutes)
+	@$(VENV)/python -m tests.lab.bench.policies
 
 bench-placement: setup ## Measure a placement cycle on 20,000 GPUs, compared with first-fit (about a minute)
 	@$(VENV)/python -m tests.lab.bench.placement

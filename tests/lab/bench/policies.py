@@ -1,0 +1,97 @@
+"""Every policy live under the same rise and fall of load, on emulated engines: ``make bench-policies``."""
+
+import asyncio
+import json
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from serve_app.local.cluster import driver_environment
+from tests.lab.stand.rise_and_fall import BASE_PER_S, POLICIES, RISE_PER_S, Passage, Stand, document
+
+# Lengths of the rise and of the fall, seconds. A replica takes 5 s and the time of its process to start.
+_RISE_S, _FALL_S = 60.0, 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one policy did.
+
+    Attributes:
+        asked_s: time from the rise until as many prefill replicas were wanted as serve the load; ``None``: never.
+        enough_s: end of the first five seconds in which 95 % of the requests were in time; ``None``: none.
+        in_time_frac: share of the rise's requests that were in time after ``enough_s``.
+        peak: most serving prefill and decode replicas.
+        end: serving replicas at the end of the fall.
+        changes: changes of the serving replicas.
+        lost: requests that failed other than by a refusal.
+    """
+
+    policy: str
+    asked_s: float | None
+    enough_s: float | None
+    in_time_frac: float | None
+    peak: tuple[int, int]
+    end: tuple[int, int]
+    changes: int
+    lost: int
+
+
+def row(policy: str, passage: Passage) -> Row:
+    """The row of a passage."""
+    enough_s = passage.enough_s(passage.fell_s)
+    return Row(
+        policy=policy,
+        asked_s=passage.asked_s,
+        enough_s=enough_s,
+        in_time_frac=None if enough_s is None else passage.in_time_frac(enough_s, passage.fell_s),
+        peak=passage.peak,
+        end=passage.counts[-1][1:],
+        changes=len(passage.counts) - 1,
+        lost=len(passage.lost),
+    )
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(
+        title=f"{BASE_PER_S:g} -> {RISE_PER_S:g} -> {BASE_PER_S:g} requests/s, {_RISE_S:g} s and {_FALL_S:g} s"
+    )
+    for name in ("policy", "asked s", "enough s", "then in time", "peak", "at the end", "changes", "lost"):
+        table.add_column(name)
+    for each in rows:
+        in_time = "-" if each.in_time_frac is None else f"{each.in_time_frac:.0%}"
+        asked, enough = ("-" if value is None else f"{value:.0f}" for value in (each.asked_s, each.enough_s))
+        peak, end = (f"{prefill}P{decode}D" for prefill, decode in (each.peak, each.end))
+        table.add_row(each.policy, asked, enough, in_time, peak, end, str(each.changes), str(each.lost))
+    return table
+
+
+def main(out: Path = Path("reports/bench_policies.json")) -> None:
+    """Run every policy that sizes by load, one after another, and write the rows as JSON."""
+    driver_environment()
+    from serve_app.sdk import deploy
+
+    console, rows = Console(), list[Row]()
+    with deploy(document()) as app:
+        stand = Stand(app)
+        for policy, changes in POLICIES.items():
+            if policy == "periodic":  # its counts follow the clock
+                continue
+            stand.rest()
+            run = stand.passage(changes, most_rise_s=_RISE_S, fall_s=_FALL_S, kill_after_s=None)
+            rows.append(row(policy, asyncio.run(run)))
+            console.print(rows[-1])
+    console.print(_table(rows))
+    machine = {"cores": psutil.cpu_count(), "python": platform.python_version(), "at": time.strftime("%Y-%m-%d")}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine, "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
