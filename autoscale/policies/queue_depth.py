@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
 from autoscale.policies.policy import Policy, queue_at_endpoint, replicas_of, without_blind_removal
+from autoscale.service_rate import ServiceRate
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -27,9 +28,11 @@ class QueueDepthConfig(StrictConfig):
 
     kind: Literal["queue_depth"] = "queue_depth"
     prefill_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one prefill replica (mu)."""
+    """Requests per second of one prefill replica at your objective (mu). If busy replicas are observed to serve fewer,
+    that number holds instead."""
     decode_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one decode replica (mu)."""
+    """Requests per second of one decode replica at your objective (mu). If replicas with a queue are observed to serve
+    fewer, that number holds instead."""
     target_queue: float = Field(0.0, ge=0.0, description="Requests that may wait without more replicas (Q*).")
     burn_down_s: float = Field(1.0, gt=0.0)
     """Time in which the queue beyond target_queue must be served, seconds."""
@@ -39,6 +42,11 @@ class QueueDepthConfig(StrictConfig):
     their time is taken instead. 0: no extrapolation."""
     trend_s: float = Field(60.0, gt=0.0)
     """Time over which the trend of arrivals is measured, seconds; choose several times window_s."""
+
+    @property
+    def rates(self) -> dict[Role, float | None]:
+        """The configured service rate of each role, requests/s; ``None``: the ratio sizes it."""
+        return {Role.PREFILL: self.prefill_requests_per_s, Role.DECODE: self.decode_requests_per_s}
 
     @model_validator(mode="after")
     def _check_rates(self) -> "QueueDepthConfig":
@@ -75,13 +83,17 @@ class QueueDepth(Policy[QueueDepthConfig]):
         if arrivals is None:
             return Decision(wanted=None, reason="no arrivals were observed")
         lead_s = self._lead_s(snapshot)
-        expected, memory = self._forecast(snapshot, arrivals, lead_s)
+        expected, trend = self._forecast(snapshot, arrivals, lead_s)
+        memory = {**snapshot.state.memory, **(trend or {})}
         wanted, present = dict.fromkeys(Role, 0.0), desired_replicas(snapshot.state.desired)
         shown = []
-        rates = {Role.PREFILL: self._config.prefill_requests_per_s, Role.DECODE: self._config.decode_requests_per_s}
-        for role, rate in rates.items():
-            if rate is None or not any(pool.key.role is role for pool in snapshot.pools):
+        for role, configured in self._config.rates.items():
+            if configured is None or not any(pool.key.role is role for pool in snapshot.pools):
                 continue
+            learned = ServiceRate.of(snapshot.state.memory, role, snapshot.now_s).observed(snapshot, role)
+            memory |= learned.memory(role)
+            # A configured rate below the observed one is left as it is: it may leave room for the objective.
+            rate = min(configured, learned.requests_per_s or math.inf)
             queues = [replica.waiting_requests for replica in replicas_of(snapshot, role)]
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
@@ -95,9 +107,11 @@ class QueueDepth(Policy[QueueDepthConfig]):
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
             wait_s = queue / (len(queues) * rate)
             shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
+            if learned.requests_per_s is not None:
+                shown.append(Shown(name=f"{role}_service_rate", value=learned.requests_per_s, target=configured))
         wanted = without_blind_removal(wanted, snapshot)
         queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
-        forecast_text = f", {expected:.4g} in {lead_s:.4g} s" if memory is not None else ""
+        forecast_text = f", {expected:.4g} in {lead_s:.4g} s" if trend is not None else ""
         reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
