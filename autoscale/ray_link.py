@@ -20,6 +20,7 @@ from autoscale.decide.controller import Controller
 from autoscale.decide.decision_log import config_line
 from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
 from autoscale.decide.tuning import Pools
+from autoscale.policies.heteroscale import observed_signals
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Places, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node
@@ -188,6 +189,7 @@ class Link:
                     draining={pool.key: pool.draining for pool in snapshot.pools},
                     latency=snapshot.latency,
                     traffic=snapshot.traffic,
+                    signals=observed_signals(snapshot),
                 )
                 for name, (snapshot, plan) in ticked.decided.items()
             },
