@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json"
 NAME = "pressed"
-# With this TPOT objective, 1P2D serves about 7 requests/s, which two cores can send and answer.
-SLO = {"ttft_s": 1.0, "tpot_s": 0.03}
+# One prefill replica limits the rate to 8.6 requests/s, which two cores can send and answer. Near it the queue grows
+# fast, so the rate at which TTFT misses its objective depends little on chance. TPOT never misses its objective.
+SLO = {"ttft_s": 2.0, "tpot_s": 0.1}
 COMMAND = [sys.executable, "-m", "serve_app.cli.main", "pressure-test", "--live", "--app", NAME, "--yes"]
 
 
@@ -59,9 +60,9 @@ def app() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Requests of equal lengths, so that a short step shows what a long one would."""
+    """Requests of equal lengths, so that a short step shows what a long one would; all prompts go to prefill."""
     path = tmp_path_factory.mktemp("trace") / "even.csv"
-    save_trace(path, [TraceRequest(at_s=float(i), input_tokens=800, output_tokens=100) for i in range(50)])
+    save_trace(path, [TraceRequest(at_s=float(i), input_tokens=800, output_tokens=30) for i in range(50)])
     return path
 
 
