@@ -16,7 +16,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.types import Note, NoteKind, Plan, PoolKey, PoolLimits, Snapshot, StoredNote, Traffic
 
-# Longest time without the traffic of a service, seconds. A line has 0.3 kB: 0.4 MB a day, of the log's 64 MB.
+# Longest time without the traffic of a service, seconds. A line has 0.2 kB: 0.3 MB a day, of the log's 64 MB.
 _TRAFFIC_S = 60.0
 
 _SNAPSHOT = TypeAdapter(Snapshot)

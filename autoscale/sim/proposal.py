@@ -15,7 +15,7 @@ from kvtransfer.topology import Role
 
 # Name of the present settings among the policies of the simulation.
 NOW = "now"
-# Share of the GPU-hours that a proposal must save: less is within what another seed changes.
+# Share of the GPU-hours that a proposal must save; less may be chance. A choice, not measured.
 _WORTH_FRAC = 0.02
 # Settings that the simulator does not have, or that are for a moment and not for a day.
 _LEFT_OUT = (

@@ -17,10 +17,19 @@ from autoscale.sim.checks import check_trace, notes
 from autoscale.sim.compare import OracleResult, find_oracle
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import SPACES, Candidate
+from autoscale.sim.proposal import Proposal
 from autoscale.traces.trace import TraceRequest
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
 from serve_app.cli import curate_report
-from serve_app.cli.curate_log import apply, load_day, proposal_document, proposal_of, proposal_yaml, show_proposal
+from serve_app.cli.curate_log import (
+    Day,
+    apply,
+    load_day,
+    proposal_document,
+    proposal_of,
+    proposal_yaml,
+    show_proposal,
+)
 from serve_app.cli.sim_inputs import (
     ConfigFile,
     Duration,
@@ -101,11 +110,7 @@ def curate(
         inputs = {f"--from {number}": log for number, log in enumerate(logs, start=1)}
         _, base = settings_of(config, {"--json": json_out, "--out": out}, inputs)
         day = load_day(logs, service, base, hours=hours, seed=seed, is_strict=is_strict)
-        _, oracle, candidates = _search(
-            day.config, day.trace, _policy_kinds(policy, is_served=True), search_options, rate_scale=1.0
-        )
-        proposal = proposal_of(day, oracle, candidates)
-        show_proposal(day, proposal, oracle.least_frac, app)
+        proposal = _propose(day, policy, search_options, app)
         if proposal.best is not None:
             write_file(out, proposal_yaml(day, proposal), "--out")
         write_file(json_out, json_text(proposal_document(day, proposal, logs)), "--json")
@@ -137,6 +142,15 @@ class SearchOptions:
     tries: int
     seed: int
     jobs: int | None
+
+
+def _propose(day: Day, policy: str, options: SearchOptions, app: str) -> Proposal:
+    """Search on a logged day, and print the proposal."""
+    kinds = _policy_kinds(policy, is_served=True)
+    _, oracle, candidates = _search(day.config, day.trace, kinds, options, rate_scale=1.0)
+    proposal = proposal_of(day, oracle, candidates)
+    show_proposal(day, proposal, oracle.least_frac, app)
+    return proposal
 
 
 def _curate_trace(

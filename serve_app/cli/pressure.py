@@ -15,7 +15,8 @@ from autoscale.sim.checks import check_lengths, notes
 from autoscale.traces.trace import TraceRequest
 from serve_app.checks.yaml_checks import ConfigError, config_errors
 from serve_app.cli import curate_report
-from serve_app.cli.pressure_live import LiveOptions, run_live
+from serve_app.cli.pressure_live import run_live
+from serve_app.cli.pressure_plan import LiveOptions
 from serve_app.cli.pressure_report import live_document, live_notes, live_table, patch, patch_yaml, tune_command
 from serve_app.cli.sim_inputs import (
     ConfigFile,

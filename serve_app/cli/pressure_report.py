@@ -14,14 +14,15 @@ from autoscale.pressure.live_test import with_target
 from autoscale.pressure.rate_search import PressurePoint
 from autoscale.ratio import PdRatio
 from kvtransfer.topology import Role
-from serve_app.cli.pressure_live import LiveOptions, LiveResult
+from serve_app.cli.pressure_live import LiveResult
+from serve_app.cli.pressure_plan import LiveOptions
 from serve_app.cli.terminal import figure, figures_table
 
 
 def live_table(result: LiveResult) -> Table:
     """A table with one line for each pair of counts, the best one bold."""
     heads = ("requests/s", "per GPU", "SLO met", "decode tokens/s\nper replica", "prefill tokens/s\nper replica")
-    slo = result.config.slo
+    slo = result.plan.config.slo
     latencies = (f"TTFT\np{100 * slo.quantile_frac:g} s", f"TPOT\np{100 * slo.quantile_frac:g} ms")
     table = figures_table("counts", (*heads, *latencies), "the most requests per second that keep the objectives")
     for point in result.test.points:
@@ -50,7 +51,7 @@ def patch(result: LiveResult, headroom_frac: float) -> dict[str, Any]:
     if best is None:
         return {}
     changes: dict[str, Any] = {"pd_ratio": str(_ratio(best))}
-    if target := with_target(result.config.policy.model_dump(mode="json"), best, headroom_frac):
+    if target := with_target(result.plan.config.policy.model_dump(mode="json"), best, headroom_frac):
         changes["policy"] = target
     return changes
 
@@ -65,7 +66,7 @@ def live_notes(result: LiveResult, changes: Mapping[str, Any]) -> list[str]:
     if test.is_out_of_time:
         notes.append("the time was over before the search had ended: give more --most-minutes for the rest")
     if changes and "policy" not in changes:
-        policy = result.config.policy
+        policy = result.plan.config.policy
         notes.append(f"the policy {policy.kind} has no target for a signal: only the ratio changes")
     return notes
 
@@ -107,8 +108,8 @@ def patch_yaml(changes: Mapping[str, Any], result: LiveResult, options: LiveOpti
     best = result.test.best
     assert best is not None  # there are changes
     return (
-        f"# Found by `tandem pressure-test --live` on {options.app} ({result.service}) at {date}: {best.name} served "
-        f"{best.requests_per_s:.3g} requests/s.\n"
+        f"# Found by `tandem pressure-test --live` on {options.app} ({result.plan.service}) at {date}: {best.name} "
+        f"served {best.requests_per_s:.3g} requests/s.\n"
         f"# Put it under args.autoscale, or change the running application:\n"
         f"#   {tune_command(changes, options.app, options.service)}\n"
         f"{yaml.safe_dump(dict(changes), sort_keys=False)}"
@@ -124,17 +125,17 @@ def live_document(
         "date": date,
         "tandem_version": version("tandem-serve"),
         "application": options.app,
-        "service": result.service,
-        "url": result.url,
+        "service": result.plan.service,
+        "url": result.plan.url,
         "stopped": None if result.stopped is None else str(result.stopped) or type(result.stopped).__name__,
         "is_out_of_time": result.test.is_out_of_time,
         "limits": asdict(options.limits),
         "step_s": options.step_s,
         "tolerance_frac": options.tolerance_frac,
         "is_beside_traffic": options.is_beside_traffic,
-        "trace": {**trace, "requests": len(result.trace), "length_factor": options.length_factor},
-        "slo": result.config.slo.model_dump(mode="json"),
-        "config": result.config.model_dump(mode="json"),
+        "trace": {**trace, "requests": len(result.plan.trace), "length_factor": options.length_factor},
+        "slo": result.plan.config.slo.model_dump(mode="json"),
+        "config": result.plan.config.model_dump(mode="json"),
         "steps": [{**asdict(step), "attainment_frac": step.attainment_frac} for step in result.test.results],
         "points": [{**asdict(point), "is_capped": point.name in result.test.capped} for point in result.test.points],
         "best": None if best is None else asdict(best),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from autoscale.decide.config import AutoscaleConfig
 from serve_app.checks.yaml_checks import ConfigError
-from serve_app.cli import pressure_live
+from serve_app.cli import pressure_live, pressure_plan
 from serve_app.cli.main import cli
 from serve_app.local.cluster import DeployError
 from serve_app.running import fixed_counts, ray_control
@@ -37,7 +37,7 @@ def _application(monkeypatch: pytest.MonkeyPatch) -> VirtualApplication:
     """A running application; a step counts from its first instant on, and steps may be short."""
     application = VirtualApplication(AutoscaleConfig.model_validate(CONFIG))
     monkeypatch.setattr(ray_control, "ask", application.ask)
-    monkeypatch.setattr(pressure_live, "connect", lambda address: None)
+    monkeypatch.setattr(pressure_plan, "connect", lambda address: None)
     for module in (fixed_counts, pressure_live):
         monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(StepRunner, "window_s", 0.1)
