@@ -24,6 +24,7 @@ from autoscale.decide.ray_policy_limit import LimitedCalls
 from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
 from autoscale.decide.tuning import Pools
 from autoscale.extension import DEFERRED, Extension
+from autoscale.policies.heteroscale import observed_signals
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Decision, Places, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node
@@ -219,6 +220,7 @@ class Link:
                     latency=snapshot.latency,
                     traffic=snapshot.traffic,
                     collector_faults=ticked.faults.get(name, ()),
+                    signals=observed_signals(snapshot),
                 )
                 for name, (snapshot, plan) in ticked.decided.items()
             },

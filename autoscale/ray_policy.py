@@ -18,7 +18,7 @@ from autoscale import ray_victims
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import lacking_types, tick_all
-from autoscale.decide.decision_log import decision_line, is_news
+from autoscale.decide.decision_log import decision_line, is_news, is_traffic_due, traffic_line
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.decide.tuning import Pools
@@ -76,6 +76,7 @@ class JointPolicy:
         self._ticked_s = -float("inf")
         self._started_s = time.monotonic()
         self._taken_over: frozenset[str] = frozenset()  # replicas that an earlier controller admitted
+        self._logged_s: dict[str, float] = {}  # time of each service's last line in the log, but for configurations
         self._configs_to_log = 0  # configurations that were not in the log when the last cycle began
         self._complaints: set[str] = set()
         self._keys: dict[Any, PoolKey] = {}  # by Serve's id of the deployment
@@ -221,11 +222,15 @@ class JointPolicy:
             warm_replicas=0 if topology is None else topology.warm_replicas,
             lacking_types=self._lacking,
         )
-        lines = [
-            decision_line(name, snapshot, plan)
-            for name, (snapshot, plan) in decided.items()
-            if is_news(plan, self._last.get(name))
-        ]
+        lines = []
+        for name, (snapshot, plan) in decided.items():
+            if is_news(plan, self._last.get(name)):
+                lines.append(decision_line(name, snapshot, plan))
+            elif is_traffic_due(snapshot.now_s, self._logged_s.get(name)):
+                lines.append(traffic_line(name, snapshot.now_s, snapshot.traffic))
+            else:
+                continue
+            self._logged_s[name] = snapshot.now_s
         starts: dict[PoolKey, tuple[str, ...]] = {}
         if slots is not None:
             for snapshot, plan in decided.values():

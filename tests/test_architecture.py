@@ -43,7 +43,8 @@ ROOMS: dict[str, set[str]] = {
     "autoscale/policies": {"engines"},
     "autoscale/policies/peers": {"engines", "policies"},
     "autoscale/decide": {"observe", "policies"},
-    "autoscale/sim": {"engines", "traces", "observe", "policies", "policies/peers", "decide"},
+    "autoscale/pressure": {"policies", "traces"},
+    "autoscale/sim": {"engines", "traces", "observe", "policies", "policies/peers", "decide", "pressure"},
     "deployments/machine": set(),
     "deployments/serve_seam": set(),
     "deployments/wire": {"serve_seam"},
@@ -56,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "serve_app/load": set(),
     "serve_app/kube": {"checks"},
     "serve_app/local": {"checks", "load"},
-    "serve_app/running": {"checks", "local"},
+    "serve_app/running": {"checks", "load", "local"},
     "serve_app/cli": {"checks", "load", "kube", "local", "running"},
 }
 # Doors: modules of a folder that use its rooms. No room may import them but the command line, which starts everything.

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import Pools
+from autoscale.policies.heteroscale import Signal
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Latency, Places, Plan, PoolKey, Traffic
 from kvtransfer.topology import Node
@@ -25,9 +26,10 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """The plan of one service, the replica ids of each pool, and the latency and traffic that the plan is based on.
+    """The plan of one service, the replica ids of each pool, and what the plan is based on: latency, traffic, signals.
 
-    ``collector_faults``: what is wrong with the figures of its collector.
+    ``collector_faults``: what is wrong with the figures of its collector. ``signals``: those that were observed, from
+    ``observed_signals``.
     """
 
     plan: Plan
@@ -36,6 +38,7 @@ class PlanRecord:
     latency: Latency
     traffic: Traffic
     collector_faults: tuple[str, ...] = ()
+    signals: Mapping[Signal, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     """
     _check_bounds(config, pools)
     _check_budget(config, pools)
-    room = _room_of(config, pools)
+    room = deployed_room(config, pools)
     _check_ratio(config, room)
     if isinstance(config.policy, PeriodicConfig):
         for period in config.policy.periods:
@@ -107,7 +107,7 @@ def _check_budget(config: AutoscaleConfig, pools: Pools) -> None:
         )
 
 
-def _room_of(config: AutoscaleConfig, pools: Pools) -> Room:
+def deployed_room(config: AutoscaleConfig, pools: Pools) -> Room:
     """The bounds of each role over all groups, and the budget."""
     bounds = [
         (

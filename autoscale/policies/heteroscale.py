@@ -36,7 +36,8 @@ class Signal(StrEnum):
     TPOT = "tpot"
 
 
-# Signals that grow in proportion to the load: the role of each, and the field of ``ReplicaStats`` with its value.
+# Signals that grow in proportion to the load: the role of each, and the field of ``ReplicaStats`` with its value. Only
+# they have a target; ttft and tpot have an objective instead.
 _LINEAR = {
     Signal.DECODE_TPS: (Role.DECODE, "decode_tokens_per_s"),
     Signal.PREFILL_TPS: (Role.PREFILL, "prefill_tokens_per_s"),
@@ -143,8 +144,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
 
     def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
         """Leaders for a signal that grows with the load (Algorithm 2); ``None``: no replica reports it."""
-        role, field = _LINEAR[self._config.signal]
-        values = [value for replica in replicas_of(snapshot, role) if (value := getattr(replica, field)) is not None]
+        role, _ = _LINEAR[self._config.signal]
+        values = _values(self._config.signal, snapshot)
         if not values or self._config.target is None:
             return None
         mean = math.fsum(values) / len(values)
@@ -225,6 +226,20 @@ class HeteroScale(Policy[HeteroScaleConfig]):
     def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
         wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
         return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
+
+
+def observed_signals(snapshot: Snapshot) -> dict[Signal, float]:
+    """The value of each signal as the policy would use it, if it was observed: means per replica, and latencies."""
+    values = {signal: _values(signal, snapshot) for signal in _LINEAR}
+    signals = {signal: math.fsum(each) / len(each) for signal, each in values.items() if each}
+    latencies = {Signal.TTFT: snapshot.latency.ttft_s, Signal.TPOT: snapshot.latency.tpot_s}
+    return signals | {signal: value for signal, value in latencies.items() if value is not None}
+
+
+def _values(signal: Signal, snapshot: Snapshot) -> list[float]:
+    """The value of a signal that grows with the load, of each replica that reports it."""
+    role, field = _LINEAR[signal]
+    return [value for replica in replicas_of(snapshot, role) if (value := getattr(replica, field)) is not None]
 
 
 def _text(latency_s: float | None) -> str:

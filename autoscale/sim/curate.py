@@ -133,6 +133,8 @@ def draw(
 ) -> list[dict[str, Any]]:
     """``tries`` different points of a policy's space, each as changes of ``autoscale``; fewer if it has fewer.
 
+    Points that the other settings do not allow are left out, such as a window shorter than two decisions.
+
     ``first``: fixed counts that serve the workload, by role; ``static`` takes multiples of them.
     """
     space = {**SPACES[kind], **({} if kind == "static" else _COMMON)}
@@ -143,7 +145,8 @@ def draw(
             changes: dict[str, Any] = {"policy": {"kind": kind}}
             for name, value in point.items():
                 changes = merged(changes, _change(config, name, value, pressure, first))
-            drawn[str(point)] = changes
+            if _is_possible(config, kind, changes):
+                drawn[str(point)] = changes
         if len(drawn) == tries:
             break
     return list(drawn.values())
@@ -162,7 +165,11 @@ def curate(
 ) -> dict[str, list[Candidate]]:
     """Simulate every policy with ``tries`` parameters on the oracle's scenario: candidates by policy, the best first.
 
-    ``pool``: its processes simulate. ``on_done``: called with each candidate.
+    A policy without possible parameters is left out. ``pool``: its processes simulate. ``on_done``: called with each
+    candidate.
+
+    Raises:
+        ValueError: no policy has possible parameters.
     """
     jobs = {}
     for kind in kinds:
@@ -177,7 +184,19 @@ def curate(
         candidates[kind].append(candidate)
         on_done(candidate)
     least = oracle.least_frac
-    return {kind: sorted(each, key=lambda one: one.score(least), reverse=True) for kind, each in candidates.items()}
+    ranked = {kind: sorted(each, key=lambda one: one.score(least), reverse=True) for kind, each in candidates.items()}
+    if not any(ranked.values()):
+        raise ValueError(f"{', '.join(kinds)}: the configuration allows no parameters that are searched")
+    return {kind: each for kind, each in ranked.items() if each}
+
+
+def _is_possible(config: SimConfig, kind: str, changes: Mapping[str, Any]) -> bool:
+    """Whether the configuration allows the changes."""
+    try:
+        config.model_copy(update={"policies": {kind: changes}}).autoscale_config(kind)
+    except ValueError:
+        return False
+    return True
 
 
 def _change(

@@ -9,9 +9,10 @@ Source: HeteroScale Algorithm 1, PRESSURETEST.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.ratio import PdRatio
 from autoscale.sim.config import SimConfig
-from autoscale.sim.split import PressurePoint, SplitSimulator
+from autoscale.sim.split import SplitSimulator
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 

@@ -5,16 +5,17 @@ A split keeps the objectives at a rate if enough requests meet them. A signal is
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from autoscale.engines.engine_step import ModelCounters
 from autoscale.policies.heteroscale import Signal
+from autoscale.pressure.rate_search import PressurePoint, RateSearch, answer_s
 from autoscale.sim.checks import least_frac
 from autoscale.sim.config import SimConfig
 from autoscale.sim.outcome import outcome, utilization_frac
 from autoscale.sim.scenario import Run, run_schedule, scenario_of
-from autoscale.traces.trace import TraceRequest
+from autoscale.traces.trace import TraceRequest, poisson_arrivals
 from kvtransfer.topology import Role
 
 # The reason of most values below is not recorded.
@@ -37,38 +38,15 @@ _RATE_STEPS = 8
 _RATE_FRAC = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressurePoint:
-    """The highest rate at which a split keeps the objectives; 0: it kept them at no rate that was tried.
-
-    ``prefill``, ``decode``: replicas; ``prefill`` is 0 for aggregated engines. ``attainment_frac``: share of requests
-    that met their objectives at that rate. ``signals``: value of each signal of HeteroScale at that rate, which is
-    tokens per second per replica, mean utilisation, or median latency in seconds; ``None``: not observed.
-    """
-
-    prefill: int
-    decode: int
-    requests_per_s: float
-    attainment_frac: float
-    signals: Mapping[Signal, float | None]
-
-    @property
-    def name(self) -> str:
-        """The replicas as text, such as 2P3D."""
-        return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} aggregated"
-
-
 class SplitSimulator:
     """Simulates splits of one configuration, under Poisson arrivals of requests with the lengths of a trace."""
 
     def __init__(self, config: SimConfig, trace: Sequence[TraceRequest], seed: int) -> None:
-        outputs = [request.output_tokens for request in trace]
-        # Mean time of an answer at its TPOT objective, weighted by tokens: decode spends most time on long answers.
-        answer_s = config.slo.tpot_s * sum(tokens * tokens for tokens in outputs) / sum(outputs)
+        one_answer_s = answer_s(trace, config.slo.tpot_s)
         # Length of a run with _MANY_REQUESTS, and of other runs.
-        self._short_run_s = _RUN_ANSWERS * answer_s
+        self._short_run_s = _RUN_ANSWERS * one_answer_s
         self._run_s = max(_RUN_S, self._short_run_s)
-        self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * answer_s) / self._run_s
+        self._warm_up_frac = max(_WARM_UP_S, _WARM_UP_ANSWERS * one_answer_s) / self._run_s
         self._config = config
         self._trace = trace
         self._seed = seed
@@ -78,25 +56,23 @@ class SplitSimulator:
 
         The search begins at ``likely_requests_per_s``; ``None``: at 1 request per second.
         """
-        low, high = 0.0, likely_requests_per_s or 1.0
-        # Factor of the rate until it is too high; a likely rate needs smaller steps.
-        factor = 1.25 if likely_requests_per_s else 2.0
+        search = RateSearch(
+            likely_requests_per_s or 1.0,
+            # A likely rate needs smaller steps.
+            factor=1.25 if likely_requests_per_s else 2.0,
+            bisections=_RATE_STEPS,
+            tolerance_frac=_RATE_FRAC,
+        )
         best: Run | None = None
-        while self._are_objectives_kept(run := self.run(prefill, decode, high)):
-            low, high, best = high, high * factor, run
-        for _ in range(_RATE_STEPS):
-            rate = (low + high) / 2
+        while (rate := search.next_rate) is not None:
             run = self.run(prefill, decode, rate)
-            if self._are_objectives_kept(run):
-                low, best = rate, run
-            else:
-                high = rate
-            if high - low < _RATE_FRAC * high:
-                break
+            is_good = self._are_objectives_kept(run)
+            search.add(rate, is_good=is_good)
+            best = run if is_good else best
         return PressurePoint(
             prefill=prefill,
             decode=decode,
-            requests_per_s=low,
+            requests_per_s=search.good,
             attainment_frac=0.0 if best is None else best.attainment_frac,
             signals=dict.fromkeys(Signal, None) if best is None else signals_of(best),
         )
@@ -121,12 +97,13 @@ class SplitSimulator:
         has_hash_ids = any(request.hash_ids for request in self._trace)
         random_requests = (rng.choice(self._trace) for _ in itertools.count())
         requests = _requests_in_order(self._trace, rng) if has_hash_ids else random_requests
-        arrivals, at_s, needed_s = list[TraceRequest](), 0.0, self._run_s
-        while len(arrivals) < _LEAST_REQUESTS or at_s < needed_s:
-            at_s += rng.expovariate(requests_per_s)
-            arrivals.append(replace(next(requests), at_s=at_s))
+        arrivals, needed_s = list[TraceRequest](), self._run_s
+        for request in poisson_arrivals(requests, requests_per_s, rng):
+            arrivals.append(request)
             if len(arrivals) >= _MANY_REQUESTS:
                 needed_s = self._short_run_s
+            if len(arrivals) >= _LEAST_REQUESTS and request.at_s >= needed_s:
+                break
         return arrivals
 
 

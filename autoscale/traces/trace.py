@@ -5,7 +5,7 @@ import gzip
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -195,3 +195,17 @@ def _mirrored(at_s: float, last_s: float) -> float:
 def cut(requests: Iterable[TraceRequest], start_s: float, duration_s: float = math.inf) -> tuple[TraceRequest, ...]:
     """The part of a trace that begins at ``start_s``, with times from there, seconds."""
     return tuple(replace(r, at_s=r.at_s - start_s) for r in requests if start_s <= r.at_s < start_s + duration_s)
+
+
+def poisson_arrivals(
+    requests: Iterable[TraceRequest], requests_per_s: float, rng: random.Random
+) -> Iterator[TraceRequest]:
+    """The same requests, with random arrivals at a constant rate."""
+    at_s = 0.0
+    requests = iter(requests)
+    while True:
+        at_s += rng.expovariate(requests_per_s)
+        request = next(requests, None)
+        if request is None:
+            return
+        yield replace(request, at_s=at_s)

@@ -92,18 +92,18 @@ def candidates_table(oracle: OracleResult, candidates: Mapping[str, Sequence[Can
             f"{outcome.gpu_hours:.2f}",
             f"{outcome.gpu_hours / oracle_gpu_hours:.2f}",
             str(1 + len(others)),
-            ", ".join(_flat(best.changes)),
+            ", ".join(flat(best.changes)),
         )
     return table
 
 
-def _flat(changes: Mapping[str, Any]) -> list[str]:
+def flat(changes: Mapping[str, Any]) -> list[str]:
     """Changed parameters as ``name value``; the names of sections that need no explanation are left out."""
     lines = []
     for name, value in changes.items():
         if isinstance(value, Mapping):
             prefix = "" if name in ("policy", "guard", "gate") else f"{name}."
-            lines += [f"{prefix}{line}" for line in _flat(value)]
+            lines += [f"{prefix}{line}" for line in flat(value)]
         elif name != "kind":
             lines.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return lines

@@ -148,13 +148,18 @@ def sources(settings: SimConfig, trace: Path, config: Path) -> dict[str, Any]:
     """The files from which figures were made, with hashes."""
     return {
         "tandem_version": version("tandem-serve"),
-        "trace": {"file": trace.name, "sha256": _sha256(trace.read_bytes())},
-        "config": {"file": config.name, "sha256": _sha256(config.read_bytes())},
+        "trace": file_source(trace),
+        "config": file_source(config),
         "profiles": {
             str(pool): {"name": profile.name, "sha256": _sha256(profile.model_dump_json().encode())}
             for pool, profile in settings.profiles().items()
         },
     }
+
+
+def file_source(path: Path) -> dict[str, str]:
+    """A file's name and hash."""
+    return {"file": path.name, "sha256": _sha256(path.read_bytes())}
 
 
 def _sha256(content: bytes) -> str:

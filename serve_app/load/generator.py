@@ -20,12 +20,12 @@ _TOKEN_RANGE = (300, 1000)
 # The last event of a stream has the usage. It is the only one without choices.
 _USAGE = re.compile(rb'"choices": ?\[\]')
 
-# Called after each request, with the number of requests that have ended since the last call.
-Progress = Callable[[int], None]
+# Called with each request and its record when the request has ended.
+OnRecord = Callable[[TraceRequest, RequestRecord], None]
 
 
-def _ignore(requests: int) -> None:
-    """Show no progress."""
+def _ignore(request: TraceRequest, record: RequestRecord) -> None:
+    """Do nothing."""
 
 
 class LoadGenerator:
@@ -41,15 +41,18 @@ class LoadGenerator:
         self._model = model
         self._rng = random.Random(seed)
 
-    async def replay(self, trace: Sequence[TraceRequest], progress: Progress = _ignore) -> list[RequestRecord]:
-        """Open loop: each request is sent at its time, whether earlier ones were answered or not."""
-        async with self._session() as session:
+    async def replay(self, trace: Sequence[TraceRequest], on_record: OnRecord = _ignore) -> list[RequestRecord]:
+        """Open loop: each request is sent at its time, whether earlier ones were answered or not.
+
+        If this is cancelled, its requests are too.
+        """
+        async with self._session() as session, asyncio.TaskGroup() as group:
             start_s = time.perf_counter()
             tasks = []
             for request in trace:
                 await asyncio.sleep(max(0.0, request.at_s - (time.perf_counter() - start_s)))
-                tasks.append(asyncio.create_task(self._send(session, request, start_s, progress)))
-            return await asyncio.gather(*tasks)
+                tasks.append(group.create_task(self._send(session, request, start_s, on_record)))
+        return [task.result() for task in tasks]
 
     async def keep_in_flight(self, requests: Sequence[TraceRequest], concurrency: int) -> list[RequestRecord]:
         """Closed loop: ``concurrency`` requests at a time; arrival times are ignored."""
@@ -73,7 +76,7 @@ class LoadGenerator:
         )
 
     async def _send(
-        self, session: aiohttp.ClientSession, request: TraceRequest, start_s: float, progress: Progress = _ignore
+        self, session: aiohttp.ClientSession, request: TraceRequest, start_s: float, on_record: OnRecord = _ignore
     ) -> RequestRecord:
         """Send one request. ``start_s``: start of the load, from which the times of the record count."""
         body = {
@@ -115,8 +118,7 @@ class LoadGenerator:
         # TypeError), and a line that is too long (HttpProcessingError).
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, HttpProcessingError) as failure:
             error = type(failure).__name__
-        progress(1)
-        return RequestRecord(
+        record = RequestRecord(
             sent_s=sent_s,
             first_token_s=first_s,
             last_token_s=last_s,
@@ -125,6 +127,8 @@ class LoadGenerator:
             error=error,
             answered_s=answered_s,
         )
+        on_record(request, record)
+        return record
 
 
 def _stream_error(event: bytes) -> str:

@@ -86,7 +86,7 @@ def run_trace(url: str, model: str, trace: Sequence[TraceRequest], console: Cons
     generator = LoadGenerator(url, model)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("replaying the trace", total=len(trace))
-        records = asyncio.run(generator.replay(trace, lambda n: progress.advance(task, n)))
+        records = asyncio.run(generator.replay(trace, lambda request, record: progress.advance(task)))
     return Report.of(records)
 
 

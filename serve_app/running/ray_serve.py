@@ -69,7 +69,6 @@ def submit(document: dict[str, Any], application: str) -> str:
     Raises:
         ConfigError: Serve listens elsewhere, or runs other applications, which the configuration would delete.
     """
-    import ray
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -90,10 +89,34 @@ def submit(document: dict[str, Any], application: str) -> str:
             "config is the whole of a cluster): delete it first with `tandem delete`, or use another cluster"
         )
     client.deploy_apps(schema)
-    host = wanted.host
+    return _url(wanted)
+
+
+def endpoint_url() -> str:
+    """The URL at which Serve of the connected cluster listens.
+
+    Needs: ``ray.serve.context._get_global_client`` and its ``http_config``.
+    Without it: the commands that send requests need ``--url``.
+
+    Raises DeployError: Serve does not run there.
+    """
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        return _url(_get_global_client().http_config)
+    except RayServeException:
+        raise DeployError("Serve does not run on this cluster: deploy an application first") from None
+
+
+def _url(http: Any) -> str:
+    """The URL of Serve's HTTP options."""
+    import ray
+
+    host = http.host
     if host in EVERY_ADDRESS:
         host = ray.get_runtime_context().gcs_address.rsplit(":", 1)[0]  # the head node always has a proxy
-    return f"http://{host}:{wanted.port}"
+    return f"http://{host}:{http.port}"
 
 
 def status_of(application: str) -> Status:

@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
+from autoscale.decide.decision_log import parse_line
 from autoscale.decide.status import SETTINGS, ServiceSettings, Settings
 from autoscale.decide.tuning import Pools
 from autoscale.observe.collectors import RayCollectorConfig
@@ -193,6 +194,28 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
     assert '"why": "start"' in lines[0]
     assert '"snapshot"' in lines[1]
     assert link.unlogged_configs == 0
+
+
+def test_traffic_has_a_line_of_its_own_after_a_minute_without_news(policy: Any) -> None:
+    same = {"decode_tps": 100.0, "ready": (3, 3)}
+    for _ in range(3):
+        ticked(policy, **same)
+
+    def lines_of_next_ticks(count: int) -> list[str]:
+        policy._link._lines = lines = []
+        ticked_s, ticks, deadline = policy._last["m"].state.ticked_s, 0, time.monotonic() + 60
+        while ticks < count:
+            policy(contexts(**same))
+            if policy._last["m"].state.ticked_s != ticked_s:
+                ticked_s, ticks = policy._last["m"].state.ticked_s, ticks + 1
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return lines
+
+    assert lines_of_next_ticks(3) == []  # nothing is news, and the last line is young
+    policy._logged_s["m"] -= 61.0
+    (line,) = lines_of_next_ticks(3)
+    assert parse_line(line).traffic is not None
 
 
 def coordinator(sync: Callable[[Any], Future[dict[str, Any]]]) -> SimpleNamespace:

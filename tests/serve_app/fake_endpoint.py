@@ -45,6 +45,9 @@ class FakeEndpoint:
         finally:
             self._in_flight -= 1
 
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 1000}]})
+
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._metrics_page)
 
@@ -52,6 +55,7 @@ class FakeEndpoint:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(client_max_size=1 << 24)
         app.add_routes([web.post("/v1/completions", self._completions), web.get("/metrics", self._metrics)])
+        app.add_routes([web.get("/v1/models", self._models)])
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -8,10 +8,20 @@ import pytest
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
-from autoscale.decide.decision_log import PLAN, config_line, is_news, load_lines, replay
+from autoscale.decide.decision_log import (
+    PLAN,
+    LogLine,
+    config_line,
+    is_news,
+    is_traffic_due,
+    load_lines,
+    parse_line,
+    replay,
+    traffic_line,
+)
 from autoscale.policies.peers import SIM_POLICIES
 from autoscale.sim.config import SimAutoscaleConfig
-from autoscale.types import PoolKey
+from autoscale.types import PoolKey, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.recording import recorded
 from tests.autoscale.virtual_serve import VirtualServe
@@ -36,6 +46,28 @@ def test_any_line_replays_alone(log: list[str], make_autoscale: Callable[..., Au
     config = make_autoscale(pd_ratio="1:3", gate={"observation_s": 6.0})
     for line in log[1:]:
         assert list(replay([line], config)) == [None]
+
+
+def test_lines_of_traffic_change_no_replay(log: list[str]) -> None:
+    line = traffic_line("m", 1000.0, Traffic(requests_per_s=2.5))
+    assert list(replay([log[0], line, *log[1:], line])) == list(replay(log))
+
+
+def test_a_line_is_read_as_what_it_is(log: list[str]) -> None:
+    traffic = Traffic(requests_per_s=2.5, input_tokens_mean=100.0)
+    assert parse_line(traffic_line("m", 1000.0, traffic)) == LogLine(service="m", at_s=1000.0, traffic=traffic)
+    first, second = map(parse_line, log[:2])
+    assert first.config is not None and first.traffic is None
+    assert second.traffic is not None and second.pools is not None and second.config is None
+    for wrong in ("{", "[]", "{}", '{"traffic": 1}', '{"service": "m", "at_s": 1, "config": {}}'):
+        with pytest.raises(ValueError, match="no line of a decision log"):
+            parse_line(wrong)
+
+
+def test_traffic_is_due_a_minute_after_the_last_line() -> None:
+    assert is_traffic_due(100.0, None)
+    assert not is_traffic_due(100.0, 40.1)
+    assert is_traffic_due(100.0, 40.0)
 
 
 def test_another_config_shows_what_it_would_have_done(

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.status import CoordinatorState, CycleRecord, PlanRecord, stored_state
+from autoscale.policies.heteroscale import Signal
 from autoscale.types import Latency, Note, NoteKind, Plan, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.virtual_serve import VirtualServe
 
 
 def _state(plan: Plan) -> CoordinatorState:
-    record = PlanRecord(plan=plan, running={}, draining={}, latency=Latency(), traffic=Traffic())
+    signals = {Signal.DECODE_TPS: 400.0}
+    record = PlanRecord(plan=plan, running={}, draining={}, latency=Latency(), traffic=Traffic(), signals=signals)
     cycle = CycleRecord(services={"m": record}, nodes=None, places=None, policy_call_p99_s=0.0, is_hooked=True)
     return CoordinatorState(version=7, cordoned=("node-1",), cycle=cycle)
 
@@ -39,6 +41,14 @@ def test_a_stored_state_whose_notes_are_plain_texts_is_read_too(
     assert (again.version, again.cordoned) == (7, ("node-1",))
     assert again.cycle is not None
     assert again.cycle.services["m"].plan.held_back == (Note(NoteKind.UNKNOWN, "cooldown"),)
+
+
+def test_a_stored_state_without_signals_is_read_too(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    stored = json.loads(_state(_plan_with_notes(make_autoscale)).to_json())
+    del stored["cycle"]["services"]["m"]["signals"]
+    again = stored_state(json.dumps(stored).encode())
+    assert again.cycle is not None
+    assert again.cycle.services["m"].signals == {}
 
 
 def test_a_stored_state_of_another_form_reads_as_an_empty_one() -> None:

@@ -15,6 +15,7 @@ from autoscale.policies.heteroscale import (
     LatencyStepsConfig,
     Signal,
     negative_feedback,
+    observed_signals,
 )
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -318,3 +319,20 @@ def test_an_unknown_prefill_backlog_removes_no_replica(decide: Callable[..., Dec
     decision = decide(stats={**tps(10.0), P: {"queued_prefill_tokens": None}})
     assert decision.wanted == {D: 6.0, P: 2.0}
     assert "the prefill backlog is not known" in decision.reason
+
+
+def test_observed_signals_are_the_values_that_the_policy_uses(make_snapshot: MakeSnapshot) -> None:
+    stats = {P: {"prefill_tokens_per_s": 3000.0}, D: {"decode_tokens_per_s": 450.0, "gpu_utilization_frac": 0.9}}
+    snapshot = make_snapshot(1, 2, stats=stats, latency=Latency(ttft_s=0.4))
+    first, *others = snapshot.pools[1].replicas
+    decode = replace(snapshot.pools[1], replicas=(replace(first, decode_tokens_per_s=350.0), *others))
+    snapshot = replace(snapshot, pools=(snapshot.pools[0], decode))
+    assert observed_signals(snapshot) == {
+        Signal.DECODE_TPS: 400.0,
+        Signal.PREFILL_TPS: 3000.0,
+        Signal.DECODE_GPU_UTILIZATION: 0.9,
+        Signal.TTFT: 0.4,
+    }
+    policy = HeteroScale(HeteroScaleConfig(target=100.0), ratio=PdRatio(1, 2), slo=SloConfig())
+    (shown,) = policy.decide(snapshot).shown
+    assert shown.value == observed_signals(snapshot)[Signal.DECODE_TPS]

@@ -8,10 +8,10 @@ import pytest
 
 from autoscale.policies.heteroscale import Signal
 from autoscale.policies.peers import SIM_POLICIES
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.sim.compare import find_oracle
 from autoscale.sim.curate import SPACES, Candidate, curate, draw
 from autoscale.sim.pressure import PressureResult
-from autoscale.sim.split import PressurePoint
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 from tests.autoscale.sim.conftest import LLAMA

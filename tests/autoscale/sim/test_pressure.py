@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscale.policies.heteroscale import Signal
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.ratio import PdRatio
 from autoscale.sim.checks import impossible_requests
 from autoscale.sim.pressure import PressureResult, _search_peak, pressure_test
-from autoscale.sim.split import PressurePoint
 from tests.autoscale.sim.conftest import LLAMA, lengths
 
 # The splits of these tests differ so much that runs of seconds show it.

@@ -14,9 +14,9 @@ import numpy as np
 from autoscale.engines.engine_step import ModelCounters
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.sim.outcome import utilization_frac
 from autoscale.sim.scenario import Run, run_policy, run_schedule
-from autoscale.sim.split import PressurePoint
 from autoscale.traces.trace import TraceRequest, cut
 from kvtransfer.topology import Role
 from tests.lab.papers.claim import Claim, Say, silent

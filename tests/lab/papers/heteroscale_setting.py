@@ -15,10 +15,11 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies import PolicyConfig
 from autoscale.policies.heteroscale import HeteroScaleConfig, Signal
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.ratio import PdRatio
 from autoscale.sim.config import SimConfig, SimGroupConfig, SimPoolConfig, SimSloConfig
 from autoscale.sim.scenario import Scenario, scenario_of
-from autoscale.sim.split import PressurePoint, SplitSimulator
+from autoscale.sim.split import SplitSimulator
 from autoscale.slo import SloConfig
 from autoscale.traces.arrivals import CurveRateConfig, PoissonConfig
 from autoscale.traces.lengths import LognormalLengthConfig, SeparateLengthsConfig

@@ -8,7 +8,7 @@ import pytest
 
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.heteroscale import HeteroScaleConfig, Signal
-from autoscale.sim.split import PressurePoint
+from autoscale.pressure.rate_search import PressurePoint
 from autoscale.traces.trace import TraceRequest
 from kvtransfer.topology import Role
 from tests.lab.papers.heteroscale import ratio_claim, schedule_of, signal_claims

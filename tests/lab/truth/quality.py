@@ -22,8 +22,8 @@ from autoscale.sim.simulations import run_study
 from autoscale.sim.study import Study, mean_row
 from autoscale.traces.trace import TraceRequest, cut, load_trace
 from serve_app.cli.curate_report import candidates_table
+from serve_app.cli.sim_inputs import worker_pool
 from serve_app.cli.sim_report import document, print_notes, print_whole, summary_table
-from serve_app.cli.simulate import worker_pool
 
 _CONFIG = Path(__file__).parents[3] / "configs" / "sim" / "h100_llama70b.yaml"
 # GPU-hours that our policy may use on steady traffic, as a multiple of the oracle's.

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from serve_app.cli.simulate import worker_pool
+from serve_app.cli.sim_inputs import worker_pool
 from tests.lab.papers import chapter, dopd, heteroscale, wva
 from tests.lab.papers.claim import Claim
 

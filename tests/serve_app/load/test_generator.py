@@ -188,7 +188,26 @@ def test_a_closed_loop_ignores_arrival_times(make_endpoint: MakeEndpoint) -> Non
     assert max(record.sent_s for record in records) < 5.0
 
 
-def test_progress_counts_every_request_and_failed_ones_too(make_endpoint: MakeEndpoint) -> None:
-    seen: list[int] = []
-    asyncio.run(LoadGenerator(make_endpoint(refuse(500, first=1)).url, "m").replay([one(), one()], seen.append))
-    assert seen == [1, 1]
+def test_every_request_is_reported_with_its_record_when_it_ends_and_failed_ones_too(
+    make_endpoint: MakeEndpoint,
+) -> None:
+    seen: list[tuple[TraceRequest, RequestRecord]] = []
+    url, trace = make_endpoint(refuse(500, first=1)).url, [one(), one(input_tokens=5)]
+    records = asyncio.run(LoadGenerator(url, "m").replay(trace, lambda *pair: seen.append(pair)))
+    assert {request.input_tokens: record for request, record in seen} == {4: records[0], 5: records[1]}
+    assert {record.error for _, record in seen} == {"HTTP 500", None}
+
+
+def test_a_cancelled_replay_ends_its_requests(make_endpoint: MakeEndpoint) -> None:
+    seen: list[TraceRequest] = []
+
+    async def cancelled() -> None:
+        generator = LoadGenerator(make_endpoint(tokens(first_s=60.0)).url, "m")
+        trace = [one(), one(at_s=3600.0)]
+        replay = asyncio.create_task(generator.replay(trace, lambda request, _: seen.append(request)))
+        await asyncio.sleep(0.5)
+        replay.cancel()
+        await asyncio.wait([replay])
+
+    asyncio.run(asyncio.wait_for(cancelled(), timeout=10.0))
+    assert seen == []

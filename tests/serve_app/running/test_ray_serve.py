@@ -10,6 +10,12 @@ def test_contract_ray_serve_submit() -> None:
     assert "def deploy_apps(" in client
 
 
+def test_contract_ray_serve_endpoint_url() -> None:
+    assert "def _get_global_client(" in installed_source("ray/serve/context.py")
+    assert "raise RayServeException(" in installed_source("ray/serve/context.py")
+    assert "def http_config(self)" in installed_source("ray/serve/_private/client.py")
+
+
 def test_contract_ray_serve_leave() -> None:
     assert "_global_client: ServeControllerClient = None" in installed_source("ray/serve/context.py")
     assert "self.handle_cache: Dict[" in installed_source("ray/serve/_private/client.py")

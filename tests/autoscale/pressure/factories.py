@@ -1,0 +1,23 @@
+"""Factories of the tests on pressure tests."""
+
+from autoscale.pressure.steps import Step, StepResult
+from autoscale.ratio import Room
+from kvtransfer.topology import Role
+
+
+def room(
+    prefill: tuple[int, int] = (1, 9), decode: tuple[int, int] = (1, 9), gpus: float = 0.0, budget: int | None = None
+) -> Room:
+    """The bounds of both roles, and a budget."""
+    pools = [(Role.PREFILL, *prefill, gpus), (Role.DECODE, *decode, gpus)]
+    return Room.of(pools, budget)
+
+
+def counts(prefill: int, decode: int) -> dict[Role, int]:
+    """Replicas of each role."""
+    return {Role.PREFILL: prefill, Role.DECODE: decode}
+
+
+def result(step: Step, *, requests: int = 400, missed: int = 0, failed: int = 0, **fields: object) -> StepResult:
+    """The result of a step with 400 requests."""
+    return StepResult(step=step, requests=requests, missed=missed, failed=failed, **fields)  # type: ignore[arg-type]
