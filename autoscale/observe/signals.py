@@ -111,7 +111,10 @@ class Signals:
         cached, computed = _gained(all_windows, ("cached_prefill_tokens", "prefill_tokens"))
         decode_windows = self._decode_windows()
         is_interrupted = any(window.is_interrupted for window in (*decode_windows, *self._endpoint.values()))
-        is_whole = not is_interrupted and self._now_s - self._endpoint_lost_s >= self.window_s
+        is_lost = self._now_s - self._endpoint_lost_s < self.window_s
+        # The first seconds of a new process of Serve's controller: a rate over them is mostly chance.
+        is_short = bool(self._endpoint) and max(w.span_s for w in self._endpoint.values()) < self.window_s / 2
+        is_whole = not (is_interrupted or is_lost or is_short)
         reached = self._reached([window for window in decode_windows if window.span_s > 0.0])
         offered = self._offered([window for window in self._endpoint.values() if window.span_s > 0.0], reached)
         return replace(

@@ -40,7 +40,6 @@ def test_a_policy_serves_the_rise_loses_nothing_and_gives_back_after_the_fall(st
         stand.wait_until(lambda: stand.serving() == (4, 2))
         stand.wait_until(lambda: stand.serving() == (2, 1))
         return
-    assert passage.asked_s is not None, passage.reasons
     enough_s = passage.enough_s(passage.fell_s, since_s=_KILL_S)
     assert enough_s is not None, (passage.counts, passage.reasons)
     peak = passage.peak

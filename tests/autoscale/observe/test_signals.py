@@ -228,6 +228,15 @@ def test_a_replica_of_the_endpoint_that_dies_takes_its_counts_along_and_the_traf
     assert endpoint.feed.signals.traffic().requests_per_s == 1.0
 
 
+def test_the_first_seconds_of_the_endpoints_reports_are_no_whole_traffic() -> None:
+    endpoint = Endpoint("i0")
+    are_whole = []
+    for _ in range(4):
+        endpoint.step({"requests": 4.0})
+        are_whole.append(endpoint.feed.signals.traffic().is_whole)
+    assert are_whole == [False, False, False, True]  # reports every two seconds, and a window of ten
+
+
 def test_without_a_report_of_the_endpoint_the_requests_of_decode_are_the_demand() -> None:
     endpoint = Endpoint()
     for _ in range(3):

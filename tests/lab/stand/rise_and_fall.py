@@ -32,6 +32,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 3000, 30
 TTFT_S, TPOT_S = 2.0, 0.1
 _START_S = 5.0
 _PART_S = 2.5  # length of a part of the load, seconds
+_ANSWER_S = 5.0  # time after which a request that is sent in time has ended, seconds
 # What one emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
 _PROFILES = {"prefill": PROFILE, "decode": PROFILE, "prefill_start_s": _START_S, "decode_start_s": _START_S}
@@ -194,7 +195,8 @@ class Stand:
         begun_s = time.monotonic()
 
         def is_over() -> bool:
-            now_s = time.monotonic() - begun_s
+            # Later requests may not have ended, so that their records are missing.
+            now_s = time.monotonic() - begun_s - _PART_S - _ANSWER_S
             is_back = kill_after_s is None or (passage.ticked_s or 0.0) > kill_after_s + 1.0
             return ends_early and is_back and passage.enough_s(now_s, since_s=kill_after_s or 0.0) is not None
 
