@@ -1,5 +1,6 @@
 """Counts of replicas that a test sets by hand, and gives back exactly, however the test ends."""
 
+import shlex
 import signal
 import threading
 import time
@@ -107,9 +108,12 @@ class FixedCounts:
     @property
     def command_back(self) -> str:
         """The command that gives the counts back by hand."""
-        if self.before.override is not None:
-            return f"tandem scale --prefill {self.before.override.prefill} --decode {self.before.override.decode}"
-        return "tandem pause" if self.before.is_paused else "tandem scale --resume"
+        override, is_paused = self.before.override, self.before.is_paused
+        words = ["tandem", "scale", "--resume"]
+        if override is not None or is_paused:
+            text = "null" if override is None else f"{{prefill: {override.prefill}, decode: {override.decode}}}"
+            words = ["tandem", "tune", f"override={text}", f"is_paused={str(is_paused).lower()}"]
+        return shlex.join([*words, *self._control.options])
 
     def _give_back(self) -> None:
         """First the counts of before, so that the policy goes on from them; then the settings of before."""

@@ -27,6 +27,8 @@ class Control:
         """
         self._app = app
         self.service = service_name(app, status_of(app), service)
+        # Options with which a command reaches this service.
+        self.options = ([] if app == "tandem" else ["--app", app]) + ([] if service is None else ["--service", service])
 
     def tune(self, changes: Mapping[str, Any], why: str) -> None:
         """Change the configuration. ``changes``: fields of ``args.autoscale``, nested as there.

@@ -1,16 +1,20 @@
 """Counts that a test sets are given back, however it ends; the application is virtual, with the real controller."""
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from autoscale.decide.config import AutoscaleConfig
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
+from serve_app.cli import scaling
+from serve_app.cli.main import cli
 from serve_app.local.cluster import DeployError
 from serve_app.running import fixed_counts, ray_control
 from serve_app.running.fixed_counts import CountsTakenError, FixedCounts
@@ -148,7 +152,7 @@ def test_a_dead_coordinator_leaves_the_command_that_gives_the_counts_back(
     monkeypatch.setattr(fixed_counts, "_PATIENCE_S", 0.05)
     application = make(override={"prefill": 2, "decode": 3})
     with (
-        pytest.raises(DeployError, match=r"could not be given back .* run `tandem scale --prefill 2 --decode 3`"),
+        pytest.raises(DeployError, match=r"could not be given back .* run `tandem tune "),
         FixedCounts(Control("tandem")) as fixed,
     ):
         fixed.set(counts(1, 1))
@@ -181,3 +185,19 @@ def test_a_signal_while_the_counts_are_given_back_waits_for_that(
         monkeypatch.setattr(application, "_tune", interrupted)
     assert ended.value.code == 128 + number
     assert application.config == application.base
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_the_command_that_gives_the_counts_back_does_what_it_says(
+    make: MakeApplication, before: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = make(**before)
+    config = application.config
+    fixed = FixedCounts(Control("tandem", "m"))
+    fixed.set(counts(1, 1))
+    monkeypatch.setattr(scaling, "connect", lambda address: None)
+    program, *arguments = shlex.split(fixed.command_back)
+    assert (program, arguments[-2:]) == ("tandem", ["--service", "m"])
+    ran = CliRunner().invoke(cli, arguments)
+    assert ran.exit_code == 0, ran.output
+    assert application.config == config
