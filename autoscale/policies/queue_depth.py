@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from autoscale.headcount import desired_replicas
 from autoscale.policies.policy import Policy, queue_at_endpoint, replicas_of, without_blind_removal
-from autoscale.service_rate import ServiceRate
+from autoscale.policies.service_rate import ServiceRate
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role

@@ -7,8 +7,8 @@ import pytest
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig
+from autoscale.policies.service_rate import ServiceRate
 from autoscale.ratio import PdRatio
-from autoscale.service_rate import ServiceRate
 from autoscale.sim.scenario import Run, run_policy
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Snapshot, Traffic
