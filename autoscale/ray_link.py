@@ -24,7 +24,7 @@ from autoscale.decide.ray_policy_limit import LimitedCalls
 from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
 from autoscale.decide.tuning import Pools
 from autoscale.extension import DEFERRED, Extension
-from autoscale.policies.heteroscale import observed_signals
+from autoscale.policies.heteroscale import Signal
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Decision, Places, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node
@@ -48,6 +48,7 @@ class Ticked:
         places: nodes of each replica; ``None``: placement ignores nodes.
         starts: nodes on which new replicas of each pool may start.
         faults: what is wrong with the figures of other sources, by service.
+        signals: the observed signals, by service.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -56,6 +57,7 @@ class Ticked:
     places: Places | None
     starts: Mapping[PoolKey, tuple[str, ...]]
     faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    signals: Mapping[str, Mapping[Signal, float]] = field(default_factory=dict)
 
 
 class Link:
@@ -220,7 +222,7 @@ class Link:
                     latency=snapshot.latency,
                     traffic=snapshot.traffic,
                     collector_faults=ticked.faults.get(name, ()),
-                    signals=observed_signals(snapshot),
+                    signals=ticked.signals.get(name, {}),
                 )
                 for name, (snapshot, plan) in ticked.decided.items()
             },

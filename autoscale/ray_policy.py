@@ -29,6 +29,7 @@ from autoscale.observe.overrides import with_collected
 from autoscale.observe.ray_collectors import Sources
 from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Reports, Signals
+from autoscale.policies.heteroscale import observed_signals
 from autoscale.ray_link import Link, Ticked
 from autoscale.types import ENDPOINT, ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Topology
@@ -236,7 +237,9 @@ class JointPolicy:
             for snapshot, plan in decided.values():
                 starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
         faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
-        return Ticked(decided, lines, nodes, places, starts, faults)
+        # Here, not in ``Link.publish``: that runs in Serve's control loop.
+        signals = {name: observed_signals(snapshot) for name, (snapshot, _) in decided.items()}
+        return Ticked(decided, lines, nodes, places, starts, faults, signals)
 
     def _collected(
         self, name: str, config: AutoscaleConfig, running: frozenset[str]

@@ -324,6 +324,11 @@ class ControllerState:
         return median(durations_s) if durations_s else None
 
     @property
+    def longest_start_s(self) -> float | None:
+        """Duration of the starts of the role that takes longer to start, seconds; ``None``: none was observed."""
+        return max((seconds for role in Role if (seconds := self.start_s(role)) is not None), default=None)
+
+    @property
     def is_asleep(self) -> bool:
         """Whether no replica should serve."""
         return not any(self.desired.values())

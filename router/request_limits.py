@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from router.admission_config import AdmissionConfig, Priority
+from router.admission_config import AdmissionConfig, KeyLimits, Priority
 
 # Longest Retry-After of a refusal, seconds.
 _MOST_RETRY_AFTER_S = 60.0
@@ -44,15 +44,37 @@ class _Bucket:
         return max(0.0, (least - self.level) / self._per_s)
 
 
+class _Allowance:
+    """The requests and the tokens that one API key may still send; one without a limit has no bucket."""
+
+    def __init__(self, limits: KeyLimits, replicas: int, now_s: float) -> None:
+        def bucket(per_minute: float | None) -> _Bucket | None:
+            return None if per_minute is None else _Bucket(per_minute / 60.0 / replicas, now_s)
+
+        self.requests, self.tokens = bucket(limits.requests_per_minute), bucket(limits.tokens_per_minute)
+
+    def spent(self, now_s: float) -> tuple[str, float] | None:
+        """What has to be waited for, ``requests`` or ``tokens``, and for how long, seconds; ``None``: nothing."""
+        for what, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            # One token is enough to enter: a prompt that needs more leaves a debt, which later requests wait for.
+            if bucket is not None and (after_s := bucket.wait_s(1.0, now_s)):
+                return what, after_s
+        return None
+
+    def charge(self, requests: int = 0, tokens: int = 0) -> None:
+        """Take requests and tokens; negative numbers give them back."""
+        if self.requests is not None:
+            self.requests.level -= requests
+        if self.tokens is not None:
+            self.tokens.level -= tokens
+
+
 @dataclass(slots=True)
 class _KeyUse:
     """What one API key may still send, and what it has sent."""
 
-    requests: _Bucket | None  # ``None``: no limit
-    tokens: _Bucket | None
-    # The same, but also requests that are refused for lack of capacity take from them.
-    offered_requests: _Bucket | None
-    offered_tokens: _Bucket | None
+    allowed: _Allowance
+    offered: _Allowance  # as ``allowed``, but also requests that are refused for lack of capacity take from it
     request_count: int = 0  # requests of the key that wait or are being answered
 
 
@@ -97,71 +119,49 @@ class RequestLimits:
         if limits.max_requests is not None and use.request_count >= limits.max_requests:
             what = f"this replica of the endpoint has {use.request_count} requests of this key (max_requests)"
             return refusal("key", what, 1.0)
-        rates = (
-            ("requests", use.requests, limits.requests_per_minute),
-            ("tokens", use.tokens, limits.tokens_per_minute),
-        )
-        for what, bucket, per_minute in rates:
-            # One token is enough to enter: a prompt that needs more leaves a debt, which later requests wait for.
-            if bucket is not None and (after_s := bucket.wait_s(1.0, now_s)):
-                burst = f"of which those of {_BURST_S:g} s may come at once"
-                return refusal("key", f"{what} of this key come faster than {per_minute:g} a minute, {burst}", after_s)
-        return None
+        if (spent := use.allowed.spent(now_s)) is None:
+            return None
+        what, after_s = spent
+        per_minute = limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
+        burst = f"of which those of {_BURST_S:g} s may come at once"
+        return refusal("key", f"{what} of this key come faster than {per_minute:g} a minute, {burst}", after_s)
 
     def offer(self, key: str | None, tokens: int, now_s: float) -> bool:
         """Whether a request counts as demand: whether the rates of its key would let it through if engines had room."""
-        use = self._use(key, now_s)
-        buckets = [
-            (bucket, cost)
-            for bucket, cost in ((use.offered_requests, 1), (use.offered_tokens, tokens))
-            if bucket is not None
-        ]
-        if any(bucket.wait_s(1.0, now_s) for bucket, _ in buckets):
+        offered = self._use(key, now_s).offered
+        if offered.spent(now_s) is not None:
             return False
-        for bucket, cost in buckets:
-            bucket.level -= cost
+        offered.charge(requests=1, tokens=tokens)
         return True
 
     def enter(self, key: str | None, tokens: int, now_s: float) -> Refusal | None:
         """Count a request and its prompt tokens for its key until ``leave``; or refuse it."""
         if (refused := self.refuse_key(key, now_s)) is not None:
             return refused
-        self._charge(key, requests=1, tokens=tokens)
+        self._uses[key].allowed.charge(requests=1, tokens=tokens)
         self._uses[key].request_count += 1
         return None
 
     def refund(self, key: str | None, tokens: int) -> None:
         """Return a request and its prompt tokens to its key: no engine has computed anything for it."""
-        self._charge(key, requests=-1, tokens=-tokens)
+        self._uses[key].allowed.charge(requests=-1, tokens=-tokens)
 
     def body_refused(self, key: str | None, now_s: float) -> None:
         """Charge a request whose body is refused: the body had to be read."""
-        self._use(key, now_s)  # it may be the key's first request, which has no buckets yet
-        self._charge(key, requests=1)
+        self._use(key, now_s).allowed.charge(requests=1)
 
     def spend(self, key: str | None, tokens: int) -> None:
         """Charge output tokens of a key's requests."""
-        self._charge(key, tokens=tokens)
+        self._uses[key].allowed.charge(tokens=tokens)
 
     def leave(self, key: str | None) -> None:
         """End one request of a key."""
         self._uses[key].request_count -= 1
 
-    def _charge(self, key: str | None, requests: int = 0, tokens: int = 0) -> None:
-        use = self._uses[key]
-        if use.requests is not None:
-            use.requests.level -= requests
-        if use.tokens is not None:
-            use.tokens.level -= tokens
-
     def _use(self, key: str | None, now_s: float) -> _KeyUse:
         """What a key has used, with full buckets at its first request."""
         if key not in self._uses:
             limits = self._config.limits(key)
-
-            def bucket(per_minute: float | None) -> _Bucket | None:
-                return None if per_minute is None else _Bucket(per_minute / 60.0 / self._replicas, now_s)
-
-            requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
-            self._uses[key] = _KeyUse(bucket(requests), bucket(tokens), bucket(requests), bucket(tokens))
+            allowed, offered = (_Allowance(limits, self._replicas, now_s) for _ in range(2))
+            self._uses[key] = _KeyUse(allowed, offered)
         return self._uses[key]

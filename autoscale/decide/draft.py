@@ -32,7 +32,10 @@ class Draft:
         overdue: pools with replicas that have waited for a node for too long.
         floors: floors that are in force, or for which replicas start already.
         hold: why the policy's wish is ignored; ``None``: it is followed.
-        may_leave: whether replicas may leave: latency meets its objective, or people or claims want fewer.
+        may_leave: whether running replicas may leave: latency, without the TTFT from before the last replica entered,
+            meets its objective, or people, limits or claims want fewer.
+        may_give_up: whether replicas that start may leave too: the whole latency meets its objective, or people or
+            claims want fewer.
         is_missed: whether latency misses its objective while replicas are withdrawn, so that they come back.
         decision: the policy's wish, or what replaces it.
         falls_asleep: whether all replicas stop in this tick, since no request comes.
@@ -63,6 +66,7 @@ class Draft:
     # hold
     hold: str | None = field(init=False)
     may_leave: bool = field(init=False)
+    may_give_up: bool = field(init=False)
     is_missed: bool = field(init=False)
     # decide
     decision: Decision = field(init=False)

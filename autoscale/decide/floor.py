@@ -25,8 +25,8 @@ def lead_s(config: AutoscaleConfig, state: ControllerState) -> float:
     """
     if config.floors.prewarm_s is not None:
         return config.floors.prewarm_s
-    if observed_s := [seconds for role in Role if (seconds := state.start_s(role)) is not None]:
-        return max(observed_s)
+    if (observed_s := state.longest_start_s) is not None:
+        return observed_s
     if isinstance(config.policy, ProfiledConfig):
         return max(config.policy.start_s(role) for role in Role)
     return config.no_room_s

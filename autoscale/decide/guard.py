@@ -53,11 +53,10 @@ def exchange(draft: Draft) -> None:
     In an exchange one role gives GPUs to the other. Replicas are still added, as far as the budget allows. A replica
     that starts is capacity that is coming. If it were given up, users would wait for another whole start, so only
     limits, such as a pool without room, take it away. It stays even if ``may_leave`` holds because the present TTFT is
-    from the time before the last replica entered.
+    from the time before the last replica entered (``Draft.may_give_up``).
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
-    is_by_hand = draft.config.override is not None or bool(draft.state.yielding)
-    if draft.is_exchange or is_by_hand or draft.config.slo.is_met(draft.snapshot.latency):
+    if draft.is_exchange or draft.may_give_up:
         return
     current, census, highest = draft.current, draft.census, draft.room.highest
     counts = dict(draft.final_counts)
@@ -220,7 +219,7 @@ class Guard:
         """
         if not any(self.floor_counts.values()) or self.since_change_s is None:
             return counts
-        cooldown_s = self.config.cooldown_in_s * self._cooldown_factor(decision.leaders(self.ratio))
+        cooldown_s = self._removal_cooldown_s(decision)
         stay = {role: max(count, self.current[role]) for role, count in counts.items()}
         return stay if self.since_change_s < cooldown_s and self.room.holds(stay) else counts
 
@@ -268,8 +267,11 @@ class Guard:
         is_removal = any(counts[role] < self.current[role] for role in Role)
         if not is_removal or not self.room.holds(self.current):
             return None
-        factor = self._cooldown_factor(decision.leaders(self.ratio))
-        return self._cooldown(decision, self.config.cooldown_in_s * factor)
+        return self._cooldown(decision, self._removal_cooldown_s(decision))
+
+    def _removal_cooldown_s(self, decision: Decision) -> float:
+        """Time since the last change of counts after which a replica may leave without a scale-in, seconds."""
+        return self.config.cooldown_in_s * self._cooldown_factor(decision.leaders(self.ratio))
 
     def _cooldown(self, decision: Decision, cooldown_s: float, why: str = "") -> Note | None:
         """A note if a cooldown still runs; an urgent decision skips it."""

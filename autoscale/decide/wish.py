@@ -27,12 +27,10 @@ def hold(draft: Draft) -> None:
     service claims room.
     """
     draft.hold = _hold_reason(draft.snapshot, draft.config)
-    draft.may_leave = (
-        draft.config.override is not None
-        or bool(draft.state.yielding)
-        or draft.config.slo.is_met(_latency_now(draft))
-        or _is_beyond_limits(draft)
-    )
+    slo = draft.config.slo
+    is_wanted = draft.config.override is not None or bool(draft.state.yielding)  # by people, or by claims
+    draft.may_leave = is_wanted or slo.is_met(_latency_now(draft)) or _is_beyond_limits(draft)
+    draft.may_give_up = is_wanted or slo.is_met(draft.snapshot.latency)
     draft.is_missed = bool(draft.state.withdrawn) and not draft.may_leave
     if draft.is_missed:
         draft.hold = "a latency is outside its objective: withdrawn replicas come back"

@@ -4,7 +4,7 @@ One replica of the endpoint serves all models of an application, so its report h
 name is ``FIGURE:MODEL``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autoscale.observe.histogram import TTFT_EDGES_S, Histogram
 from autoscale.slo import SloConfig
@@ -44,7 +44,7 @@ def figures_of(report: Mapping[str, float], model: str) -> dict[str, float]:
     return {name.removesuffix(suffix): value for name, value in report.items() if name.partition(":")[2] == model}
 
 
-def refusals(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Reason and priority of each refusal among the names of figures."""
-    parts = {name: name.removeprefix(REFUSED).rpartition("_") for name in names if name.startswith(REFUSED)}
-    return {name: (reason, priority) for name, (reason, _, priority) in parts.items()}
+def refusal_of(name: str) -> tuple[str, str]:
+    """Reason and priority of the refusals that a figure counts; ``name``: it begins with ``REFUSED``."""
+    reason, _, priority = name.removeprefix(REFUSED).rpartition("_")
+    return reason, priority

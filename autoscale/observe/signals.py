@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autoscale.observe.endpoint_report import REFUSED, refusals
+from autoscale.observe.endpoint_report import REFUSED, refusal_of
 from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, quantile
 from autoscale.observe.report_window import ReportWindow
 from autoscale.types import Latency, PoolKey, Refused, ReplicaStats, Traffic
@@ -95,12 +95,12 @@ class Signals:
             refused_frac=min(1.0, sum(self._refused().values()) / offered) if offered else None,
         )
 
-    def _refused(self) -> dict[str, float]:
-        """Number of requests refused in the window, by the figure's name."""
+    def _refused(self) -> dict[tuple[str, str], float]:
+        """Number of requests refused in the window, by reason and priority."""
         names = sorted(
             {name for window in self._endpoint.values() for name in window.names if name.startswith(REFUSED)}
         )
-        return dict(zip(names, _gained(list(self._endpoint.values()), names), strict=True))
+        return dict(zip(map(refusal_of, names), _gained(list(self._endpoint.values()), names), strict=True))
 
     def traffic(self) -> Traffic:
         """Requests that users sent, and the cached share of prompts; see ``Traffic``.
@@ -149,17 +149,17 @@ class Signals:
         is_known = passed_tokens > 0.0 and reached.input_tokens_mean is not None
         per_estimate = (reached.input_tokens_mean or 0.0) * passed / passed_tokens if is_known else 1.0
         span_s = math.fsum(window.span_s for window in windows) / len(windows)
+        refused = self._refused()
         return replace(
             reached,
             requests_per_s=math.fsum(window.rate("offered_requests") or 0.0 for window in windows),
-            waiting_requests=math.fsum(window.latest_each(["waiting_requests"])[0] for window in windows),
-            waiting_tokens=math.fsum(window.latest_each(["waiting_tokens"])[0] for window in windows) * per_estimate,
+            waiting_requests=math.fsum(window.latest("waiting_requests") or 0.0 for window in windows),
+            waiting_tokens=math.fsum(window.latest("waiting_tokens") or 0.0 for window in windows) * per_estimate,
             refused=tuple(
                 Refused(reason=reason, priority=priority, requests_per_s=number / span_s)
-                for name, number in self._refused().items()
-                for reason, priority in refusals([name]).values()
+                for (reason, priority), number in refused.items()
             ),
-            refused_requests=math.fsum(self._refused().values()),
+            refused_requests=math.fsum(refused.values()),
             input_tokens_mean=tokens / requests * per_estimate if requests else None,
             input_tokens_weighted_mean=squared / tokens * per_estimate if tokens else None,
         )

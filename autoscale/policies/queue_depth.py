@@ -117,8 +117,8 @@ class QueueDepth(Policy[QueueDepthConfig]):
 
     def _lead_s(self, snapshot: Snapshot) -> float:
         """Time for which arrivals are extrapolated: that of the slower role's observed starts, or else ``lead_s``."""
-        starts_s = [seconds for role in Role if (seconds := snapshot.state.start_s(role)) is not None]
-        return max(starts_s) if self._config.lead_s and starts_s else self._config.lead_s
+        observed_s, lead_s = snapshot.state.longest_start_s, self._config.lead_s
+        return observed_s if lead_s and observed_s is not None else lead_s
 
     def _forecast(
         self, snapshot: Snapshot, arrivals: float, lead_s: float

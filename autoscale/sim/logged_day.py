@@ -90,11 +90,6 @@ class LoggedDay:
         return notes
 
 
-def offered_requests_per_s(traffic: Traffic) -> float | None:
-    """Requests per second that clients sent; ``None``: not observed."""
-    return traffic.requests_per_s
-
-
 def read_day(lines: Sequence[str], service: str | None = None, *, last_s: float = 86_400.0) -> LoggedDay:
     """Read the last ``last_s`` seconds of a decision log.
 
@@ -174,7 +169,7 @@ def _points(lines: Iterable[LogLine]) -> list[Point]:
     for line in lines:
         window_s = line.config.window_s if line.config is not None else window_s
         traffic = line.traffic
-        if traffic is None or not traffic.is_whole or (rate := offered_requests_per_s(traffic)) is None:
+        if traffic is None or not traffic.is_whole or (rate := traffic.requests_per_s) is None:
             continue
         at_s = line.at_s - window_s / 2.0
         points[at_s] = Point(at_s=at_s, requests_per_s=rate, traffic=traffic)

@@ -37,8 +37,8 @@ from deployments.endpoint.served_model import (
     DecodeGroup,
     ServedModel,
     Service,
+    count_prefill,
     no_replica,
-    prefill_replicas,
     wait_until_awake,
 )
 from deployments.serve_seam.replica_process import listen_on_node_address
@@ -132,7 +132,7 @@ class Ingress:
             config.admission_in(self._config.admission),
             limits,
             replicas=self._config.replicas,
-            prefill_replicas=partial(prefill_replicas, config, self._membership),
+            prefill_replicas=count_prefill(config, self._membership),
         )
         return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -128,15 +128,22 @@ class ServedModel:
         return f"no healthy decode replica of {self.model_id}: {type(errors[0]).__name__}"
 
 
-def prefill_replicas(config: ServiceConfig, membership: MembershipFeed | None) -> int:
-    """Replicas that compute a model's prompts now, at least 1: those that the plan admits, or the configured ones.
+def count_prefill(config: ServiceConfig, membership: MembershipFeed | None) -> Callable[[], int]:
+    """A function for the replicas that compute a model's prompts now, at least 1.
 
-    ``membership``: the admitted replicas by pool; ``None``: no model is autoscaled.
+    They are those that the plan admits, or the configured ones. ``membership``: the admitted replicas by pool;
+    ``None``: no model is autoscaled.
     """
-    now = None if membership is None else membership.now()
-    if now is None or config.autoscale is None:
-        return max(1, config.replicas_that_prefill)  # a model that may sleep is deployed with 0
-    return max(1, sum(now.pools.get(str(group.prompt_pool_key), 0) for group in config.groups))
+    configured = max(1, config.replicas_that_prefill)  # a model that may sleep is deployed with 0
+    if membership is None or config.autoscale is None:
+        return lambda: configured
+    pools = [str(group.prompt_pool_key) for group in config.groups]  # once: the count is asked for each request
+
+    def admitted() -> int:
+        now = membership.now()
+        return configured if now is None else max(1, sum(now.pools.get(pool, 0) for pool in pools))
+
+    return admitted
 
 
 def no_replica() -> OpenAIError:

@@ -324,8 +324,8 @@ def test_a_dropped_request_costs_its_key_nothing() -> None:
     full.leave(waits[1], 0.5)
     assert full._shares[Priority.NORMAL].start("a") == start
     assert full.late(0.7) == [waits[0]]
-    assert full._limits._uses["a"].tokens is not None
-    assert full._limits._uses["a"].tokens.wait_s(1000.0, 0.7) == 0.0  # the whole allowance is back
+    assert full._limits._uses["a"].allowed.tokens is not None
+    assert full._limits._uses["a"].allowed.tokens.wait_s(1000.0, 0.7) == 0.0  # the whole allowance is back
     assert full.arrive(asked(900, key="a"), 0.7) is None
 
 

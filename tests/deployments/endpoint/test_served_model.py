@@ -59,6 +59,40 @@ async def test_a_model_is_healthy_while_one_of_its_pools_answers(monkeypatch: py
     assert await model.check_health() is None
 
 
+@pytest.mark.parametrize(("prefill_replicas", "configured", "planned"), [(2, 2 + 2, 3 + 4), (None, 5 + 5, 6 + 7)])
+def test_replicas_that_compute_prompts_are_those_of_the_plan_or_else_the_configured_ones(
+    prefill_replicas: int | None, configured: int, planned: int
+) -> None:
+    """Of a group without prefill its decode replicas compute prompts."""
+    from deployments.config import ServiceConfig
+    from deployments.endpoint.served_model import count_prefill
+    from router.membership import Membership
+
+    prefill = None if prefill_replicas is None else {"replicas": prefill_replicas}
+
+    def service(**autoscaling: Any) -> ServiceConfig:
+        most = {"max_replicas": 9} if autoscaling else {}
+        pools = {"prefill": prefill and {**prefill, **most}, "decode": {"replicas": 5, **most}}
+        groups = [{"name": name, **pools} for name in "ab"]
+        return ServiceConfig.model_validate({"model": {"id": "m", "source": "org/m"}, "groups": groups, **autoscaling})
+
+    policy = {"kind": "queue_depth", "decode_requests_per_s": 1.0}
+    autoscale = {"policy": policy, "pd_ratio": "0:1" if prefill is None else "1:1"}
+    autoscaled = service(autoscale=autoscale)
+    pools: dict[str, int] = {}
+    plan = Membership(admitted=frozenset(), heard_s=0.0, pools=pools)
+    feed: Any = SimpleNamespace(now=lambda: plan)
+
+    count = count_prefill(autoscaled, feed)
+    assert count() == 1  # the plan lets no replica serve
+    pools |= {"prefill:a": 3, "prefill:b": 4, "decode:a": 6, "decode:b": 7}
+    assert count() == planned
+    assert count_prefill(service(), feed)() == configured  # the plan is of other models
+    assert count_prefill(autoscaled, None)() == configured
+    feed.now = lambda: None  # the plan is too old
+    assert count() == configured
+
+
 @pytest.mark.parametrize(("max_prompt_tokens", "most_tokens"), [(None, 8192), (6000, 6000), (10_000, 8192)])
 def test_a_prompt_counts_up_to_the_longest_context_and_the_models_card_shows_the_lowest(
     max_prompt_tokens: int | None, most_tokens: int
