@@ -117,7 +117,7 @@ class PressureTest:
             decode=counts[Role.DECODE],
             requests_per_s=search.good + mean([each.other_requests_per_s for each in runs], 0.0),
             attainment_frac=1.0 - _total_missed_frac(runs) if runs else 0.0,
-            signals=_mean_signals(runs),
+            signals=dict.fromkeys(Signal) | mean_signals([run.signals for run in runs]),
         )
         self.points.append(point)
         if search.is_capped:
@@ -163,10 +163,10 @@ def _total_missed_frac(runs: Sequence[StepResult]) -> float:
     return sum(each.missed for each in runs) / sum(each.requests for each in runs)
 
 
-def _mean_signals(runs: Sequence[StepResult]) -> dict[Signal, float | None]:
-    """The mean of each signal over the runs of a step; ``None``: not observed."""
-    observed = {signal: [run.signals[signal] for run in runs if signal in run.signals] for signal in Signal}
-    return {signal: math.fsum(values) / len(values) if values else None for signal, values in observed.items()}
+def mean_signals(observed: Sequence[Mapping[Signal, float]]) -> dict[Signal, float]:
+    """The mean of each signal that was observed."""
+    values = {signal: [each[signal] for each in observed if signal in each] for signal in Signal}
+    return {signal: math.fsum(each) / len(each) for signal, each in values.items() if each}
 
 
 def with_target(policy: Mapping[str, object], point: PressurePoint, headroom_frac: float) -> dict[str, object]:

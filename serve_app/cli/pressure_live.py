@@ -7,8 +7,7 @@ reads what the autoscaler observed. Which step comes next is decided in ``autosc
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +24,7 @@ from serve_app.cli.terminal import console, errors
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import DeployError
 from serve_app.running.fixed_counts import FixedCounts
+from serve_app.running.process_signals import signals_handled
 from serve_app.running.step import StepRunner, StopTestError
 
 # Time between two looks at replicas that start, seconds.
@@ -67,7 +67,8 @@ def run_live(options: LiveOptions, whole_trace: Sequence[TraceRequest], trace_na
         tolerance_frac=options.tolerance_frac,
     )
     _confirm(summary(plan, options, trace_name), options)
-    with _ends_on_signals():
+    # These signals end the test in order, as Ctrl-C does, so that counts are given back.
+    with signals_handled((signal.SIGTERM, signal.SIGHUP), _end):
         stopped = _run(test, runner, plan.fixed, options.limits)
     return LiveResult(plan=plan, test=test, stopped=stopped)
 
@@ -153,16 +154,5 @@ def _progress() -> Progress:
     return Progress(SpinnerColumn(), *columns, console=errors, transient=True)
 
 
-@contextmanager
-def _ends_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block in order, as Ctrl-C does, so that counts are given back."""
-
-    def end(received: int, _: object) -> None:
-        raise SystemExit(128 + received)  # as a shell reports it
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end(received: int) -> None:
+    raise SystemExit(128 + received)  # as a shell reports it

@@ -17,6 +17,7 @@ from deployments.actors.scaling_metrics import pool_counts, serving_counts
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.local.cluster import DeployError
+from serve_app.running.process_signals import signals_handled
 from serve_app.running.ray_control import Control
 
 # Time between two looks at the application, seconds.
@@ -170,11 +171,7 @@ def _signals_wait() -> Iterator[None]:
         return
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in numbers}
-    try:
+    with signals_handled(numbers, came.append):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if came:
         raise SystemExit(128 + came[0])  # as a shell reports it

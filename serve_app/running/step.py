@@ -11,7 +11,7 @@ from itertools import cycle
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord
 from autoscale.policies.heteroscale import Signal
-from autoscale.pressure.live_test import mean
+from autoscale.pressure.live_test import mean, mean_signals
 from autoscale.pressure.rate_search import answer_s
 from autoscale.pressure.steps import Step, StepResult, Tally, is_surely_bad, least_requests
 from autoscale.traces.trace import TraceRequest, poisson_arrivals
@@ -216,6 +216,4 @@ class _Observed:
 
     def signals(self, from_s: float) -> dict[Signal, float]:
         """Mean of each signal that was observed."""
-        records = self._since(from_s)
-        values = {signal: [each.signals[signal] for each in records if signal in each.signals] for signal in Signal}
-        return {signal: math.fsum(each) / len(each) for signal, each in values.items() if each}
+        return mean_signals([record.signals for record in self._since(from_s)])
