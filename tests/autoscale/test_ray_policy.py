@@ -19,6 +19,7 @@ from autoscale.decide.decision_log import parse_line
 from autoscale.decide.status import SETTINGS, ServiceSettings, Settings
 from autoscale.decide.tuning import Pools
 from autoscale.observe.collectors import RayCollectorConfig
+from autoscale.policies.heteroscale import Signal
 from autoscale.types import Plan, PolicyFault, PoolKey, PoolLimits, Snapshot
 from kvtransfer.topology import Role
 
@@ -124,6 +125,16 @@ def test_a_call_returns_the_counts_of_the_last_tick(policy: Any) -> None:
 
 def test_no_contexts_are_no_error(policy: Any) -> None:
     assert policy({}) == ({}, {})
+
+
+def test_the_signals_of_a_tick_are_published_with_its_plan(policy: Any) -> None:
+    published: dict[Any, float] = {}
+    deadline = time.monotonic() + 60
+    while Signal.DECODE_TPS not in published:
+        ticked(policy, decode_tps=50.0)
+        published = policy._link._update.services["m"].signals
+        assert time.monotonic() < deadline, published
+    assert published[Signal.DECODE_TPS] == pytest.approx(50.0, rel=0.01)
 
 
 def test_a_tick_that_hangs_holds_up_no_call(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

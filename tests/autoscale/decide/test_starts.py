@@ -61,6 +61,8 @@ def test_the_median_of_the_last_nine_starts_of_all_pools_of_a_role_counts(make_s
     assert after.starts_s[D] == (*(100.0,) * 8, 10.0)
     other = PoolKey("g1", Role.DECODE)
     assert replace(after, starts_s={D: (10.0, 20.0), other: (90.0,)}).start_s(Role.DECODE) == 20.0
+    assert replace(after, starts_s={D: (20.0,), P: (30.0,)}).longest_start_s == 30.0
+    assert ControllerState().longest_start_s is None
     assert after.start_s(Role.PREFILL) is None
 
 

@@ -61,6 +61,20 @@ def test_each_role_is_sized_by_its_own_queue(make_snapshot: Callable[..., Snapsh
     assert decide(snapshot, decode_requests_per_s=5.0).wanted == {P: 0.0, D: 4.0}
 
 
+def test_a_queue_adds_no_replica_while_replicas_start_but_arrivals_do(make_snapshot: Callable[..., Snapshot]) -> None:
+    """2 replicas run and 2 start. The law alone would want (10 + 40/1)/5 = 10: for a queue that the 2 will serve."""
+
+    def wanted(arrivals: float, present: int) -> float:
+        state = ControllerState(desired={PoolKey("g0", D): present})
+        traffic = Traffic(requests_per_s=arrivals)
+        snapshot = make_snapshot(1, 2, stats={D: {"waiting_requests": 20.0}}, traffic=traffic, state=state)
+        return float(decide(snapshot, decode_requests_per_s=5.0, burn_down_s=1.0).wanted[D])
+
+    assert wanted(10.0, present=2) == 10.0
+    assert wanted(10.0, present=4) == 4.0
+    assert wanted(30.0, present=4) == 6.0  # 30/5
+
+
 def test_without_observations_there_is_no_decision(make_snapshot: Callable[..., Snapshot]) -> None:
     blind = make_snapshot(1, 2, traffic=Traffic(requests_per_s=1.0))
     assert decide(blind, prefill_requests_per_s=10.0).wanted is None
