@@ -1,9 +1,11 @@
 """Counts of replicas by role: desired, running, withdrawn and ending (pure).
 
-A withdrawn replica gets no more requests, but may return. A victim must stop.
+Counts of a role are in *standard replicas*: a replica of the service's first group is one, and a replica of another
+group is as many as its pool's ``capacity`` says. So variants of unequal speed add up. If all groups are alike, standard
+replicas are replicas. A withdrawn replica gets no more requests, but may return. A victim must stop.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,8 +14,22 @@ from kvtransfer.topology import Role
 
 
 def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
-    """Desired replicas of each role over all groups."""
+    """Number of desired replicas of each role over all groups, whatever their capacity."""
     return {role: sum(count for key, count in desired.items() if key.role is role) for role in Role}
+
+
+def standard_replicas(counts: Mapping[PoolKey, int], pools: Iterable[PoolStats]) -> dict[Role, float]:
+    """Standard replicas of each role, for a number of replicas of each pool; a pool that is left out has none."""
+    standard = dict.fromkeys(Role, 0.0)
+    for pool in pools:
+        add_replicas(standard, pool, counts.get(pool.key, 0))
+    return standard
+
+
+def add_replicas(standard: dict[Role, float], pool: PoolStats, replicas: int) -> None:
+    """Add replicas of a pool to the standard replicas of each role; aggregated ones do the work of both roles."""
+    standard[pool.key.role] += replicas * pool.limits.capacity
+    standard[Role.PREFILL] += replicas * pool.limits.prompt_capacity
 
 
 def count_among(pool: PoolStats, names: Collection[str]) -> int:
@@ -23,7 +39,7 @@ def count_among(pool: PoolStats, names: Collection[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """Replica counts of each role over all groups, at one instant.
+    """Standard replicas of each role over all groups, at one instant.
 
     Attributes:
         desired: replicas that should serve.
@@ -32,19 +48,19 @@ class Census:
         ending: victims that still hold their GPUs, whether they still run or have left routing.
     """
 
-    desired: Mapping[Role, int]
-    running: Mapping[Role, int]
-    withdrawn: Mapping[Role, int]
-    ending: Mapping[Role, int]
+    desired: Mapping[Role, float]
+    running: Mapping[Role, float]
+    withdrawn: Mapping[Role, float]
+    ending: Mapping[Role, float]
 
     @classmethod
-    def of(cls, pools: Iterable[PoolStats], state: ControllerState) -> Self:
+    def of(cls, pools: Sequence[PoolStats], state: ControllerState) -> Self:
         """The counts of these pools."""
-        running, withdrawn, ending = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
+        running, withdrawn, ending = (dict.fromkeys(Role, 0.0) for _ in range(3))
         victims = set(state.victims)
         for pool in pools:
-            role, running_victims = pool.key.role, count_among(pool, victims)
-            running[role] += len(pool.replicas) - running_victims
-            withdrawn[role] += count_among(pool, state.withdrawn)
-            ending[role] += len(pool.draining) + running_victims
-        return cls(desired=desired_replicas(state.desired), running=running, withdrawn=withdrawn, ending=ending)
+            running_victims = count_among(pool, victims)
+            add_replicas(running, pool, len(pool.replicas) - running_victims)
+            add_replicas(withdrawn, pool, count_among(pool, state.withdrawn))
+            add_replicas(ending, pool, len(pool.draining) + running_victims)
+        return cls(desired=standard_replicas(state.desired, pools), running=running, withdrawn=withdrawn, ending=ending)

@@ -1,13 +1,12 @@
-"""The P/D ratio, and rounding that keeps it by moving both roles in one step (pure).
+"""The P/D ratio: prefill replicas to decode replicas, and texts of counts (pure).
 
 Leaders are the replicas of the ratio's larger role (decode if both are equal), followers those of the other role.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from typing import Any, Self
 
 from pydantic import GetCoreSchemaHandler
@@ -22,8 +21,6 @@ _HIGHEST = Fraction(9, 1)
 _MAX_DENOMINATOR = 60
 # Tolerance for rounding errors of a count times a ratio, replicas: 3.0000000001 is 3.
 _EPSILON = 1e-9
-# Highest count of each role in ``BOUNDLESS``: more than any cluster has.
-_BOUNDLESS_REPLICAS = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,82 +126,9 @@ class PdRatio:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Limits of both roles' counts: bounds of each, and a GPU budget for both together."""
-
-    lowest: Mapping[Role, int]
-    highest: Mapping[Role, int]
-    gpus_per_replica: Mapping[Role, float]
-    budget_gpus: int | None = None
-
-    @classmethod
-    def of(cls, pools: Iterable[tuple[Role, int, int, float]], budget_gpus: int | None) -> Self:
-        """The room of several pools; each has its role, lowest and highest count, and GPUs per replica."""
-        lowest, highest, gpus = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), dict.fromkeys(Role, 0.0)
-        for role, pool_lowest, pool_highest, pool_gpus in pools:
-            lowest[role] += pool_lowest
-            highest[role] += pool_highest
-            # Pools of a role may differ. With the largest number the budget holds in whichever pool a replica starts.
-            gpus[role] = max(gpus[role], pool_gpus)
-        return cls(lowest=lowest, highest=highest, gpus_per_replica=gpus, budget_gpus=budget_gpus)
-
-    def holds(self, counts: Mapping[Role, int]) -> bool:
-        """Whether counts are inside the bounds and the budget."""
-        inside = all(self.lowest[role] <= counts[role] <= self.highest[role] for role in Role)
-        return inside and not self.is_over_budget(counts)
-
-    def clamp(self, counts: Mapping[Role, float]) -> dict[Role, int]:
-        """The counts rounded up, and moved inside the bounds; the budget is not checked."""
-        return {role: min(max(whole(counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
-
-    def is_over_budget(self, counts: Mapping[Role, int], ending: Mapping[Role, int] | None = None) -> bool:
-        """Whether the counts, and ending replicas that still hold their GPUs, take more GPUs than the budget."""
-        if self.budget_gpus is None:
-            return False
-        holding = counts if ending is None else {role: counts[role] + ending[role] for role in Role}
-        return sum(holding[role] * self.gpus_per_replica[role] for role in Role) > self.budget_gpus
-
-
-BOUNDLESS = Room(
-    lowest=dict.fromkeys(Role, 0),
-    highest=dict.fromkeys(Role, _BOUNDLESS_REPLICAS),
-    gpus_per_replica=dict.fromkeys(Role, 0),
-)
-
-
-def joint_counts(
-    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
-) -> dict[Role, int] | None:
-    """Whole counts of both roles within the band; ``None``: no such counts are inside the room.
-
-    The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
-    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for these
-    counts, the result is the largest counts that the room holds. Rounding may leave followers ``shortfall_replicas``
-    below the ratio: 0 rounds up, 0.5 rounds to the nearest.
-    """
-    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
-    wanted_followers = max(whole(wanted[follower]), whole(wanted[leader] * share - shortfall_replicas))
-    lowest, highest = room.lowest[leader], room.highest[leader]
-    wanted_leaders = min(max(whole(ratio.leaders(wanted)), lowest), highest)
-    # First the wanted leaders, then fewer, then more. More leaders help if the lowest count of followers is above what
-    # the band allows with fewer leaders.
-    for leaders in chain(range(wanted_leaders, lowest - 1, -1), range(wanted_leaders + 1, highest + 1)):
-        at_ratio = leaders * share
-        fewest = max(room.lowest[follower], whole(at_ratio - band_replicas))
-        # One follower is in every band: leaders cannot serve without it.
-        most = min(room.highest[follower], max(1, math.floor(at_ratio + band_replicas + _EPSILON)))
-        followers = max(fewest, min(most, wanted_followers, whole(at_ratio - shortfall_replicas)))
-        while followers >= fewest and not room.holds({leader: leaders, follower: followers}):
-            followers -= 1
-        if fewest <= followers <= most:
-            return {leader: leaders, follower: followers}
-    return None
-
-
-def pd_text(counts: Mapping[Role, int]) -> str:
-    """Counts as text: ``2P6D``."""
-    return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"
+def pd_text(counts: Mapping[Role, float]) -> str:
+    """Counts as text: ``2P6D``, or ``1.5P6D`` if replicas of unequal capacity add up to a fraction."""
+    return f"{round(counts[Role.PREFILL], 2):g}P{round(counts[Role.DECODE], 2):g}D"
 
 
 def whole(replicas: float) -> int:

@@ -128,6 +128,9 @@ class PoolLimits:
 
     Attributes:
         link_tier: how far KV travels inside the group.
+        capacity: work that one replica does, in *standard replicas*: replicas of the service's first group.
+        prompt_capacity: prompts that a replica of an aggregated group computes beside its answers, in standard prefill
+            replicas; 0 in groups with a prefill pool, and in services without one.
         demand: needs of one replica; ``None``: placement ignores nodes.
         cost: cost of a replica hour, in any currency; 0 for all pools: costs are unknown.
         preference: position of the pool's GPU type in the service's order of preference; 0 is the first choice.
@@ -140,6 +143,8 @@ class PoolLimits:
     lowest_replicas: int
     highest_replicas: int
     gpus_per_replica: float = 0.0
+    capacity: float = 1.0
+    prompt_capacity: float = 0.0
     link_tier: LinkTier = LinkTier.S2
     demand: Demand | None = None
     cost: float = 0.0
@@ -395,7 +400,8 @@ class Decision:
     """The wish of a policy.
 
     Attributes:
-        wanted: replicas of each role, perhaps a fraction, out of bounds or off the ratio; ``None``: change nothing.
+        wanted: standard replicas of each role, perhaps a fraction, out of bounds or off the ratio; ``None``: change
+            nothing. A replica of the first group is one; another one counts as its pool's ``capacity``.
         ratio: ratio to keep instead of the configured one; ``None``: the configured one.
         is_step: exempt from the guard's hysteresis, since it is a step of a feedback loop or a fixed count.
         is_urgent: skips cooldown and damping, never bounds or budget.
@@ -459,7 +465,7 @@ class Plan:
         admitted: replicas that get requests.
         reinstated: withdrawn replicas that are admitted again.
         held_back: changes that the guard and later stages made to the decision.
-        pending: number of replicas of each role that no group has room for.
+        pending: standard replicas of each role that no group has room for.
         passed_over: groups without room for a new replica, each with the reason.
         nodes: nodes on which new replicas of a pool may start; a pool that is left out may use all nodes.
     """
@@ -472,7 +478,7 @@ class Plan:
     decision: Decision
     held_back: tuple[StoredNote, ...] = ()
     state: ControllerState
-    pending: Mapping[Role, int] = field(default_factory=dict)
+    pending: Mapping[Role, float] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
 

@@ -14,9 +14,10 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.limits import bounded, kept_ratio, limited, quota_left
 from autoscale.decide.placement import place
 from autoscale.decide.slots import Slots
-from autoscale.headcount import desired_replicas
+from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
+from kvtransfer.topology import Role
 
 # Most units that are tried out for one claim: each trial places the claimant again, and a cycle shall take less than a
 # second (docs/decisions/placement.md 174).
@@ -61,7 +62,7 @@ class Shortage:
             replace(pool, held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)))
             for pool in limited(config, snapshot.pools, plan.state)
         ]
-        desired = desired_replicas(self._current)
+        desired = standard_replicas(self._current, self._pools)
         self._wanted = {role: count + desired[role] for role, count in plan.pending.items()}
         self._slots, self._budget = slots, budget_gpus
         self._quota = quota_left(config, snapshot.pools, plan.state)
@@ -80,8 +81,8 @@ class Shortage:
         """Whether a budget limits GPUs of one of these types that the claimant uses."""
         return any(kind in self._budget for kind in kinds & self.types)
 
-    def pending(self, departures: Iterable[Departure]) -> int:
-        """Number of the claimant's replicas that would lack room once these replicas have left."""
+    def pending(self, departures: Iterable[Departure]) -> float:
+        """Standard replicas of the claimant that would lack room once these replicas have left."""
         slots = None if self._slots is None else self._slots.copy()
         budget, quota = dict(self._budget), dict(self._quota)
         for pool, nodes in departures:
@@ -203,11 +204,20 @@ def _leaving(snapshot: Snapshot) -> list[Departure]:
 
 def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats, PoolStats]]:
     """Leader and follower pool of each group, in the order in which groups give."""
-    ratio, pools = config.pd_ratio, {pool.key: pool for pool in bounded(config, snapshot.pools)}
-    leaders = [pool for pool in pools.values() if pool.key.role is ratio.leader]
-    leaders.sort(key=lambda pool: (not pool.limits.is_preemptible, -pool.limits.cost, pool.key.group))
-    followers = [PoolKey(leader.key.group, ratio.follower) for leader in leaders]
-    return [(leader, pools.get(key) or PoolStats.absent(key)) for leader, key in zip(leaders, followers, strict=True)]
+    pools = {pool.key: pool for pool in bounded(config, snapshot.pools)}
+    pairs = []
+    for group in dict.fromkeys(key.group for key in pools):
+        prefill, decode = (pools.get(PoolKey(group, role)) for role in Role)
+        if prefill is None or decode is None:  # an aggregated group: decode alone
+            leader, follower = decode, PoolStats.absent(PoolKey(group, Role.PREFILL))
+        elif config.pd_ratio.leader is Role.DECODE:
+            leader, follower = decode, prefill
+        else:
+            leader, follower = prefill, decode
+        if leader is not None:
+            pairs.append((leader, follower))
+    pairs.sort(key=lambda pair: (not pair[0].limits.is_preemptible, -pair[0].limits.cost, pair[0].key.group))
+    return pairs
 
 
 def _units_of_group(
@@ -223,9 +233,11 @@ def _units_of_group(
     unit takes its replicas out of these lists.
     """
     leader, follower = pair
+    share = 0.0 if not follower.limits.highest_replicas else ratio.follower_share
+    share *= leader.limits.capacity / follower.limits.capacity
     while counts[leader.key] > leader.limits.lowest_replicas:
         leaders = counts[leader.key] - 1
-        followers = max(follower.limits.lowest_replicas, whole(leaders * ratio.follower_share))
+        followers = max(follower.limits.lowest_replicas, whole(leaders * share))
         after = {leader.key: leaders, follower.key: min(counts[follower.key], followers)}
         departures: dict[str, Departure] = {}
         for pool in pair:

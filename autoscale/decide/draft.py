@@ -9,7 +9,8 @@ from autoscale.decide.placement import Placed
 from autoscale.decide.slots import Slots
 from autoscale.floors import Floor
 from autoscale.headcount import Census
-from autoscale.ratio import PdRatio, Room
+from autoscale.ratio import PdRatio
+from autoscale.room import Room
 from autoscale.types import ControllerState, Decision, Note, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
@@ -26,7 +27,7 @@ class Draft:
         slots: free room of nodes, from which placed replicas are taken.
         notes: why less was done than the policy wanted; the plan's ``held_back``.
         state: the snapshot's state, brought up to date; later stages turn it into the plan's state.
-        census: replicas of each role that should serve, run, are withdrawn or must stop.
+        census: standard replicas of each role that should serve, run, are withdrawn or must stop.
         pools: pools of the snapshot, with all limits applied.
         room: limits of both roles' counts over all pools.
         overdue: pools with replicas that have waited for a node for too long.
@@ -39,10 +40,10 @@ class Draft:
         is_missed: whether latency misses its objective while replicas are withdrawn, so that they come back.
         decision: the policy's wish, or what replaces it.
         falls_asleep: whether all replicas stop in this tick, since no request comes.
-        stuck: replicas of each role that lowest counts require but that have waited for a node for too long.
-        current: replicas of each role that should serve now, without stuck ones.
+        stuck: standard replicas of each role that lowest counts require but that have waited for a node for too long.
+        current: standard replicas of each role that should serve now, without stuck ones.
         floor_counts: counts at the ratio that the floors require at once, as far as the room allows; 0: they are met.
-        wanted: replicas of each role that should serve from now on.
+        wanted: standard replicas of each role that should serve from now on.
         final_counts: as ``wanted``, with the replicas that start only when leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
         placed: the placement of ``wanted``; the state's counts, if no count or place changes.
@@ -73,12 +74,12 @@ class Draft:
     # sleep
     falls_asleep: bool = field(init=False)
     # raise_to_floors
-    stuck: Mapping[Role, int] = field(init=False)
-    current: Mapping[Role, int] = field(init=False)
-    floor_counts: Mapping[Role, int] = field(init=False)
+    stuck: Mapping[Role, float] = field(init=False)
+    current: Mapping[Role, float] = field(init=False)
+    floor_counts: Mapping[Role, float] = field(init=False)
     # guard
-    wanted: Mapping[Role, int] = field(init=False)
-    final_counts: Mapping[Role, int] = field(init=False)
+    wanted: Mapping[Role, float] = field(init=False)
+    final_counts: Mapping[Role, float] = field(init=False)
     # exchange
     is_exchange: bool = field(init=False)
     # place

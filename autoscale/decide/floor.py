@@ -11,11 +11,15 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import stuck_by_role
 from autoscale.floors import Floor, largest
-from autoscale.headcount import desired_replicas
+from autoscale.headcount import standard_replicas
 from autoscale.policies.policy import ProfiledConfig
-from autoscale.ratio import PdRatio, Room, joint_counts, pd_text, whole
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.room import Room, joint_counts
 from autoscale.types import ControllerState, Note, NoteKind
 from kvtransfer.topology import Role
+
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 
 
 def lead_s(config: AutoscaleConfig, state: ControllerState) -> float:
@@ -41,7 +45,7 @@ def raise_to_floors(draft: Draft) -> None:
         role: max(count - draft.stuck[role], min(count, draft.room.lowest[role]))
         for role, count in draft.census.desired.items()
     }
-    draft.floor_counts = dict.fromkeys(Role, 0)
+    draft.floor_counts = dict.fromkeys(Role, 0.0)
     if draft.floors and not draft.config.is_paused and draft.config.override is None:
         _raise_wish(draft)
 
@@ -78,7 +82,7 @@ def _are_met(least: Mapping[Role, int], wish: Mapping[Role, float], ratio: PdRat
     return counts is not None and all(wish[role] >= least[role] <= counts[role] for role in Role)
 
 
-def _in_room(wanted: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> dict[Role, int] | None:
+def _in_room(wanted: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> dict[Role, float] | None:
     """The counts at the ratio for ``wanted``, rounded as the guard does; ``None``: the room has none."""
     guard = draft.config.guard
     return joint_counts(wanted, ratio, draft.room, guard.band_replicas, guard.shortfall_replicas)
@@ -86,8 +90,8 @@ def _in_room(wanted: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> dict
 
 def _beside_floors(wanted: Mapping[Role, float], least: Mapping[Role, int], room: Room) -> dict[Role, float]:
     """The wanted replicas as far as the room holds them; of each role the same share beyond its floor gives way."""
-    inside = {role: min(wanted[role], float(room.highest[role])) for role in Role}
-    if room.budget_gpus is None or not room.is_over_budget({role: whole(count) for role, count in inside.items()}):
+    inside = {role: min(wanted[role], room.highest[role]) for role in Role}
+    if room.budget_gpus is None or not room.is_over_budget({role: room.whole(role, inside[role]) for role in Role}):
         return inside
     beyond = {role: max(0.0, inside[role] - least[role]) for role in Role}
     beyond_gpus = math.fsum(beyond[role] * room.gpus_per_replica[role] for role in Role)
@@ -99,8 +103,9 @@ def _beside_floors(wanted: Mapping[Role, float], least: Mapping[Role, int], room
 def note_floors(draft: Draft) -> None:
     """A stage: say which floors the counts from now on do not meet, and why."""
     config, least = draft.config, largest(draft.floors)
-    counts = {role: count - draft.stuck[role] for role, count in desired_replicas(draft.state.desired).items()}
-    if all(counts[role] >= least[role] for role in Role):
+    desired = standard_replicas(draft.state.desired, draft.snapshot.pools)
+    counts = {role: count - draft.stuck[role] for role, count in desired.items()}
+    if all(counts[role] >= least[role] - _EPSILON for role in Role):
         return
     if config.is_paused:
         why = "the counts are paused by hand (`tandem scale --resume`)"

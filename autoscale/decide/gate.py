@@ -86,9 +86,11 @@ def admit(draft: Draft) -> None:
     config, state = draft.config, draft.state
     before, away = frozenset(state.admitted), {*state.withdrawn, *state.victims}
     ready: dict[str, dict[Role, list[str]]] = {}
+    capacities: dict[str, dict[Role, float]] = {}
     draft.counts, draft.admitted, draft.held = {}, [], []
     for pool in draft.snapshot.pools:
         ready_in_group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
+        capacities.setdefault(pool.key.group, {})[pool.key.role] = pool.limits.capacity
         staying = [replica for replica in pool.replicas if replica.replica_id not in away]
         desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
         # Surplus replicas that may not leave yet still run.
@@ -100,24 +102,39 @@ def admit(draft: Draft) -> None:
         names = [replica.replica_id for replica in staying]
         ready_in_group[pool.key.role] = [name for name in names if name not in idle] if idle else names
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
-    for group in ready.values():
-        names = [*group[Role.PREFILL], *group[Role.DECODE]]
-        band_replicas = config.gate.band_replicas
-        enter = names if is_open else admissible(group, before, ratio=draft.ratio, band_replicas=band_replicas)
+    for group, by_role in ready.items():
+        names, capacity = [*by_role[Role.PREFILL], *by_role[Role.DECODE]], capacities[group]
+        if is_open or len(capacity) < len(Role):  # the replicas of an aggregated group need no others
+            enter = names
+        else:
+            share = draft.ratio.follower_share * capacity[draft.ratio.leader] / capacity[draft.ratio.follower]
+            enter = admissible(by_role, before, draft.ratio, share, config.gate.band_replicas)
         draft.admitted += enter
         if len(enter) < len(names):
             draft.held += [name for name in names if name not in enter]
 
 
 def admissible(
-    ready: Mapping[Role, Sequence[str]], before: frozenset[str], *, ratio: PdRatio, band_replicas: float
+    ready: Mapping[Role, Sequence[str]],
+    before: frozenset[str],
+    ratio: PdRatio,
+    followers_per_leader: float,
+    band_replicas: float,
 ) -> list[str]:
-    """The replicas of one group that may serve; ``ready``: its ready replicas by role, the oldest first.
+    """The replicas of one group that may serve.
 
     Replicas that were admitted ``before`` stay. Others enter, the oldest first, while the group is at most
     ``band_replicas`` followers (replicas of the ratio's smaller role) off the ratio; one of each role enters even
     beyond that. Source: HeteroScale section 3.4: service discovery of the larger role is suspended until the other has
     caught up.
+
+    Args:
+        ready: ready replicas of the group by role, the oldest first.
+        before: replicas that were admitted at the last tick.
+        ratio: P/D ratio, which says which role leads.
+        followers_per_leader: followers of this group that one of its leaders requires: those of the ratio, if the
+            group's replicas of both roles have the same capacity.
+        band_replicas: largest distance from the ratio, followers.
     """
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
     if not any(new.values()):
@@ -127,19 +144,20 @@ def admissible(
         {role: max(len(old[role]), min(1, len(ready[role]))) for role in Role},
         {role: len(ready[role]) for role in Role},
         ratio,
+        followers_per_leader,
         band_replicas,
     )
     return [name for role in Role for name in [*old[role], *new[role][: counts[role] - len(old[role])]]]
 
 
 def _largest_counts(
-    least: Mapping[Role, int], most: Mapping[Role, int], ratio: PdRatio, band_replicas: float
+    least: Mapping[Role, int], most: Mapping[Role, int], ratio: PdRatio, share: float, band_replicas: float
 ) -> dict[Role, int]:
     """The largest counts from ``least`` to ``most`` that are at most ``band_replicas`` off the ratio.
 
-    If all counts are further off, the counts that are nearest to the ratio.
+    If all counts are further off, the counts that are nearest to the ratio. ``share``: followers per leader.
     """
-    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
+    leader, follower = ratio.leader, ratio.follower
     for leaders in range(most[leader], least[leader] - 1, -1):
         followers = min(most[follower], int(leaders * share + band_replicas + _EPSILON))
         if followers >= least[follower] and leaders * share - followers <= band_replicas + _EPSILON:

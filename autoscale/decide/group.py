@@ -1,6 +1,7 @@
 """One group during placement: its counts, the followers that its leaders need, and its rank (pure).
 
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
+The replicas of an aggregated group, which do the work of both roles, are leaders that need no followers.
 The rank decides which group gets the next leader, and which group loses one.
 """
 
@@ -24,6 +25,7 @@ class Group:
     """Replica counts of one group's pools; placement changes them step by step.
 
     Attributes:
+        is_aggregated: whether its replicas do the work of both roles, beside groups with a prefill pool.
         counts: replicas of each role, without stuck ones.
         stuck: replicas of each role that ``lowest_replicas`` requires and that have waited for a node for too long.
         closed: roles that take no more replicas in this cycle.
@@ -40,8 +42,12 @@ class Group:
         slots: Slots | None,
     ) -> None:
         self.name, self.pools = name, pools
-        self.leader, self.follower = pools[ratio.leader], pools[ratio.follower]
-        self._followers_per_leader = ratio.follower_share
+        self._ratio = ratio
+        self.is_aggregated = pools[Role.DECODE].limits.prompt_capacity > 0.0
+        self.leader = pools[Role.DECODE if self.is_aggregated else ratio.leader]
+        self.follower = pools[Role.PREFILL if self.is_aggregated else ratio.follower]
+        share = 0.0 if self.is_aggregated else ratio.follower_share
+        self._followers_per_leader = share * self.leader.limits.capacity / self.follower.limits.capacity
         self.counts = {
             role: min(max(current.get(pool.key, 0), pool.limits.lowest_replicas), pool.limits.highest_replicas)
             for role, pool in pools.items()
@@ -63,21 +69,25 @@ class Group:
         self.counts[role] = pool.held_replicas or 0
         self.passed_over = self.why_full(pool)
 
-    def rank_to_grow(self) -> tuple[float, ...]:
-        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room."""
-        return self._rank(max(self._scarcity_of_room(pool) for pool in self.pools.values()))
+    def rank_to_grow(self, missing: float) -> tuple[float, ...]:
+        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room.
+
+        ``missing``: standard leaders that are missing. Capacity beyond them is worth nothing, so for less than a large
+        replica a small one may be cheaper.
+        """
+        scarcity = max(self._scarcity_of_room(pool) for pool in self.pools.values())
+        return self._rank(scarcity, min(self.leader_capacity, missing))
 
     def rank_to_shrink(self) -> tuple[float, ...]:
         """The group with the highest rank loses the next leader; the scarcity is that of all its nodes."""
-        return self._rank(self._scarcity)
+        return self._rank(self._scarcity, self.leader_capacity)
 
-    def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
+    def _rank(self, scarcity: SubgroupPriority, useful_capacity: float) -> tuple[float, ...]:
         """The six parts of rule 1 of ``placement.place``, compared from left to right."""
         leader, follower = self.leader.limits, self.follower.limits
         preference = leader.preference + follower.preference
-        unit_cost = leader.cost + self._followers_per_leader * follower.cost
-        is_empty = not self.leaders
-        return scarcity, preference, unit_cost, leader.link_tier, is_empty, self.leaders
+        cost = (leader.cost + self._followers_per_leader * follower.cost) / useful_capacity
+        return scarcity, preference, cost, leader.link_tier, not self.leaders, self.standard(self._ratio.leader)
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
         """Scarcity of the nodes that one more replica would be on; without room, that of all nodes of the group."""
@@ -94,13 +104,42 @@ class Group:
 
     @property
     def leaders(self) -> int:
-        """Replicas of the ratio's larger role."""
+        """Replicas of the pool of leaders."""
         return self.counts[self.leader.key.role]
+
+    @leaders.setter
+    def leaders(self, count: int) -> None:
+        self.counts[self.leader.key.role] = count
 
     @property
     def followers(self) -> int:
-        """Replicas of the ratio's smaller role."""
+        """Replicas of the pool of followers."""
         return self.counts[self.follower.key.role]
+
+    @followers.setter
+    def followers(self, count: int) -> None:
+        self.counts[self.follower.key.role] = count
+
+    @property
+    def leader_capacity(self) -> float:
+        """Standard leaders that one more replica of the pool of leaders adds."""
+        return self._capacity(self.leader, self._ratio.leader)
+
+    @property
+    def follower_capacity(self) -> float:
+        """Standard followers that one more replica of the pool of followers adds."""
+        return self.follower.limits.capacity
+
+    def standard(self, role: Role) -> float:
+        """Standard replicas of a role; those of an aggregated group do the work of both roles."""
+        return sum(self.counts[pool.key.role] * self._capacity(pool, role) for pool in self.pools.values())
+
+    @staticmethod
+    def _capacity(pool: PoolStats, role: Role) -> float:
+        """Standard replicas of a role that one replica of a pool is worth."""
+        if pool.key.role is role:
+            return pool.limits.capacity
+        return pool.limits.prompt_capacity if role is Role.PREFILL else 0.0
 
     def placed(self, role: Role) -> int:
         """Replicas of a role, stuck ones included."""

@@ -3,12 +3,12 @@
 A leader is a replica of the ratio's larger role (decode if both are equal); a follower is a replica of the other role.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoscale.decide.draft import Draft
-from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text, whole
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.room import Room, joint_counts
 from autoscale.types import Decision, Note, NoteKind
 from kvtransfer.topology import Role
 
@@ -43,7 +43,7 @@ def _with_possible_ratio(decision: Decision, room: Room) -> Decision:
     """
     if decision.ratio is None or decision.wanted is None:
         return decision
-    possible = {role: min(count, float(room.highest[role])) for role, count in decision.wanted.items()}
+    possible = {role: min(count, room.highest[role]) for role, count in decision.wanted.items()}
     return decision if possible == decision.wanted else replace(decision, ratio=PdRatio.of(possible))
 
 
@@ -84,18 +84,18 @@ def _is_exchange(draft: Draft) -> bool:
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         is_shift_wanted = wanted[role] < current[role] and wanted[other] > current[other]
         if is_shift_wanted and draft.wanted[role] < current[role]:
-            one_more = {role: current[role], other: current[other] + 1}
+            one_more = {role: current[role], other: current[other] + draft.room.step[other]}
             return current[other] < draft.room.highest[other] and draft.room.is_over_budget(one_more, ending)
     return False
 
 
-def _inside_budget(draft: Draft, counts: dict[Role, int]) -> dict[Role, int]:
+def _inside_budget(draft: Draft, counts: dict[Role, float]) -> dict[Role, float]:
     """The counts, without added replicas for which the budget has no room."""
     while draft.room.is_over_budget(counts, draft.census.ending):
         most_grown = max(Role, key=lambda role: counts[role] - draft.current[role])
         if counts[most_grown] <= draft.current[most_grown]:
             return dict(draft.current)
-        counts[most_grown] -= 1
+        counts[most_grown] -= draft.room.step[most_grown]
     return counts
 
 
@@ -104,15 +104,15 @@ class Verdict:
     """Counts of both roles that all limits of the guard allow.
 
     Attributes:
-        counts: replicas of each role that should serve from this tick on.
+        counts: standard replicas of each role that should serve from this tick on.
         notes: the limits that changed the decision.
-        final_counts: replicas of each role that should serve once leaving replicas have freed their GPUs; ``None``: the
-            same as ``counts``.
+        final_counts: standard replicas of each role that should serve once leaving replicas have freed their GPUs;
+            ``None``: the same as ``counts``.
     """
 
-    counts: Mapping[Role, int]
+    counts: Mapping[Role, float]
     notes: tuple[Note, ...] = ()
-    final_counts: Mapping[Role, int] | None = None
+    final_counts: Mapping[Role, float] | None = None
 
 
 class Guard:
@@ -147,7 +147,7 @@ class Guard:
             return self._unchanged(objection)
         # If the number of leaders stays, the counts can still return to the ratio.
         leaders = leader_count if do_leaders_stay else wanted
-        if is_at_ratio and self._counts_at_ratio(leaders, BOUNDLESS) == self.current:
+        if is_at_ratio and self._counts_at_ratio(leaders, self.room.boundless()) == self.current:
             return self._unchanged()
         return self._move(decision, leaders, is_at_ratio, [] if objection is None else [objection])
 
@@ -161,8 +161,8 @@ class Guard:
     def _unchanged(self, note: Note | None = None) -> Verdict:
         return Verdict(counts=self.current, notes=() if note is None else (note,))
 
-    def _counts_at_ratio(self, leaders: float, room: Room) -> dict[Role, int] | None:
-        """Whole counts of both roles for a number of leaders; ``None``: the room has none at the ratio."""
+    def _counts_at_ratio(self, leaders: float, room: Room) -> dict[Role, float] | None:
+        """Counts in whole steps of both roles for a number of leaders; ``None``: the room has none at the ratio."""
         ratio, guard = self.ratio, self.config
         wanted = {ratio.leader: leaders, ratio.follower: 0.0}
         return joint_counts(wanted, ratio, room, guard.band_replicas, guard.shortfall_replicas)
@@ -175,7 +175,8 @@ class Guard:
         is_scale_in = leaders < self.current[self.ratio.leader] and is_at_ratio
         if not decision.is_urgent:
             leaders = self._damped(leaders)
-        unbounded, counts = self._counts_at_ratio(leaders, BOUNDLESS), self._counts_at_ratio(leaders, self.room)
+        unbounded = self._counts_at_ratio(leaders, self.room.boundless())
+        counts = self._counts_at_ratio(leaders, self.room)
         if counts is None:
             text = f"no counts at the ratio {self.ratio} fit bounds, budget and room: the counts of both roles stay"
             return self._unchanged(Note(NoteKind.NO_COUNTS, text))
@@ -200,9 +201,9 @@ class Guard:
         verdict = self._after_leaving(final_counts)
         return Verdict(counts=verdict.counts, notes=(*notes, *verdict.notes), final_counts=final_counts)
 
-    def _within_largest_change(self, counts: Mapping[Role, int]) -> dict[Role, int]:
+    def _within_largest_change(self, counts: Mapping[Role, float]) -> dict[Role, float]:
         """The counts nearest to ``counts`` that one tick may reach, each role limited alone; a floor is in reach."""
-        limited = dict[Role, int]()
+        limited = dict[Role, float]()
         for role, count in counts.items():
             lowest = self.current[role] - self.config.step_in_replicas
             highest = max(self.current[role] + self.config.step_out_replicas, self.floor_counts[role])
@@ -211,7 +212,7 @@ class Guard:
             limited[role] = min(max(reached, self.room.lowest[role]), self.room.highest[role])
         return limited
 
-    def _without_hasty_removal(self, decision: Decision, counts: dict[Role, int]) -> dict[Role, int]:
+    def _without_hasty_removal(self, decision: Decision, counts: dict[Role, float]) -> dict[Role, float]:
         """The counts; while floors add replicas at once, others leave only after a cooldown or if the room requires it.
 
         For the cooldown, an urgent decision is no reason to remove. After it, a role off the ratio must not keep the
@@ -223,7 +224,7 @@ class Guard:
         stay = {role: max(count, self.current[role]) for role, count in counts.items()}
         return stay if self.since_change_s < cooldown_s and self.room.holds(stay) else counts
 
-    def _after_leaving(self, counts: Mapping[Role, int]) -> Verdict:
+    def _after_leaving(self, counts: Mapping[Role, float]) -> Verdict:
         """The counts for this tick, on the way to ``counts``: in this tick leaving replicas still hold their GPUs.
 
         If the budget cannot hold leaving and added replicas together, no replica is added in this tick.
@@ -243,8 +244,12 @@ class Guard:
         """Whether the current counts are as near to the ratio as rounding and the room allow."""
         current = self.current
         # Rounding leaves the counts less than one replica off the ratio. So the largest deviation is just below 1, with
-        # the tolerance included, or band_replicas if that is smaller.
-        most_deviation = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON
+        # the tolerance included, or band_replicas if that is smaller. Large replicas leave them further off: a follower
+        # by its capacity, a leader by its part beyond the smallest step.
+        follower, leader, room = self.ratio.follower, self.ratio.leader, self.room
+        beyond_step = (room.largest[leader] - room.step[leader]) * self.ratio.follower_share
+        beyond_one = max(0.0, room.largest[follower] - 1.0) + beyond_step
+        most_deviation = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON + beyond_one
         deviation = self.ratio.deviation(current[Role.PREFILL], current[Role.DECODE])
         if self.room.holds(current) and deviation <= most_deviation:
             return True
@@ -259,7 +264,7 @@ class Guard:
         why = " after scale-ins after which a latency missed its objective" if factor > 1.0 else ""
         return self._cooldown(decision, self.config.cooldown_in_s * factor, why)
 
-    def _cooldown_of_removal(self, decision: Decision, counts: Mapping[Role, int]) -> Note | None:
+    def _cooldown_of_removal(self, decision: Decision, counts: Mapping[Role, float]) -> Note | None:
         """The cooldown against the removals of a return to the ratio, if it still runs.
 
         They wait as long as a scale-in does. Replicas outside bounds and budget must not wait.
@@ -303,7 +308,7 @@ class Guard:
         if decision.ratio is None or decision.wanted is None:
             return False
         wanted = decision.wanted[follower] - self.config.shortfall_replicas
-        return whole(wanted) > self.current[follower] * (1 + self.hysteresis_out_frac)
+        return self.room.whole(follower, wanted) > self.current[follower] * (1 + self.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:
         """The number of leaders after one plan, which goes only a part of the way to ``leaders``."""
@@ -311,5 +316,6 @@ class Guard:
         if leaders >= leader_count:
             return leader_count + config.damping_out_frac * (leaders - leader_count)
         # A scale-in by a whole leader or more removes at least one; rounding up would keep the surplus for ever.
-        most = leader_count - 1 if math.ceil(leaders) < leader_count else leader_count
+        step = self.room.step[self.ratio.leader]
+        most = leader_count - step if self.room.whole(self.ratio.leader, leaders) < leader_count else leader_count
         return min(most, leader_count + config.damping_in_frac * (leaders - leader_count))

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.ratio import PdRatio, Room
-from autoscale.types import ControllerState, PoolKey, PoolStats
+from autoscale.headcount import add_replicas
+from autoscale.ratio import PdRatio
+from autoscale.room import PoolRoom, Room
+from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats
 from kvtransfer.topology import Role
 
 
@@ -39,17 +41,30 @@ def limited(config: AutoscaleConfig, pools: Sequence[PoolStats], state: Controll
     return result
 
 
-def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats]) -> Room:
+def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> Room:
     """The room of both roles in these pools: the sums of their bounds, and the GPU budget.
 
-    At least one replica of each role that has pools stays: only sleep takes the last one.
+    ``desired``: replicas of each pool that should serve now. At least one replica of each role that has pools stays:
+    only sleep takes the last one.
     """
-    bounds = [
-        (pool.key.role, pool.limits.lowest_replicas, pool.limits.highest_replicas, pool.limits.gpus_per_replica)
-        for pool in pools
-    ]
-    room = Room.of(bounds, config.guard.budget_gpus)
-    return replace(room, lowest={role: max(min(1, room.highest[role]), count) for role, count in room.lowest.items()})
+    room = Room.of(
+        [pool_room(pool.key, pool.limits, present=desired.get(pool.key, 0)) for pool in pools], config.guard.budget_gpus
+    )
+    least = {role: max(min(room.step[role], room.highest[role]), count) for role, count in room.lowest.items()}
+    return replace(room, lowest=least)
+
+
+def pool_room(key: PoolKey, limits: PoolLimits, present: int = 0) -> PoolRoom:
+    """The contribution of a pool with these limits to the room of its role."""
+    return PoolRoom(
+        role=key.role,
+        lowest=limits.lowest_replicas,
+        highest=limits.highest_replicas,
+        gpus=limits.gpus_per_replica,
+        capacity=limits.capacity,
+        prompt_capacity=limits.prompt_capacity,
+        present=present,
+    )
 
 
 def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:
@@ -96,11 +111,13 @@ def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:
     return max(0, min(pool.limits.lowest_replicas, wanted_replicas) - pool.held_replicas)
 
 
-def stuck_by_role(pools: Sequence[PoolStats], state: ControllerState, overdue: Collection[PoolKey]) -> dict[Role, int]:
-    """Number of stuck replicas of each role; ``overdue``: the overdue pools."""
-    stuck = dict.fromkeys(Role, 0)
+def stuck_by_role(
+    pools: Sequence[PoolStats], state: ControllerState, overdue: Collection[PoolKey]
+) -> dict[Role, float]:
+    """Stuck replicas of each role, in standard replicas; ``overdue``: the overdue pools."""
+    stuck = dict.fromkeys(Role, 0.0)
     for pool in pools:
         if pool.key in overdue:
             wanted = state.desired.get(pool.key, 0) + state.warm.get(pool.key, 0)
-            stuck[pool.key.role] += stuck_replicas(pool, wanted)
+            add_replicas(stuck, pool, stuck_replicas(pool, wanted))
     return stuck

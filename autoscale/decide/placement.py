@@ -16,6 +16,9 @@ from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -25,7 +28,7 @@ class Placed:
         counts: serving replicas of each pool, with stuck ones. ``place`` counts warm replicas here too; ``placing``
             moves them to ``warm``.
         warm: running replicas of each pool beyond the serving ones, which get no requests yet.
-        pending: replicas of each role that no group has room for; stuck ones do not count as placed.
+        pending: standard replicas of each role that no group has room for; stuck ones do not count as placed.
         passed_over: groups without room for a new replica, by name, each with the reason.
         nodes: nodes that new replicas of a growing pool may be on: no scarcer ones than those that had room. Empty: all
             nodes that its demand allows and that are not cordoned.
@@ -33,13 +36,13 @@ class Placed:
 
     counts: Mapping[PoolKey, int]
     warm: Mapping[PoolKey, int] = field(default_factory=dict)
-    pending: Mapping[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    pending: Mapping[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
 
 
 def place(
-    counts: Mapping[Role, int],
+    counts: Mapping[Role, float],
     current: Mapping[PoolKey, int],
     pools: Sequence[PoolStats],
     ratio: PdRatio,
@@ -47,29 +50,31 @@ def place(
     slots: Slots | None = None,
     limits: Sequence[Limit] = (),
     overdue: Collection[PoolKey] = (),
-    spare_followers: int = 0,
+    spare_followers: float = 0.0,
 ) -> Placed:
     """Spread a service's replicas over its groups, each near the ratio, with as few moves as possible.
 
     1. A leader goes to the first group in this order: least scarce switches (HeteroScale section 3.4); preferred GPU
-       types; lowest cost of a leader with its followers; shortest way of KV; groups with leaders before empty ones;
-       fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C).
+       types; lowest cost of a standard leader with its followers; shortest way of KV; groups with leaders before empty
+       ones; fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C). If a
+       large replica is worth more than what is missing, a small one may be cheaper.
     2. Leaders are removed in the opposite order.
     3. A group keeps only the leaders for which it can have followers. Followers that the lowest counts of other groups
        require stay there.
     4. A follower goes to the group that is furthest below the ratio, since KV moves only inside a group.
-    5. All replicas of a role count alike, whatever their variant.
+    5. A replica counts as its pool's capacity (``PoolLimits``), so the replicas of each role are worth at least the
+       wanted standard replicas.
 
     Args:
-        counts: wanted replicas of each role, serving and warm ones alike.
+        counts: wanted standard replicas of each role, serving and warm ones alike.
         current: replicas of each pool before this placement.
         pools: all pools of the service: two of each group, or one at the ratio 0:1.
         ratio: P/D ratio that each group keeps.
         slots: free room of nodes, from which placed replicas are taken; ``None``: room is unlimited.
         limits: GPUs by type that each budget leaves, from which placed replicas are taken.
         overdue: pools with replicas that have waited for a node for too long; other groups get replicas in their place.
-        spare_followers: followers that may be added beyond ``counts``. A group that serves has one replica of each role
-            at any ratio, so a leader in an empty group may need a follower more than the ratio requires.
+        spare_followers: standard followers that may be added beyond ``counts``. A group that serves has one replica of
+            each role at any ratio, so a leader in an empty group may need a follower more than the ratio requires.
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
@@ -86,10 +91,10 @@ def place(
     spread.rescue({**counts, ratio.follower: followers})
     spread.drop_useless_prefill()
     placed = {group.pools[role].key: group.placed(role) for group in groups for role in Role}
-    total = {role: sum(group.counts[role] for group in groups) for role in Role}
+    missing = {role: counts[role] - sum(group.standard(role) for group in groups) for role in Role}
     return Placed(
         counts={pool.key: placed[pool.key] for pool in pools},
-        pending={role: max(0, counts[role] - total[role]) for role in Role},
+        pending={role: count if count > _EPSILON else 0.0 for role, count in missing.items()},
         passed_over={group.name: group.passed_over for group in groups if group.passed_over},
         nodes=supply.nodes(),
     )

@@ -12,10 +12,14 @@ from autoscale.decide import placement
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import kept_ratio, quota_left
 from autoscale.decide.placement import Placed
-from autoscale.headcount import desired_replicas
-from autoscale.ratio import PdRatio, Room, pd_text, whole
+from autoscale.headcount import standard_replicas
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.room import Room
 from autoscale.types import Note, NoteKind
 from kvtransfer.topology import Role
+
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 
 
 def place(draft: Draft) -> None:
@@ -34,15 +38,15 @@ def place(draft: Draft) -> None:
 
 
 def with_warm(
-    counts: Mapping[Role, int], warm: int, ratio: PdRatio, room: Room, ending: Mapping[Role, int]
-) -> dict[Role, int]:
+    counts: Mapping[Role, float], warm: int, ratio: PdRatio, room: Room, ending: Mapping[Role, float]
+) -> dict[Role, float]:
     """Counts with ``warm`` more leaders and the followers that the ratio requires with them, as far as they fit.
 
     A service that sleeps gets no warm replica.
     """
     for more in range(warm if any(counts.values()) else 0, 0, -1):
         leaders = counts[ratio.leader] + more
-        followers = whole(leaders * ratio.follower_share)
+        followers = room.whole(ratio.follower, leaders * ratio.follower_share)
         total = {ratio.leader: leaders, ratio.follower: max(counts[ratio.follower], followers)}
         is_inside = all(total[role] <= max(room.highest[role], counts[role]) for role in Role)
         if is_inside and not room.is_over_budget(total, ending):
@@ -50,7 +54,7 @@ def with_warm(
     return dict(counts)
 
 
-def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRatio) -> Placed:
+def _place_all(draft: Draft, counts_with_warm: Mapping[Role, float], ratio: PdRatio) -> Placed:
     """Place serving and warm replicas, and choose the pools of the serving ones."""
     counts, state = draft.wanted, draft.state
     spare_followers = _spare_followers(draft, counts_with_warm, ratio)
@@ -77,18 +81,18 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, int], ratio: PdRati
     return replace(placed, counts=serving.counts, warm=warm, pending=serving.pending)
 
 
-def _is_change(draft: Draft, counts_with_warm: Mapping[Role, int]) -> bool:
+def _is_change(draft: Draft, counts_with_warm: Mapping[Role, float]) -> bool:
     """Whether other counts are wanted, or the same counts in other groups."""
     if draft.wanted != draft.current:
         return True
     if draft.config.is_frozen:
         return False
     is_beyond_limits = any(draft.state.desired[pool.key] > pool.limits.highest_replicas for pool in draft.pools)
-    is_warm_changed = counts_with_warm != desired_replicas(draft.state.desired_and_warm)
+    is_warm_changed = counts_with_warm != standard_replicas(draft.state.desired_and_warm, draft.pools)
     return bool(draft.overdue) or is_beyond_limits or is_warm_changed
 
 
-def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -> int:
+def _spare_followers(draft: Draft, counts: Mapping[Role, float], ratio: PdRatio) -> int:
     """Number of followers beyond ``counts`` that bounds and budget allow, at most one for each group but one.
 
     With as many leaders as groups, the ratio may require a single follower, but each group that serves needs one.
@@ -105,8 +109,11 @@ def _spare_followers(draft: Draft, counts: Mapping[Role, int], ratio: PdRatio) -
 def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
     """Add a note if groups that begin to serve need more followers than were wanted."""
     leader, follower, wanted = ratio.leader, ratio.follower, draft.wanted
-    placed = {role: count - draft.stuck[role] for role, count in desired_replicas(draft.placed.counts).items()}
-    if placed[follower] > wanted[follower] and placed[leader] >= wanted[leader]:
+    standard = standard_replicas(draft.placed.counts, draft.pools)
+    placed = {role: count - draft.stuck[role] for role, count in standard.items()}
+    # A large replica may be worth more than the followers that were missing.
+    most_by_rounding = draft.room.largest[follower] - draft.room.step[follower]
+    if placed[follower] > wanted[follower] + most_by_rounding + _EPSILON and placed[leader] >= wanted[leader]:
         became = pd_text({**wanted, follower: placed[follower]})
         text = f"each group that serves has one {follower} replica: {pd_text(wanted)} became {became}"
         draft.notes.append(Note(NoteKind.WOKEN_GROUP, text))

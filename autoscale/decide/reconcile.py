@@ -33,7 +33,7 @@ def reconcile(draft: Draft) -> None:
     draft.state = reconciled(draft.snapshot, config)
     draft.census = Census.of(pools, draft.state)
     draft.pools = limited(config, pools, draft.state)
-    draft.room = room_of(config, draft.pools)
+    draft.room = room_of(config, draft.pools, draft.state.desired)
     draft.overdue = overdue_pools(draft.state, draft.now_s, config.no_node_s)
     draft.floors = config.floors.at(draft.now_s, lead_s(config, draft.state))
     if draft.floors:  # idle time counts from the end of the last floor

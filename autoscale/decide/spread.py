@@ -12,11 +12,16 @@ from autoscale.ratio import PdRatio, whole
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
+
 
 class Spread:
     """All groups of a service, and the supply of room for their replicas.
 
-    Methods that take ``counts`` get the wanted replicas of each role over all groups.
+    Methods that take ``counts`` get the wanted standard replicas of each role over all groups (see
+    ``autoscale.headcount``). A replica is added while any are missing, and removed while no fewer remain than are
+    wanted.
     """
 
     def __init__(self, groups: Sequence[Group], ratio: PdRatio, supply: Supply) -> None:
@@ -39,63 +44,85 @@ class Spread:
                     # Budgets count the replica already. If no node has room for it, it goes on waiting.
                     self._supply.take_room([(pool, 1)])
 
-    def fit_leaders(self, counts: Mapping[Role, int], spare_followers: int) -> int:
+    def fit_leaders(self, counts: Mapping[Role, float], spare_followers: float) -> float:
         """Add or remove leaders, and add followers that new leaders need; returns the wanted number of followers.
 
         This number may exceed that of ``counts`` by at most ``spare_followers``.
         """
         most = counts[self._follower] + spare_followers
         followers = self._least_followers(counts, most)
-        missing = counts[self._leader] - sum(group.leaders for group in self._groups)
-        for _ in range(missing):
-            # The fewest followers with which some group takes a leader: ``_grow`` adds it when it returns True.
-            enough = next((number for number in range(followers, most + 1) if self._grow(number)), None)
-            if enough is None:
+        missing = counts[self._leader] - self._standard(self._leader)
+        while missing > _EPSILON:
+            enough = followers  # the fewest followers with which some group takes a leader
+            while (grown := self._grow(enough, missing)) is None and enough < most:
+                enough = min(most, enough + 1.0)
+            if grown is None:
                 break
             followers = enough
-        for _ in range(-missing):  # too many leaders
-            giving = [group for group in self._groups if group.allows(group.leader, -1)]
+            missing -= grown.leader_capacity
+        while missing < -_EPSILON:  # too many leaders
+            giving = [
+                group
+                for group in self._groups
+                if group.allows(group.leader, -1) and group.leader_capacity <= _EPSILON - missing
+            ]
             if not giving:
                 break
-            max(giving, key=Group.rank_to_shrink).counts[self._leader] -= 1
+            group = max(giving, key=Group.rank_to_shrink)
+            group.leaders -= 1
+            missing += group.leader_capacity
         # Move leaders until the groups need no more followers than they get; no leader needs to move twice.
-        for _ in range(counts[self._leader]):
-            if sum(group.fewest_to_serve() for group in self._groups) <= followers or not self._relieve():
+        for _ in range(sum(group.leaders for group in self._groups)):
+            if self._needed_followers() <= followers + _EPSILON or not self._relieve():
                 break
         return self._least_followers(counts, most)
 
-    def _least_followers(self, counts: Mapping[Role, int], most: int) -> int:
-        """The wanted followers, or more (up to ``most``) if groups that serve or lowest counts require them."""
-        return max(counts[self._follower], min(most, sum(group.fewest_that_stay() for group in self._groups)))
+    def _standard(self, role: Role) -> float:
+        """Standard replicas of a role in all groups."""
+        return sum(group.standard(role) for group in self._groups)
 
-    def _grow(self, followers: int) -> bool:
+    def _needed_followers(self) -> float:
+        """Standard followers that the leaders of all groups need."""
+        return sum(group.fewest_to_serve() * group.follower_capacity for group in self._groups)
+
+    def _least_followers(self, counts: Mapping[Role, float], most: float) -> float:
+        """The wanted followers, or more (up to ``most``) if groups that serve or lowest counts require them."""
+        staying = sum(group.fewest_that_stay() * group.follower_capacity for group in self._groups)
+        return max(counts[self._follower], min(most, staying))
+
+    def _paired(self, followers: float) -> float:
+        """``followers`` of all groups, less those whose work aggregated groups do."""
+        return followers - sum(group.standard(self._follower) for group in self._groups if group.is_aggregated)
+
+    def _grow(self, followers: float, missing: float) -> Group | None:
         """Add a leader, and its followers as far as all groups together may have ``followers``.
 
-        Returns whether a group took the leader.
+        Returns the group that took the leader. ``missing``: standard leaders that are missing.
         """
-        unassigned = followers - sum(group.followers for group in self._groups)
-        needed = sum(group.fewest_to_serve() for group in self._groups)
-        for group in sorted(self._groups, key=Group.rank_to_grow):
-            needed_by_others = needed - group.fewest_to_serve()
-            why_not = self._grow_group(group, followers - needed_by_others, unassigned)
+        unassigned = followers - self._standard(self._follower)
+        free = self._paired(followers) - self._needed_followers()
+        for group in sorted(self._groups, key=lambda group: group.rank_to_grow(missing)):
+            available = free + group.fewest_to_serve() * group.follower_capacity
+            why_not = self._grow_group(group, available, unassigned)
             group.passed_over = why_not or ""
             if why_not is None:
-                return True
-        return False
+                return group
+        return None
 
-    def _grow_group(self, group: Group, available: int, unassigned: int) -> str | None:
+    def _grow_group(self, group: Group, available: float, unassigned: float) -> str | None:
         """Add a leader and its followers to a group; returns why the group takes none, or ``None``.
 
-        ``available``: followers that other groups do not need; ``unassigned``: followers that no group has yet,
-        negative if the groups have too many.
+        ``available``: standard followers that other groups do not need; ``unassigned``: standard followers that no
+        group has yet, negative if the groups have too many.
         """
         if not group.allows(group.leader, 1):
             return group.why_full(group.leader)
         fewest = group.fewest_to_serve(1)
-        if fewest > available:
-            return f"no {self._follower} replica is left for it"
-        followers = max(group.followers, fewest, min(group.at_ratio(1), group.followers + unassigned))
-        highest = group.highest(group.follower) - group.stuck[self._follower]
+        if fewest > whole(available / group.follower_capacity):
+            return f"no {group.follower.key.role} replica is left for it"
+        unassigned_replicas = whole(unassigned / group.follower_capacity)
+        followers = max(group.followers, fewest, min(group.at_ratio(1), group.followers + unassigned_replicas))
+        highest = group.highest(group.follower) - group.stuck[group.follower.key.role]
         followers = min(followers, max(group.followers, highest))
         if followers < fewest:
             return group.why_full(group.follower)
@@ -103,15 +130,15 @@ class Spread:
             (group.leader, 1), (group.follower, followers - group.followers)
         )
         if why_not is None:
-            group.counts[self._leader] += 1
-            group.counts[self._follower] = followers
+            group.leaders += 1
+            group.followers = followers
         return why_not
 
     def _relieve(self) -> bool:
         """Move a leader so that fewer followers are needed; returns whether one moved.
 
         The leader leaves the group in which the fewest leaders must leave before one follower less is needed. It goes
-        to a group that needs no further follower for one leader more.
+        to a group that needs no further follower for one leader more, and whose leaders are not slower.
         """
         crowded = [
             group
@@ -119,35 +146,46 @@ class Spread:
             if group.allows(group.leader, -1) and group.fewest_to_serve() > group.follower.limits.lowest_replicas
         ]
         donor = min(crowded, key=Group.leaders_to_relieve, default=None)
-        for taker in sorted(self._groups, key=Group.rank_to_grow):
-            if donor is None or taker is donor or not taker.allows(taker.leader, 1) or taker.cannot_grow:
+        if donor is None:
+            return False
+        for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
+            if taker is donor or not taker.allows(taker.leader, 1) or taker.cannot_grow:
                 continue
             needs_no_more = taker.fewest_to_serve(1) == taker.fewest_to_serve()
-            if needs_no_more and self._supply.take((taker.leader, 1)) is None:
-                donor.counts[self._leader] -= 1
-                taker.counts[self._leader] += 1
+            is_as_fast = taker.leader_capacity >= donor.leader_capacity - _EPSILON
+            if needs_no_more and is_as_fast and self._supply.take((taker.leader, 1)) is None:
+                donor.leaders -= 1
+                taker.leaders += 1
                 return True
         return False
 
-    def fit_followers(self, counts: Mapping[Role, int]) -> None:
+    def fit_followers(self, counts: Mapping[Role, float]) -> None:
         """Add followers to the groups furthest below the ratio, or remove them from the groups furthest above it.
 
         If leaders are pending, the same share of followers is pending.
         """
-        leaders, wanted = sum(group.leaders for group in self._groups), counts[self._follower]
-        if leaders < counts[self._leader]:
+        leaders, wanted = self._standard(self._leader), counts[self._follower]
+        if leaders < counts[self._leader] - _EPSILON:
             wanted = min(wanted, whole(leaders * wanted / counts[self._leader]))
-        missing = wanted - sum(group.followers for group in self._groups)
+        missing = wanted - self._standard(self._follower)
         full = set[str]()
-        for _ in range(missing):
-            if not self._add_follower(full):
+        while missing > _EPSILON:
+            group = self._add_follower(full)
+            if group is None:
                 break
-        for _ in range(-missing):  # too many followers
+            missing -= group.follower_capacity
+        while missing < -_EPSILON:  # too many followers
             # If followers are pending with their leaders, none leaves a group that needs it.
-            giving = self._with_spare_followers(is_strict=wanted < counts[self._follower])
+            giving = [
+                group
+                for group in self._with_spare_followers(is_strict=wanted < counts[self._follower])
+                if group.follower_capacity <= _EPSILON - missing
+            ]
             if not giving:
                 break
-            max(giving, key=Group.surplus).counts[self._follower] -= 1
+            group = max(giving, key=Group.surplus)
+            group.followers -= 1
+            missing += group.follower_capacity
 
     def _with_spare_followers(self, *, is_strict: bool) -> list[Group]:
         """Groups that have more followers than their leaders need.
@@ -160,8 +198,8 @@ class Spread:
             return spare
         return [group for group in able if group.followers > group.fewest_that_stay()]
 
-    def _add_follower(self, full: set[str]) -> bool:
-        """Add one follower; returns whether a group took it. Adds the names of groups without room to ``full``."""
+    def _add_follower(self, full: set[str]) -> Group | None:
+        """Add one follower; returns the group that took it. Adds the names of groups without room to ``full``."""
         takers = [
             group
             for group in self._groups
@@ -170,39 +208,43 @@ class Spread:
         for group in sorted(takers, key=Group.surplus):
             why_not = group.cannot_grow or self._supply.take((group.follower, 1))
             if why_not is None:
-                group.counts[self._follower] += 1
-                return True
+                group.followers += 1
+                return group
             group.passed_over = why_not
             full.add(group.name)
-        return False
+        return None
 
-    def rescue(self, counts: Mapping[Role, int]) -> None:
+    def rescue(self, counts: Mapping[Role, float]) -> None:
         """Move one leader to another group if its own group lacks followers even after ``fit_followers``.
 
         The other group has room for the leader, and either followers to spare or room for missing followers. While a
         leader of a group still starts, no other one moves there.
         """
-        missing = max(0, counts[self._follower] - sum(group.followers for group in self._groups))
+        missing = max(0.0, counts[self._follower] - self._standard(self._follower))
         for starved in self._groups:
             if starved.followers >= starved.fewest_to_serve() or not starved.allows(starved.leader, -1):
                 continue
-            for taker in sorted(self._groups, key=Group.rank_to_grow):
+            for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
                 if taker is not starved and self._take_in(taker, missing):
-                    starved.counts[self._leader] -= 1
+                    starved.leaders -= 1
                     return
 
-    def _take_in(self, taker: Group, missing: int) -> bool:
-        """Add one leader, and at most ``missing`` followers that the ratio requires; returns whether it took them."""
+    def _take_in(self, taker: Group, missing: float) -> bool:
+        """Add one leader, and the followers that the ratio requires; returns whether the group took them.
+
+        ``missing``: standard followers that are missing; the group gets no more than these.
+        """
         is_starting = len(taker.leader.replicas) < taker.leader.target_replicas
         new_followers = max(0, taker.at_ratio(1) - taker.followers)
-        if is_starting or taker.cannot_grow or not taker.allows(taker.leader, 1) or new_followers > missing:
+        is_too_many = new_followers > whole(missing / taker.follower_capacity)
+        if is_starting or taker.cannot_grow or not taker.allows(taker.leader, 1) or is_too_many:
             return False
         if new_followers and not taker.allows(taker.follower, new_followers):
             return False
         if self._supply.take((taker.leader, 1), (taker.follower, new_followers)) is not None:
             return False
-        taker.counts[self._leader] += 1
-        taker.counts[self._follower] += new_followers
+        taker.leaders += 1
+        taker.followers += new_followers
         taker.passed_over = ""
         return True
 

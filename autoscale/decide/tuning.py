@@ -1,15 +1,19 @@
 """How a configuration changes while its service runs, and the check that the service's pools can follow it (pure)."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import RootModel
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.limits import pool_room
 from autoscale.extension import DEFERRED
 from autoscale.floors import FloorPeriodConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
-from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts, pd_text
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.room import Room, joint_counts
 from autoscale.types import PoolKey, PoolLimits
 from kvtransfer.topology import Role
 
@@ -109,15 +113,19 @@ def _check_budget(config: AutoscaleConfig, pools: Pools) -> None:
 
 def deployed_room(config: AutoscaleConfig, pools: Pools) -> Room:
     """The bounds of each role over all groups, and the budget."""
-    bounds = [
-        (
-            key.role,
-            *config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas),
-            limits.gpus_per_replica,
-        )
-        for key, limits in pools.root.items()
-    ]
-    return Room.of(bounds, config.guard.budget_gpus)
+    bounds = []
+    for key, limits in pools.root.items():
+        lowest, highest = config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas)
+        bounds.append(pool_room(key, replace(limits, lowest_replicas=lowest, highest_replicas=highest)))
+    room = Room.of(bounds, config.guard.budget_gpus)
+    # Counts that people give are whole standard replicas. Only what no choice of variants can hold is refused.
+    return replace(
+        room,
+        lowest={role: float(math.floor(count)) for role, count in room.lowest.items()},
+        highest={role: float(math.ceil(count)) for role, count in room.highest.items()},
+        step=dict.fromkeys(Role, 1.0),
+        gpus_per_replica=room.gpus_of_fewer,
+    )
 
 
 def _check_ratio(config: AutoscaleConfig, room: Room) -> None:
@@ -142,7 +150,7 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
             )
     # Bounds and budget must not change the period's counts, which keep their own ratio if both are given.
     counts_ratio = period.ratio or config.pd_ratio
-    wanted = _counts_at_ratio(period.wanted(), counts_ratio, config, BOUNDLESS)
+    wanted = _counts_at_ratio(period.wanted(), counts_ratio, config, room.boundless())
     if wanted is not None and wanted != _counts_at_ratio(period.wanted(), counts_ratio, config, room):
         raise ValueError(
             f"the period that begins at {period.begins!r} wants {pd_text(wanted)}, which lies {_outside_text(room)}: "
@@ -155,11 +163,11 @@ def _check_floor(name: str, floor: FloorPeriodConfig, room: Room) -> None:
     for role, count in floor.counts.items():
         if count > room.highest[role]:
             raise ValueError(
-                f"{name}.{role} is {count}, but at most {room.highest[role]} {role} replicas are allowed: lower it, or "
-                "raise the groups' max_replicas or the bounds"
+                f"{name}.{role} is {count}, but at most {room.highest[role]:g} {role} replicas are allowed: lower it, "
+                "or raise the groups' max_replicas or the bounds"
             )
     # A role without a floor of its own has at least its lowest count.
-    least = {role: max(count, room.lowest[role], min(1, room.highest[role])) for role, count in floor.counts.items()}
+    least = {role: max(count, room.lowest[role], min(1.0, room.highest[role])) for role, count in floor.counts.items()}
     if room.is_over_budget(least):
         gpus = sum(count * room.gpus_per_replica[role] for role, count in least.items())
         raise ValueError(
@@ -178,7 +186,7 @@ def _check_override(config: AutoscaleConfig, room: Room) -> None:
 
 def _counts_at_ratio(
     wanted: Mapping[Role, float], ratio: PdRatio, config: AutoscaleConfig, room: Room
-) -> dict[Role, int] | None:
+) -> dict[Role, float] | None:
     """The whole counts at the ratio for ``wanted``, rounded as the guard does; ``None``: the room has none."""
     return joint_counts(wanted, ratio, room, config.guard.band_replicas, config.guard.shortfall_replicas)
 

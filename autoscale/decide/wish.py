@@ -11,12 +11,14 @@ from autoscale.decide.containment import contained
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import bounded, overdue_pools, room_of
 from autoscale.decide.reconcile import is_after_a_gap
-from autoscale.headcount import Census, count_among, desired_replicas
+from autoscale.headcount import Census, count_among, standard_replicas
 from autoscale.policies.policy import is_backlog_growing
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Latency, PoolKey, Snapshot
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 _ASLEEP = Decision(wanted=None, reason="it sleeps until a request waits for it")
 
 
@@ -89,8 +91,9 @@ def _latency_now(draft: Draft) -> Latency:
 
 def _is_beyond_limits(draft: Draft) -> bool:
     """Whether more replicas run than bounds or budget allow, as after people have lowered them."""
-    room, running = room_of(draft.config, bounded(draft.config, draft.snapshot.pools)), draft.census.running
-    return room.is_over_budget(running) or any(running[role] > room.highest[role] for role in Role)
+    pools, running = bounded(draft.config, draft.snapshot.pools), draft.census.running
+    room = room_of(draft.config, pools, draft.state.desired)
+    return room.is_over_budget(running) or any(running[role] > room.highest[role] + _EPSILON for role in Role)
 
 
 def decide(draft: Draft) -> None:
@@ -167,7 +170,7 @@ def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
     """
     state = draft.state
     desired = {key: max(count, state.desired_before.get(key, 0)) for key, count in state.desired.items()}
-    before = desired_replicas(desired)
+    before = standard_replicas(desired, draft.snapshot.pools)
     is_inside = draft.room.holds(before) and not draft.room.is_over_budget(before, draft.census.ending)
     off_ratio = draft.ratio.deviation(before[Role.PREFILL], before[Role.DECODE])
     if is_inside and off_ratio <= draft.config.gate.band_replicas:

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping
 
-from autoscale.ratio import PdRatio, Room
+from autoscale.ratio import PdRatio
+from autoscale.room import Room
 from kvtransfer.topology import Role
 
 
-def gpus_of(counts: Mapping[Role, int], room: Room) -> float:
+def gpus_of(counts: Mapping[Role, float], room: Room) -> float:
     """GPUs of these counts; replicas without GPUs count as one each."""
     return sum(counts[role] * (room.gpus_per_replica[role] or 1.0) for role in Role)
 
 
 def counts_at(ratio: PdRatio, room: Room, most_gpus: float) -> dict[Role, int] | None:
     """The fewest replicas at a ratio that lie inside the room and take at most these GPUs; ``None``: none do."""
-    most = max(room.highest.values(), default=0)
+    most = int(max(room.highest.values(), default=0.0))
     for factor in range(1, most + 1):
         counts = {Role.PREFILL: factor * ratio.prefill, Role.DECODE: factor * ratio.decode}
         if room.holds(counts) and gpus_of(counts, room) <= most_gpus:

@@ -11,7 +11,7 @@ from autoscale.policies.heteroscale import Signal
 from autoscale.pressure.counts import gpus_of
 from autoscale.pressure.rate_search import PressurePoint, RateSearch
 from autoscale.pressure.steps import Step, StepResult, Verdict, verdict
-from autoscale.ratio import Room
+from autoscale.room import Room
 from kvtransfer.topology import Role
 
 # Factor of the rate from step to step for the first counts: below 2, since the steps load a running application.

@@ -12,7 +12,8 @@ from autoscale.decide.status import ServiceStatus
 from autoscale.decide.tuning import deployed_room
 from autoscale.pressure.counts import counts_at, gpus_of, neighbours
 from autoscale.pressure.live_test import Limits
-from autoscale.ratio import PdRatio, Room, pd_text
+from autoscale.ratio import PdRatio, pd_text
+from autoscale.room import Room
 from autoscale.traces.trace import TraceRequest, scale_trace
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError

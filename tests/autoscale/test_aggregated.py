@@ -12,7 +12,8 @@ from autoscale.decide.cycle import tick_all
 from autoscale.decide.gate import admissible
 from autoscale.decide.placement import place
 from autoscale.decide.slots import Slots
-from autoscale.ratio import BOUNDLESS, PdRatio, Room, joint_counts
+from autoscale.ratio import PdRatio
+from autoscale.room import Room, joint_counts
 from autoscale.sim.config import SimAutoscaleConfig
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role, Topology
@@ -36,8 +37,8 @@ def sized(policy: dict[str, Any], **fields: Any) -> Controller:
 def test_any_number_of_decode_replicas_is_at_the_ratio() -> None:
     assert str(PdRatio.parse("0:1")) == str(PdRatio.parse(0)) == "0:1"
     assert ALONE.deviation(0, 7) == 0.0
-    assert joint_counts({P: 3.0, D: 2.5}, ALONE, BOUNDLESS, band_replicas=1.0) == {P: 0, D: 3}
     small = Room(lowest={P: 0, D: 1}, highest={P: 0, D: 2}, gpus_per_replica={P: 0, D: 4}, budget_gpus=None)
+    assert joint_counts({P: 3.0, D: 2.5}, ALONE, small.boundless(), band_replicas=1.0) == {P: 0, D: 3}
     assert joint_counts({P: 0.0, D: 9.0}, ALONE, small, band_replicas=1.0) == {P: 0, D: 2}
 
 
@@ -64,7 +65,7 @@ def test_a_unit_is_one_replica_and_goes_to_the_cheapest_group() -> None:
 
 
 def test_the_gate_admits_every_replica() -> None:
-    assert admissible({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ratio=ALONE, band_replicas=1.0) == ["a", "b", "c"]
+    assert admissible({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ALONE, 0.0, 1.0) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

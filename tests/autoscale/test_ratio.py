@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.ratio import PdRatio
+from autoscale.room import Room, joint_counts
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE

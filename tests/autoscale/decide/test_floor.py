@@ -17,7 +17,8 @@ from autoscale.decide.floor import lead_s, note_floors, raise_to_floors
 from autoscale.decide.guard import guard
 from autoscale.engines.profile import EngineProfile
 from autoscale.headcount import desired_replicas
-from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.ratio import PdRatio
+from autoscale.room import Room, joint_counts
 from autoscale.types import ControllerState, Decision, Demand, Latency, NoteKind, Plan, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.virtual_serve import VirtualServe

@@ -18,7 +18,11 @@ def ready(prefill: int, decode: int) -> dict[Role, list[str]]:
 
 def admitted(prefill: int, decode: int, before: str = "", ratio: str = "1:3", band: float = 1.0) -> tuple[int, int]:
     names = admissible(
-        ready(prefill, decode), frozenset(before.split()), ratio=PdRatio.parse(ratio), band_replicas=band
+        ready(prefill, decode),
+        frozenset(before.split()),
+        PdRatio.parse(ratio),
+        PdRatio.parse(ratio).follower_share,
+        band,
     )
     return sum(name[0] == "p" for name in names), sum(name[0] == "d" for name in names)
 
@@ -45,10 +49,14 @@ def test_the_role_that_is_ahead_waits_for_the_other(
 
 def test_the_oldest_replicas_enter_first_and_admitted_ones_stay() -> None:
     ratio = PdRatio.parse("1:1")
-    first = admissible(ready(1, 5), frozenset(), ratio=ratio, band_replicas=1.0)
+    first = admissible(ready(1, 5), frozenset(), ratio, ratio.follower_share, 1.0)
     assert first == ["p0", "d0", "d1"]
-    assert admissible(ready(1, 5), frozenset({"p0", "d3", "d4"}), ratio=ratio, band_replicas=1.0) == ["p0", "d3", "d4"]
-    assert admissible(ready(2, 5), frozenset({"p0", "d3", "d4"}), ratio=ratio, band_replicas=1.0) == [
+    assert admissible(ready(1, 5), frozenset({"p0", "d3", "d4"}), ratio, ratio.follower_share, 1.0) == [
+        "p0",
+        "d3",
+        "d4",
+    ]
+    assert admissible(ready(2, 5), frozenset({"p0", "d3", "d4"}), ratio, ratio.follower_share, 1.0) == [
         "p0",
         "p1",
         "d3",
@@ -80,7 +88,7 @@ def test_the_gate_admits_as_many_replicas_as_the_band_allows(
     names = ready(*counts)
     least = (min(old[0], counts[0]), min(old[1], counts[1]))
     before = frozenset(names[P][: least[0]] + names[D][: least[1]])
-    got = admissible(names, before, ratio=ratio_, band_replicas=band)
+    got = admissible(names, before, ratio_, ratio_.follower_share, band)
     assert len(got) == len(set(got))
     assert before <= set(got) <= {*names[P], *names[D]}
     p, d = sum(name[0] == "p" for name in got), sum(name[0] == "d" for name in got)

@@ -11,7 +11,8 @@ from autoscale.decide.draft import Draft
 from autoscale.decide.guard import Guard, Verdict
 from autoscale.headcount import Census
 from autoscale.policies.static import Static, StaticConfig
-from autoscale.ratio import PdRatio, Room
+from autoscale.ratio import PdRatio
+from autoscale.room import Room
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, Snapshot
 from kvtransfer.topology import Role

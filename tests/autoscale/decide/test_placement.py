@@ -13,7 +13,8 @@ from autoscale.decide.gate import choose_victims
 from autoscale.decide.placement import Placed, place
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
-from autoscale.ratio import PdRatio, Room, joint_counts
+from autoscale.ratio import PdRatio
+from autoscale.room import Room, joint_counts
 from autoscale.types import Demand, PoolKey, PoolLimits, PoolStats, ReplicaStats
 from kvtransfer.topology import LinkTier, Node, Role, Topology
 

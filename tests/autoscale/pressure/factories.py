@@ -1,7 +1,7 @@
 """Factories of the tests on pressure tests."""
 
 from autoscale.pressure.steps import Step, StepResult
-from autoscale.ratio import Room
+from autoscale.room import PoolRoom, Room
 from kvtransfer.topology import Role
 
 
@@ -9,7 +9,8 @@ def room(
     prefill: tuple[int, int] = (1, 9), decode: tuple[int, int] = (1, 9), gpus: float = 0.0, budget: int | None = None
 ) -> Room:
     """The bounds of both roles, and a budget."""
-    pools = [(Role.PREFILL, *prefill, gpus), (Role.DECODE, *decode, gpus)]
+    bounds = {Role.PREFILL: prefill, Role.DECODE: decode}
+    pools = [PoolRoom(role=role, lowest=low, highest=high, gpus=gpus) for role, (low, high) in bounds.items()]
     return Room.of(pools, budget)
 
 

@@ -1,0 +1,173 @@
+"""The room of both roles' counts, and rounding that keeps the P/D ratio by moving both roles in one step (pure).
+
+Counts are in standard replicas (``autoscale.headcount``). Leaders are the replicas of the ratio's larger role (decode
+if both are equal), followers those of the other role.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Self
+
+from autoscale.ratio import PdRatio
+from kvtransfer.topology import Role
+
+# Tolerance for rounding errors of a count times a ratio or a capacity, replicas: 3.0000000001 is 3.
+_EPSILON = 1e-9
+# Highest count of each role without bounds: more than any cluster has.
+_BOUNDLESS_REPLICAS = 1_048_576.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRoom:
+    """What one pool contributes to the room of its role; the counts are replicas of the pool.
+
+    Attributes:
+        gpus: GPUs of one replica.
+        capacity: standard replicas that one replica is worth.
+        prompt_capacity: standard prefill replicas whose work a replica of an aggregated group does too.
+        present: replicas that should serve now.
+    """
+
+    role: Role
+    lowest: int
+    highest: int
+    gpus: float = 0.0
+    capacity: float = 1.0
+    prompt_capacity: float = 0.0
+    present: int = 0
+
+
+def _each(value: float) -> Mapping[Role, float]:
+    return dict.fromkeys(Role, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Limits of both roles' counts: bounds of each, and a GPU budget for both together.
+
+    Attributes:
+        lowest: lowest count of each role.
+        highest: highest count of each role.
+        gpus_per_replica: most GPUs that one more standard replica may take.
+        budget_gpus: most GPUs of both roles; ``None``: no budget.
+        step: smallest change of a count: the capacity of the smallest replica of the role.
+        largest: capacity of the largest replica of the role.
+        present: counts now, from which counts change by whole steps.
+        present_gpus: GPUs of the present counts.
+        gpus_of_fewer: least GPUs that one standard replica less may free.
+    """
+
+    lowest: Mapping[Role, float]
+    highest: Mapping[Role, float]
+    gpus_per_replica: Mapping[Role, float]
+    budget_gpus: int | None = None
+    step: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
+    largest: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
+    present: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
+    present_gpus: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
+    gpus_of_fewer: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
+
+    @classmethod
+    def of(cls, pools: Iterable[PoolRoom], budget_gpus: int | None) -> Self:
+        """The room of several pools."""
+        lowest, highest, present, present_gpus = (dict.fromkeys(Role, 0.0) for _ in range(4))
+        capacities: dict[Role, list[float]] = {role: [] for role in Role}
+        gpus: dict[Role, list[float]] = {role: [] for role in Role}
+        for pool in pools:
+            for role, capacity in ((pool.role, pool.capacity), (Role.PREFILL, pool.prompt_capacity)):
+                lowest[role] += pool.lowest * capacity
+                highest[role] += pool.highest * capacity
+                present[role] += pool.present * capacity
+            present_gpus[pool.role] += pool.present * pool.gpus
+            gpus[pool.role].append(pool.gpus / pool.capacity)
+            if pool.highest:
+                capacities[pool.role].append(pool.capacity)
+        return cls(
+            lowest=lowest,
+            highest=highest,
+            # Pools may differ. With these numbers the budget holds in whichever pool a replica starts or stops.
+            gpus_per_replica={role: max(gpus[role], default=0.0) for role in Role},
+            gpus_of_fewer={role: min(gpus[role], default=0.0) for role in Role},
+            budget_gpus=budget_gpus,
+            step={role: min(capacities[role], default=1.0) for role in Role},
+            largest={role: max(capacities[role], default=1.0) for role in Role},
+            present=present,
+            present_gpus=present_gpus,
+        )
+
+    def boundless(self) -> Self:
+        """The same steps without bounds and budget."""
+        return replace(self, lowest=_each(0.0), highest=_each(_BOUNDLESS_REPLICAS), budget_gpus=None)
+
+    def whole(self, role: Role, replicas: float) -> float:
+        """The count rounded up to whole steps from the present one, without rounding errors."""
+        present, step = self.present[role], self.step[role]
+        return present + math.ceil((replicas - present) / step - _EPSILON) * step
+
+    def floor(self, role: Role, replicas: float) -> float:
+        """The count rounded down to whole steps from the present one, without rounding errors."""
+        present, step = self.present[role], self.step[role]
+        return present + math.floor((replicas - present) / step + _EPSILON) * step
+
+    def holds(self, counts: Mapping[Role, float]) -> bool:
+        """Whether counts are inside the bounds and the budget."""
+        inside = all(self.lowest[role] - _EPSILON <= counts[role] <= self.highest[role] + _EPSILON for role in Role)
+        return inside and not self.is_over_budget(counts)
+
+    def clamp(self, counts: Mapping[Role, float]) -> dict[Role, float]:
+        """The counts rounded up, and moved inside the bounds; the budget is not checked."""
+        return {role: min(max(self.whole(role, counts[role]), self.lowest[role]), self.highest[role]) for role in Role}
+
+    def is_over_budget(self, counts: Mapping[Role, float], ending: Mapping[Role, float] | None = None) -> bool:
+        """Whether the counts, and ending replicas that still hold their GPUs, take more GPUs than the budget."""
+        if self.budget_gpus is None:
+            return False
+        holding = counts if ending is None else {role: counts[role] + ending[role] for role in Role}
+        return sum(self._gpus(role, holding[role]) for role in Role) > self.budget_gpus + _EPSILON
+
+    def _gpus(self, role: Role, replicas: float) -> float:
+        """Most GPUs that a count of a role takes."""
+        more = replicas - self.present[role]
+        return self.present_gpus[role] + more * (self.gpus_per_replica if more > 0.0 else self.gpus_of_fewer)[role]
+
+
+def joint_counts(
+    wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
+) -> dict[Role, float] | None:
+    """Counts of both roles within the band, in whole steps of the room; ``None``: no such counts are inside the room.
+
+    The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
+    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for these
+    counts, the result is the largest counts that the room holds. Rounding may leave followers ``shortfall_replicas``
+    below the ratio: 0 rounds up, 0.5 rounds to the nearest.
+    """
+    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
+    one_follower = room.step[follower]
+    at_least = room.whole(follower, max(wanted[follower], wanted[leader] * share - shortfall_replicas))
+    lowest, highest = room.lowest[leader], room.highest[leader]
+    wanted_leaders = min(max(room.whole(leader, ratio.leaders(wanted)), lowest), highest)
+    # First the wanted leaders, then fewer, then more. More leaders help if the lowest count of followers is above what
+    # the band allows with fewer leaders.
+    step = room.step[leader]
+    for leaders in chain(_steps(wanted_leaders, lowest, -step), _steps(wanted_leaders + step, highest, step)):
+        at_ratio = leaders * share
+        fewest = max(room.lowest[follower], room.whole(follower, at_ratio - band_replicas))
+        # One follower is in every band: leaders cannot serve without it.
+        most = min(room.highest[follower], max(one_follower, room.floor(follower, at_ratio + band_replicas)))
+        followers = max(fewest, min(most, at_least, room.whole(follower, at_ratio - shortfall_replicas)))
+        while followers >= fewest - _EPSILON and not room.holds({leader: leaders, follower: followers}):
+            followers -= one_follower
+        if fewest - _EPSILON <= followers <= most + _EPSILON:
+            return {leader: leaders, follower: followers}
+    return None
+
+
+def _steps(begin: float, end: float, step: float) -> Iterator[float]:
+    """From ``begin`` by whole steps to ``end``, and ``end`` itself if no step leads there."""
+    number = math.floor((end - begin) / step + _EPSILON)
+    for index in range(number + 1):
+        yield begin + index * step
+    if number >= 0 and abs(begin + number * step - end) > _EPSILON:
+        yield end
