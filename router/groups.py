@@ -17,21 +17,22 @@ class GroupLoad:
     prompt_tokens: int = 0  # tokens of the prompts without a first token
 
 
-def choose_group(loads: Mapping[str, GroupLoad], replicas: Mapping[str, int], rng: random.Random) -> str:
-    """The group with the least load per decode replica.
+def choose_group(loads: Mapping[str, GroupLoad], capacities: Mapping[str, float], rng: random.Random) -> str:
+    """The group with the least load for its capacity.
 
     The load is the number of requests and of prompt tokens, each divided by its mean, so that both weigh the same.
-    ``loads``: at least one group. ``replicas``: number of decode replicas by group; 0 counts as 1. Prompt tokens are
-    divided by it too, since prefill replicas are in proportion to decode replicas. ``rng``: breaks ties.
+    ``loads``: at least one group. ``capacities``: decode replicas by group, each counted as the replicas of the first
+    group that it is worth; 0 counts as 1. Prompt tokens are divided by it too, since prefill is in proportion to
+    decode. ``rng``: breaks ties.
     """
-    replicas = {name: max(1, replicas[name]) for name in loads}
-    total = sum(replicas.values())
+    capacities = {name: capacities[name] or 1.0 for name in loads}
+    total = sum(capacities.values())
     mean_requests = sum(load.requests for load in loads.values()) / total or 1.0
     mean_tokens = sum(load.prompt_tokens for load in loads.values()) / total or 1.0
 
-    def load_per_replica(name: str) -> tuple[float, float]:
+    def load_per_capacity(name: str) -> tuple[float, float]:
         load = loads[name]
         relative = load.requests / mean_requests + load.prompt_tokens / mean_tokens
-        return relative / replicas[name], rng.random()
+        return relative / capacities[name], rng.random()
 
-    return min(loads, key=load_per_replica)
+    return min(loads, key=load_per_capacity)

@@ -16,8 +16,14 @@ from pydantic import Field
 
 from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, handoff_engines, prefill_engines
 from autoscale.engines.profile import EngineProfile
-from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import ProfiledConfig, ProfiledPolicy, is_latency_current, replicas_of
+from autoscale.policies.policy import (
+    ProfiledConfig,
+    ProfiledPolicy,
+    is_latency_current,
+    present_replicas,
+    replicas_of,
+    weighted_replicas,
+)
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
@@ -113,7 +119,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
             return Decision(wanted=None, reason="what arrived was not observed, or not all of it")
         if rate > 0.0 and (traffic.input_tokens_mean is None or traffic.output_tokens_mean is None):
             return Decision(wanted=None, reason="no request has ended yet: the length of answers is not known")
-        loads, present = self._loads(snapshot), desired_replicas(snapshot.state.desired)
+        loads, present = self._loads(snapshot), present_replicas(snapshot)
         history = _History.of(snapshot.state.memory, snapshot.now_s, self._config)
         wanted = self._replicas_to_keep(history, self._needed(history, loads), present)
         decode = max(loads["decode"].replicas, loads["handoff"].replicas)
@@ -151,7 +157,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
         return needed
 
     def _replicas_to_keep(
-        self, history: "_History", needed: Mapping[Role, float], present: Mapping[Role, int]
+        self, history: "_History", needed: Mapping[Role, float], present: Mapping[Role, float]
     ) -> dict[Role, float]:
         """The most replicas that were needed within stay_starts; after a burst, those for most remembered work."""
         config, at_s = self._config, history.series["at_s"]
@@ -234,13 +240,16 @@ class Default(ProfiledPolicy[DefaultConfig]):
 def _load_in_progress(
     snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float
 ) -> tuple[float, float]:
-    """Number of decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
+    """Standard decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
 
     Only requests that have ended show the lengths of answers, and the long ones end last. So requests in progress may
     have longer contexts than ``context_tokens``, the mean of arriving requests, and fewer of them fit a batch.
     """
     decode = replicas_of(snapshot, Role.DECODE)
-    used_kv = math.fsum(each.kv_usage_frac or 0.0 for each in decode)  # in KV caches of a replica
+    # In KV caches of a standard replica.
+    used_kv = math.fsum(
+        (each.kv_usage_frac or 0.0) * weight for each, weight in weighted_replicas(snapshot, Role.DECODE)
+    )
     with_kv = math.fsum((each.running_requests or 0.0) + (each.deferred_requests or 0.0) for each in decode)
     requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
     if with_kv >= 1.0 and used_kv:

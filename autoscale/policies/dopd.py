@@ -13,8 +13,16 @@ from pydantic import Field
 
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
-from autoscale.headcount import Census, desired_replicas
-from autoscale.policies.policy import Policy, ProfiledConfig, queue_at_endpoint, without_blind_removal
+from autoscale.headcount import Census
+from autoscale.policies.policy import (
+    EPSILON_REPLICAS,
+    Policy,
+    ProfiledConfig,
+    present_replicas,
+    queue_at_endpoint,
+    weighted_replicas,
+    without_blind_removal,
+)
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import Decision, Shown, Snapshot, Traffic
@@ -124,7 +132,7 @@ class Dopd(Policy[DopdConfig]):
 
         After an overload the counts stay until the interval ends.
         """
-        present = desired_replicas(snapshot.state.desired)
+        present = present_replicas(snapshot)
         past = _Past.of(snapshot.state.memory, snapshot.now_s).with_traffic(snapshot.traffic)
         remaining_s = past.interval[0] + self._config.interval_s - snapshot.now_s
         if snapshot.traffic.requests_per_s is None:
@@ -135,7 +143,7 @@ class Dopd(Policy[DopdConfig]):
             reason = "arrivals and their lengths were not observed yet"
         else:
             past, reason = self._adjusted(past, means, snapshot.now_s)
-        plan = past.plan or tuple(float(present[role]) for role in Role)
+        plan = past.plan or tuple(present[role] for role in Role)
         wanted = dict(zip(Role, plan, strict=True))
         if (urgent := self._overload(snapshot, past, wanted)) is not None:
             return urgent
@@ -188,19 +196,17 @@ class Dopd(Policy[DopdConfig]):
         """
         census = Census.of(snapshot.pools, snapshot.state)
         present = census.desired
-        # Requests that wait on prefill, and the used KV of decode as a number of replicas.
-        loads = dict.fromkeys(Role, 0.0)
-        for pool in snapshot.pools:
-            role = pool.key.role
-            values = (each.waiting_requests if role is Role.PREFILL else each.kv_usage_frac for each in pool.replicas)
-            loads[role] += math.fsum(value or 0.0 for value in values)
-        loads[Role.PREFILL] += queue_at_endpoint(snapshot)
+        waiting = [each.waiting_requests or 0.0 for each, _ in weighted_replicas(snapshot, Role.PREFILL)]
+        used_kv = [(each.kv_usage_frac or 0.0) * weight for each, weight in weighted_replicas(snapshot, Role.DECODE)]
+        # Requests that wait on prefill, and the used KV of decode in standard replicas.
+        loads = {Role.PREFILL: math.fsum(waiting) + queue_at_endpoint(snapshot), Role.DECODE: math.fsum(used_kv)}
         caps = {Role.PREFILL: self._config.queue_requests, Role.DECODE: self._config.kv_cap_frac}
-        are_starting = {role: census.running[role] - census.withdrawn[role] < present[role] for role in Role}
+        serving = {role: census.running[role] - census.withdrawn[role] for role in Role}
+        are_starting = {role: serving[role] < present[role] - EPSILON_REPLICAS for role in Role}
         needed = {role: 0 if are_starting[role] else math.ceil(loads[role] / caps[role]) for role in Role}
-        if all(needed[role] <= present[role] for role in Role):
+        if all(needed[role] <= present[role] + EPSILON_REPLICAS for role in Role):
             return None
-        wanted = {role: float(max(needed[role], present[role], planned[role])) for role in Role}
+        wanted = {role: max(float(needed[role]), present[role], planned[role]) for role in Role}
         names = {Role.PREFILL: "prefill_queue_requests", Role.DECODE: "decode_kv_replicas"}
         shown = tuple(Shown(name=names[role], value=loads[role], target=caps[role] * present[role]) for role in Role)
         return Decision(

@@ -10,7 +10,17 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoscale.policies.policy import Policy, admitted_replicas, demand_factor, is_latency_settled, replicas_of
+from autoscale.policies.policy import (
+    EPSILON_REPLICAS,
+    Policy,
+    admitted_replicas,
+    demand_factor,
+    is_latency_settled,
+    present_replicas,
+    replicas_of,
+    weight_of,
+    weighted_replicas,
+)
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -48,6 +58,10 @@ _LINEAR = {
 }
 
 
+# Signals of this kind are tokens/s, the other ones of _LINEAR are shares of 1.
+_RATES = frozenset((Signal.DECODE_TPS, Signal.PREFILL_TPS))
+
+
 class LatencyStepsConfig(StrictConfig):
     """Latencies at which the safety net acts, as shares of the objective (Algorithm 3)."""
 
@@ -75,7 +89,8 @@ class HeteroScaleConfig(StrictConfig):
     kind: Literal["heteroscale"] = "heteroscale"
     signal: Signal = Signal.DECODE_TPS
     target: float | None = Field(None, gt=0.0)
-    """Value of the signal at one replica at the load that you want: tokens/s, or 0..1 for utilisation and SM activity.
+    """Value of the signal at a replica of the first group at the load that you want: tokens/s, or 0..1 for utilisation
+    and SM activity.
     Leave it out for ttft and tpot, whose target is the objective."""
     latency: LatencyStepsConfig = LatencyStepsConfig()
     backlog_floor_tokens: float = Field(2048.0, ge=0.0)
@@ -91,7 +106,7 @@ class HeteroScaleConfig(StrictConfig):
                 f"target is missing: give the {self.signal} of one replica at the load that you want (for decode_tps "
                 "about 80 % of the tokens/s at which it just meets your objective)"
             )
-        elif self.signal not in (Signal.DECODE_TPS, Signal.PREFILL_TPS) and self.target > 1.0:
+        elif self.signal not in _RATES and self.target > 1.0:
             raise ValueError(f"target ({self.target:g}) of {self.signal} is a share of 1: give 0.7 for 70 %")
         return self
 
@@ -125,7 +140,7 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         does not report the signal. They are needed since decode's tokens/s fall when an overloaded prefill starves
         decode: that signal alone would remove replicas in the overload.
         """
-        present = sum(count for key, count in snapshot.state.desired.items() if key.role is self._ratio.leader)
+        present = present_replicas(snapshot)[self._ratio.leader]
         is_linear = self._config.signal in _LINEAR
         by_signal = self._proportional(snapshot) if is_linear else self._feedback(snapshot, present)
         by_latency, latency_reason = self._safety_net(snapshot, present)
@@ -145,16 +160,16 @@ class HeteroScale(Policy[HeteroScaleConfig]):
     def _proportional(self, snapshot: Snapshot) -> tuple[float, Shown] | None:
         """Leaders for a signal that grows with the load (Algorithm 2); ``None``: no replica reports it."""
         role, _ = _LINEAR[self._config.signal]
-        values = _values(self._config.signal, snapshot)
-        if not values or self._config.target is None:
+        observed = _observed(self._config.signal, snapshot)
+        if observed is None or self._config.target is None:
             return None
-        mean = math.fsum(values) / len(values)
-        replicas = len(values) * mean / self._config.target  # first line of Algorithm 2
+        mean, reporting = observed
+        replicas = reporting * mean / self._config.target  # first line of Algorithm 2
         replicas *= demand_factor(snapshot, self._slo)
         leaders = replicas if role is self._ratio.leader else replicas / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
-    def _feedback(self, snapshot: Snapshot, present: int) -> tuple[float, Shown] | None:
+    def _feedback(self, snapshot: Snapshot, present: float) -> tuple[float, Shown] | None:
         """Leaders for TTFT or TPOT as the signal; ``None``: it was not observed. ``present``: present leaders."""
         is_ttft = self._config.signal is Signal.TTFT
         latency_s = snapshot.latency.ttft_s if is_ttft else snapshot.latency.tpot_s
@@ -163,15 +178,16 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             latency_s = 0.0  # there was no request
         if latency_s is None:
             return None
-        step, leaders = negative_feedback(1.0, latency_s, target_s, self._config.latency), float(present)
+        step, leaders = negative_feedback(1.0, latency_s, target_s, self._config.latency), present
         if step > 1.0:
             leaders = self._grown(snapshot, present, step)
         elif step < 1.0 and self._may_shrink(snapshot, present):
             # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
-            leaders = math.floor(step * present)
+            smallest = min(weight for _, weight in weighted_replicas(snapshot, self._ratio.leader))
+            leaders = smallest * math.floor(step * present / smallest + EPSILON_REPLICAS)
         return leaders, Shown(name=self._config.signal, value=latency_s, target=target_s)
 
-    def _safety_net(self, snapshot: Snapshot, present: int) -> tuple[float, str]:
+    def _safety_net(self, snapshot: Snapshot, present: float) -> tuple[float, str]:
         """Leaders for TTFT or for TPOT, whichever needs more, and the reason; at least ``present``."""
         limits, latency = self._config.latency, snapshot.latency
         latencies = (("TTFT", latency.ttft_s, self._slo.ttft_s), ("TPOT", latency.tpot_s, self._slo.tpot_s))
@@ -183,18 +199,19 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         if self._slo.refuses_too_many(latency):
             steps.append((_SEVERE, f"{latency.refused_frac:.0%} of the requests are refused"))
         step, reason = max(steps, default=(1.0, ""))
-        return (self._grown(snapshot, present, step), reason) if step > 1.0 else (float(present), "")
+        return (self._grown(snapshot, present, step), reason) if step > 1.0 else (present, "")
 
-    def _serving(self, snapshot: Snapshot, present: int) -> int:
+    def _serving(self, snapshot: Snapshot, present: float) -> float:
         """Leaders that serve now: latencies are theirs alone, so they are the base of a feedback step."""
-        return min(present, len(admitted_replicas(snapshot, self._ratio.leader)))
+        return min(present, weight_of(admitted_replicas(snapshot, self._ratio.leader)))
 
-    def _may_shrink(self, snapshot: Snapshot, present: int) -> bool:
+    def _may_shrink(self, snapshot: Snapshot, present: float) -> bool:
         """Whether the latency shows the last change of the counts, and no objective is missed."""
-        is_current = not snapshot.state.withdrawn and self._serving(snapshot, present) == present
+        is_all_serving = self._serving(snapshot, present) >= present - EPSILON_REPLICAS
+        is_current = not snapshot.state.withdrawn and is_all_serving
         return is_current and self._slo.is_met(snapshot.latency)
 
-    def _grown(self, snapshot: Snapshot, present: int, step: float) -> float:
+    def _grown(self, snapshot: Snapshot, present: float, step: float) -> float:
         """Leaders after a breach; ``step``: the factor of Algorithm 3.
 
         Leaders that start are in ``present`` but not in the base of the step. So the step is not taken again while they
@@ -202,9 +219,9 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         could take hours.
         """
         if not is_latency_settled(snapshot):
-            return float(present)
+            return present
         step = max(step, demand_factor(snapshot, self._slo))
-        return max(float(present), step * self._serving(snapshot, present))
+        return max(present, step * self._serving(snapshot, present))
 
     def _objection(self, snapshot: Snapshot) -> str | None:
         """Why no replica may leave now; ``None``: replicas may leave."""
@@ -214,7 +231,7 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             return f"TTFT {_text(latency.ttft_s)} or TPOT {_text(latency.tpot_s)} is near its objective"
         if self._config.signal in _LINEAR:
             role, field = _LINEAR[self._config.signal]
-            for replica in replicas_of(snapshot, role):
+            for replica, _ in weighted_replicas(snapshot, role):
                 if getattr(replica, field) is None and replica.replica_id in snapshot.state.admitted:
                     return f"replica {replica.replica_id} does not report {self._config.signal}"
         if any(replica.queued_prefill_tokens is None for replica in replicas_of(snapshot, Role.PREFILL)):
@@ -224,22 +241,31 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         return None
 
     def _decision(self, leaders: float, reason: str, *shown: Shown, is_step: bool = False) -> Decision:
-        wanted = {self._ratio.leader: float(leaders), self._ratio.follower: leaders * self._ratio.follower_share}
+        wanted = {self._ratio.leader: leaders, self._ratio.follower: leaders * self._ratio.follower_share}
         return Decision(wanted=wanted, reason=reason, is_step=is_step, shown=shown)
 
 
 def observed_signals(snapshot: Snapshot) -> dict[Signal, float]:
-    """The value of each signal as the policy would use it, if it was observed: means per replica, and latencies."""
-    values = {signal: _values(signal, snapshot) for signal in _LINEAR}
-    signals = {signal: math.fsum(each) / len(each) for signal, each in values.items() if each}
+    """The value of each signal as the policy would use it, if observed: means per standard replica, and latencies."""
+    signals = {signal: each[0] for signal in _LINEAR if (each := _observed(signal, snapshot)) is not None}
     latencies = {Signal.TTFT: snapshot.latency.ttft_s, Signal.TPOT: snapshot.latency.tpot_s}
     return signals | {signal: value for signal, value in latencies.items() if value is not None}
 
 
-def _values(signal: Signal, snapshot: Snapshot) -> list[float]:
-    """The value of a signal that grows with the load, of each replica that reports it."""
+def _observed(signal: Signal, snapshot: Snapshot) -> tuple[float, float] | None:
+    """Mean of a signal that grows with the load, and the standard replicas that report it; ``None``: none does.
+
+    Tokens/s are those of one standard replica: the sum, divided by the standard replicas. A share (of utilisation or SM
+    activity) is the mean over replicas, in which each weighs as the standard replicas that it is worth.
+    """
     role, field = _LINEAR[signal]
-    return [value for replica in replicas_of(snapshot, role) if (value := getattr(replica, field)) is not None]
+    is_share = signal not in _RATES
+    reporting, total = 0.0, list[float]()
+    for replica, weight in weighted_replicas(snapshot, role):
+        if (value := getattr(replica, field)) is not None:
+            reporting += weight
+            total.append(value * weight if is_share else value)
+    return (math.fsum(total) / reporting, reporting) if total else None
 
 
 def _text(latency_s: float | None) -> str:

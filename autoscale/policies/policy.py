@@ -1,14 +1,15 @@
 """Common parts of policies: the base class, questions about a snapshot, a configuration with engine profiles (pure)."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
 from autoscale.engines.profile import ProfileRef
-from autoscale.headcount import desired_replicas
+from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, ReplicaStats, Shown, Snapshot
@@ -16,6 +17,8 @@ from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
+# Tolerance for rounding errors of standard replicas.
+EPSILON_REPLICAS = 1e-9
 # Share of a configured start time by which the observed one may differ before a decision names it. A smaller one
 # would name ordinary variations of a start.
 _DRIFT_FRAC = 0.25
@@ -48,16 +51,40 @@ def replicas_of(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
     return [replica for pool in snapshot.pools if pool.key.role is role for replica in pool.replicas]
 
 
-def admitted_replicas(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
-    """The running replicas of a role that get requests; before the first admission, all running ones."""
-    admitted = frozenset(snapshot.state.admitted)
-    return [each for each in replicas_of(snapshot, role) if not admitted or each.replica_id in admitted]
+def present_replicas(snapshot: Snapshot) -> dict[Role, float]:
+    """Standard replicas of each role that should serve now (``autoscale.headcount``)."""
+    return standard_replicas(snapshot.state.desired, snapshot.pools)
+
+
+def weighted_replicas(snapshot: Snapshot, role: Role) -> list[tuple[ReplicaStats, float]]:
+    """The running replicas that do a role's work, each with the standard replicas that it is worth in this role.
+
+    The replicas of aggregated groups beside groups with a prefill pool do the work of both roles.
+    """
+    weighted = list[tuple[ReplicaStats, float]]()
+    for pool in snapshot.pools:
+        is_aggregated = role is Role.PREFILL and pool.key.role is Role.DECODE
+        weight = pool.limits.prompt_capacity if is_aggregated else pool.limits.capacity
+        if pool.key.role is role or (is_aggregated and weight):
+            weighted += [(replica, weight) for replica in pool.replicas]
+    return weighted
+
+
+def admitted_replicas(snapshot: Snapshot, role: Role) -> list[tuple[ReplicaStats, float]]:
+    """The ``weighted_replicas`` that get requests; before the first admission, all of them."""
+    admitted, weighted = frozenset(snapshot.state.admitted), weighted_replicas(snapshot, role)
+    return [entry for entry in weighted if entry[0].replica_id in admitted] if admitted else weighted
+
+
+def weight_of(replicas: Iterable[tuple[ReplicaStats, float]]) -> float:
+    """The standard replicas that these are worth together."""
+    return math.fsum(weight for _, weight in replicas)
 
 
 def without_blind_removal(wanted: Mapping[Role, float], snapshot: Snapshot) -> dict[Role, float]:
     """The wanted replicas; at least the present ones if a part of the traffic may not have been observed."""
-    least = dict.fromkeys(Role, 0) if snapshot.traffic.is_whole else desired_replicas(snapshot.state.desired)
-    return {role: max(wanted[role], float(least[role])) for role in Role}
+    least = dict.fromkeys(Role, 0.0) if snapshot.traffic.is_whole else present_replicas(snapshot)
+    return {role: max(wanted[role], least[role]) for role in Role}
 
 
 def demand_factor(snapshot: Snapshot, slo: SloConfig) -> float:
@@ -127,10 +154,10 @@ def _has_new_replica(snapshot: Snapshot) -> bool:
 
 
 class ProfiledConfig(StrictConfig):
-    """The engines of both roles, and the time that they take to start."""
+    """The engines of both roles in the first group, and the time that they take to start."""
 
-    prefill: ProfileRef = Field(description="The profile of one prefill replica, or the path of its file.")
-    decode: ProfileRef = Field(description="The profile of one decode replica, or the path of its file.")
+    prefill: ProfileRef = Field(description="The profile of a prefill replica, or the path of its file.")
+    decode: ProfileRef = Field(description="The profile of a decode replica, or the path of its file.")
     prefill_start_s: float | None = Field(None, ge=0.0)
     """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile. It holds
     until the first start has been observed; then the median of the last starts does."""

@@ -7,8 +7,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, queue_at_endpoint, replicas_of, without_blind_removal
+from autoscale.policies.policy import (
+    EPSILON_REPLICAS,
+    Policy,
+    present_replicas,
+    queue_at_endpoint,
+    weight_of,
+    weighted_replicas,
+    without_blind_removal,
+)
 from autoscale.policies.service_rate import ServiceRate
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
@@ -28,11 +35,11 @@ class QueueDepthConfig(StrictConfig):
 
     kind: Literal["queue_depth"] = "queue_depth"
     prefill_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one prefill replica at your objective (mu). If busy replicas are observed to serve fewer,
-    that number holds instead."""
+    """Requests per second of one prefill replica of the first group at your objective (mu). If busy replicas are
+    observed to serve fewer, that number holds instead."""
     decode_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one decode replica at your objective (mu). If replicas with a queue are observed to serve
-    fewer, that number holds instead."""
+    """Requests per second of one decode replica of the first group at your objective (mu). If replicas with a queue are
+    observed to serve fewer, that number holds instead."""
     target_queue: float = Field(0.0, ge=0.0, description="Requests that may wait without more replicas (Q*).")
     burn_down_s: float = Field(1.0, gt=0.0)
     """Time in which the queue beyond target_queue must be served, seconds."""
@@ -76,8 +83,8 @@ class QueueDepth(Policy[QueueDepthConfig]):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role that has a service rate by its queue, in its engines and at the endpoint.
 
-        The implied wait is Q / (n mu), the time in which n running replicas serve the queue Q. A role without a service
-        rate gets 0 here, and the guard sizes it by the ratio.
+        The implied wait is Q / (n mu), the time in which n running standard replicas serve the queue Q. A role without
+        a service rate gets 0 here, and the guard sizes it by the ratio.
         """
         arrivals = snapshot.traffic.requests_per_s
         if arrivals is None:
@@ -85,7 +92,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
         lead_s = self._lead_s(snapshot)
         expected, trend = self._forecast(snapshot, arrivals, lead_s)
         memory = {**snapshot.state.memory, **(trend or {})}
-        wanted, present = dict.fromkeys(Role, 0.0), desired_replicas(snapshot.state.desired)
+        wanted, present = dict.fromkeys(Role, 0.0), present_replicas(snapshot)
         shown = []
         for role, configured in self._config.rates.items():
             if configured is None or not any(pool.key.role is role for pool in snapshot.pools):
@@ -94,18 +101,19 @@ class QueueDepth(Policy[QueueDepthConfig]):
             memory |= learned.memory(role)
             # A configured rate below the observed one is left as it is: it may leave room for the objective.
             rate = min(configured, learned.requests_per_s or math.inf)
-            queues = [replica.waiting_requests for replica in replicas_of(snapshot, role)]
+            replicas = weighted_replicas(snapshot, role)
+            queues, running = [replica.waiting_requests for replica, _ in replicas], weight_of(replicas)
             if not queues or None in queues:
                 return Decision(wanted=None, reason=f"not every {role} replica reports its queue")
             # A request that waits at the endpoint will need both roles.
             queue = math.fsum(requests or 0.0 for requests in queues) + queue_at_endpoint(snapshot)
             wanted[role] = replicas_for_queue(expected, queue, rate, self._config)
-            if len(queues) < present[role]:
+            if running < present[role] - EPSILON_REPLICAS:
                 # Replicas that start will serve a part of the queue. Until then it adds none, only arrivals do.
                 for_arrivals = replicas_for_queue(expected, 0.0, rate, self._config)
                 wanted[role] = min(wanted[role], max(for_arrivals, present[role]))
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
-            wait_s = queue / (len(queues) * rate)
+            wait_s = queue / (running * rate)
             shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
             if learned.requests_per_s is not None:
                 shown.append(Shown(name=f"{role}_service_rate", value=learned.requests_per_s, target=configured))

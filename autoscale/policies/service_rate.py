@@ -1,4 +1,4 @@
-"""Requests per second that one replica serves when it is busy (mu), learned from replicas while they serve (pure).
+"""Requests per second that a busy standard replica serves (mu), learned from replicas while they serve (pure).
 
 A prefill replica computes prompts one after another. So the requests that are served, divided by the time for which
 replicas are busy, are the requests per second of a busy one, whatever the load is. Decode answers many requests at a
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoscale.policies.policy import admitted_replicas
+from autoscale.policies.policy import admitted_replicas, weight_of
 from autoscale.types import ReplicaStats, Snapshot
 from kvtransfer.topology import Role
 
@@ -27,7 +27,7 @@ class ServiceRate:
 
     Attributes:
         served: number of requests that were served while replicas were observed.
-        busy_s: replica-seconds for which replicas were busy.
+        busy_s: replica-seconds of standard replicas for which replicas were busy.
         at_s: time of the last observation; ``None``: there was none.
     """
 
@@ -50,13 +50,14 @@ class ServiceRate:
         served_per_s, replicas = snapshot.traffic.served_per_s, admitted_replicas(snapshot, role)
         elapsed_s = 0.0 if self.at_s is None else snapshot.now_s - self.at_s
         kept = math.exp(-elapsed_s / _MEMORY_S)
-        busy = sum(map(_is_computing if role is Role.PREFILL else _has_queue, replicas))
-        shows_rate = role is Role.PREFILL or busy == len(replicas)
+        is_busy = _is_computing if role is Role.PREFILL else _has_queue
+        busy = [(replica, weight) for replica, weight in replicas if is_busy(replica)]
+        shows_rate = role is Role.PREFILL or len(busy) == len(replicas)
         if served_per_s is None or not snapshot.traffic.is_whole or not shows_rate:
             return ServiceRate(served=kept * self.served, busy_s=kept * self.busy_s, at_s=snapshot.now_s)
         return ServiceRate(
             served=kept * self.served + served_per_s * elapsed_s,
-            busy_s=kept * self.busy_s + busy * elapsed_s,
+            busy_s=kept * self.busy_s + weight_of(busy) * elapsed_s,
             at_s=snapshot.now_s,
         )
 

@@ -13,12 +13,13 @@ from pydantic import Field
 
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.profile import EngineProfile
-from autoscale.headcount import desired_replicas
 from autoscale.policies.policy import (
     ProfiledConfig,
     ProfiledPolicy,
     admitted_replicas,
-    replicas_of,
+    present_replicas,
+    weight_of,
+    weighted_replicas,
     without_blind_removal,
 )
 from autoscale.ratio import PdRatio
@@ -88,8 +89,8 @@ class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
             Role.PREFILL: min(compute_velocity, network_velocity(config.prefill)),
             Role.DECODE: decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s),
         }
-        present = desired_replicas(snapshot.state.desired)
-        serving = min(present[Role.DECODE], len(replicas_of(snapshot, Role.DECODE)))
+        present = present_replicas(snapshot)
+        serving = min(present[Role.DECODE], weight_of(weighted_replicas(snapshot, Role.DECODE)))
         spare = max(0.0, serving - output_tokens_per_s / velocities[Role.DECODE])
         convertible = config.convertible_frac * spare
         # Prompts that decode computes itself need no network.
@@ -122,14 +123,14 @@ class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
         """
         profiled = prefill_velocity(self._config.prefill, inputs)
         serving = admitted_replicas(snapshot, Role.PREFILL)
-        measured = [r.prefill_tokens_per_s for r in serving if r.prefill_tokens_per_s is not None]
-        if not serving or len(measured) < len(serving) or not all(r.waiting_requests for r in serving):
+        measured = [each.prefill_tokens_per_s for each, _ in serving if each.prefill_tokens_per_s is not None]
+        if not serving or len(measured) < len(serving) or not all(each.waiting_requests for each, _ in serving):
             return profiled, {}
         since_s = min((snapshot.now_s, *snapshot.state.memory.get("prefill_busy_since_s", ())))
         memory: dict[str, tuple[float, ...]] = {"prefill_busy_since_s": (since_s,)}
         if snapshot.now_s - since_s < self._config.busy_s:
             return profiled, memory
-        mean_velocity = math.fsum(measured) / len(measured)
+        mean_velocity = math.fsum(measured) / weight_of(serving)  # of a standard replica
         return max(mean_velocity, profiled * _LEAST_VELOCITY_FRAC), memory
 
     def _lowest_rate(self, snapshot: Snapshot, tokens_per_s: float) -> tuple[float, Mapping[str, tuple[float, ...]]]:

@@ -1,18 +1,26 @@
 """WVA: sizes each role by itself, so that its replicas keep a distance from saturation (WVA sections III and V).
 
 A replica is *saturated* if one of its metrics is at its limit or above. The *spare* is the distance below this limit
-that the replicas should keep in the mean.
+that the replicas should keep in the mean. A replica of a slower group (WVA's variant) is saturated by a shorter queue,
+and weighs less in sums and means: both in proportion to its capacity.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from autoscale.headcount import desired_replicas
-from autoscale.policies.policy import Policy, admitted_replicas, demand_factor, queue_at_endpoint
+from autoscale.policies.policy import (
+    EPSILON_REPLICAS,
+    Policy,
+    admitted_replicas,
+    demand_factor,
+    present_replicas,
+    queue_at_endpoint,
+    weight_of,
+)
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
@@ -20,8 +28,13 @@ from kvtransfer.topology import Role
 
 # Tolerance for rounding errors of a spare, in the metric's unit.
 _EPSILON = 1e-9
-# The two metrics of one replica: KV usage (0..1), and waiting requests.
-Load = tuple[float, float]
+
+
+class Load(NamedTuple):
+    """The load of one replica."""
+
+    metrics: tuple[float, float]  # KV usage (0..1), and waiting requests for each standard replica that it is worth
+    weight: float = 1.0  # standard replicas that it is worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +53,8 @@ class WvaConfig(StrictConfig):
 
     kind: Literal["wva"] = "wva"
     saturated_kv_frac: float = Field(0.8, gt=0.0, le=1.0, description="KV usage of a saturated replica (tau_kv).")
-    saturated_waiting_requests: float = Field(5.0, gt=0.0, description="Queue of a saturated replica (tau_q).")
+    saturated_waiting_requests: float = Field(5.0, gt=0.0)
+    """Queue of a saturated replica of the first group (tau_q); that of another group is in proportion to its speed."""
     spare_kv_frac: float = Field(0.3, ge=0.0)
     """If the KV usage is on average closer to saturation than this, replicas are added (gamma_kv)."""
     spare_waiting_requests: float = Field(3.0, ge=0.0)
@@ -72,7 +86,7 @@ class WvaConfig(StrictConfig):
 
 
 def replicas_for_load(load: float, limit: Limit) -> int:
-    """Replicas for the load of a whole role: ``n = ceil((Load_current + delta_safety) / tau)``.
+    """Standard replicas for the load of a whole role: ``n = ceil((Load_current + delta_safety) / tau)``.
 
     delta_safety is the spare of all n replicas, n gamma. So n = ceil(Load_current / (tau - gamma)), and with n replicas
     the mean spare is at least gamma at once.
@@ -82,26 +96,27 @@ def replicas_for_load(load: float, limit: Limit) -> int:
     return whole(load / (limit.saturated - limit.spare))
 
 
-def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> int:
-    """Number of replicas that can leave, the least loaded first, if the other unsaturated ones share their load evenly.
+def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> float:
+    """Standard replicas that can leave, the least loaded first, if the other unsaturated ones share their load.
 
-    No replica may become saturated by that, and the mean spare must remain. With fewer than ``fewest`` (at least 2)
-    unsaturated replicas, none leaves.
+    They share it in proportion to their weights. No replica may become saturated by that, and the mean spare must
+    remain. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves.
 
     Source: WVA section III-C2.
     """
 
     def saturation(load: Load) -> float:
-        return max(value / limit.saturated for value, limit in zip(load, limits, strict=True))
+        return max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
 
-    staying, freed = list(unsaturated), 0
+    staying, freed = list(unsaturated), 0.0
     while len(staying) >= fewest:
         staying.sort(key=saturation)
-        (kv, queue), *others = staying
-        staying = [(own_kv + kv / len(others), own_queue + queue / len(others)) for own_kv, own_queue in others]
+        leaving, *others = staying
+        kv, queue = (value * leaving.weight / _weight(others) for value in leaving.metrics)
+        staying = [Load((own_kv + kv, own_queue + queue), weight) for (own_kv, own_queue), weight in others]
         if any(_is_saturated(load, limits) for load in staying) or not _has_headroom(staying, limits):
             break
-        freed += 1
+        freed += leaving.weight
     return freed
 
 
@@ -119,7 +134,7 @@ class Wva(Policy[WvaConfig]):
         The counts are totals of a role. Placement chooses each replica's group (WVA's variant), the cheapest first.
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
-        present = desired_replicas(snapshot.state.desired)
+        present = present_replicas(snapshot)
         roles = [role for role in Role if any(pool.key.role is role for pool in snapshot.pools)]
         for role in roles:
             # Requests at the endpoint wait for the role that computes prompts.
@@ -129,59 +144,67 @@ class Wva(Policy[WvaConfig]):
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
                 )
-            wanted[role] = float(self._replicas(loads, limits, present[role]))
+            wanted[role] = self._replicas(loads, limits, present[role])
             notes.append(f"{sum(_is_saturated(load, limits) for load in loads)} of {len(loads)} {role}")
-            for name, limit, values in zip(("kv_usage", "queue"), limits, zip(*loads, strict=True), strict=True):
+            for name, limit, total in zip(("kv_usage", "queue"), limits, _totals(loads), strict=True):
                 target = limit.saturated - limit.spare
-                shown.append(Shown(name=f"{role}_{name}", value=math.fsum(values) / len(values), target=target))
+                shown.append(Shown(name=f"{role}_{name}", value=total / _weight(loads), target=target))
         reason = f"{' and '.join(notes)} replicas are saturated"
         return Decision(wanted=wanted, reason=reason, ratio=PdRatio.of(wanted), is_step=True, shown=tuple(shown))
 
-    def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: int) -> int:
-        """Replicas of one role; ``loads``: those of its replicas that get requests.
+    def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: float) -> float:
+        """Standard replicas of one role; ``loads``: those of its replicas that get requests.
 
         While replicas start, the queue adds no more: they will serve a part of it. Otherwise a queue that grows during
         the start would add replicas at every tick.
         """
-        if len(loads) < present:
-            kv_usage = math.fsum(kv for kv, _ in loads)
-            return max(present, replicas_for_load(kv_usage, limits[0]))
+        totals, serving = _totals(loads), _weight(loads)
+        if serving < present - EPSILON_REPLICAS:
+            return max(present, float(replicas_for_load(totals[0], limits[0])))
         unsaturated = [load for load in loads if not _is_saturated(load, limits)]
         if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
-            values_by_metric = zip(*loads, strict=True)
-            needed = (
-                replicas_for_load(math.fsum(values), limit)
-                for values, limit in zip(values_by_metric, limits, strict=True)
-            )
+            needed = (replicas_for_load(total, limit) for total, limit in zip(totals, limits, strict=True))
             # A low total may hide a few full replicas: at least one more is needed.
-            return max(*needed, len(loads) + 1)
-        return min(present, len(loads) - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
+            return max(*needed, serving + 1.0)
+        return min(present, serving - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
 
 
 def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:
     """The metrics of each replica of a role that gets requests; ``None``: one of them does not report its metrics.
 
     ``factor``: the KV usage is multiplied by it, so that it is that of all offered requests. ``queue``: requests that
-    wait for the role at the endpoint; each replica counts with an equal part.
+    wait for the role at the endpoint; each replica counts with a part in proportion to its weight.
     """
     loads = list[Load]()
     replicas = admitted_replicas(snapshot, role)
-    for replica in replicas:
+    total_weight = weight_of(replicas)
+    for replica, weight in replicas:
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
             return None
-        loads.append((replica.kv_usage_frac * factor, replica.waiting_requests + queue / len(replicas)))
+        waiting = replica.waiting_requests / weight + queue / total_weight
+        loads.append(Load((replica.kv_usage_frac * factor, waiting), weight))
     return loads
+
+
+def _weight(loads: Sequence[Load]) -> float:
+    """Standard replicas that the replicas with these loads are worth."""
+    return math.fsum(load.weight for load in loads)
+
+
+def _totals(loads: Sequence[Load]) -> list[float]:
+    """The sum of each metric over replicas, in which each weighs as the standard replicas that it is worth."""
+    by_metric = zip(*(load.metrics for load in loads), strict=True)
+    weights = [load.weight for load in loads]
+    return [math.fsum(v * w for v, w in zip(values, weights, strict=True)) for values in by_metric]
 
 
 def _is_saturated(load: Load, limits: Sequence[Limit]) -> bool:
     """Whether a replica is saturated in any metric (Eq. 2)."""
-    return any(value >= limit.saturated for value, limit in zip(load, limits, strict=True))
+    return any(value >= limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
 
 
 def _has_headroom(loads: Sequence[Load], limits: Sequence[Limit]) -> bool:
     """Whether the mean spare is at least gamma in every metric. If not, the role scales out (Eq. 3)."""
-    values_by_metric = zip(*loads, strict=True)
-    mean_spares = (
-        limit.saturated - math.fsum(values) / len(loads) for values, limit in zip(values_by_metric, limits, strict=True)
-    )
+    means = [total / _weight(loads) for total in _totals(loads)]
+    mean_spares = (limit.saturated - mean for mean, limit in zip(means, limits, strict=True))
     return all(spare >= limit.spare - _EPSILON for spare, limit in zip(mean_spares, limits, strict=True))

@@ -66,6 +66,7 @@ class VirtualCluster(Clock):
         prefix_block_tokens: int | None = None,
         slo: SloConfig | None = None,
         admission: AdmissionConfig | None = None,
+        capacities: Mapping[PoolKey, float] | None = None,
     ) -> None:
         """A cluster without replicas, with the engine of each pool; ``rng`` breaks ties between replicas.
 
@@ -74,9 +75,11 @@ class VirtualCluster(Clock):
         ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``; ``None``: no block is cached.
         ``slo``: objectives with which replicas scale down the TTFT of long prompts in their reports (``ttft_share``).
         ``admission``: rules of the endpoint; ``None``: every request goes on to the engines at once.
+        ``capacities``: standard replicas that a replica of each pool is worth; ``None``: all are worth one.
         """
         super().__init__(self._arrive)
         self._profiles = profiles
+        self._capacities = capacities or {}
         self._config = router
         self._rng = rng
         self._link_frac = link_frac
@@ -263,8 +266,11 @@ class VirtualCluster(Clock):
         serving = {name: group for name, group in self._groups.items() if group.decode}
         groups = serving or self._groups
         loads = {name: group.load for name, group in groups.items()}
-        replicas = {name: len(group.decode) for name, group in groups.items()}
-        return groups[choose_group(loads, replicas, self._rng)]
+        capacities = {
+            name: len(group.decode) * self._capacities.get(PoolKey(name, Role.DECODE), 1.0)
+            for name, group in groups.items()
+        }
+        return groups[choose_group(loads, capacities, self._rng)]
 
     def _enter(self, group: Group, journey: Journey) -> None:
         """Route a request to a decode replica, and decide where its prompt is prefilled."""

@@ -9,6 +9,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import merged
 from autoscale.documents import first_fault, load_mapping
 from autoscale.engines.profile import EngineProfile, ProfileRef
+from autoscale.engines.variants import TypicalLengthsConfig, capacity
 from autoscale.extension import Extensible, Extension
 from autoscale.policies import OWN_POLICIES
 from autoscale.policies.peers import SIM_POLICIES, SimPolicyConfig
@@ -121,8 +122,9 @@ class SimConfig(StrictConfig):
     groups: tuple[SimGroupConfig, ...] = Field(
         min_length=1,
         description="Deployment groups, such as one for each GPU type. Policies that size by profiles use those of "
-        "the first group.",
+        "the first group, and count a replica of another group as its own profile says.",
     )
+    typical_lengths: TypicalLengthsConfig = TypicalLengthsConfig()
     slo: SimSloConfig = SimSloConfig()
     router: RouterConfig = RouterConfig()
     admission: ObjectivesConfig | None = Field(
@@ -249,13 +251,15 @@ class SimConfig(StrictConfig):
         return {PoolKey(group.name, role): group.pool(role).profile for group in self.groups for role in Role}
 
     def pools(self) -> dict[PoolKey, VirtualPool]:
-        """Limits and start time of each pool."""
+        """Limits and start time of each pool; the first group's replicas are the standard for their capacities."""
+        standard = {role: self.groups[0].pool(role).profile for role in Role}
         return {
             PoolKey(group.name, role): VirtualPool(
                 lowest_replicas=pool.lowest_replicas,
                 highest_replicas=pool.highest_replicas,
                 start_s=pool.ready_after_s,
                 gpus_per_replica=pool.gpus,
+                capacity=capacity(role, pool.profile, standard[role], self.typical_lengths, self.slo.tpot_s),
                 link_tier=group.link_tier,
                 cost=pool.cost_per_gpu_hour * pool.gpus,
             )

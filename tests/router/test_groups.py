@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from router.groups import GroupLoad, choose_group
 
 
-def choose(loads: dict[str, tuple[int, int]], replicas: dict[str, int] | None = None, seed: int = 0) -> str:
+def choose(loads: dict[str, tuple[int, int]], replicas: dict[str, float] | None = None, seed: int = 0) -> str:
     of = {name: GroupLoad(requests=requests, prompt_tokens=tokens) for name, (requests, tokens) in loads.items()}
-    return choose_group(of, replicas or dict.fromkeys(loads, 1), random.Random(seed))
+    return choose_group(of, replicas or dict.fromkeys(loads, 1.0), random.Random(seed))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def choose(loads: dict[str, tuple[int, int]], replicas: dict[str, int] | None = 
     ],
 )
 def test_the_group_with_the_least_work_is_chosen(
-    loads: dict[str, tuple[int, int]], replicas: dict[str, int], chosen: str
+    loads: dict[str, tuple[int, int]], replicas: dict[str, float], chosen: str
 ) -> None:
     assert choose(loads, replicas) == chosen
 

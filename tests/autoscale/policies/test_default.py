@@ -285,10 +285,13 @@ def test_a_large_burst_fades_if_smaller_ones_follow() -> None:
 
 
 def test_no_replica_leaves_before_the_load_was_observed_for_a_while() -> None:
-    state = ControllerState(desired={PoolKey("g0", role): 20 for role in Role})
+    limits = PoolLimits(lowest_replicas=1, highest_replicas=20)
+    keys = [PoolKey("g0", role) for role in Role]
+    pools = tuple(PoolStats(key=key, replicas=(), target_replicas=20, limits=limits) for key in keys)
+    state = ControllerState(desired=dict.fromkeys(keys, 20))
     wanted = []
     for now_s in (0.0, 100.0, 200.0):
-        decision = policy().decide(Snapshot(now_s=now_s, pools=(), traffic=arrivals(10.0), state=state))
+        decision = policy().decide(Snapshot(now_s=now_s, pools=pools, traffic=arrivals(10.0), state=state))
         assert decision.wanted is not None
         wanted.append(max(decision.wanted.values()))
         state = replace(state, memory=decision.memory or {})

@@ -19,9 +19,11 @@ from kvtransfer.topology import Role
 P, D = Role.PREFILL, Role.DECODE
 KEYS = {role: PoolKey("g0", role) for role in Role}
 LIMITS = WvaConfig().limits(D)
-IDLE: Load = (0.0, 0.0)
+# KV usage and waiting requests of a replica.
+Metrics = tuple[float, float]
+IDLE: Metrics = (0.0, 0.0)
 # Mean spare KV of 0.35: the role neither grows nor shrinks.
-CALM: list[Load] = [(0.45, 0.0)] * 2
+CALM: list[Metrics] = [(0.45, 0.0)] * 2
 
 loads = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 50)), min_size=1, max_size=12)
 
@@ -34,7 +36,7 @@ def decide(snapshot: Snapshot, **config: Any) -> Decision:
 def fleet(make_snapshot: Callable[..., Snapshot]) -> Callable[..., Snapshot]:
     """Prefill and decode replicas with these loads; by default their number is the desired one."""
 
-    def make(prefill: Sequence[Load], decode: Sequence[Load], desired: tuple[int, int] | None = None) -> Snapshot:
+    def make(prefill: Sequence[Metrics], decode: Sequence[Metrics], desired: tuple[int, int] | None = None) -> Snapshot:
         counts = desired or (len(prefill), len(decode))
         state = ControllerState(desired=dict(zip(KEYS.values(), counts, strict=True)))
         snapshot = make_snapshot(len(prefill), len(decode), state=state)
@@ -83,7 +85,7 @@ def test_the_papers_numbers(fleet: Fleet) -> None:
         ([(0.0, 0.0)] * 5, 1.0),
     ],
 )
-def test_a_role_by_hand(fleet: Fleet, decode: list[Load], expected: float) -> None:
+def test_a_role_by_hand(fleet: Fleet, decode: list[Metrics], expected: float) -> None:
     decision = decide(fleet(CALM, decode))
     assert decision.wanted == {P: 2.0, D: expected}
 
@@ -91,8 +93,8 @@ def test_a_role_by_hand(fleet: Fleet, decode: list[Load], expected: float) -> No
 def test_whole_replicas_must_be_freed_though_the_mean_would_allow_more() -> None:
     # 1.0 over three of 0.8 - 0.3 each: by the mean, one of four could leave, but the one at 0.79 takes no more load.
     fragmented = [(0.79, 0.0), (0.07, 0.0), (0.07, 0.0), (0.07, 0.0)]
-    assert freed_replicas([(0.25, 0.0)] * 4, LIMITS, 2) == 2
-    assert freed_replicas(fragmented, LIMITS, 2) == 0
+    assert freed_replicas([Load((0.25, 0.0))] * 4, LIMITS, 2) == 2
+    assert freed_replicas([Load(metrics) for metrics in fragmented], LIMITS, 2) == 0
 
 
 def test_one_replica_more_is_wanted_even_if_the_total_load_is_low(fleet: Fleet) -> None:
@@ -139,7 +141,7 @@ def test_a_spare_that_leaves_nothing_to_use_is_refused(config: dict[str, float])
 
 @given(loads, loads)
 def test_wanted_counts_are_bounded_and_depend_on_the_snapshot_alone(
-    fleet: Fleet, prefill: list[Load], decode: list[Load]
+    fleet: Fleet, prefill: list[Metrics], decode: list[Metrics]
 ) -> None:
     snapshot = fleet(prefill, decode)
     decision = decide(snapshot)
@@ -173,9 +175,9 @@ def test_the_count_for_a_load_restores_the_headroom(load: float, saturated: floa
 
 
 @given(loads)
-def test_no_replica_is_freed_into_saturation(drawn: list[Load]) -> None:
+def test_no_replica_is_freed_into_saturation(drawn: list[Metrics]) -> None:
     unsaturated = [load for load in drawn if load[0] < 0.8 and load[1] < 5.0]
-    freed = freed_replicas(unsaturated, LIMITS, 2)
+    freed = freed_replicas([Load(metrics) for metrics in unsaturated], LIMITS, 2)
     assert 0 <= freed <= max(0, len(unsaturated) - 1)
     if freed:
         staying = len(unsaturated) - freed

@@ -181,7 +181,7 @@ def whole_cycle(nodes: Sequence[Node], wanted: Sequence[Request]) -> tuple[float
         snapshots[f"s{number}"] = Snapshot(now_s=_NOW_S, pools=one.pools, state=state)
     started_s = time.perf_counter()
     decided = tick_all(controllers, snapshots, slots=Slots(Topology(nodes).with_scarcity()))
-    return time.perf_counter() - started_s, sum(sum(plan.pending.values()) for _, plan in decided.values())
+    return time.perf_counter() - started_s, round(sum(sum(plan.pending.values()) for _, plan in decided.values()))
 
 
 def nearly_full(nodes: Sequence[Node]) -> list[Node]:
