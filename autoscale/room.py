@@ -102,14 +102,22 @@ class Room:
         return replace(self, lowest=_each(0.0), highest=_each(_BOUNDLESS_REPLICAS), budget_gpus=None)
 
     def whole(self, role: Role, replicas: float) -> float:
-        """The count rounded up to whole steps from the present one, without rounding errors."""
+        """The count rounded up to whole replicas, without rounding errors.
+
+        Replicas of unequal capacity add up to almost any number. Which of them start and stop is the choice of
+        placement, which rounds up. So such a count stays as it is, or is the present one if no replica fewer is enough.
+        """
         present, step = self.present[role], self.step[role]
-        return present + math.ceil((replicas - present) / step - _EPSILON) * step
+        if self.largest[role] == step:
+            return present + math.ceil((replicas - present) / step - _EPSILON) * step
+        return present if present - step + _EPSILON < replicas <= present + _EPSILON else replicas
 
     def floor(self, role: Role, replicas: float) -> float:
-        """The count rounded down to whole steps from the present one, without rounding errors."""
+        """The count rounded down to whole replicas, without rounding errors; see ``whole``."""
         present, step = self.present[role], self.step[role]
-        return present + math.floor((replicas - present) / step + _EPSILON) * step
+        if self.largest[role] == step:
+            return present + math.floor((replicas - present) / step + _EPSILON) * step
+        return replicas
 
     def holds(self, counts: Mapping[Role, float]) -> bool:
         """Whether counts are inside the bounds and the budget."""
@@ -136,7 +144,7 @@ class Room:
 def joint_counts(
     wanted: Mapping[Role, float], ratio: PdRatio, room: Room, band_replicas: float, shortfall_replicas: float = 0.0
 ) -> dict[Role, float] | None:
-    """Counts of both roles within the band, in whole steps of the room; ``None``: no such counts are inside the room.
+    """Counts of both roles within the band, in whole replicas; ``None``: no such counts are inside the room.
 
     The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
     leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for these
