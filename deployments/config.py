@@ -7,9 +7,13 @@ from pydantic import Field, model_validator
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import Pools
+from autoscale.engines.variants import TypicalLengthsConfig, Worth
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import PoolKey, PoolLimits
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
+from deployments.variants import check_known, worths
 from kvtransfer.labels import DEFAULT_LABELS
 from kvtransfer.strict_config import StrictConfig
 from router.admission_config import AdmissionConfig, ObjectivesConfig
@@ -69,7 +73,8 @@ class ServiceConfig(StrictConfig):
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
     """vLLM engine arguments of both roles, by name."""
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
-    """Deployment groups of the model. Either all of them have a prefill pool, or none."""
+    """Deployment groups of the model. Replicas of the first group are the standard for the capacity of all others."""
+    typical_lengths: TypicalLengthsConfig = TypicalLengthsConfig()
     router: RouterConfig = RouterConfig()
     admission: ObjectivesConfig | None = None
     """Objectives of this model alone; they replace all objectives of ingress.admission. With {} the model has no
@@ -78,14 +83,14 @@ class ServiceConfig(StrictConfig):
     """How prefill and decode are sized together. Left out, the numbers of replicas stay as they are."""
 
     @model_validator(mode="after")
-    def _check_groups_alike(self) -> Self:
-        aggregated = [group.name for group in self.groups if group.prefill is None]
-        disaggregated = [group.name for group in self.groups if group.prefill is not None]
-        if aggregated and disaggregated:
+    def _check_first_group(self) -> Self:
+        first, with_prefill = self.groups[0], [group.name for group in self.groups if group.prefill is not None]
+        if first.prefill is None and with_prefill:
             raise ValueError(
-                f"group {aggregated[0]!r} has no prefill pool and group {disaggregated[0]!r} has one, but one P/D "
-                "ratio sizes all groups of a service: put them into two services"
+                f"group {first.name!r} comes first and has no prefill pool, and group {with_prefill[0]!r} has one: put "
+                "a group with a prefill pool first, since its replicas are the standard for the others"
             )
+        check_known(self.groups)
         return self
 
     @model_validator(mode="after")
@@ -192,18 +197,25 @@ class ServiceConfig(StrictConfig):
         """Configuration of every pool of the service, by its key."""
         return {key: pool for group in self.groups for key, pool in group.pools().items()}
 
+    def worths(self) -> dict[PoolKey, Worth]:
+        """How much a replica of each pool is worth, beside one of the first group; a ValueError as in ``worths``."""
+        autoscale = self.autoscale
+        slo, ratio = (SloConfig(), PdRatio(1, 1)) if autoscale is None else (autoscale.slo, autoscale.pd_ratio)
+        return worths(self.groups, ratio, self.typical_lengths, slo.tpot_s)
+
     def pool_limits(self, topology: TopologyConfig | None = None) -> Pools:
         """Limits of each pool, for the autoscaler."""
+        worth = self.worths()
         return Pools(
             {
-                key: self._limits_of(group, key, pool, topology)
+                key: self._limits_of(group, key, pool, worth[key], topology)
                 for group in self.groups
                 for key, pool in group.pools().items()
             }
         )
 
     def _limits_of(
-        self, group: GroupConfig, key: PoolKey, pool: RoleConfig, topology: TopologyConfig | None
+        self, group: GroupConfig, key: PoolKey, pool: RoleConfig, worth: Worth, topology: TopologyConfig | None
     ) -> PoolLimits:
         labels = DEFAULT_LABELS if topology is None else topology.labels
         costs = {} if topology is None else topology.cost_per_gpu_hour
@@ -215,6 +227,8 @@ class ServiceConfig(StrictConfig):
             link_tier=labels.link_tier(group.prompt_pool.placement.node_labels, group.decode.placement.node_labels),
             # In a budget, an emulated engine without GPUs counts with one for each worker, as a real engine would.
             gpus_per_replica=pool.gpus_per_replica or (pool.workers if pool.emulator is not None else 0),
+            capacity=worth.own,
+            prompt_capacity=worth.prompts,
             demand=pool.demand,
             cost=pool.gpus_per_replica * costs.get(gpu_type or "", 0.0),
             preference=types.index(gpu_type) if gpu_type in types else 0,

@@ -11,7 +11,7 @@ from ray.serve.llm import build_llm_deployment
 
 from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
-from autoscale.types import ENDPOINT
+from autoscale.types import ENDPOINT, PoolKey
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
 from deployments.config import ServiceConfig
@@ -35,7 +35,11 @@ def build_graph(
     ingress: IngressConfig,
     topology: TopologyConfig | None,
 ) -> Application:
-    """Bind every deployment of an application. Raises ValueError: an engine argument that vLLM does not know."""
+    """Bind every deployment of an application.
+
+    Raises:
+        ValueError: an engine argument that vLLM does not know, or a profile that cannot be read.
+    """
     outliers = {
         str(key): service.router.outlier.model_dump(mode="json")
         for service in services
@@ -43,9 +47,11 @@ def build_graph(
         for key in group.pools()
     }
     actors = [_actor("health_board", HealthBoard, configs=outliers)]
-    if autoscaled := [service.model_dump(mode="json") for service in services if service.autoscale is not None]:
+    if autoscaled := [service for service in services if service.autoscale is not None]:
+        plain = [service.model_dump(mode="json") for service in autoscaled]
+        pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}
         plain_topology = None if topology is None else topology.model_dump(mode="json")
-        actors.append(_actor("coordinator", Coordinator, services=autoscaled, topology=plain_topology))
+        actors.append(_actor("coordinator", Coordinator, services=plain, pools=pools, topology=plain_topology))
     return (
         serve.deployment(Ingress)
         .options(
@@ -115,4 +121,6 @@ def _service(
                 bind_kwargs=bind,
                 override_serve_options={"name": str(key), **serve_options(pool)},
             )
-    return Service(config=config, decodes=decodes, prefills=prefills)
+    worth = config.worths()
+    capacities = {group.name: worth[PoolKey(group.name, Role.DECODE)].own for group in config.groups}
+    return Service(config=config, capacities=capacities, decodes=decodes, prefills=prefills)

@@ -98,6 +98,12 @@ class RoleConfig(StrictConfig):
     """Emulated engine, which waits instead of computing. Left out, vLLM runs."""
     engine_kwargs: EngineKwargs = Field(default_factory=dict)
     """vLLM engine arguments of this role, by name; they override those of the service."""
+    profile: Path | None = None
+    """Path of the EngineProfile of this pool's engine, from `tandem profile`. With it, a replica counts in autoscaling
+    as what it serves beside a replica of the first group. Left out, it is the profile of an emulated engine."""
+    capacity: float | None = Field(None, gt=0.0, le=1000.0)
+    """Replicas of the first group that one replica of this pool is worth. Left out, it follows from the profiles, or is
+    1 without any."""
     cores_per_worker: int = Field(1, ge=1)
     """Number of CPU cores to which each worker of an engine on CPU is bound: the least claimed cores of its node."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -123,6 +129,11 @@ class RoleConfig(StrictConfig):
                 "the second"
             )
         return self
+
+    @property
+    def profile_path(self) -> Path | None:
+        """Path of the profile of the pool's engine; ``None``: it is not known how fast the engine is."""
+        return self.profile or (None if self.emulator is None else self.emulator.profile)
 
     @property
     def workers(self) -> int:
@@ -166,8 +177,7 @@ class GroupConfig(StrictConfig):
     """Whether replicas of this group stop first when a more important service lacks room. If true, replicas must be
     0."""
     prefill: RoleConfig | None = RoleConfig()
-    """Prefill pool. With null, decode replicas compute prompts too, and no group of the service may have a prefill
-    pool."""
+    """Prefill pool. With null, decode replicas compute prompts too."""
     decode: RoleConfig = RoleConfig()
 
     @model_validator(mode="before")

@@ -20,10 +20,17 @@ def handoff_engines(profile: EngineProfile, requests_per_s: float, input_tokens:
     return requests_per_s * input_tokens * profile.handoff.kv_bytes_per_token / profile.handoff.bytes_per_s
 
 
-def decode_batch(profile: EngineProfile, context_tokens: float, tpot_s: float) -> int:
+def decode_batch(
+    profile: EngineProfile, context_tokens: float, tpot_s: float, prompt_s_per_output_token: float = 0.0
+) -> int:
     """The largest batch that fits one decode replica's KV and meets the TPOT objective, at least 1.
 
-    ``context_tokens``: mean KV of a request, its prompt and its output so far. ``tpot_s``: the objective, seconds.
+    Args:
+        profile: the engine of the replica.
+        context_tokens: mean KV of a request, its prompt and its output so far.
+        tpot_s: the objective, seconds.
+        prompt_s_per_output_token: mean time of a prompt on an engine that computes prompts too, divided by the output
+            tokens of its answer. For each output token of each request, the engine computes this part of a prompt.
 
     Source: DOPD section IV-B, M' and the constraint on TPOT.
     """
@@ -31,10 +38,16 @@ def decode_batch(profile: EngineProfile, context_tokens: float, tpot_s: float) -
     fitting = int(profile.kv_tokens / max(1.0, context_tokens + profile.block_tokens / 2))
     batches = range(2, min(profile.max_running, fitting) + 1)
     # A step takes longer with each request in the batch, so the batches that meet the objective come first.
-    return 1 + bisect_right(batches, tpot_s, key=lambda batch: profile.decode.seconds_for(batch, context_tokens))
+
+    def step_s(batch: int) -> float:
+        return profile.decode.seconds_for(batch, context_tokens) + batch * prompt_s_per_output_token
+
+    return 1 + bisect_right(batches, tpot_s, key=step_s)
 
 
-def decode_tokens_per_s(profile: EngineProfile, context_tokens: float, tpot_s: float) -> float:
-    """Output tokens per second of one decode replica at its ``decode_batch``."""
-    batch = decode_batch(profile, context_tokens, tpot_s)
-    return batch / profile.decode.seconds_for(batch, context_tokens)
+def decode_tokens_per_s(
+    profile: EngineProfile, context_tokens: float, tpot_s: float, prompt_s_per_output_token: float = 0.0
+) -> float:
+    """Output tokens per second of one decode replica at its ``decode_batch``, which has the same arguments."""
+    batch = decode_batch(profile, context_tokens, tpot_s, prompt_s_per_output_token)
+    return batch / (profile.decode.seconds_for(batch, context_tokens) + batch * prompt_s_per_output_token)

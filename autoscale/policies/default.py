@@ -107,6 +107,8 @@ class Default(ProfiledPolicy[DefaultConfig]):
     (1981).
     """
 
+    is_fit_for_aggregated = True
+
     def decide_with_starts(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
@@ -203,13 +205,16 @@ class Default(ProfiledPolicy[DefaultConfig]):
         prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
         is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
         handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_across_switches else 1.0)
-        in_progress, in_progress_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s)
+        prompt_s = 0.0  # time of prompts on an engine for each output token
+        if self._ratio.is_aggregated:  # its engines compute prompts too, and no KV is handed over
+            prompt_s, handoff = prefill / (rate * outputs) if rate * outputs else 0.0, 0.0
+        in_progress, in_progress_tokens = _load_in_progress(snapshot, config.decode, context_tokens, tpot_s, prompt_s)
         # Long answers come with long prompts. The contexts of requests in progress show that, the mean lengths of
         # arrivals do not. With the means, ``arriving`` would be too low. It decides while each decode replica has few
         # requests, so decode would then lose too many replicas.
-        arriving = rate * outputs / decode_tokens_per_s(config.decode, in_progress_tokens, tpot_s)
+        arriving = rate * outputs / decode_tokens_per_s(config.decode, in_progress_tokens, tpot_s, prompt_s)
         # Share of a decode replica that one request takes: of the batch, or of the KV if that is more.
-        batch = decode_batch(config.decode, context_tokens, tpot_s)
+        batch = decode_batch(config.decode, context_tokens, tpot_s, prompt_s)
         request_frac = max(1.0 / batch, (weighted_inputs + outputs / 2) / config.decode.kv_tokens)
         return {
             "prefill": _Load(prefill, 1.0),  # routers distribute prompts by tokens, so lengths do not add to chance
@@ -231,19 +236,20 @@ class Default(ProfiledPolicy[DefaultConfig]):
         decode = replicas_of(snapshot, Role.DECODE)
         full_replicas = sum((replica.kv_usage_frac or 0.0) > _FULL_KV_FRAC for replica in decode)
         # If the KV of most decode replicas is full, prompts wait for decode and not for prefill.
-        role = Role.DECODE if 2 * full_replicas > len(decode) else Role.PREFILL
+        role = Role.DECODE if 2 * full_replicas > len(decode) or self._ratio.is_aggregated else Role.PREFILL
         if slo.refuses_too_many(latency):
             return role, f"{latency.refused_frac:.0%} of the requests are refused"
         return role, f"TTFT is {latency.ttft_s:.3g} s"
 
 
 def _load_in_progress(
-    snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float
+    snapshot: Snapshot, profile: EngineProfile, context_tokens: float, tpot_s: float, prompt_s: float
 ) -> tuple[float, float]:
     """Standard decode replicas that the requests in progress fill, and the mean context of these requests, tokens.
 
     Only requests that have ended show the lengths of answers, and the long ones end last. So requests in progress may
     have longer contexts than ``context_tokens``, the mean of arriving requests, and fewer of them fit a batch.
+    ``prompt_s``: time of prompts on these engines for each output token, seconds.
     """
     decode = replicas_of(snapshot, Role.DECODE)
     # In KV caches of a standard replica.
@@ -254,7 +260,7 @@ def _load_in_progress(
     requests = with_kv + math.fsum(each.waiting_requests or 0.0 for each in decode)
     if with_kv >= 1.0 and used_kv:
         context_tokens = max(context_tokens, used_kv * profile.kv_tokens / with_kv)
-    by_batch = requests / decode_batch(profile, context_tokens, tpot_s)
+    by_batch = requests / decode_batch(profile, context_tokens, tpot_s, prompt_s)
     return max(by_batch, used_kv / _FULL_KV_FRAC), context_tokens
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
 from autoscale.headcount import Census
@@ -119,8 +120,11 @@ class _Past:
 class Dopd(Policy[DopdConfig]):
     """Replicas of both roles from forecasts of arrivals per second and of lengths, by the engines' profiles.
 
+    In a service without prefill, decode replicas do the work of both roles (``capacity.decode_batch``).
     Source: DOPD Algorithm 2; the ratio is that of section IV (Eq. 14, ``engines.optimal_ratio``).
     """
+
+    is_fit_for_aggregated = True
 
     def __init__(self, config: DopdConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
         super().__init__(config, ratio=ratio, slo=slo)
@@ -176,6 +180,10 @@ class Dopd(Policy[DopdConfig]):
         in_flight = rate * outputs * best.decode_step_s
         decode = in_flight / (config.concurrency_frac * best.decode_concurrency)
         prefill = best.prefill_per_decode * decode
+        if self._ratio.is_aggregated:
+            prompt_s = config.decode.prefill.seconds_for(inputs) / outputs  # of the engine for each output token
+            capacity = decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s, prompt_s)
+            prefill, decode = 0.0, rate * outputs / (config.concurrency_frac * capacity)
         notes = [f"{name}: {each.fallback}" for name, each in zip(_SERIES, results, strict=True) if each.fallback]
         if best.is_extrapolated:
             notes.append("beyond what the profiles cover")
@@ -204,6 +212,8 @@ class Dopd(Policy[DopdConfig]):
         serving = {role: census.running[role] - census.withdrawn[role] for role in Role}
         are_starting = {role: serving[role] < present[role] - EPSILON_REPLICAS for role in Role}
         needed = {role: 0 if are_starting[role] else math.ceil(loads[role] / caps[role]) for role in Role}
+        if self._ratio.is_aggregated:  # a queue there is a need of decode
+            needed = {Role.PREFILL: 0, Role.DECODE: 0 if are_starting[Role.DECODE] else max(needed.values())}
         if all(needed[role] <= present[role] + EPSILON_REPLICAS for role in Role):
             return None
         wanted = {role: max(float(needed[role]), present[role], planned[role]) for role in Role}

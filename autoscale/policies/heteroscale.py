@@ -133,6 +133,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
     Source: HeteroScale section 3.3, Algorithms 2 and 3 in Appendix B.
     """
 
+    is_fit_for_aggregated = True
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Scale out by the signal or by a latency. Scale in by the signal, unless there is an objection.
 
@@ -166,7 +168,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
         mean, reporting = observed
         replicas = reporting * mean / self._config.target  # first line of Algorithm 2
         replicas *= demand_factor(snapshot, self._slo)
-        leaders = replicas if role is self._ratio.leader else replicas / self._ratio.follower_share
+        is_of_leaders = role is self._ratio.leader or self._ratio.is_aggregated
+        leaders = replicas if is_of_leaders else replicas / self._ratio.follower_share
         return leaders, Shown(name=self._config.signal, value=mean, target=self._config.target)
 
     def _feedback(self, snapshot: Snapshot, present: float) -> tuple[float, Shown] | None:

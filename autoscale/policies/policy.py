@@ -29,8 +29,8 @@ class Policy(ABC, Generic[C]):
 
     Attributes:
         config_class: class of the settings of a policy of one's own; the built-in ones are in ``PolicyConfig``.
-        is_fit_for_aggregated: whether it sizes decode from its own load alone, so that it also fits groups without
-            prefill (``pd_ratio`` 0:1).
+        is_fit_for_aggregated: whether it also fits services whose groups have no prefill (``pd_ratio`` 0:1): the decode
+            replicas that it wants there do all the work.
     """
 
     config_class: ClassVar[type[StrictConfig]]
@@ -59,9 +59,13 @@ def present_replicas(snapshot: Snapshot) -> dict[Role, float]:
 def weighted_replicas(snapshot: Snapshot, role: Role) -> list[tuple[ReplicaStats, float]]:
     """The running replicas that do a role's work, each with the standard replicas that it is worth in this role.
 
-    The replicas of aggregated groups beside groups with a prefill pool do the work of both roles.
+    The replicas of aggregated groups do the work of both roles.
     """
     weighted = list[tuple[ReplicaStats, float]]()
+    if role is Role.PREFILL and not any(
+        pool.key.role is role or pool.limits.prompt_capacity for pool in snapshot.pools
+    ):
+        role = Role.DECODE  # no group has a prefill pool
     for pool in snapshot.pools:
         is_aggregated = role is Role.PREFILL and pool.key.role is Role.DECODE
         weight = pool.limits.prompt_capacity if is_aggregated else pool.limits.capacity

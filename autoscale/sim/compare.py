@@ -103,7 +103,7 @@ def find_oracle(
     Raises:
         ValueError: several groups, no request can meet its objective, or no rate leads to that peak.
     """
-    config.check_one_group("the oracle")
+    config.check_one_pair("the oracle")
     if rate_scale is not None:
         return _oracle_at(config, trace, rate_scale, seed, other_seed)
     # Rough plans take few simulations. The first ones bring the peak near PEAK_REPLICAS; then whole searches follow.

@@ -9,7 +9,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import merged
 from autoscale.documents import first_fault, load_mapping
 from autoscale.engines.profile import EngineProfile, ProfileRef
-from autoscale.engines.variants import TypicalLengthsConfig, capacity
+from autoscale.engines.variants import TypicalLengthsConfig, worths
 from autoscale.extension import Extensible, Extension
 from autoscale.policies import OWN_POLICIES
 from autoscale.policies.peers import SIM_POLICIES, SimPolicyConfig
@@ -72,10 +72,13 @@ class SimPoolConfig(StrictConfig):
 
 
 class SimGroupConfig(StrictConfig):
-    """A prefill pool and the decode pool to which its KV moves."""
+    """A prefill pool and the decode pool to which its KV moves; or one pool that computes prompts and answers."""
 
     name: str = Field("g0", min_length=1, description="Name of the group, different from all others.")
-    prefill: SimPoolConfig
+    prefill: SimPoolConfig | None = Field(
+        description="The prefill pool. With null, decode replicas compute prompts too; the first group may have null "
+        "only if all groups have it."
+    )
     decode: SimPoolConfig
     link_tier: LinkTier = Field(LinkTier.S1, description="Tier of the lowest switch that both pools are under.")
     uplink_bytes_per_s: float | None = Field(
@@ -84,9 +87,15 @@ class SimGroupConfig(StrictConfig):
         description="Bandwidth that all transfers between the pools share; left out: only their own cards limit them.",
     )
 
+    @property
+    def pools(self) -> dict[Role, SimPoolConfig]:
+        """The pools by role, prefill first; a group without prefill has one."""
+        prefill = {} if self.prefill is None else {Role.PREFILL: self.prefill}
+        return {**prefill, Role.DECODE: self.decode}
+
     def pool(self, role: Role) -> SimPoolConfig:
-        """The pool of a role."""
-        return self.prefill if role is Role.PREFILL else self.decode
+        """The pool that does a role's work."""
+        return self.pools.get(role, self.decode)
 
     @property
     def link_frac(self) -> float:
@@ -161,6 +170,11 @@ class SimConfig(StrictConfig):
         names = [group.name for group in self.groups]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"groups: two are named {twice[0]!r}: give each its own name")
+        if self.groups[0].prefill is None and any(group.prefill is not None for group in self.groups):
+            raise ValueError(
+                f"groups: {names[0]!r} comes first and has no prefill pool, and others have one: put a group with a "
+                "prefill pool first, since its replicas are the standard for the others"
+            )
         if len({(group.link_frac, group.uplink_bytes_per_s) for group in self.groups}) > 1:  # a scenario has one link
             raise ValueError(
                 "groups: KV travels alike in all groups of a simulation: give all the same uplink_bytes_per_s, and "
@@ -186,7 +200,7 @@ class SimConfig(StrictConfig):
 
     def _check_counts(self, name: str, policy: StaticConfig) -> None:
         for role, count in ((Role.PREFILL, policy.prefill), (Role.DECODE, policy.decode)):
-            pools = [group.pool(role) for group in self.groups]
+            pools = [group.pools[role] for group in self.groups if role in group.pools]
             low, high = sum(pool.lowest_replicas for pool in pools), sum(pool.highest_replicas for pool in pools)
             if not low <= count <= high:
                 raise ValueError(f"policies.{name}.policy.{role}: {count} is not from {low} to {high}, as groups allow")
@@ -241,30 +255,38 @@ class SimConfig(StrictConfig):
             self.admission, {"ttft_s": self.slo.ttft_least_s, "tpot_s": self.slo.tpot_s}
         )
 
-    def check_one_group(self, what: str) -> None:
-        """Raises ValueError: there are several groups, but ``what`` needs one."""
+    @property
+    def is_one_pair(self) -> bool:
+        """Whether there is one group, with a prefill pool."""
+        return len(self.groups) == 1 and self.groups[0].prefill is not None
+
+    def check_one_pair(self, what: str) -> None:
+        """Raises ValueError: there are several groups, or one without prefill, but ``what`` needs one with prefill."""
         if len(self.groups) > 1:
             raise ValueError(f"{what}: needs a configuration with one group, got {len(self.groups)}: leave one of them")
+        if not self.is_one_pair:
+            raise ValueError(f"{what}: needs a group with a prefill pool: give groups.0.prefill")
 
     def profiles(self) -> dict[PoolKey, EngineProfile]:
         """The engine of each pool."""
-        return {PoolKey(group.name, role): group.pool(role).profile for group in self.groups for role in Role}
+        return {PoolKey(group.name, role): pool.profile for group in self.groups for role, pool in group.pools.items()}
 
     def pools(self) -> dict[PoolKey, VirtualPool]:
         """Limits and start time of each pool; the first group's replicas are the standard for their capacities."""
-        standard = {role: self.groups[0].pool(role).profile for role in Role}
+        worth = worths(self.profiles(), self.groups[0].name, self.typical_lengths, self.slo.tpot_s)
         return {
             PoolKey(group.name, role): VirtualPool(
                 lowest_replicas=pool.lowest_replicas,
                 highest_replicas=pool.highest_replicas,
                 start_s=pool.ready_after_s,
                 gpus_per_replica=pool.gpus,
-                capacity=capacity(role, pool.profile, standard[role], self.typical_lengths, self.slo.tpot_s),
+                capacity=worth[PoolKey(group.name, role)].own,
+                prompt_capacity=worth[PoolKey(group.name, role)].prompts,
                 link_tier=group.link_tier,
                 cost=pool.cost_per_gpu_hour * pool.gpus,
             )
             for group in self.groups
-            for role, pool in ((role, group.pool(role)) for role in Role)
+            for role, pool in group.pools.items()
         }
 
 

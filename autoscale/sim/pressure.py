@@ -48,7 +48,7 @@ class PressureResult:
 
 def _default_gpus(config: SimConfig) -> int:
     """The number of GPUs that ``pressure_test`` splits by default."""
-    prefill, decode = config.groups[0].prefill, config.groups[0].decode
+    prefill, decode = (config.groups[0].pool(role) for role in Role)
     # With more GPUs, one replica of a role would leave more GPUs to the other role than its pool allows.
     most_prefill_gpus, most_decode_gpus = prefill.highest_replicas * prefill.gpus, decode.highest_replicas * decode.gpus
     return min(_DEFAULT_GPUS, most_prefill_gpus + decode.gpus, most_decode_gpus + prefill.gpus)
@@ -70,7 +70,7 @@ def pressure_test(
     Raises:
         ValueError: several groups, too few GPUs for a replica of each role, or no rate keeps the objectives.
     """
-    config.check_one_group("the pressure test")
+    config.check_one_pair("the pressure test")
     gpus = _default_gpus(config) if gpus is None else gpus
     splits = _splits(config, gpus)
     simulator = SplitSimulator(config, trace, seed)
@@ -127,7 +127,7 @@ def _splits(config: SimConfig, gpus: int) -> dict[int, int]:
     Raises:
         ValueError: there is no such split.
     """
-    prefill, decode = config.groups[0].prefill, config.groups[0].decode
+    prefill, decode = (config.groups[0].pool(role) for role in Role)
     most_prefill = (gpus - decode.gpus) // prefill.gpus
     if most_prefill < 1:
         raise ValueError(f"{gpus} GPUs are too few: a replica of each role takes {prefill.gpus + decode.gpus}")

@@ -54,7 +54,7 @@ def day_config(base: SimConfig, day: LoggedDay) -> SimConfig:
     Raises:
         ValueError: the configuration has several groups, or the simulator cannot run the settings.
     """
-    base.check_one_group("a proposal")
+    base.check_one_pair("a proposal")
     settings = day.config.model_dump(mode="json")
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
     group = base.groups[0]

@@ -185,7 +185,7 @@ def scenario_of(
 
 
 def _objectives(config: SimConfig, trace: Sequence[TraceRequest]) -> list[Slo]:
-    engines_by_group = [{role: group.pool(role).profile for role in Role} for group in config.groups]
+    engines_by_group = [{role: pool.profile for role, pool in group.pools.items()} for group in config.groups]
     # Links are the same in every group.
     link_frac, uplink_bytes_per_s = config.groups[0].link_frac, config.groups[0].uplink_bytes_per_s
 

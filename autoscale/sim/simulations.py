@@ -40,7 +40,7 @@ def run_study(
         ValueError: a name is unknown, no request can meet its objective, or several groups where one is needed.
     """
     starter = _Starter(config=config, trace=trace, names=names, pool=pool)
-    start = starter.start_groups if len(config.groups) > 1 else starter.start_with_oracle
+    start = starter.start_with_oracle if config.is_one_pair else starter.start_groups
     scale, started = start(rate_scale, list(seeds))
     running = {run: name for each in started for name, run in each.runs()}
     for done, run in enumerate(as_completed(running), start=1):
@@ -114,11 +114,11 @@ class _Starter:
     pool: Executor
 
     def start_groups(self, rate_scale: float | None, seeds: Sequence[int]) -> tuple[float, list[_SeedSimulations]]:
-        """Start the policies of every seed, if there are several groups."""
+        """Start the policies of every seed, if there are several groups or none with prefill."""
         if rate_scale is None:
-            self.config.check_one_group("--rate-scale auto")
+            self.config.check_one_pair("--rate-scale auto")
         if any(is_smallest_static(self.config, name) for name in self.names):
-            self.config.check_one_group("the smallest static counts")
+            self.config.check_one_pair("the smallest static counts")
         scale, started = rate_scale or 1.0, []
         for seed in seeds:
             scenario = scenario_of(self.config, self.trace, rate_scale=scale, seed=seed)

@@ -78,7 +78,17 @@ class _AutoscaledService:
 class Coordinator:
     """The actor, whose public methods other processes call with the messages of ``autoscale.decide.status``."""
 
-    def __init__(self, *, services: Sequence[Mapping[str, Any]], topology: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        *,
+        services: Sequence[Mapping[str, Any]],
+        pools: Mapping[str, Mapping[str, Any]],
+        topology: Mapping[str, Any] | None,
+    ) -> None:
+        """Read plain values: ``ServiceConfig`` of the services, ``Pools`` by service, and ``TopologyConfig``.
+
+        The pools were computed by the process that built the application, which can read the engine profiles.
+        """
         self._app = app = serve.get_deployment_actor_context().app_name
         self._topology = None if topology is None else TopologyConfig.model_validate(topology)
         self._name = ray.get_runtime_context().get_actor_name() or ""
@@ -93,8 +103,9 @@ class Coordinator:
             # The build has checked it. A policy of one's own is not loaded again, since this actor must start anyway.
             service = ServiceConfig.model_validate(document, context=DEFERRED)
             assert service.autoscale is not None  # ``build_graph`` passes autoscaled services alone
-            name, pools = service.model.id, service.pool_limits(self._topology)
-            self._services[name] = _AutoscaledService(service.autoscale, pools, state.changes.get(name, {}))
+            name = service.model.id
+            limits = Pools.model_validate(pools[name])
+            self._services[name] = _AutoscaledService(service.autoscale, limits, state.changes.get(name, {}))
         self._version = state.version  # of the settings; a policy reads them again if it has another version
         self._cordoned = set(state.cordoned)
         self._cycle = state.cycle

@@ -127,7 +127,8 @@ class Ingress:
             caller = PoolCaller[Frame](
                 handle, "respond", health=health, watch=self._watch, is_whole=lambda frame: frame.is_last
             )
-            groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas))
+            capacity = service.capacities[group.name]
+            groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas, capacity=capacity))
         gate = Gate(
             config.admission_in(self._config.admission),
             limits,

@@ -37,6 +37,7 @@ class Service:
     """One model with its deployments by group. The graph has applications here; Serve makes handles of them."""
 
     config: ServiceConfig
+    capacities: Mapping[str, float]  # of each group: decode replicas of the first group that one of its own is worth
     decodes: Mapping[str, DeploymentHandle | Application]
     prefills: Mapping[str, DeploymentHandle | Application]  # only of groups with a prefill pool
 
@@ -44,17 +45,17 @@ class Service:
 class DecodeGroup:
     """One group's decode pool, and the load that this replica of the endpoint has put on it."""
 
-    def __init__(self, name: str, caller: PoolCaller[Frame], *, replicas: int) -> None:
-        """``replicas``: number of decode replicas in the configuration."""
+    def __init__(self, name: str, caller: PoolCaller[Frame], *, replicas: int, capacity: float) -> None:
+        """``replicas``: number of decode replicas in the configuration; ``capacity``: of one, as in ``Service``."""
         self.name = name
         self.caller = caller
         self.pool = caller.pool
         self.load = GroupLoad()
-        self._replicas = replicas
+        self._replicas, self._capacity = replicas, capacity
 
-    def replicas(self) -> int:
-        """Number of decode replicas that requests go to; before the first request, the configured number."""
-        return known_pools.count(self.pool) or self._replicas
+    def capacity(self) -> float:
+        """Capacity of the decode replicas that requests go to; before the first request, of the configured ones."""
+        return (known_pools.count(self.pool) or self._replicas) * self._capacity
 
     async def check_health(self) -> None:
         """Raises an error if the replica that Serve chooses is not healthy, or does not answer in time."""
@@ -114,7 +115,7 @@ class ServedModel:
         serving = {group.name: group for group in self.serving() or self.groups}
         groups = {name: group for name, group in serving.items() if name not in avoid} or serving
         loads = {name: group.load for name, group in groups.items()}
-        return groups[choose_group(loads, {name: group.replicas() for name, group in groups.items()}, rng)]
+        return groups[choose_group(loads, {name: group.capacity() for name, group in groups.items()}, rng)]
 
     async def check_health(self) -> str | None:
         """Why no decode pool can serve the model; ``None``: one can, or the model sleeps."""

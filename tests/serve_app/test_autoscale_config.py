@@ -78,9 +78,9 @@ def test_bounds_of_the_groups_are_the_deployed_ones(make_app_args: MakeArgs) -> 
             "pd_ratio is 0:1, and group 'g0' has a prefill pool: ",
         ),
         (
-            [*SCALED, *ALONE],
-            {"policy": POLICY},
-            "'g1' has no prefill pool and group 'g0' has one, .* two services",
+            [*ALONE, *SCALED],
+            {"pd_ratio": "0:1", "policy": {"kind": "wva"}},
+            "'g1' comes first and has no prefill pool, and group 'g0' has one: put a group with a prefill pool first",
         ),
     ],
 )

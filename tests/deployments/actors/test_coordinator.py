@@ -10,6 +10,7 @@ import pytest
 
 from autoscale.decide.status import CYCLE, CycleRecord, PlanRecord
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Traffic
+from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
 
 pytestmark = pytest.mark.ray
@@ -48,7 +49,8 @@ def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def coordinator() -> Any:
     from deployments.actors.coordinator import Coordinator
 
-    return Coordinator(services=[SERVICE], topology=None)
+    pools = ServiceConfig.model_validate(SERVICE).pool_limits().model_dump(mode="json")
+    return Coordinator(services=[SERVICE], pools={"m": pools}, topology=None)
 
 
 def config_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Pools:
             caller: Any = PoolCaller(
                 one, "respond", health=health, watch=self.watch, is_whole=lambda frame: frame.is_last
             )
-            made.append(DecodeGroup(name, caller, replicas=1))
+            made.append(DecodeGroup(name, caller, replicas=1, capacity=1.0))
         gate: Any = SimpleNamespace(has_objective=False, requests=0)
         config: Any = SimpleNamespace(
             model=SimpleNamespace(id="m"),
