@@ -7,7 +7,6 @@ if both are equal), followers those of the other role.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Self
 
 from autoscale.ratio import PdRatio
@@ -101,6 +100,10 @@ class Room:
         """The same steps without bounds and budget."""
         return replace(self, lowest=_each(0.0), highest=_each(_BOUNDLESS_REPLICAS), budget_gpus=None)
 
+    def is_even(self, role: Role) -> bool:
+        """Whether all replicas of a role are worth the same."""
+        return self.largest[role] == self.step[role]
+
     def whole(self, role: Role, replicas: float) -> float:
         """The count rounded up to whole replicas, without rounding errors.
 
@@ -108,14 +111,14 @@ class Room:
         placement, which rounds up. So such a count stays as it is, or is the present one if no replica fewer is enough.
         """
         present, step = self.present[role], self.step[role]
-        if self.largest[role] == step:
+        if self.is_even(role):
             return present + math.ceil((replicas - present) / step - _EPSILON) * step
         return present if present - step + _EPSILON < replicas <= present + _EPSILON else replicas
 
     def floor(self, role: Role, replicas: float) -> float:
         """The count rounded down to whole replicas, without rounding errors; see ``whole``."""
         present, step = self.present[role], self.step[role]
-        if self.largest[role] == step:
+        if self.is_even(role):
             return present + math.floor((replicas - present) / step + _EPSILON) * step
         return replicas
 
@@ -146,24 +149,24 @@ def joint_counts(
 ) -> dict[Role, float] | None:
     """Counts of both roles within the band, in whole replicas; ``None``: no such counts are inside the room.
 
-    The band: followers are at most ``band_replicas`` more or fewer than the ratio asks for. The counts are the fewest
-    leaders, and then the fewest followers, that give each role its wanted replicas. If the room is too small for these
-    counts, the result is the largest counts that the room holds. Rounding may leave followers ``shortfall_replicas``
-    below the ratio: 0 rounds up, 0.5 rounds to the nearest.
+    The band: followers are at most ``band_replicas``, each as large as the largest follower, more or fewer than the
+    ratio asks for. The counts are the fewest leaders, and then the fewest followers, that give each role its wanted
+    replicas. If the room is too small for these counts, the result is the largest counts that the room holds. Rounding
+    may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 rounds to the nearest.
     """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
-    one_follower = room.step[follower]
-    at_least = room.whole(follower, max(wanted[follower], wanted[leader] * share - shortfall_replicas))
-    lowest, highest = room.lowest[leader], room.highest[leader]
-    wanted_leaders = min(max(room.whole(leader, ratio.leaders(wanted)), lowest), highest)
-    # First the wanted leaders, then fewer, then more. More leaders help if the lowest count of followers is above what
-    # the band allows with fewer leaders.
-    step = room.step[leader]
-    for leaders in chain(_steps(wanted_leaders, lowest, -step), _steps(wanted_leaders + step, highest, step)):
-        at_ratio = leaders * share
-        fewest = max(room.lowest[follower], room.whole(follower, at_ratio - band_replicas))
+    one_follower, band = room.step[follower], band_replicas * room.largest[follower]
+    # Leaders that only the lowest count requires need their followers too.
+    least_leaders = max(wanted[leader], room.lowest[leader])
+    at_least = room.whole(follower, max(wanted[follower], least_leaders * share - shortfall_replicas))
+    exact = ratio.leaders(wanted)
+    for leaders in _leaders(room.whole(leader, exact), ratio, room, band):
+        # What a large replica is worth beyond the wanted leaders needs no followers.
+        needing = leaders if room.is_even(leader) else min(leaders, max(exact, room.lowest[leader]))
+        at_ratio = needing * share
+        fewest = max(room.lowest[follower], room.whole(follower, at_ratio - band))
         # One follower is in every band: leaders cannot serve without it.
-        most = min(room.highest[follower], max(one_follower, room.floor(follower, at_ratio + band_replicas)))
+        most = min(room.highest[follower], max(one_follower, room.floor(follower, at_ratio + band)))
         followers = max(fewest, min(most, at_least, room.whole(follower, at_ratio - shortfall_replicas)))
         while followers >= fewest - _EPSILON and not room.holds({leader: leaders, follower: followers}):
             followers -= one_follower
@@ -172,10 +175,26 @@ def joint_counts(
     return None
 
 
-def _steps(begin: float, end: float, step: float) -> Iterator[float]:
-    """From ``begin`` by whole steps to ``end``, and ``end`` itself if no step leads there."""
-    number = math.floor((end - begin) / step + _EPSILON)
-    for index in range(number + 1):
-        yield begin + index * step
-    if number >= 0 and abs(begin + number * step - end) > _EPSILON:
-        yield end
+def _leaders(wanted: float, ratio: PdRatio, room: Room, band: float) -> Iterator[float]:
+    """Counts of leaders to try: the wanted ones inside the bounds, then fewer, then more.
+
+    More leaders help if the lowest count of followers is above what the band allows with fewer leaders. ``band``: in
+    standard replicas.
+    """
+    leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
+    lowest, highest, step = room.lowest[leader], room.highest[leader], room.step[leader]
+    leaders = first = min(max(wanted, lowest), highest)
+    if share:  # with more leaders the highest count of followers would be below the band
+        most = room.floor(leader, (room.highest[follower] + band) / share)
+        leaders = first = max(lowest, min(first, most))
+    while leaders >= lowest - _EPSILON:
+        yield leaders
+        # From the present count by whole steps, so that the result does not depend on a fraction that is wanted.
+        number = math.ceil((leaders - room.present[leader]) / step - _EPSILON) - 1
+        leaders = room.present[leader] + number * step
+    if lowest < leaders + step - _EPSILON:
+        yield lowest
+    if share:
+        more = room.whole(leader, (room.lowest[follower] - band) / share)
+        if first < more <= highest + _EPSILON:
+            yield more

@@ -244,12 +244,12 @@ class Guard:
         """Whether the current counts are as near to the ratio as rounding and the room allow."""
         current = self.current
         # Rounding leaves the counts less than one replica off the ratio. So the largest deviation is just below 1, with
-        # the tolerance included, or band_replicas if that is smaller. Large replicas leave them further off: a follower
-        # by its capacity, a leader by its part beyond the smallest step.
+        # the tolerance included, or band_replicas if that is smaller. A large replica is more than a standard one, and
+        # a large leader may be more than what was missing.
         follower, leader, room = self.ratio.follower, self.ratio.leader, self.room
         beyond_step = (room.largest[leader] - room.step[leader]) * self.ratio.follower_share
-        beyond_one = max(0.0, room.largest[follower] - 1.0) + beyond_step
-        most_deviation = min(1.0 - 2 * _EPSILON, self.config.band_replicas) + _EPSILON + beyond_one
+        most_replicas = min(1.0 - 2 * _EPSILON, self.config.band_replicas)
+        most_deviation = most_replicas * room.largest[follower] + _EPSILON + beyond_step
         deviation = self.ratio.deviation(current[Role.PREFILL], current[Role.DECODE])
         if self.room.holds(current) and deviation <= most_deviation:
             return True

@@ -86,7 +86,7 @@ def place(
     spread = Spread(groups, ratio, supply)
     spread.reserve(overdue)  # first, so that no new replica gets the room of a replica that is starting
     followers = spread.fit_leaders(counts, spare_followers)
-    spread.fit_followers({**counts, ratio.follower: followers})
+    spread.fit_followers({**counts, ratio.follower: followers}, counts[ratio.follower] + spare_followers)
     # Only now is it known which groups lack followers.
     spread.rescue({**counts, ratio.follower: followers})
     spread.drop_useless_prefill()

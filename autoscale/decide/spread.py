@@ -60,22 +60,27 @@ class Spread:
                 break
             followers = enough
             missing -= grown.leader_capacity
-        while missing < -_EPSILON:  # too many leaders
-            giving = [
-                group
-                for group in self._groups
-                if group.allows(group.leader, -1) and group.leader_capacity <= _EPSILON - missing
-            ]
-            if not giving:
+        self._shrink(counts)
+        # Move leaders until the groups need no more followers than they get; no leader needs to move twice. What they
+        # get is rounded up to whole replicas, perhaps to the largest one.
+        beyond = max(group.follower_capacity for group in self._groups)
+        for _ in range(sum(group.leaders for group in self._groups)):
+            if self._needed_followers() < followers + beyond - _EPSILON or not self._relieve():
                 break
+            self._shrink(counts)  # the group to which a leader moved may have faster ones
+        return self._least_followers(counts, most)
+
+    def _shrink(self, counts: Mapping[Role, float]) -> None:
+        """Remove leaders that are not needed."""
+        surplus = self._standard(self._leader) - counts[self._leader]
+        while surplus > _EPSILON:
+            able = [group for group in self._groups if group.allows(group.leader, -1)]
+            giving = [group for group in able if group.leader_capacity <= surplus + _EPSILON]
+            if not giving:
+                return
             group = max(giving, key=Group.rank_to_shrink)
             group.leaders -= 1
-            missing += group.leader_capacity
-        # Move leaders until the groups need no more followers than they get; no leader needs to move twice.
-        for _ in range(sum(group.leaders for group in self._groups)):
-            if self._needed_followers() <= followers + _EPSILON or not self._relieve():
-                break
-        return self._least_followers(counts, most)
+            surplus -= group.leader_capacity
 
     def _standard(self, role: Role) -> float:
         """Standard replicas of a role in all groups."""
@@ -159,10 +164,11 @@ class Spread:
                 return True
         return False
 
-    def fit_followers(self, counts: Mapping[Role, float]) -> None:
+    def fit_followers(self, counts: Mapping[Role, float], most: float) -> None:
         """Add followers to the groups furthest below the ratio, or remove them from the groups furthest above it.
 
-        If leaders are pending, the same share of followers is pending.
+        If leaders are pending, the same share of followers is pending. ``most``: the most followers that may be, if
+        groups need more than ``counts``.
         """
         leaders, wanted = self._standard(self._leader), counts[self._follower]
         if leaders < counts[self._leader] - _EPSILON:
@@ -178,7 +184,9 @@ class Spread:
             # If followers are pending with their leaders, none leaves a group that needs it.
             giving = [
                 group
-                for group in self._with_spare_followers(is_strict=wanted < counts[self._follower])
+                for group in self._with_spare_followers(
+                    is_strict=wanted < counts[self._follower] or self._standard(self._follower) <= most + _EPSILON
+                )
                 if group.follower_capacity <= _EPSILON - missing
             ]
             if not giving:
@@ -218,14 +226,15 @@ class Spread:
         """Move one leader to another group if its own group lacks followers even after ``fit_followers``.
 
         The other group has room for the leader, and either followers to spare or room for missing followers. While a
-        leader of a group still starts, no other one moves there.
+        leader of a group still starts, no other one moves there, and none moves to a group of slower ones.
         """
         missing = max(0.0, counts[self._follower] - self._standard(self._follower))
         for starved in self._groups:
             if starved.followers >= starved.fewest_to_serve() or not starved.allows(starved.leader, -1):
                 continue
             for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
-                if taker is not starved and self._take_in(taker, missing):
+                is_as_fast = taker.leader_capacity >= starved.leader_capacity - _EPSILON
+                if taker is not starved and is_as_fast and self._take_in(taker, missing):
                     starved.leaders -= 1
                     return
 

@@ -173,7 +173,7 @@ def _desired_before(draft: Draft) -> Mapping[PoolKey, int]:
     before = standard_replicas(desired, draft.snapshot.pools)
     is_inside = draft.room.holds(before) and not draft.room.is_over_budget(before, draft.census.ending)
     off_ratio = draft.ratio.deviation(before[Role.PREFILL], before[Role.DECODE])
-    if is_inside and off_ratio <= draft.config.gate.band_replicas:
+    if is_inside and off_ratio <= draft.config.gate.band_replicas * draft.room.largest[draft.ratio.follower]:
         return desired
     withdrawn = {pool.key: count_among(pool, state.withdrawn) for pool in draft.snapshot.pools}
     return {key: count + withdrawn[key] for key, count in state.desired.items()}

@@ -1,6 +1,7 @@
 """Groups of one pool, whose decode replicas prefill for themselves: the ratio is 0:1."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from autoscale.decide.slots import Slots
 from autoscale.ratio import PdRatio
 from autoscale.room import Room, joint_counts
 from autoscale.sim.config import SimAutoscaleConfig
-from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot, Traffic
 from kvtransfer.topology import Role, Topology
 from tests.autoscale.decide.test_cycle import NOW_S, controller, node, pools, room, snapshot
 
@@ -68,11 +70,23 @@ def test_the_gate_admits_every_replica() -> None:
     assert admissible({P: [], D: ["a", "b", "c"]}, frozenset({"a"}), ALONE, 0.0, 1.0) == ["a", "b", "c"]
 
 
+def profiled(kind: str) -> dict[str, Any]:
+    """A policy by the profile of an H100 engine."""
+    path = str(Path(__file__).parents[2] / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
+    return {"kind": kind, "prefill": path, "decode": path}
+
+
 @pytest.mark.parametrize(
     ("policy", "shown", "wanted"),
     [
         ({"kind": "static", "prefill": 0, "decode": 3}, {}, 3),
         ({"kind": "wva"}, {"kv_usage_frac": 0.9, "waiting_requests": 1.0}, 4),
+        ({"kind": "heteroscale", "target": 50.0}, {"decode_tokens_per_s": 100.0}, 4),
+        (
+            {"kind": "heteroscale", "signal": "prefill_tps", "target": 500.0},
+            {"prefill_tokens_per_s": 750.0, "queued_prefill_tokens": 0.0},
+            3,
+        ),
         ({"kind": "hpa", "decode": {"metric": "kv_usage_frac", "target": 0.5}}, {"kv_usage_frac": 0.95}, 4),
     ],
 )
@@ -85,6 +99,36 @@ def test_policies_that_look_at_one_role_size_an_aggregated_pool(
     assert plan.state.desired == {of.key: wanted}
     assert plan.counts == {of.key: wanted}
     assert len(plan.admitted) == 2
+
+
+@pytest.mark.parametrize("kind", ["default", "dopd"])
+def test_policies_by_profile_want_engines_for_prompts_and_answers(kind: str) -> None:
+    """Engines that share their time need more than decode engines alone, and fewer than prefill and decode together."""
+    traffic = Traffic(requests_per_s=20.0, served_per_s=20.0, input_tokens_mean=1000.0, output_tokens_mean=200.0)
+    wanted = {}
+    for ratio in ("0:1", "1:1"):
+        of = pools("g", (1, 1), lowest=1)
+        seen = replace(snapshot(of if ratio == "1:1" else of[1:]), traffic=traffic)
+        settings = {**profiled(kind), **({"interval_s": 10.0} if kind == "dopd" else {})}
+        policy, config = AutoscaleConfig.model_validate({"pd_ratio": ratio, "policy": settings}).policy_settings()
+        decision = None
+        for at_s in (0.0, 5.0, 10.0):
+            memory = {} if decision is None else decision.memory or {}
+            now = replace(seen, now_s=NOW_S + at_s, state=replace(seen.state, memory=memory))
+            decision = policy(config, ratio=PdRatio.parse(ratio), slo=SloConfig()).decide(now)
+        assert decision is not None and decision.wanted is not None
+        wanted[ratio] = decision.wanted
+    pair = wanted["1:1"]
+    assert pair[D] < wanted["0:1"][D]
+    assert pair[D] + pair[P] <= 1.5 * wanted["0:1"][D]
+
+
+def test_a_queue_of_an_aggregated_pool_is_an_overload_of_decode() -> None:
+    of = pool("g", 2, lowest=1)
+    of = replace(of, replicas=tuple(replace(r, waiting_requests=20.0, kv_usage_frac=0.5) for r in of.replicas))
+    seen = snapshot((of,))
+    plan = sized(profiled("dopd")).tick(replace(seen, traffic=replace(seen.traffic, requests_per_s=5.0)))
+    assert plan.state.desired == {of.key: 8}  # 40 / 5
 
 
 def test_an_aggregated_pool_sleeps_and_wakes_with_one_replica() -> None:
@@ -124,7 +168,7 @@ def test_a_lost_replica_without_room_elsewhere_is_pending() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"policy": {"kind": "heteroscale", "target": 9}}, "'heteroscale' sizes prefill and decode together"),
+        ({"policy": profiled("token_velocity")}, "'token_velocity' sizes prefill and decode together"),
         ({"policy": {"kind": "static", "prefill": 1, "decode": 1}}, "policy has 1 prefill replicas"),
         ({"policy": {"kind": "wva"}, "override": {"prefill": 1, "decode": 1}}, "override has 1 prefill replicas"),
         ({"policy": {"kind": "wva"}, "pd_ratio": "1:2", "override": {"prefill": 0, "decode": 1}}, "override has 0"),

@@ -130,7 +130,7 @@ def test_a_process_without_the_class_reads_what_a_door_has_checked() -> None:
 def test_a_policy_says_whether_it_fits_groups_without_prefill(make_autoscale: MakeConfig) -> None:
     make_autoscale(pd_ratio="0:1", policy={"kind": "tests.autoscale.own:AggregatedFixed"})
     words = complaint(make_autoscale, pd_ratio="0:1", policy={"kind": OWN})
-    assert "for groups without prefill take one of queue_depth, static, wva, or set is_fit_for_aggregated" in words
+    assert "take one of default, dopd, heteroscale, queue_depth, static, wva, or set is_fit_for_aggregated" in words
 
 
 def test_a_tuned_field_passes_the_same_checks(make_autoscale: MakeConfig) -> None:
