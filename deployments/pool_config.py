@@ -136,6 +136,11 @@ class RoleConfig(StrictConfig):
         return self.profile or (None if self.emulator is None else self.emulator.profile)
 
     @property
+    def speed(self) -> float:
+        """Speed of the pool's engine as a multiple of that of its profile: an emulated one may be faster or slower."""
+        return 1.0 if self.profile is not None or self.emulator is None else self.emulator.time_factor
+
+    @property
     def workers(self) -> int:
         """Engine workers per replica: tensor x pipeline parallel."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -64,7 +64,8 @@ def worths(
     by_profile = {key for key, pool in pools.items() if key.group != first.name and pool.capacity is None}
     paths = {key: path for key, pool in pools.items() if (path := pool.profile_path) is not None}
     if by_profile & paths.keys():  # else no profile is needed
-        profiles = {path: EngineProfile.load(path) for path in set(paths.values())}
-        known = variants.worths({key: profiles[path] for key, path in paths.items()}, first.name, lengths, tpot_s)
+        loaded = {path: EngineProfile.load(path) for path in set(paths.values())}
+        profiles = {key: loaded[path].at_speed(pools[key].speed) for key, path in paths.items()}
+        known = variants.worths(profiles, first.name, lengths, tpot_s)
         result |= {key: worth for key, worth in known.items() if key in by_profile}
     return result

@@ -192,6 +192,15 @@ class EngineProfile(StrictConfig):
         memory_bound = steps - compute_bound
         return compute_bound * compute_s + memory_bound * (first_s + more_s * (compute_bound + steps - 1) / 2)
 
+    def at_speed(self, factor: float) -> Self:
+        """The profile of an engine that computes ``factor`` times as fast; its links and its start stay."""
+        if factor == 1.0:
+            return self
+        prefill = self.prefill.model_copy(update={"seconds": tuple(s / factor for s in self.prefill.seconds)})
+        step_s = tuple(tuple(s / factor for s in row) for row in self.decode.step_s)
+        decode = self.decode.model_copy(update={"step_s": step_s})
+        return self.model_copy(update={"name": f"{self.name} x{factor:g}", "prefill": prefill, "decode": decode})
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a profile; a ValueError if it cannot be read, or a value is wrong."""

@@ -65,6 +65,13 @@ def test_an_emulated_engine_brings_its_profile() -> None:
     )
 
 
+def test_an_emulated_engine_that_runs_at_half_speed_is_worth_half_of_the_prompts() -> None:
+    slow = {"emulator": {**H100, "time_factor": 0.5}}
+    known = worth(service(group("fast", H100, H100), group("slow", slow, slow)))
+    assert known["prefill:slow"][0] == pytest.approx(0.5)
+    assert known["decode:slow"][0] <= 0.5
+
+
 @pytest.mark.parametrize(
     ("decode", "own", "prompts"),
     [

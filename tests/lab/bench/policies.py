@@ -27,7 +27,7 @@ class Row:
         asked_s: time from the rise until as many prefill replicas were wanted as serve the load; ``None``: never.
         enough_s: end of the first five seconds in which 95 % of the requests were in time; ``None``: none.
         in_time_frac: share of the rise's requests that were in time after ``enough_s``.
-        peak: most serving prefill and decode replicas.
+        peak: most serving prefill and decode replicas, in fast ones.
         end: serving replicas at the end of the fall.
         changes: changes of the serving replicas.
         lost: requests that failed other than by a refusal.
@@ -37,8 +37,8 @@ class Row:
     asked_s: float | None
     enough_s: float | None
     in_time_frac: float | None
-    peak: tuple[int, int]
-    end: tuple[int, int]
+    peak: tuple[float, float]
+    end: tuple[float, float]
     changes: int
     lost: int
 
@@ -67,7 +67,7 @@ def _table(rows: list[Row]) -> Table:
     for each in rows:
         in_time = "-" if each.in_time_frac is None else f"{each.in_time_frac:.0%}"
         asked, enough = ("-" if value is None else f"{value:.0f}" for value in (each.asked_s, each.enough_s))
-        peak, end = (f"{prefill}P{decode}D" for prefill, decode in (each.peak, each.end))
+        peak, end = (f"{prefill:.3g}P{decode:.3g}D" for prefill, decode in (each.peak, each.end))
         table.add_row(each.policy, asked, enough, in_time, peak, end, str(each.changes), str(each.lost))
     return table
 

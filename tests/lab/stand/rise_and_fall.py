@@ -1,8 +1,8 @@
 """The same rise and fall of load for every policy, on one application of emulated engines under real Ray Serve.
 
-Each policy is tuned into the running application. The load rises to six times the base, Serve's controller is killed
-meanwhile, and the load falls again. Admission is on: at the endpoint requests wait or are refused until enough replicas
-serve.
+The application has two variants: a few fast replicas, and slow ones that compute half as fast. Each policy is tuned
+into it while it runs. The load rises to six times the base, Serve's controller is killed meanwhile, and the load falls
+again. Admission is on: at the endpoint requests wait or are refused until enough replicas serve.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,14 @@ APP, MODEL = "policies", "llama-70b"
 PROFILE = str(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
 BASE_PER_S, RISE_PER_S = 1.0, 6.0
 INPUT_TOKENS, OUTPUT_TOKENS = 3000, 30
-TTFT_S, TPOT_S = 2.0, 0.1
+TTFT_S, TPOT_S = 3.0, 0.1
 _START_S = 5.0
 _PART_S = 2.5  # length of a part of the load, seconds
 _ANSWER_S = 5.0  # time after which a request that is sent in time has ended, seconds
-# What one emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
+# Most replicas of each role in the fast group, which serves the base alone, and in the slow one.
+_MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 8, "decode": 4}}
+_SLOW_SPEED = 0.5
+# What one fast emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
 _PROFILES = {"prefill": PROFILE, "decode": PROFILE, "prefill_start_s": _START_S, "decode_start_s": _START_S}
 _QUEUE = {"kind": "queue_depth", "prefill_requests_per_s": _PREFILL_PER_S, "decode_requests_per_s": _DECODE_PER_S}
@@ -65,16 +69,19 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """The Serve YAML of one replica of each role."""
+    """The Serve YAML of one fast replica of each role, and of a slow group without any."""
     serve = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
     serve["http_options"]["port"] = free_ports(1)[0]
     application = serve["applications"][0]
     application["name"] = APP
     args = application["args"]
     args["ingress"] |= {"metrics_port": free_ports(1)[0], "admission": {"ttft_s": TTFT_S}}
-    group = args["groups"][0]
-    for role, highest in (("prefill", 8), ("decode", 4)):
-        group[role] |= {"max_replicas": highest, "emulator": {"profile": PROFILE, "start_s": _START_S}}
+    (fast,) = args["groups"]
+    args["groups"] = [fast | {"name": "fast"}, deepcopy(fast) | {"name": "slow"}]
+    for group, speed, replicas in zip(args["groups"], (1.0, _SLOW_SPEED), (1, 0), strict=True):
+        for role, highest in _MOST[group["name"]].items():
+            emulator = {"profile": PROFILE, "start_s": _START_S * speed, "time_factor": speed}
+            group[role] |= {"replicas": replicas, "max_replicas": highest, "emulator": emulator}
     args["autoscale"] = {
         "pd_ratio": "2:1",
         "policy": {"kind": "static", "prefill": 1, "decode": 1},
@@ -93,7 +100,7 @@ class Passage:
 
     Attributes:
         records: every request, with the time at which it was sent.
-        counts: serving prefill and decode replicas, at each time at which they changed.
+        counts: serving prefill and decode replicas, in fast ones, at each time at which they changed.
         asked_s: when as many prefill replicas were wanted first as serve the load.
         killed_s: when Serve's controller was killed; ``None``: it was not.
         fell_s: end of the rise.
@@ -102,7 +109,7 @@ class Passage:
     """
 
     records: list[RequestRecord] = field(default_factory=list)
-    counts: list[tuple[float, int, int]] = field(default_factory=list)
+    counts: list[tuple[float, float, float]] = field(default_factory=list)
     asked_s: float | None = None
     killed_s: float | None = None
     fell_s: float = 0.0
@@ -128,7 +135,7 @@ class Passage:
         return [record.error for record in self.records if record.error not in (None, "HTTP 429")]
 
     @property
-    def peak(self) -> tuple[int, int]:
+    def peak(self) -> tuple[float, float]:
         """The most serving replicas of each role."""
         return max(prefill for _, prefill, _ in self.counts), max(decode for _, _, decode in self.counts)
 
@@ -148,14 +155,14 @@ class Stand:
             return None if status.last is None else status
         return None
 
-    def serving(self) -> tuple[int, int] | None:
-        """Serving prefill and decode replicas; ``None``: not known now."""
+    def serving(self) -> tuple[float, float] | None:
+        """Serving prefill and decode replicas, in fast ones; ``None``: not known now."""
         if (status := self.status()) is None:
             return None
-        admitted = set(status.last.plan.admitted)
-        ready = dict.fromkeys(Role, 0)
+        admitted, limits = set(status.last.plan.admitted), status.pools.root
+        ready = dict.fromkeys(Role, 0.0)
         for pool, names in status.last.running.items():
-            ready[pool.role] += len(admitted.intersection(names))
+            ready[pool.role] += len(admitted.intersection(names)) * limits[pool].capacity
         return ready[Role.PREFILL], ready[Role.DECODE]
 
     def wait_until(self, holds: Callable[[], bool], within_s: float = 240.0) -> None:
@@ -252,7 +259,8 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
         now_s = time.monotonic() - begun_s
         if not passage.counts or passage.counts[-1][1:] != serving:
             passage.counts.append((now_s, *serving))
-        desired = sum(count for key, count in status.last.plan.state.desired.items() if key.role is Role.PREFILL)
+        counts, limits = status.last.plan.state.desired, status.pools.root
+        desired = sum(count * limits[key].capacity for key, count in counts.items() if key.role is Role.PREFILL)
         if passage.asked_s is None and desired * _PREFILL_PER_S >= RISE_PER_S:
             passage.asked_s = now_s
         plan = status.last.plan
