@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -66,6 +66,9 @@ bench-placement: setup ## Measure a placement cycle on 20,000 GPUs, compared wit
 
 bench-hetero: setup ## Simulate placement with and without topology, and one GPU type against two (about 2 minutes)
 	@$(VENV)/python -m tests.lab.bench.hetero
+
+bench-variants: setup ## Simulate every policy on two variants, counted alike and by capacity (about a minute)
+	@$(VENV)/python -m tests.lab.bench.variants
 
 bench-starts: setup ## Measure how long a replica takes to start: cold, with staged weights, and warm (about 10 minutes)
 	@$(VENV)/python -m tests.lab.bench.starts

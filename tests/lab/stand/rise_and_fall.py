@@ -80,7 +80,7 @@ def document() -> dict[str, Any]:
     args["groups"] = [fast | {"name": "fast"}, deepcopy(fast) | {"name": "slow"}]
     for group, speed, replicas in zip(args["groups"], (1.0, _SLOW_SPEED), (1, 0), strict=True):
         for role, highest in _MOST[group["name"]].items():
-            emulator = {"profile": PROFILE, "start_s": _START_S * speed, "time_factor": speed}
+            emulator = {"profile": PROFILE, "start_s": _START_S, "time_factor": speed}
             group[role] |= {"replicas": replicas, "max_replicas": highest, "emulator": emulator}
     args["autoscale"] = {
         "pd_ratio": "2:1",
