@@ -1,8 +1,8 @@
 """How much work a replica of another variant does, in replicas of the service's first group (pure).
 
 A variant is hardware with a parallelism and a quantisation (WVA section II). A replica of the first group is a
-*standard replica* of its role. The figures are those of one typical request: variants of unequal speed keep nearly the
-same proportion at other lengths.
+*standard replica* of its role. The figures are those of one typical request. At other lengths the proportion is nearly
+the same, unless the slower engine barely keeps the TPOT objective.
 """
 
 from collections.abc import Mapping

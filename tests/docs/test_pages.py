@@ -179,13 +179,27 @@ def test_the_readmes_configurations_are_valid(example: dict[str, Any]) -> None:
 
 
 def test_the_placement_pages_configuration_is_valid(example: dict[str, Any]) -> None:
-    (block,) = yaml_blocks("docs/placement.md")
+    block, _ = yaml_blocks("docs/placement.md")
     application = {
         **example["applications"][0],
         "autoscaling_policy": {"policy_function": "autoscale.ray_policy:JointPolicy"},
         **block,
     }
     assert len(single_app_config({**example, "applications": [application]}).services) == 2
+
+
+def test_the_placement_pages_variants_are_worth_what_it_says() -> None:
+    _, services = yaml_blocks("docs/placement.md")
+    (service,) = services
+    for group in service["groups"]:
+        for role in ("prefill", "decode"):
+            if group[role] is not None:
+                kind = group[role]["profile"].removesuffix(".json")
+                group[role]["profile"] = str(ROOT / "configs" / "profiles" / f"{kind}_llama2_70b_tp4.json")
+    policy = {"pd_ratio": "1:2", "policy": {"kind": "heteroscale", "target": 600}}
+    limits = ServiceConfig.model_validate({**service, "autoscale": policy}).pool_limits().root
+    worth = {str(key): round(pool.capacity, 2) for key, pool in limits.items()}
+    assert (worth["prefill:a100"], worth["decode:a100"]) == (0.47, 0.32)
 
 
 def test_the_overload_pages_configuration_is_valid(example: dict[str, Any]) -> None:

@@ -159,3 +159,33 @@ def test_a_missing_or_broken_file_says_so(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no policy 'nope': choose among .*default.*wva"):
         SimConfig.load(write(tmp_path, smallest())).autoscale_config("nope")
+
+
+def test_a_group_without_prefill_serves_beside_one_with_it(tmp_path: Path) -> None:
+    both = {**GROUP, "name": "both", "prefill": None}
+    document = smallest(policies={"default": {"gate": {"is_enabled": False}}}, warm_up_s=10)
+    config = SimConfig.load(write(tmp_path, {**document, "groups": [GROUP, both]}))
+    pools = config.pools()
+    assert list(pools) == [PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE), PoolKey("both", Role.DECODE)]
+    assert 0.0 < pools[PoolKey("both", Role.DECODE)].capacity < 1.0
+    assert 0.0 < pools[PoolKey("both", Role.DECODE)].prompt_capacity < 1.0
+    trace = [TraceRequest(at_s=0.2 * number, input_tokens=500, output_tokens=20) for number in range(300)]
+    run = run_policy(scenario_of(config, trace), config.autoscale_config("default"), dict.fromkeys(pools, 1))
+    assert all(record.error is None for record in run.measured)
+    served = {life.key for life in run.fleet.lives if life.work.output_tokens}
+    assert served == set(pools)
+
+
+def test_a_service_of_groups_without_prefill_needs_the_ratio_0_to_1(tmp_path: Path) -> None:
+    both = {**GROUP, "prefill": None}
+    config = SimConfig.load(write(tmp_path, {"groups": [both], "autoscale": {"pd_ratio": "0:1"}}))
+    policy = config.autoscale_config("default").policy
+    assert isinstance(policy, DefaultConfig) and policy.prefill == policy.decode
+    with pytest.raises(ValueError, match=r"the oracle: needs a group with a prefill pool: give groups\.0\.prefill"):
+        config.check_one_pair("the oracle")
+
+
+def test_a_group_with_prefill_comes_first(tmp_path: Path) -> None:
+    document = {"groups": [{**GROUP, "name": "both", "prefill": None}, GROUP]}
+    with pytest.raises(ValueError, match="'both' comes first and has no prefill pool"):
+        SimConfig.load(write(tmp_path, document))

@@ -1,7 +1,7 @@
 """The same rise and fall of load for every policy, on one application of emulated engines under real Ray Serve.
 
 The application has two variants: a few fast replicas, and slow ones that compute half as fast. Each policy is tuned
-into it while it runs. The load rises to six times the base, Serve's controller is killed meanwhile, and the load falls
+into it while it runs. The load rises to four times the base, Serve's controller is killed meanwhile, and the load falls
 again. Admission is on: at the endpoint requests wait or are refused until enough replicas serve.
 """
 
@@ -28,14 +28,14 @@ from tests.lab.stand.processes import title
 ROOT = Path(__file__).parents[3]
 APP, MODEL = "policies", "llama-70b"
 PROFILE = str(ROOT / "configs" / "profiles" / "h100_llama70b_fp8_tp1.json")
-BASE_PER_S, RISE_PER_S = 1.0, 6.0
+BASE_PER_S, RISE_PER_S = 1.0, 4.0
 INPUT_TOKENS, OUTPUT_TOKENS = 3000, 30
 TTFT_S, TPOT_S = 3.0, 0.1
 _START_S = 5.0
 _PART_S = 2.5  # length of a part of the load, seconds
 _ANSWER_S = 5.0  # time after which a request that is sent in time has ended, seconds
 # Most replicas of each role in the fast group, which serves the base alone, and in the slow one.
-_MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 8, "decode": 4}}
+_MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 4, "decode": 3}}
 _SLOW_SPEED = 0.5
 # What one fast emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
@@ -54,7 +54,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         "policy": {"kind": "default", "history_s": 60.0, "memory_s": 10.0, "stay_starts": 1.0, **_PROFILES},
         "gate": {"is_enabled": False},
     },
-    "heteroscale decode_tps": {"policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 70.0}},
+    "heteroscale decode_tps": {"policy": {"kind": "heteroscale", "signal": "decode_tps", "target": 100.0}},
     "heteroscale prefill_tps": {"policy": {"kind": "heteroscale", "signal": "prefill_tps", "target": 4000.0}},
     "heteroscale ttft": {"policy": {"kind": "heteroscale", "signal": "ttft"}},
     "heteroscale tpot": {"policy": {"kind": "heteroscale", "signal": "tpot"}},
