@@ -105,6 +105,7 @@ class ReplicaStats:
         queued_prefill_tokens: prompt tokens that the replica must still compute.
         unread_kv_requests: prompts whose KV a prefill engine keeps until decode has pulled it.
         handoff_s: mean time of the window's handoffs, from prefill's answer to the first token.
+        pull_bytes_per_s: mean bandwidth of the window's pulls of KV.
     """
 
     replica_id: str
@@ -120,6 +121,7 @@ class ReplicaStats:
     gpu_utilization_frac: float | None = None
     sm_activity_frac: float | None = None
     handoff_s: float | None = None
+    pull_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +242,9 @@ class Traffic:
         refused_requests: number of requests that the endpoint refused in the window.
         input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
             an average prompt token, and exceeds the plain mean if lengths vary.
+        input_lengths: distribution of the prompts that reached decode: lengths in tokens, each with its share of the
+            prompts; empty: not observed. Its mean is that of these prompts.
+        output_lengths: distribution of the answers that ended, in the same form.
         cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
         is_whole: whether the requests of all replicas of the endpoint and of decode were observed.
     """
@@ -253,6 +258,8 @@ class Traffic:
     input_tokens_mean: float | None = None
     input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
+    input_lengths: tuple[tuple[float, float], ...] = ()
+    output_lengths: tuple[tuple[float, float], ...] = ()
     cached_frac: float | None = None
     is_whole: bool = True
 
@@ -297,6 +304,7 @@ class ControllerState:
         memory: series of numbers that the policy remembers, by name.
         asked_s: pools with replicas that start: when the plan asked for each, the oldest first.
         starts_s: durations of the last starts of each pool, seconds, the oldest first.
+        links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
     ticked_s: float | None = None
@@ -322,6 +330,12 @@ class ControllerState:
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     asked_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     starts_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
+    links: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Bandwidth of the slowest group's link, bytes/s: its fastest window; ``None``: nothing was pulled."""
+        return min((max(value for _, value in points) for points in self.links.values()), default=None)
 
     def start_s(self, role: Role) -> float | None:
         """Median duration of the last starts of a role, over its pools, seconds; ``None``: none was observed."""

@@ -8,6 +8,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.floor import lead_s
 from autoscale.decide.limits import limited, overdue_pools, room_of
+from autoscale.decide.links import with_window
 from autoscale.decide.starts import with_ended_starts
 from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
@@ -74,6 +75,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
+        links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
         scaled_out_s=_not_after(state.scaled_out_s, now_s),

@@ -1,6 +1,8 @@
 """The capacity of one replica of each role, from its profile (pure)."""
 
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from autoscale.engines.profile import EngineProfile
 
@@ -13,6 +15,13 @@ def prefill_engines(
     ``cached_frac``: share of a prompt, at its beginning, that prefix caches hold.
     """
     return requests_per_s * profile.prefill.chunk_s(cached_frac * input_tokens, input_tokens)
+
+
+def prefill_engines_for(
+    profile: EngineProfile, requests_per_s: float, lengths: Sequence[tuple[float, float]], cached_frac: float = 0.0
+) -> float:
+    """As ``prefill_engines``, for prompts of several lengths: pairs of tokens and the share of the prompts."""
+    return math.fsum(prefill_engines(profile, requests_per_s * share, tokens, cached_frac) for tokens, share in lengths)
 
 
 def handoff_engines(profile: EngineProfile, requests_per_s: float, input_tokens: float) -> float:

@@ -7,7 +7,7 @@ request arrives at the endpoint. If long prompts have a longer objective, their 
 
 from collections.abc import Callable
 
-from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, Histogram
+from autoscale.observe.histogram import LENGTH_EDGES_TOKENS, TPOT_EDGES_S, TTFT_EDGES_S, Histogram
 
 # A stream's pace is its recent time per output token. It is measured over this time, seconds: engines return tokens in
 # chunks, so over a shorter time the pace would depend on the size of a chunk.
@@ -96,6 +96,8 @@ class RequestStats:
         self._ttft_share = ttft_share
         self.ttft = Histogram(TTFT_EDGES_S)
         self.tpot = Histogram(TPOT_EDGES_S)
+        self._input_lengths = Histogram(LENGTH_EDGES_TOKENS)
+        self._output_lengths = Histogram(LENGTH_EDGES_TOKENS)
         self.first_tokens = 0
         self.first_tokens_s = 0.0  # sum of TTFTs, not scaled
         self.ended = 0
@@ -115,6 +117,7 @@ class RequestStats:
         self._begun += 1
         self._input_tokens += input_tokens
         self._input_tokens_squared += input_tokens * input_tokens
+        self._input_lengths.observe(input_tokens)
         timer = RequestTimer(self, arrived_s, self._ttft_share(input_tokens))
         if is_streamed:
             self._waiting.add(timer)
@@ -124,6 +127,7 @@ class RequestStats:
         """Count a request that has ended with this many output tokens."""
         self.ended += 1
         self.output_tokens += output_tokens
+        self._output_lengths.observe(output_tokens)
         mean = output_tokens if self.output_tokens_mean is None else self.output_tokens_mean
         self.output_tokens_mean = mean + (output_tokens - mean) * _ANSWER_WEIGHT
 
@@ -156,4 +160,6 @@ class RequestStats:
             **self.tpot.as_report("tpot"),
             **late.as_report("late"),
             **pace.as_report("pace"),
+            **self._input_lengths.as_report("input_length"),
+            **self._output_lengths.as_report("output_length"),
         }

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscale.observe.endpoint_report import REFUSED, refusal_of
-from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, quantile
+from autoscale.observe.histogram import LENGTH_EDGES_TOKENS, TPOT_EDGES_S, TTFT_EDGES_S, distribution, quantile
 from autoscale.observe.report_window import ReportWindow
 from autoscale.types import Latency, PoolKey, Refused, ReplicaStats, Traffic
 from kvtransfer.topology import Role
@@ -22,6 +22,9 @@ _LATE = [f"late_{index}" for index in range(len(TTFT_EDGES_S) + 1)]
 # TPOT: counters of ended requests; gauges of requests that stream.
 _TPOT = [f"tpot_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
 _PACE = [f"pace_{index}" for index in range(len(TPOT_EDGES_S) + 1)]
+# Lengths: counters of requests that began, and of answers that ended.
+_INPUTS = [f"input_length_{index}" for index in range(len(LENGTH_EDGES_TOKENS) + 1)]
+_OUTPUTS = [f"output_length_{index}" for index in range(len(LENGTH_EDGES_TOKENS) + 1)]
 
 
 # Time and values of the last report of each replica, by replica id; ``None``: it has not reported yet.
@@ -128,12 +131,15 @@ class Signals:
         requests, inputs, squared, ended, outputs = _gained(
             windows, ("requests", "input_tokens", "input_tokens_squared", "requests_ended", "output_tokens")
         )
+        input_mean, output_mean = inputs / requests if requests else None, outputs / ended if ended else None
         return Traffic(
             requests_per_s=math.fsum(window.rate("requests") or 0.0 for window in windows),
             served_per_s=math.fsum(window.rate("first_tokens") or 0.0 for window in windows),
-            input_tokens_mean=inputs / requests if requests else None,
+            input_tokens_mean=input_mean,
             input_tokens_weighted_mean=squared / inputs if inputs and squared else None,
-            output_tokens_mean=outputs / ended if ended else None,
+            output_tokens_mean=output_mean,
+            input_lengths=distribution(LENGTH_EDGES_TOKENS, _gained(windows, _INPUTS), input_mean),
+            output_lengths=distribution(LENGTH_EDGES_TOKENS, _gained(windows, _OUTPUTS), output_mean),
         )
 
     def _offered(self, windows: Sequence[ReportWindow], reached: Traffic) -> Traffic:

@@ -14,7 +14,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, handoff_engines, prefill_engines
+from autoscale.engines.capacity import (
+    decode_batch,
+    decode_tokens_per_s,
+    handoff_engines,
+    prefill_engines,
+    prefill_engines_for,
+)
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.policy import (
     ProfiledConfig,
@@ -109,7 +115,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
 
     is_fit_for_aggregated = True
 
-    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
+    def decide_with_observed(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.
 
         The fewer replicas are busy, the larger is the share of spare ones. The number of requests on decode is taken as
@@ -191,8 +197,9 @@ class Default(ProfiledPolicy[DefaultConfig]):
     def _loads(self, snapshot: Snapshot) -> dict[str, _Load]:
         """The present loads.
 
-        A long prompt costs more than its share of the tokens. So the cost of prefill is computed as if all prompts had
-        the weighted mean length, with the same tokens per second. Tokens in prefix caches cost nothing.
+        A long prompt costs more than its share of the tokens. So the cost of prefill is the mean cost over the
+        distribution of lengths. Without it, the cost is computed as if all prompts had the weighted mean length, with
+        the same tokens per second. Tokens in prefix caches cost nothing.
         """
         config, traffic, tpot_s = self._config, snapshot.traffic, self._slo.tpot_s
         rate, inputs, outputs = (
@@ -202,9 +209,14 @@ class Default(ProfiledPolicy[DefaultConfig]):
         weighted_inputs = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
         prompt_unevenness = weighted_inputs / inputs if inputs else 1.0  # 1: all prompts are equally long
         cached_frac = traffic.cached_frac or 0.0
-        prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
+        if traffic.input_lengths:
+            prefill = prefill_engines_for(config.prefill, rate, traffic.input_lengths, cached_frac)
+        else:
+            prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
+        # Before any KV was pulled, the link is taken as that of the profile, or as a part of it across switches.
         is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
-        handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_across_switches else 1.0)
+        is_reduced = is_across_switches and snapshot.state.link_bytes_per_s is None
+        handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_reduced else 1.0)
         prompt_s = 0.0  # time of prompts on an engine for each output token
         if self._ratio.is_aggregated:  # its engines compute prompts too, and no KV is handed over
             prompt_s, handoff = prefill / (rate * outputs) if rate * outputs else 0.0, 0.0

@@ -4,11 +4,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
-from autoscale.engines.profile import ProfileRef
+from autoscale.engines.profile import EngineProfile, ProfileRef
 from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -19,8 +19,8 @@ from kvtransfer.topology import Role
 C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
 # Tolerance for rounding errors of standard replicas.
 EPSILON_REPLICAS = 1e-9
-# Share of a configured start time by which the observed one may differ before a decision names it. A smaller one
-# would name ordinary variations of a start.
+# Share of a configured start time or bandwidth by which the observed one may differ before a decision names it. A
+# smaller one would name ordinary variations.
 _DRIFT_FRAC = 0.25
 
 
@@ -169,10 +169,15 @@ class ProfiledConfig(StrictConfig):
     """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile. It holds
     until the first start has been observed; then the median of the last starts does."""
 
-    def with_starts(self, state: ControllerState) -> Self:
-        """The configuration with the start times that were observed; configured ones hold until a start has ended."""
+    def with_observed(self, state: ControllerState) -> Self:
+        """The configuration with the start times and the link that were observed; before that, the configured ones."""
         learned = {f"{role}_start_s": state.start_s(role) for role in Role}
-        changes = {name: seconds for name, seconds in learned.items() if seconds is not None}
+        changes: dict[str, Any] = {name: seconds for name, seconds in learned.items() if seconds is not None}
+        if (bytes_per_s := state.link_bytes_per_s) is not None:
+            for name in ("prefill", "decode"):
+                profile: EngineProfile = getattr(self, name)
+                handoff = profile.handoff.model_copy(update={"bytes_per_s": bytes_per_s})
+                changes[name] = profile.model_copy(update={"handoff": handoff})
         return self.model_copy(update=changes) if changes else self
 
     def start_s(self, role: Role) -> float:
@@ -186,22 +191,27 @@ P = TypeVar("P", bound=ProfiledConfig)  # configuration class of a policy with p
 
 
 class ProfiledPolicy(Policy[P]):
-    """A policy that sizes by engine profiles and start times; observed start times replace the configured ones."""
+    """A policy that sizes by engine profiles, start times and links; observed ones replace the configured ones."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The decision of ``decide_with_starts``. It shows each observed start time, and names one that has drifted."""
-        learned = self._config.with_starts(snapshot.state)
+        """The decision of ``decide_with_observed``. It shows what was observed, and names what has drifted."""
+        learned = self._config.with_observed(snapshot.state)
         policy = self if learned is self._config else type(self)(learned, ratio=self._ratio, slo=self._slo)
-        decision, shown, drifts = policy.decide_with_starts(snapshot), list[Shown](), list[str]()
+        decision, shown, drifts = policy.decide_with_observed(snapshot), list[Shown](), list[str]()
         for role in Role:
             if (seconds := snapshot.state.start_s(role)) is not None:
                 configured_s = self._config.start_s(role)
                 shown.append(Shown(name=f"{role}_start_s", value=seconds, target=configured_s))
                 if abs(seconds - configured_s) > _DRIFT_FRAC * configured_s:
                     drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
+        if (observed := snapshot.state.link_bytes_per_s) is not None:
+            configured = self._config.decode.handoff.bytes_per_s
+            shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
+            if abs(observed - configured) > _DRIFT_FRAC * configured:
+                drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")
         reason = "; ".join((decision.reason, *drifts))
         return replace(decision, shown=(*decision.shown, *shown), reason=reason)
 
     @abstractmethod
-    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
-        """The decision; ``start_s`` of the configuration gives the observed start times."""
+    def decide_with_observed(self, snapshot: Snapshot) -> Decision:
+        """The decision; the configuration has the observed start times and the observed link."""

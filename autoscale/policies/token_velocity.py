@@ -69,7 +69,7 @@ class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
     Source: TokenScale (arXiv 2512.03416): the velocities, and convertible decoders for bursts.
     """
 
-    def decide_with_starts(self, snapshot: Snapshot) -> Decision:
+    def decide_with_observed(self, snapshot: Snapshot) -> Decision:
         """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 
         Prefill: lambda / min(V_P, V_N). Decode: lambda / V_D. In the paper decode's lambda and V_D count prompt and

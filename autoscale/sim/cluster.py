@@ -378,7 +378,11 @@ class VirtualCluster(Clock):
         """Time at which the KV of ``tokens`` prompt tokens, requested now, is at the decode replica, seconds."""
         handoff, uplink = prefill.engine.profile.handoff, self._groups[prefill.key.group].uplink
         wires = [prefill.card, decode.card, *([] if uplink is None else [uplink])]
-        return transfer_end_s(self.now_s, tokens * handoff.kv_bytes_per_token, handoff.base_s, wires)
+        size_bytes = tokens * handoff.kv_bytes_per_token
+        arrival_s = transfer_end_s(self.now_s, size_bytes, handoff.base_s, wires)
+        decode.pulled_bytes += size_bytes
+        decode.pull_s += arrival_s - self.now_s
+        return arrival_s
 
     def _end_pull(self, journey: Journey, prefill: VirtualReplica) -> None:
         """Free the KV of a prompt on its prefill replica, since decode has pulled it."""

@@ -41,6 +41,8 @@ class VirtualReplica:
         local_prefill_tokens: tokens of the prompts that a decode replica computes itself, until their first tokens.
         handoffs: number of prompts whose KV came from prefill and that have got their first token.
         handoff_s: sum of their times from the end of prefill to the first token, seconds.
+        pulled_bytes: KV that a decode replica has requested from prefill, and has got or will get.
+        pull_s: sum of the times of these pulls, seconds.
         on_empty: called once, when a draining replica is empty.
     """
 
@@ -60,6 +62,8 @@ class VirtualReplica:
     local_prefill_tokens: int = 0
     handoffs: int = 0
     handoff_s: float = 0.0
+    pulled_bytes: float = 0.0
+    pull_s: float = 0.0
     on_empty: Callable[[], None] | None = None
     is_dead: bool = False
     # Number of the present step: it tells events of replaced steps from the event of this one.
@@ -124,6 +128,8 @@ class VirtualReplica:
             unread_kv_requests=self.unread_kv_requests if is_prefill else None,
             handoffs=None if is_prefill else self.handoffs,
             handoff_s=None if is_prefill else self.handoff_s,
+            pulled_bytes=None if is_prefill else self.pulled_bytes,
+            pull_s=None if is_prefill else self.pull_s,
         )
         return report.values(None if is_prefill else self.requests)
 

@@ -48,6 +48,7 @@ class EmulatedStats:
     def __init__(self, model: EngineModel, time_factor: float) -> None:
         self._model = model
         self._time_factor = time_factor
+        self.pulled_bytes = self.pull_s = 0.0
         self._last = (time.monotonic(), 0.0, 0.0)  # at the last report: the time, ``busy_s`` and ``sm_active_s``
         self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests = model.profile.max_running
@@ -66,7 +67,14 @@ class EmulatedStats:
             decode_tokens=counters.output_tokens,
             prefill_tokens=counters.prefill_tokens,
             cached_prefill_tokens=counters.cached_tokens,
+            pulled_bytes=self.pulled_bytes,
+            pull_s=self.pull_s,
         )
+
+    def note_pull(self, size_bytes: float, engine_s: float) -> None:
+        """Count a pull of KV; ``engine_s``: its duration in engine time, seconds."""
+        self.pulled_bytes += size_bytes
+        self.pull_s += engine_s / self._time_factor
 
     def gpu_report(self) -> dict[str, float]:
         """GPU utilisation and SM activity since the last call, each 0..1.
@@ -168,6 +176,8 @@ class EmulatedClient:
             block_hashes=block_hashes(ids, self.profile.block_tokens, prompt.get("cache_salt") or ""),
             kv_ready_s=self._now_s() + handoff_s if transfer.get("do_remote_prefill") else None,
         )
+        if request.kv_ready_s is not None:
+            self.stats.note_pull(len(ids) * self.profile.handoff.kv_bytes_per_token, handoff_s)
         self._model.add(request)
         stream = self._streams[request] = _Stream()
         self._work.set()

@@ -21,13 +21,15 @@ class EngineLoad:
     decode_tokens: int = 0  # tokens generated since the start
     prefill_tokens: int = 0  # prompt tokens computed since the start
     cached_prefill_tokens: int = 0  # prefix cache hits since the start, in tokens of prompts without KV from prefill
+    pulled_bytes: float = 0.0  # KV pulled from prefill since the start
+    pull_s: float = 0.0  # sum of the durations of these pulls
 
 
 class EngineStatsLogger(StatLoggerBase):
     """A vLLM statistics logger that writes each step's figures into ``load``.
 
-    Needs: the entry point ``vllm.stat_logger_plugins``; ``vllm.v1.metrics.loggers.StatLoggerBase``; the fields of
-    ``SchedulerStats``, ``IterationStats`` and ``PromptTokenStats`` that ``record`` reads.
+    Needs: the entry point ``vllm.stat_logger_plugins``; ``vllm.v1.metrics.loggers.StatLoggerBase``; what ``record``
+    reads of ``SchedulerStats``, ``IterationStats``, ``PromptTokenStats`` and ``NixlKVConnectorStats.data``.
     Without it: no replica starts (``engine_stats`` raises), since neither routing nor autoscaling would see the engine.
     """
 
@@ -57,6 +59,9 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.waiting_requests = scheduler_stats.num_waiting_reqs
             self.load.deferred_requests = scheduler_stats.num_skipped_waiting_reqs
             self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
+            if pulls := scheduler_stats.kv_connector_stats:  # most steps have none
+                self.load.pulled_bytes += sum(pulls.get("bytes_transferred", ()))
+                self.load.pull_s += sum(pulls.get("transfer_duration", ()))
         if iteration_stats is not None:
             self.load.decode_tokens += iteration_stats.num_generation_tokens
             prompts = iteration_stats.prompt_token_stats

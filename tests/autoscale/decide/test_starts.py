@@ -75,7 +75,7 @@ def test_a_policy_with_profiles_takes_observed_starts_and_names_a_drift(
     before = policy.decide(make_snapshot(traffic=traffic))
     assert "start" not in before.reason
     state = ControllerState(starts_s={P: (40.0, 41.0, 300.0), D: (1.0,)})
-    assert config.with_starts(state).start_s(Role.PREFILL) == 41.0
+    assert config.with_observed(state).start_s(Role.PREFILL) == 41.0
     decision = policy.decide(make_snapshot(traffic=traffic, state=state))
     assert decision.reason.endswith("prefill replicas start in 41 s, configured are 30 s")
     assert {(each.name, each.value, each.target) for each in decision.shown[-2:]} == {

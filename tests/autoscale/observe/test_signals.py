@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscale.observe.endpoint_report import endpoint_figures, figures_of, joined
-from autoscale.observe.histogram import TPOT_EDGES_S, TTFT_EDGES_S, Histogram, quantile
+from autoscale.observe.histogram import (
+    LENGTH_EDGES_TOKENS,
+    TPOT_EDGES_S,
+    TTFT_EDGES_S,
+    Histogram,
+    distribution,
+    quantile,
+)
 from autoscale.observe.report_window import ReportWindow
+from autoscale.observe.request_stats import RequestStats
 from autoscale.observe.signals import Signals
 from autoscale.slo import SloConfig
 from autoscale.types import Latency, PoolKey, Refused, Traffic
@@ -126,6 +134,37 @@ def test_quantiles_are_taken_over_the_merged_buckets_of_all_replicas() -> None:
     assert feed.signals.latency(0.9).ttft_s == pytest.approx(0.05 + 0.05 * 90 / 95)
     assert feed.signals.latency(0.99).ttft_s == pytest.approx(3.0 + 2.0 * 4 / 5)
     # The mean of the two replicas' own p90 would be over two seconds.
+
+
+def test_the_distribution_of_lengths_has_the_exact_mean() -> None:
+    feed, lengths = Feed(), (100, 100, 100, 3000)
+    requests = RequestStats(lambda: 0.0)
+    feed.step({(D, "d0"): requests.report()})
+    for tokens in lengths:
+        timer = requests.begin(0.0, tokens, is_streamed=False)
+        timer.add_all(tokens // 10, 0.0, 1.0)
+        timer.end()
+    feed.step({(D, "d0"): requests.report()})
+    traffic = feed.signals.traffic()
+    for shown, mean in ((traffic.input_lengths, 825.0), (traffic.output_lengths, 82.5)):
+        assert [share for _, share in shown] == [0.75, 0.25]
+        assert sum(value * share for value, share in shown) == pytest.approx(mean)
+        assert shown[0][0] < mean < shown[1][0]
+    assert Traffic().input_lengths == ()
+
+
+@given(st.lists(st.floats(1.0, 200_000.0), min_size=1, max_size=50))
+def test_a_length_is_known_to_within_a_fifth(values: list[float]) -> None:
+    histogram = Histogram(LENGTH_EDGES_TOKENS)
+    for value in values:
+        histogram.observe(value)
+    mean = sum(values) / len(values)
+    points = distribution(LENGTH_EDGES_TOKENS, histogram.counts, mean)
+    assert sum(share for _, share in points) == pytest.approx(1.0)
+    assert sum(value * share for value, share in points) == pytest.approx(mean)
+    inside = [value for value in values if 64.0 < value <= LENGTH_EDGES_TOKENS[-1]]
+    if len(inside) == len(values) and len(points) == 1:
+        assert all(value / mean == pytest.approx(1.0, abs=0.42) for value in values)
 
 
 def test_a_bucket_that_was_left_out_because_it_was_empty_counts_from_zero() -> None:

@@ -36,6 +36,7 @@ def test_contract_engine_stats_engine_stats_logger() -> None:
         "num_waiting_reqs: int",
         "num_skipped_waiting_reqs: int",
         "kv_cache_usage: float",
+        "kv_connector_stats: dict[str, Any] | None",
         "computed: int",
         "local_cache_hit: int",
         "external_kv_transfer: int",
@@ -43,6 +44,9 @@ def test_contract_engine_stats_engine_stats_logger() -> None:
         "self.prompt_token_stats",
     ):
         assert field in stats, field
+    pulls = installed_source("vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py")
+    assert '"transfer_duration"' in pulls
+    assert '"bytes_transferred"' in pulls
     assert "vllm.stat_logger_plugins" in installed_source("vllm/plugins/__init__.py")
     assert "class StatLoggerBase" in installed_source("vllm/v1/metrics/loggers.py")
 

@@ -20,6 +20,7 @@ def make_logger(**cache: Any) -> Any:
 
 def scheduler(**fields: Any) -> SimpleNamespace:
     shown = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_skipped_waiting_reqs": 0, "kv_cache_usage": 0.0}
+    shown["kv_connector_stats"] = None
     return SimpleNamespace(**{**shown, **fields})
 
 
@@ -52,7 +53,16 @@ def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
         "decode_tokens": 12.0,
         "prefill_tokens": 100.0,
         "cached_prefill_tokens": 60.0,
+        "pulled_bytes": 0.0,
+        "pull_s": 0.0,
     }
+
+
+def test_pulls_of_a_step_are_added_up() -> None:
+    stats = make_logger()
+    stats.record(scheduler(kv_connector_stats={"bytes_transferred": [100, 50], "transfer_duration": [0.1, 0.2]}), None)
+    stats.record(scheduler(kv_connector_stats={"num_failed_transfers": [1]}), None)
+    assert (stats.load.pulled_bytes, stats.load.pull_s) == (150.0, pytest.approx(0.3))
 
 
 def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:

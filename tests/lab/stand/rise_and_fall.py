@@ -35,7 +35,7 @@ _START_S = 5.0
 _PART_S = 2.5  # length of a part of the load, seconds
 _ANSWER_S = 5.0  # time after which a request that is sent in time has ended, seconds
 # Most replicas of each role in the fast group, which serves the base alone, and in the slow one.
-_MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 4, "decode": 3}}
+_MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 2, "decode": 2}}
 _SLOW_SPEED = 0.5
 # What one fast emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0

@@ -1,0 +1,82 @@
+"""The learned bandwidth of a group's link."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autoscale.decide.links import with_window
+from autoscale.engines.profile import EngineProfile
+from autoscale.policies.default import Default, DefaultConfig
+from autoscale.policies.token_velocity import TokenVelocity, TokenVelocityConfig, network_velocity
+from autoscale.ratio import PdRatio
+from autoscale.slo import SloConfig
+from autoscale.types import ControllerState, Snapshot, Traffic
+from kvtransfer.topology import LinkTier, Role
+
+MakeSnapshot = Callable[..., Snapshot]
+MakeProfile = Callable[..., EngineProfile]
+D = Role.DECODE
+WINDOW_S = 20.0
+
+
+def test_one_window_after_the_other_is_remembered_and_the_fastest_counts(make_snapshot: MakeSnapshot) -> None:
+    links: dict[str, tuple[tuple[float, float], ...]] = {}
+    seen = {0.0: 4e9, 5.0: 9e9, 20.0: 5e9, 40.0: None, 60.0: 3e9}  # 5 s after a window no other one has passed
+    for at_s, bytes_per_s in seen.items():
+        links = dict(
+            with_window(links, make_snapshot(1, 2, now_s=at_s, stats={D: {"pull_bytes_per_s": bytes_per_s}}), 20.0)
+        )
+    assert links == {"g0": ((0.0, 4e9), (20.0, 5e9), (60.0, 3e9))}
+    assert ControllerState(links=links).link_bytes_per_s == 5e9
+    for number in range(9):  # a link that has become slower: after nine windows
+        at_s = 80.0 + 20.0 * number
+        links = dict(with_window(links, make_snapshot(now_s=at_s, stats={D: {"pull_bytes_per_s": 1e9}}), WINDOW_S))
+    assert ControllerState(links=links).link_bytes_per_s == 1e9
+
+
+def test_the_slowest_group_counts_and_a_clock_that_was_set_back_forgets_the_future(make_snapshot: MakeSnapshot) -> None:
+    links = {"fast": ((10.0, 9e9),), "slow": ((10.0, 2e9),)}
+    assert ControllerState(links=links).link_bytes_per_s == 2e9
+    assert with_window({"g0": ((5000.0, 9e9),)}, make_snapshot(now_s=1000.0), WINDOW_S) == {}
+    assert ControllerState().link_bytes_per_s is None
+
+
+def test_policies_take_the_observed_link_and_name_a_drift(
+    make_profile: MakeProfile, make_snapshot: MakeSnapshot
+) -> None:
+    profile = make_profile()
+    configured = profile.handoff.bytes_per_s
+    traffic = Traffic(requests_per_s=1.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
+    state = ControllerState(links={"g0": ((1.0, configured / 4),)})
+    config = TokenVelocityConfig(prefill=profile, decode=profile)
+    learned = config.with_observed(state)
+    assert network_velocity(learned.prefill) == pytest.approx(network_velocity(profile) / 4)
+    decision = TokenVelocity(config, ratio=PdRatio(1, 1), slo=SloConfig()).decide(
+        make_snapshot(traffic=traffic, state=state)
+    )
+    assert "KV is pulled at" in decision.reason
+    (shown,) = (each for each in decision.shown if each.name == "link_bytes_per_s")
+    assert (shown.value, shown.target) == (configured / 4, configured)
+
+
+def test_the_share_across_switches_holds_until_kv_was_pulled(
+    make_profile: MakeProfile, make_snapshot: MakeSnapshot
+) -> None:
+    """A load that the link alone decides: many prompts, and one output token each."""
+    profile = make_profile()
+    slow = profile.model_copy(update={"handoff": profile.handoff.model_copy(update={"bytes_per_s": 1e3})})
+    policy = Default(DefaultConfig(prefill=profile, decode=slow), ratio=PdRatio(1, 1), slo=SloConfig())
+    traffic = Traffic(requests_per_s=50.0, served_per_s=50.0, input_tokens_mean=90.0, output_tokens_mean=1.0)
+
+    def wanted(state: ControllerState, tier: LinkTier) -> float:
+        seen = make_snapshot(traffic=traffic, state=state)
+        pools = tuple(replace(pool, limits=replace(pool.limits, link_tier=tier)) for pool in seen.pools)
+        decision = policy.decide(replace(seen, pools=pools))
+        assert decision.wanted is not None
+        return decision.wanted[D]
+
+    observed = ControllerState(links={"g0": ((1.0, 1e3),)})
+    near, far = wanted(ControllerState(), LinkTier.S1), wanted(ControllerState(), LinkTier.S2)
+    assert far > 1.1 * near
+    assert wanted(observed, LinkTier.S2) == near
