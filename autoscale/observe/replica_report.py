@@ -22,7 +22,8 @@ class ReplicaReport:
     unread_kv_requests: int | None = None  # prompts whose KV decode has not pulled
     handoffs: int | None = None
     handoff_s: float | None = None  # sum of the durations of these handoffs
-    pulled_bytes: float | None = None  # KV that the engine has pulled
+    pulls: int | None = None  # pulls of KV that have ended
+    pulled_bytes: float | None = None  # KV of these pulls
     pull_s: float | None = None  # sum of the durations of these pulls
 
     def values(self, requests: RequestStats | None = None) -> dict[str, float]:

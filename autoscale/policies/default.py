@@ -215,7 +215,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
             prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
         # Before any KV was pulled, the link is taken as that of the profile, or as a part of it across switches.
         is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
-        is_reduced = is_across_switches and snapshot.state.link_bytes_per_s is None
+        is_reduced = is_across_switches and not snapshot.state.links
         handoff = handoff_engines(config.decode, rate, inputs) / (CROSS_SWITCH_FRAC if is_reduced else 1.0)
         prompt_s = 0.0  # time of prompts on an engine for each output token
         if self._ratio.is_aggregated:  # its engines compute prompts too, and no KV is handed over

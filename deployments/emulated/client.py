@@ -48,7 +48,7 @@ class EmulatedStats:
     def __init__(self, model: EngineModel, time_factor: float) -> None:
         self._model = model
         self._time_factor = time_factor
-        self.pulled_bytes = self.pull_s = 0.0
+        self.pulls, self.pulled_bytes, self.pull_s = 0, 0.0, 0.0
         self._last = (time.monotonic(), 0.0, 0.0)  # at the last report: the time, ``busy_s`` and ``sm_active_s``
         self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests = model.profile.max_running
@@ -67,12 +67,14 @@ class EmulatedStats:
             decode_tokens=counters.output_tokens,
             prefill_tokens=counters.prefill_tokens,
             cached_prefill_tokens=counters.cached_tokens,
+            pulls=self.pulls,
             pulled_bytes=self.pulled_bytes,
             pull_s=self.pull_s,
         )
 
     def note_pull(self, size_bytes: float, engine_s: float) -> None:
         """Count a pull of KV; ``engine_s``: its duration in engine time, seconds."""
+        self.pulls += 1
         self.pulled_bytes += size_bytes
         self.pull_s += engine_s / self._time_factor
 

@@ -21,7 +21,8 @@ class EngineLoad:
     decode_tokens: int = 0  # tokens generated since the start
     prefill_tokens: int = 0  # prompt tokens computed since the start
     cached_prefill_tokens: int = 0  # prefix cache hits since the start, in tokens of prompts without KV from prefill
-    pulled_bytes: float = 0.0  # KV pulled from prefill since the start
+    pulls: int = 0  # pulls of KV from prefill since the start
+    pulled_bytes: float = 0.0  # KV of these pulls
     pull_s: float = 0.0  # sum of the durations of these pulls
 
 
@@ -60,7 +61,9 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.deferred_requests = scheduler_stats.num_skipped_waiting_reqs
             self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
             if pulls := scheduler_stats.kv_connector_stats:  # most steps have none
-                self.load.pulled_bytes += sum(pulls.get("bytes_transferred", ()))
+                sizes = pulls.get("bytes_transferred", ())
+                self.load.pulls += len(sizes)
+                self.load.pulled_bytes += sum(sizes)
                 self.load.pull_s += sum(pulls.get("transfer_duration", ()))
         if iteration_stats is not None:
             self.load.decode_tokens += iteration_stats.num_generation_tokens

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoscale.decide.links import with_window
+from autoscale.decide.links import Links, with_window
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.policies.token_velocity import TokenVelocity, TokenVelocityConfig, network_velocity
@@ -20,35 +20,44 @@ D = Role.DECODE
 WINDOW_S = 20.0
 
 
+def pulling(make_snapshot: MakeSnapshot, now_s: float, bytes_per_s: float | None) -> Snapshot:
+    """Two decode replicas that pull 1 GB at a time; ``None``: nothing."""
+    pulls = {} if bytes_per_s is None else {"pull_bytes": 1e9, "pull_s": 1e9 / bytes_per_s}
+    return make_snapshot(1, 2, now_s=now_s, stats={D: pulls})
+
+
 def test_one_window_after_the_other_is_remembered_and_the_fastest_counts(make_snapshot: MakeSnapshot) -> None:
-    links: dict[str, tuple[tuple[float, float], ...]] = {}
+    links: Links = {}
     seen = {0.0: 4e9, 5.0: 9e9, 20.0: 5e9, 40.0: None, 60.0: 3e9}  # 5 s after a window no other one has passed
     for at_s, bytes_per_s in seen.items():
-        links = dict(
-            with_window(links, make_snapshot(1, 2, now_s=at_s, stats={D: {"pull_bytes_per_s": bytes_per_s}}), 20.0)
-        )
-    assert links == {"g0": ((0.0, 4e9), (20.0, 5e9), (60.0, 3e9))}
-    assert ControllerState(links=links).link_bytes_per_s == 5e9
+        links = with_window(links, pulling(make_snapshot, at_s, bytes_per_s), WINDOW_S)
+    assert links == {"g0": ((0.0, 1e9, 1 / 4), (20.0, 1e9, 1 / 5), (60.0, 1e9, 1 / 3))}
+    assert ControllerState(links=links).link_bytes_per_s(0.0) == 5e9
     for number in range(9):  # a link that has become slower: after nine windows
-        at_s = 80.0 + 20.0 * number
-        links = dict(with_window(links, make_snapshot(now_s=at_s, stats={D: {"pull_bytes_per_s": 1e9}}), WINDOW_S))
-    assert ControllerState(links=links).link_bytes_per_s == 1e9
+        links = with_window(links, pulling(make_snapshot, 80.0 + 20.0 * number, 1e9), WINDOW_S)
+    assert ControllerState(links=links).link_bytes_per_s(0.0) == 1e9
+
+
+def test_the_time_of_an_empty_pull_keeps_no_link_busy() -> None:
+    state = ControllerState(links={"g0": ((10.0, 1e9, 0.3),)})
+    assert state.link_bytes_per_s(0.1) == pytest.approx(1e9 / 0.2)
+    assert state.link_bytes_per_s(0.4) == pytest.approx(1e9 / 0.15)  # not more than half of the pull
 
 
 def test_the_slowest_group_counts_and_a_clock_that_was_set_back_forgets_the_future(make_snapshot: MakeSnapshot) -> None:
-    links = {"fast": ((10.0, 9e9),), "slow": ((10.0, 2e9),)}
-    assert ControllerState(links=links).link_bytes_per_s == 2e9
-    assert with_window({"g0": ((5000.0, 9e9),)}, make_snapshot(now_s=1000.0), WINDOW_S) == {}
-    assert ControllerState().link_bytes_per_s is None
+    links = {"fast": ((10.0, 9e9, 1.0),), "slow": ((10.0, 2e9, 1.0),)}
+    assert ControllerState(links=links).link_bytes_per_s(0.0) == 2e9
+    assert with_window({"g0": ((5000.0, 9e9, 1.0),)}, make_snapshot(now_s=1000.0), WINDOW_S) == {}
+    assert ControllerState().link_bytes_per_s(0.0) is None
 
 
 def test_policies_take_the_observed_link_and_name_a_drift(
     make_profile: MakeProfile, make_snapshot: MakeSnapshot
 ) -> None:
     profile = make_profile()
-    configured = profile.handoff.bytes_per_s
+    configured, base_s = profile.handoff.bytes_per_s, profile.handoff.base_s
     traffic = Traffic(requests_per_s=1.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
-    state = ControllerState(links={"g0": ((1.0, configured / 4),)})
+    state = ControllerState(links={"g0": ((1.0, configured / 4, 1.0 + base_s),)})
     config = TokenVelocityConfig(prefill=profile, decode=profile)
     learned = config.with_observed(state)
     assert network_velocity(learned.prefill) == pytest.approx(network_velocity(profile) / 4)
@@ -57,7 +66,7 @@ def test_policies_take_the_observed_link_and_name_a_drift(
     )
     assert "KV is pulled at" in decision.reason
     (shown,) = (each for each in decision.shown if each.name == "link_bytes_per_s")
-    assert (shown.value, shown.target) == (configured / 4, configured)
+    assert (shown.value, shown.target) == (pytest.approx(configured / 4), configured)
 
 
 def test_the_share_across_switches_holds_until_kv_was_pulled(
@@ -76,7 +85,7 @@ def test_the_share_across_switches_holds_until_kv_was_pulled(
         assert decision.wanted is not None
         return decision.wanted[D]
 
-    observed = ControllerState(links={"g0": ((1.0, 1e3),)})
+    observed = ControllerState(links={"g0": ((1.0, 1e3, 1.0 + profile.handoff.base_s),)})
     near, far = wanted(ControllerState(), LinkTier.S1), wanted(ControllerState(), LinkTier.S2)
     assert far > 1.1 * near
-    assert wanted(observed, LinkTier.S2) == near
+    assert wanted(observed, LinkTier.S2) == pytest.approx(near)

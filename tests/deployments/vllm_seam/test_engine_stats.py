@@ -53,6 +53,7 @@ def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
         "decode_tokens": 12.0,
         "prefill_tokens": 100.0,
         "cached_prefill_tokens": 60.0,
+        "pulls": 0.0,
         "pulled_bytes": 0.0,
         "pull_s": 0.0,
     }
@@ -62,7 +63,7 @@ def test_pulls_of_a_step_are_added_up() -> None:
     stats = make_logger()
     stats.record(scheduler(kv_connector_stats={"bytes_transferred": [100, 50], "transfer_duration": [0.1, 0.2]}), None)
     stats.record(scheduler(kv_connector_stats={"num_failed_transfers": [1]}), None)
-    assert (stats.load.pulled_bytes, stats.load.pull_s) == (150.0, pytest.approx(0.3))
+    assert (stats.load.pulls, stats.load.pulled_bytes, stats.load.pull_s) == (2, 150.0, pytest.approx(0.3))
 
 
 def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:
