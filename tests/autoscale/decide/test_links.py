@@ -1,18 +1,22 @@
 """The learned bandwidth of a group's link."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.links import Links, with_window
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.policies.token_velocity import TokenVelocity, TokenVelocityConfig, network_velocity
 from autoscale.ratio import PdRatio
+from autoscale.sim.scenario import run_policy
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Snapshot, Traffic
 from kvtransfer.topology import LinkTier, Role
+from tests.autoscale.sim.conftest import KEYS, PROFILE, make_scenario
 
 MakeSnapshot = Callable[..., Snapshot]
 MakeProfile = Callable[..., EngineProfile]
@@ -89,3 +93,20 @@ def test_the_share_across_switches_holds_until_kv_was_pulled(
     near, far = wanted(ControllerState(), LinkTier.S1), wanted(ControllerState(), LinkTier.S2)
     assert far > 1.1 * near
     assert wanted(observed, LinkTier.S2) == pytest.approx(near)
+
+
+@pytest.mark.parametrize("link_frac", [1.0, 0.4])
+def test_after_ten_simulated_minutes_the_learned_link_is_within_15_percent(link_frac: float) -> None:
+    """The links of the replicas reach a part of what the profile says, at a load that has many pulls at a time."""
+    rng, at_s, arrivals = random.Random(5), 0.0, []
+    while at_s < 600.0:
+        arrivals.append((at_s, 2000, 100))
+        at_s += rng.expovariate(12.0)
+    config = AutoscaleConfig.model_validate({"policy": {"kind": "static", "prefill": 4, "decode": 3}})
+    run = run_policy(
+        replace(make_scenario(arrivals, highest=32), link_frac=link_frac), config, {KEYS[Role.PREFILL]: 4, KEYS[D]: 3}
+    )
+    handoff = PROFILE.handoff
+    assert run.plans[-1][1].state.link_bytes_per_s(handoff.base_s) == pytest.approx(
+        link_frac * handoff.bytes_per_s, rel=0.15
+    )
