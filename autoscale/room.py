@@ -52,6 +52,7 @@ class Room:
         gpus_per_replica: most GPUs that one more standard replica may take.
         budget_gpus: most GPUs of both roles; ``None``: no budget.
         step: smallest change of a count: the capacity of the smallest replica of the role.
+        fewer: smallest removal: the capacity of the smallest replica that is present and may leave.
         largest: capacity of the largest replica of the role.
         present: counts now, from which counts change by whole steps.
         present_gpus: GPUs of the present counts.
@@ -63,6 +64,7 @@ class Room:
     gpus_per_replica: Mapping[Role, float]
     budget_gpus: int | None = None
     step: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
+    fewer: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
     largest: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
     present: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
     present_gpus: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
@@ -73,16 +75,20 @@ class Room:
         """The room of several pools."""
         lowest, highest, present, present_gpus = (dict.fromkeys(Role, 0.0) for _ in range(4))
         capacities: dict[Role, list[float]] = {role: [] for role in Role}
+        removable: dict[Role, list[float]] = {role: [] for role in Role}
         gpus: dict[Role, list[float]] = {role: [] for role in Role}
         for pool in pools:
             for role, capacity in ((pool.role, pool.capacity), (Role.PREFILL, pool.prompt_capacity)):
                 lowest[role] += pool.lowest * capacity
                 highest[role] += pool.highest * capacity
                 present[role] += pool.present * capacity
+                if capacity and pool.present > pool.lowest:
+                    removable[role].append(capacity)
             present_gpus[pool.role] += pool.present * pool.gpus
             gpus[pool.role].append(pool.gpus / pool.capacity)
             if pool.highest:
                 capacities[pool.role].append(pool.capacity)
+        step = {role: min(capacities[role], default=1.0) for role in Role}
         return cls(
             lowest=lowest,
             highest=highest,
@@ -90,7 +96,8 @@ class Room:
             gpus_per_replica={role: max(gpus[role], default=0.0) for role in Role},
             gpus_of_fewer={role: min(gpus[role], default=0.0) for role in Role},
             budget_gpus=budget_gpus,
-            step={role: min(capacities[role], default=1.0) for role in Role},
+            step=step,
+            fewer={role: min(removable[role], default=step[role]) for role in Role},
             largest={role: max(capacities[role], default=1.0) for role in Role},
             present=present,
             present_gpus=present_gpus,
@@ -113,7 +120,8 @@ class Room:
         present, step = self.present[role], self.step[role]
         if self.is_even(role):
             return present + math.ceil((replicas - present) / step - _EPSILON) * step
-        return present if present - step + _EPSILON < replicas <= present + _EPSILON else replicas
+        is_enough = present - self.fewer[role] + _EPSILON < replicas <= present + _EPSILON
+        return present if is_enough else replicas
 
     def floor(self, role: Role, replicas: float) -> float:
         """The count rounded down to whole replicas, without rounding errors; see ``whole``."""

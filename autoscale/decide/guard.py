@@ -316,6 +316,6 @@ class Guard:
         if leaders >= leader_count:
             return leader_count + config.damping_out_frac * (leaders - leader_count)
         # A scale-in by a whole leader or more removes at least one; rounding up would keep the surplus for ever.
-        step = self.room.step[self.ratio.leader]
-        most = leader_count - step if self.room.whole(self.ratio.leader, leaders) < leader_count else leader_count
+        fewer = self.room.fewer[self.ratio.leader]
+        most = leader_count - fewer if self.room.whole(self.ratio.leader, leaders) < leader_count else leader_count
         return min(most, leader_count + config.damping_in_frac * (leaders - leader_count))

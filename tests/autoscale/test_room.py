@@ -28,10 +28,16 @@ def test_bounds_and_steps_are_in_standard_replicas() -> None:
 
 
 def test_a_count_is_the_present_one_if_no_replica_fewer_is_enough() -> None:
-    room = Room.of([*pair(1.0, present=2), *pair(0.4, present=1)], None)
-    assert room.whole(D, 2.1) == pytest.approx(2.4)
-    assert room.whole(D, 1.9) == pytest.approx(1.9)  # without the small one 2.0 remain
-    assert room.whole(D, 2.5) == pytest.approx(2.5)
+    room = Room.of([*pair(1.0, present=2), *pair(0.4, present=2)], None)
+    assert room.whole(D, 2.5) == pytest.approx(2.8)
+    assert room.whole(D, 2.3) == pytest.approx(2.3)  # without a small one 2.4 remain
+    assert room.whole(D, 2.9) == pytest.approx(2.9)
+
+
+def test_only_replicas_that_are_present_and_may_leave_are_removals() -> None:
+    room = Room.of([*pair(1.0, present=2), *pair(0.4, present=1)], None)  # the small one is the lowest count
+    assert room.fewer == {P: 1.0, D: 1.0}
+    assert room.whole(D, 1.9) == pytest.approx(2.4)
 
 
 def test_replicas_of_one_capacity_are_rounded_up_to_whole_ones() -> None:

@@ -19,7 +19,11 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 def pools(
-    capacities: Sequence[tuple[float, float]], *, costs: Sequence[float] = (1.0,) * 3, highest: Sequence[int] = (9,) * 3
+    capacities: Sequence[tuple[float, float]],
+    *,
+    costs: Sequence[float] = (1.0,) * 3,
+    highest: Sequence[int] = (9,) * 3,
+    lowest: Sequence[int] = (1,) * 3,
 ) -> list[PoolStats]:
     """A group for each pair of capacities, of prefill and of decode."""
     return [
@@ -28,7 +32,7 @@ def pools(
             replicas=(),
             target_replicas=0,
             limits=PoolLimits(
-                lowest_replicas=1,
+                lowest_replicas=lowest[number],
                 highest_replicas=highest[number],
                 capacity=capacity,
                 cost=costs[number],
@@ -157,12 +161,27 @@ class Service:
         return plan
 
 
+def test_a_damped_scale_in_removes_a_large_replica_if_no_small_one_is_left() -> None:
+    of = pools([(1.0, 1.0), (0.5, 0.5)], lowest=(1, 0))
+    service = Service(of)
+    for count, expected in ((2, {"g0": (2, 2), "g1": (0, 0)}), (1, {"g0": (1, 1), "g1": (0, 0)})):
+        config = AutoscaleConfig.model_validate(
+            {
+                "policy": {"kind": "static", "prefill": count, "decode": count},
+                "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 10.0, "damping_in_frac": 0.5},
+                "gate": {"observation_s": 10.0},
+            }
+        )
+        assert spread(service.run(config, ticks=60)[-1].state.desired) == expected
+
+
 @given(
     worth=groups,
     first=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     second=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     budget=st.one_of(st.none(), st.integers(6, 40)),
     is_mixed=st.booleans(),
+    may_sleep=st.booleans(),
 )
 def test_counts_settle_at_what_is_wanted_or_at_the_limits(
     worth: list[tuple[float, float]],
@@ -170,8 +189,12 @@ def test_counts_settle_at_what_is_wanted_or_at_the_limits(
     second: tuple[int, int],
     budget: int | None,
     is_mixed: bool,
+    may_sleep: bool,
 ) -> None:
-    of = [*pools(worth), *([aggregated("both", 0.4, 0.3)] if is_mixed else [])]
+    of = [
+        *pools(worth, lowest=(1, 0, 0) if may_sleep else (1, 1, 1)),
+        *([aggregated("both", 0.4, 0.3)] if is_mixed else []),
+    ]
     wishes = [{P: float(prefill), D: float(decode)} for prefill, decode in (first, second)]
     assume(all(PdRatio.of(wish).is_supported for wish in wishes))
     service = Service(of)
