@@ -61,6 +61,15 @@ class PdRatio:
         return cls(ratio.numerator, ratio.denominator)
 
     @classmethod
+    def stored(cls, value: Any) -> Any:
+        """Read a ratio that ``str`` has written, also one that no configuration may have; other values stay.
+
+        Policies with a ratio of their own may want 12:1, and their decisions are logged and sent.
+        """
+        prefill, separator, decode = value.partition(":") if isinstance(value, str) else ("", "", "")
+        return cls(int(prefill), int(decode)) if separator and prefill.isdecimal() and decode.isdecimal() else value
+
+    @classmethod
     def of(cls, wanted: Mapping[Role, float]) -> Self:
         """The ratio of two counts, as the nearest fraction of small whole numbers; a count below 1 counts as 1."""
         exact = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))

@@ -433,7 +433,7 @@ class Decision:
 
     wanted: Mapping[Role, float] | None
     reason: str
-    ratio: PdRatio | None = None
+    ratio: Annotated[PdRatio, BeforeValidator(PdRatio.stored)] | None = None
     is_step: bool = False
     is_urgent: bool = False
     shown: tuple[Shown, ...] = ()

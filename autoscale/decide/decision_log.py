@@ -24,7 +24,6 @@ from autoscale.types import (
     PoolKey,
     PoolLimits,
     Snapshot,
-    StoredNote,
     Traffic,
 )
 
@@ -34,8 +33,6 @@ _TRAFFIC_S = 60.0
 _SNAPSHOT = TypeAdapter(Snapshot)
 _TRAFFIC = TypeAdapter(Traffic)
 PLAN = TypeAdapter(Plan)
-_DECISION = TypeAdapter(Decision)
-_NOTES = TypeAdapter(tuple[StoredNote, ...])
 _LIMITS = tuple(field.name for field in fields(PoolLimits))
 
 
@@ -157,29 +154,28 @@ def replay(lines: Iterable[str], config: AutoscaleConfig | None = None) -> Itera
             if "traffic" in record:
                 continue
             snapshot = _SNAPSHOT.validate_python(_nested(record["snapshot"]))
-            logged = record["plan"]
-            logged["decision"].setdefault("fault", None)  # older logs lack it
-            notes = _NOTES.validate_python(logged.get("held_back", ()))
+            # Read and written again, so that an older log has the fields that it lacks.
+            logged_plan = PLAN.validate_python(record["plan"])
+            logged = PLAN.dump_python(logged_plan, mode="json")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             cause = first_fault(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"line {number} is no line of a decision log: {cause}") from None
         controller = controllers.get(service) if config is None else Controller(config)
         if controller is None:
             raise ValueError(f"line {number} is a decision before any configuration: give one with --config")
-        plan = _repeated(controller, logged["decision"]).tick(snapshot)
+        plan = _repeated(controller, logged_plan.decision).tick(snapshot)
         again = PLAN.dump_python(plan, mode="json")
-        if _are_alike(plan.held_back, notes):  # only texts may differ, and these are not compared
+        if _are_alike(plan.held_back, logged_plan.held_back):  # only texts may differ, and these are not compared
             logged["held_back"] = again["held_back"]
-        differing = {name: (logged.get(name), again[name]) for name in again if again[name] != logged.get(name)}
+        differing = {name: (logged[name], again[name]) for name in again if again[name] != logged[name]}
         yield Difference(line=number, service=service, now_s=snapshot.now_s, fields=differing) if differing else None
 
 
-def _repeated(controller: Controller, logged: Mapping[str, Any]) -> Controller:
+def _repeated(controller: Controller, logged: Decision) -> Controller:
     """The controller that computes a logged decision again; that of a late policy is repeated: time is not logged."""
-    if logged["fault"] != PolicyFault.LATE:
+    if logged.fault is not PolicyFault.LATE:
         return controller
-    decision = _DECISION.validate_python(logged)
-    return Controller(controller.config, lambda call: decision)
+    return Controller(controller.config, lambda call: logged)
 
 
 def _are_alike(notes: Sequence[Note], logged: Sequence[Note]) -> bool:

@@ -3,11 +3,15 @@
 import json
 from collections.abc import Callable
 
+import pytest
+from pydantic import ValidationError
+
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
-from autoscale.decide.status import CoordinatorState, CycleRecord, PlanRecord, stored_state
+from autoscale.decide.status import CYCLE, CoordinatorState, CycleRecord, PlanRecord, stored_state
 from autoscale.policies.heteroscale import Signal
-from autoscale.types import Latency, Note, NoteKind, Plan, Traffic
+from autoscale.ratio import PdRatio
+from autoscale.types import ControllerState, Decision, Latency, Note, NoteKind, Plan, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.virtual_serve import VirtualServe
 
@@ -53,3 +57,14 @@ def test_a_stored_state_without_signals_is_read_too(make_autoscale: Callable[...
 
 def test_a_stored_state_of_another_form_reads_as_an_empty_one() -> None:
     assert stored_state(b'{"version": "many"}') == CoordinatorState()
+
+
+@pytest.mark.parametrize("ratio", [PdRatio(12, 1), PdRatio(1, 7), PdRatio(2, 3)])
+def test_a_policys_own_ratio_reaches_the_coordinator_even_if_no_configuration_may_have_it(ratio: PdRatio) -> None:
+    decision = Decision(wanted=None, reason="its own", ratio=ratio)
+    plan = Plan(counts={}, admitted=(), withdrawn=(), victims=(), decision=decision, state=ControllerState())
+    record = PlanRecord(plan=plan, running={}, draining={}, latency=Latency(), traffic=Traffic())
+    cycle = CycleRecord(services={"m": record}, nodes=None, places=None, policy_call_p99_s=0.0, is_hooked=True)
+    assert CYCLE.validate_python(CYCLE.dump_python(cycle, mode="json")) == cycle
+    with pytest.raises(ValidationError, match="is impossible"):
+        AutoscaleConfig.model_validate({"pd_ratio": "12:1", "policy": {"kind": "wva"}})
