@@ -49,26 +49,28 @@ class Room:
     Attributes:
         lowest: lowest count of each role.
         highest: highest count of each role.
-        gpus_per_replica: most GPUs that one more standard replica may take.
+        most_gpus_per_replica: most GPUs that one standard replica may take, in whichever pool it starts.
         budget_gpus: most GPUs of both roles; ``None``: no budget.
         step: smallest change of a count: the capacity of the smallest replica of the role.
         fewer: smallest removal: the capacity of the smallest replica that is present and may leave.
         largest: capacity of the largest replica of the role.
         present: counts now, from which counts change by whole steps.
         present_gpus: GPUs of the present counts.
-        gpus_of_fewer: least GPUs that one standard replica less may free.
+        least_gpus_per_replica: least GPUs that one standard replica may take.
+        counts_least_gpus: whether the budget is checked with these, so that it holds if any choice of pools fits.
     """
 
     lowest: Mapping[Role, float]
     highest: Mapping[Role, float]
-    gpus_per_replica: Mapping[Role, float]
+    most_gpus_per_replica: Mapping[Role, float]
     budget_gpus: int | None = None
     step: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
     fewer: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
     largest: Mapping[Role, float] = field(default_factory=lambda: _each(1.0))
     present: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
     present_gpus: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
-    gpus_of_fewer: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
+    least_gpus_per_replica: Mapping[Role, float] = field(default_factory=lambda: _each(0.0))
+    counts_least_gpus: bool = False
 
     @classmethod
     def of(cls, pools: Iterable[PoolRoom], budget_gpus: int | None) -> Self:
@@ -93,8 +95,8 @@ class Room:
             lowest=lowest,
             highest=highest,
             # Pools may differ. With these numbers the budget holds in whichever pool a replica starts or stops.
-            gpus_per_replica={role: max(gpus[role], default=0.0) for role in Role},
-            gpus_of_fewer={role: min(gpus[role], default=0.0) for role in Role},
+            most_gpus_per_replica={role: max(gpus[role], default=0.0) for role in Role},
+            least_gpus_per_replica={role: min(gpus[role], default=0.0) for role in Role},
             budget_gpus=budget_gpus,
             step=step,
             fewer={role: min(removable[role], default=step[role]) for role in Role},
@@ -147,9 +149,11 @@ class Room:
         return sum(self._gpus(role, holding[role]) for role in Role) > self.budget_gpus + _EPSILON
 
     def _gpus(self, role: Role, replicas: float) -> float:
-        """Most GPUs that a count of a role takes."""
+        """GPUs that a count of a role takes: the present ones, and the most that others may take."""
         more = replicas - self.present[role]
-        return self.present_gpus[role] + more * (self.gpus_per_replica if more > 0.0 else self.gpus_of_fewer)[role]
+        is_least = more <= 0.0 or self.counts_least_gpus
+        each = self.least_gpus_per_replica if is_least else self.most_gpus_per_replica
+        return self.present_gpus[role] + more * each[role]
 
 
 def joint_counts(

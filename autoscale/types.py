@@ -105,8 +105,7 @@ class ReplicaStats:
         queued_prefill_tokens: prompt tokens that the replica must still compute.
         unread_kv_requests: prompts whose KV a prefill engine keeps until decode has pulled it.
         handoff_s: mean time of the window's handoffs, from prefill's answer to the first token.
-        pull_bytes: mean size of the window's pulls of KV.
-        pull_s: mean duration of these pulls.
+        pull_bytes_per_s: mean bandwidth of the window's pulls of KV.
     """
 
     replica_id: str
@@ -122,8 +121,7 @@ class ReplicaStats:
     gpu_utilization_frac: float | None = None
     sm_activity_frac: float | None = None
     handoff_s: float | None = None
-    pull_bytes: float | None = None
-    pull_s: float | None = None
+    pull_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +304,7 @@ class ControllerState:
         memory: series of numbers that the policy remembers, by name.
         asked_s: pools with replicas that start: when the plan asked for each, the oldest first.
         starts_s: durations of the last starts of each pool, seconds, the oldest first.
-        links: the last windows of each group in which KV was pulled: time, and mean bytes and seconds of a pull.
+        links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
     ticked_s: float | None = None
@@ -332,18 +330,12 @@ class ControllerState:
     memory: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     asked_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     starts_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
-    links: Mapping[str, tuple[tuple[float, float, float], ...]] = field(default_factory=dict)
+    links: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
-    def link_bytes_per_s(self, base_s: float) -> float | None:
-        """Bandwidth of the slowest group's link, bytes/s: its fastest window; ``None``: nothing was pulled.
-
-        ``base_s``: time of an empty pull, which keeps no link busy; it counts for at most half of a pull.
-        """
-        fastest = (
-            max(size / max(seconds - base_s, seconds / 2) for _, size, seconds in points)
-            for points in self.links.values()
-        )
-        return min(fastest, default=None)
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Bandwidth of the slowest group's link, bytes/s: its fastest window; ``None``: nothing was pulled."""
+        return min((max(value for _, value in points) for points in self.links.values()), default=None)
 
     def start_s(self, role: Role) -> float | None:
         """Median duration of the last starts of a role, over its pools, seconds; ``None``: none was observed."""

@@ -66,6 +66,7 @@ def worths(
     if by_profile & paths.keys():  # else no profile is needed
         loaded = {path: EngineProfile.load(path) for path in set(paths.values())}
         profiles = {key: loaded[path].at_speed(pools[key].speed) for key, path in paths.items()}
-        known = variants.worths(profiles, first.name, lengths, tpot_s)
+        aggregated = {group.name for group in groups if group.prefill is None}
+        known = variants.worths(profiles, aggregated, first.name, lengths, tpot_s)
         result |= {key: worth for key, worth in known.items() if key in by_profile}
     return result

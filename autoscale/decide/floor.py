@@ -94,8 +94,8 @@ def _beside_floors(wanted: Mapping[Role, float], least: Mapping[Role, int], room
     if room.budget_gpus is None or not room.is_over_budget({role: room.whole(role, inside[role]) for role in Role}):
         return inside
     beyond = {role: max(0.0, inside[role] - least[role]) for role in Role}
-    beyond_gpus = math.fsum(beyond[role] * room.gpus_per_replica[role] for role in Role)
-    left_gpus = room.budget_gpus - math.fsum(least[role] * room.gpus_per_replica[role] for role in Role)
+    beyond_gpus = math.fsum(beyond[role] * room.most_gpus_per_replica[role] for role in Role)
+    left_gpus = room.budget_gpus - math.fsum(least[role] * room.most_gpus_per_replica[role] for role in Role)
     share = max(0.0, left_gpus) / beyond_gpus if beyond_gpus else 0.0
     return {role: float(least[role] + math.floor(share * beyond[role])) for role in Role}
 

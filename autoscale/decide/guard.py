@@ -62,7 +62,7 @@ def exchange(draft: Draft) -> None:
     counts = dict(draft.final_counts)
     for role in Role:
         running = census.running[role] - census.withdrawn[role]
-        if not draft.may_leave or running < current[role]:
+        if not draft.may_leave or running < current[role] - _EPSILON:
             counts[role] = max(counts[role], min(current[role], max(running, highest[role])))
     if counts != draft.wanted:
         draft.wanted = _inside_budget(draft, counts)
@@ -205,7 +205,8 @@ class Guard:
         """The counts nearest to ``counts`` that one tick may reach, each role limited alone; a floor is in reach."""
         limited = dict[Role, float]()
         for role, count in counts.items():
-            lowest = self.current[role] - self.config.step_in_replicas
+            # A replica that is worth more than the step may leave too.
+            lowest = self.current[role] - max(self.config.step_in_replicas, self.room.fewer[role])
             highest = max(self.current[role] + self.config.step_out_replicas, self.floor_counts[role])
             reached = min(max(count, lowest), highest)
             # A count outside the bounds returns at once, since replicas outside them have no room.

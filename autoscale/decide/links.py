@@ -13,8 +13,8 @@ from kvtransfer.topology import Role
 # has become slower is noticed after that time.
 _REMEMBERED_WINDOWS = 9
 
-# By group: the time of a window, and the mean size (bytes) and duration (seconds) of its pulls; the oldest first.
-Links = Mapping[str, tuple[tuple[float, float, float], ...]]
+# By group: the time of a window, and the bandwidth of its pulls, bytes/s; the oldest first.
+Links = Mapping[str, tuple[tuple[float, float], ...]]
 
 
 def with_window(links: Links, snapshot: Snapshot, window_s: float) -> Links:
@@ -23,18 +23,16 @@ def with_window(links: Links, snapshot: Snapshot, window_s: float) -> Links:
     for group in sorted({pool.key.group for pool in snapshot.pools}):
         # A window in the future is from before the clock was set back.
         known = tuple(point for point in links.get(group, ()) if point[0] <= snapshot.now_s)
-        pulls = _pulls(snapshot, PoolKey(group, Role.DECODE))
-        if pulls is not None and (not known or snapshot.now_s - known[-1][0] >= window_s):
-            known = (*known, (snapshot.now_s, *pulls))[-_REMEMBERED_WINDOWS:]
+        observed = _observed(snapshot, PoolKey(group, Role.DECODE))
+        if observed is not None and (not known or snapshot.now_s - known[-1][0] >= window_s):
+            known = (*known, (snapshot.now_s, observed))[-_REMEMBERED_WINDOWS:]
         if known:
             result[group] = known
     return result
 
 
-def _pulls(snapshot: Snapshot, key: PoolKey) -> tuple[float, float] | None:
-    """Mean size and duration of a pull of a pool's replicas in the window; ``None``: nothing was pulled."""
+def _observed(snapshot: Snapshot, key: PoolKey) -> float | None:
+    """Mean bandwidth of the pulls of a pool's replicas in the window, bytes/s; ``None``: nothing was pulled."""
     replicas = [replica for pool in snapshot.pools if pool.key == key for replica in pool.replicas]
-    pulls = [(each.pull_bytes, each.pull_s) for each in replicas if each.pull_bytes and each.pull_s]
-    if not pulls:
-        return None
-    return math.fsum(size for size, _ in pulls) / len(pulls), math.fsum(seconds for _, seconds in pulls) / len(pulls)
+    observed = [each.pull_bytes_per_s for each in replicas if each.pull_bytes_per_s]
+    return math.fsum(observed) / len(observed) if observed else None

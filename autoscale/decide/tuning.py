@@ -117,14 +117,16 @@ def deployed_room(config: AutoscaleConfig, pools: Pools) -> Room:
     for key, limits in pools.root.items():
         lowest, highest = config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas)
         bounds.append(pool_room(key, replace(limits, lowest_replicas=lowest, highest_replicas=highest)))
-    room = Room.of(bounds, config.guard.budget_gpus)
+    room, ones = Room.of(bounds, config.guard.budget_gpus), dict.fromkeys(Role, 1.0)
     # Counts that people give are whole standard replicas. Only what no choice of variants can hold is refused.
     return replace(
         room,
         lowest={role: float(math.floor(count)) for role, count in room.lowest.items()},
         highest={role: float(math.ceil(count)) for role, count in room.highest.items()},
-        step=dict.fromkeys(Role, 1.0),
-        gpus_per_replica=room.gpus_of_fewer,
+        step=ones,
+        fewer=ones,
+        largest=ones,
+        counts_least_gpus=True,
     )
 
 
@@ -169,7 +171,7 @@ def _check_floor(name: str, floor: FloorPeriodConfig, room: Room) -> None:
     # A role without a floor of its own has at least its lowest count.
     least = {role: max(count, room.lowest[role], min(1.0, room.highest[role])) for role, count in floor.counts.items()}
     if room.is_over_budget(least):
-        gpus = sum(count * room.gpus_per_replica[role] for role, count in least.items())
+        gpus = sum(count * room.least_gpus_per_replica[role] for role, count in least.items())
         raise ValueError(
             f"{name} requires {pd_text(least)}, which take {gpus:g} GPUs, and guard.budget_gpus is {room.budget_gpus}: "
             "lower the floor or raise the budget"

@@ -5,7 +5,7 @@ A variant is hardware with a parallelism and a quantisation (WVA section II). A 
 the same, unless the slower engine barely keeps the TPOT objective.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -63,18 +63,27 @@ class Worth:
 
 
 def worths(
-    profiles: Mapping[PoolKey, EngineProfile], standard_group: str, lengths: TypicalLengthsConfig, tpot_s: float
+    profiles: Mapping[PoolKey, EngineProfile],
+    aggregated: Collection[str],
+    standard_group: str,
+    lengths: TypicalLengthsConfig,
+    tpot_s: float,
 ) -> dict[PoolKey, Worth]:
     """The worth of a replica of each pool beside those of the standard group, by their profiles.
 
-    An engine of an aggregated group shares its time between prompts and answers. ``profiles``: those of all pools, two
-    of each group, or one of a group without prefill. ``tpot_s``: the objective, seconds.
+    An engine of an aggregated group shares its time between prompts and answers.
+
+    Args:
+        profiles: those of the pools whose worth is wanted, and of all pools of the standard group.
+        aggregated: names of the groups without prefill.
+        standard_group: name of the group whose replicas are the standard.
+        lengths: the typical request.
+        tpot_s: the objective, seconds.
     """
     standards = {key.role: profile for key, profile in profiles.items() if key.group == standard_group}
     result = {}
     for key, profile in profiles.items():
-        is_aggregated = PoolKey(key.group, Role.PREFILL) not in profiles
-        if not is_aggregated:
+        if key.group not in aggregated:
             per_s, standard_per_s = (
                 requests_per_s(key.role, each, lengths, tpot_s) for each in (profile, standards[key.role])
             )

@@ -22,9 +22,8 @@ class ReplicaReport:
     unread_kv_requests: int | None = None  # prompts whose KV decode has not pulled
     handoffs: int | None = None
     handoff_s: float | None = None  # sum of the durations of these handoffs
-    pulls: int | None = None  # pulls of KV that have ended
-    pulled_bytes: float | None = None  # KV of these pulls
-    pull_s: float | None = None  # sum of the durations of these pulls
+    pulled_bytes: float | None = None  # KV that the engine has pulled
+    pull_s: float | None = None  # sum of the times of these transfers, without what goes before and after each
 
     def values(self, requests: RequestStats | None = None) -> dict[str, float]:
         """Figures by name, as Serve carries them; a test checks that ``requests`` uses none of the names here."""

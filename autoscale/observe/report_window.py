@@ -112,15 +112,14 @@ class ReportWindow:
     def stats(self, replica_id: str) -> ReplicaStats:
         """The replica as a snapshot shows it."""
         handoffs, handoff_s = self.gained("handoffs"), self.gained("handoff_s")
-        pulls, pulled_bytes, pull_s = (self.gained(name) for name in ("pulls", "pulled_bytes", "pull_s"))
+        pulled_bytes, pull_s = self.gained("pulled_bytes"), self.gained("pull_s")
         return ReplicaStats(
             replica_id=replica_id,
             observed_s=self.seen_s,
             decode_tokens_per_s=self.rate("decode_tokens"),
             prefill_tokens_per_s=self.rate("prefill_tokens"),
             handoff_s=handoff_s / handoffs if handoffs and handoff_s is not None else None,
-            pull_bytes=pulled_bytes / pulls if pulls and pulled_bytes else None,
-            pull_s=pull_s / pulls if pulls and pull_s else None,
+            pull_bytes_per_s=pulled_bytes / pull_s if pulled_bytes and pull_s else None,
             **{name: self.latest(name) for name in _GAUGES},
             **{name: self.mean(name) for name in _AVERAGED},
         )

@@ -174,8 +174,8 @@ class ProfiledConfig(StrictConfig):
         learned = {f"{role}_start_s": state.start_s(role) for role in Role}
         changes: dict[str, Any] = {name: seconds for name, seconds in learned.items() if seconds is not None}
         for name in ("prefill", "decode"):
-            profile: EngineProfile = getattr(self, name)
-            if (bytes_per_s := state.link_bytes_per_s(profile.handoff.base_s)) is not None:
+            if (bytes_per_s := state.link_bytes_per_s) is not None:
+                profile: EngineProfile = getattr(self, name)
                 handoff = profile.handoff.model_copy(update={"bytes_per_s": bytes_per_s})
                 changes[name] = profile.model_copy(update={"handoff": handoff})
         return self.model_copy(update=changes) if changes else self
@@ -204,9 +204,8 @@ class ProfiledPolicy(Policy[P]):
                 shown.append(Shown(name=f"{role}_start_s", value=seconds, target=configured_s))
                 if abs(seconds - configured_s) > _DRIFT_FRAC * configured_s:
                     drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
-        handoff = self._config.decode.handoff
-        if (observed := snapshot.state.link_bytes_per_s(handoff.base_s)) is not None:
-            configured = handoff.bytes_per_s
+        if (observed := snapshot.state.link_bytes_per_s) is not None:
+            configured = self._config.decode.handoff.bytes_per_s
             shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
             if abs(observed - configured) > _DRIFT_FRAC * configured:
                 drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")

@@ -8,8 +8,8 @@ from kvtransfer.topology import Role
 
 
 def gpus_of(counts: Mapping[Role, float], room: Room) -> float:
-    """GPUs of these counts; replicas without GPUs count as one each."""
-    return sum(counts[role] * (room.gpus_per_replica[role] or 1.0) for role in Role)
+    """The most GPUs that these counts may take; replicas without GPUs count as one each."""
+    return sum(counts[role] * (room.most_gpus_per_replica[role] or 1.0) for role in Role)
 
 
 def counts_at(ratio: PdRatio, room: Room, most_gpus: float) -> dict[Role, int] | None:

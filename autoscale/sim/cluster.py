@@ -380,9 +380,8 @@ class VirtualCluster(Clock):
         wires = [prefill.card, decode.card, *([] if uplink is None else [uplink])]
         size_bytes = tokens * handoff.kv_bytes_per_token
         arrival_s = transfer_end_s(self.now_s, size_bytes, handoff.base_s, wires)
-        decode.pulls += 1
         decode.pulled_bytes += size_bytes
-        decode.pull_s += arrival_s - self.now_s
+        decode.pull_s += arrival_s - handoff.base_s - self.now_s
         return arrival_s
 
     def _end_pull(self, journey: Journey, prefill: VirtualReplica) -> None:

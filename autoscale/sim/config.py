@@ -273,7 +273,8 @@ class SimConfig(StrictConfig):
 
     def pools(self) -> dict[PoolKey, VirtualPool]:
         """Limits and start time of each pool; the first group's replicas are the standard for their capacities."""
-        worth = worths(self.profiles(), self.groups[0].name, self.typical_lengths, self.slo.tpot_s)
+        aggregated = {group.name for group in self.groups if group.prefill is None}
+        worth = worths(self.profiles(), aggregated, self.groups[0].name, self.typical_lengths, self.slo.tpot_s)
         return {
             PoolKey(group.name, role): VirtualPool(
                 lowest_replicas=pool.lowest_replicas,

@@ -41,9 +41,8 @@ class VirtualReplica:
         local_prefill_tokens: tokens of the prompts that a decode replica computes itself, until their first tokens.
         handoffs: number of prompts whose KV came from prefill and that have got their first token.
         handoff_s: sum of their times from the end of prefill to the first token, seconds.
-        pulls: pulls of KV that a decode replica has begun.
-        pulled_bytes: KV of these pulls.
-        pull_s: sum of their durations, seconds.
+        pulled_bytes: KV that a decode replica has requested from prefill.
+        pull_s: sum of the times of these transfers, without the base time of each, seconds.
         on_empty: called once, when a draining replica is empty.
     """
 
@@ -63,7 +62,6 @@ class VirtualReplica:
     local_prefill_tokens: int = 0
     handoffs: int = 0
     handoff_s: float = 0.0
-    pulls: int = 0
     pulled_bytes: float = 0.0
     pull_s: float = 0.0
     on_empty: Callable[[], None] | None = None
@@ -130,7 +128,6 @@ class VirtualReplica:
             unread_kv_requests=self.unread_kv_requests if is_prefill else None,
             handoffs=None if is_prefill else self.handoffs,
             handoff_s=None if is_prefill else self.handoff_s,
-            pulls=None if is_prefill else self.pulls,
             pulled_bytes=None if is_prefill else self.pulled_bytes,
             pull_s=None if is_prefill else self.pull_s,
         )

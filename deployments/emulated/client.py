@@ -48,7 +48,7 @@ class EmulatedStats:
     def __init__(self, model: EngineModel, time_factor: float) -> None:
         self._model = model
         self._time_factor = time_factor
-        self.pulls, self.pulled_bytes, self.pull_s = 0, 0.0, 0.0
+        self.pulled_bytes = self.pull_s = 0.0
         self._last = (time.monotonic(), 0.0, 0.0)  # at the last report: the time, ``busy_s`` and ``sm_active_s``
         self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests = model.profile.max_running
@@ -67,14 +67,12 @@ class EmulatedStats:
             decode_tokens=counters.output_tokens,
             prefill_tokens=counters.prefill_tokens,
             cached_prefill_tokens=counters.cached_tokens,
-            pulls=self.pulls,
             pulled_bytes=self.pulled_bytes,
             pull_s=self.pull_s,
         )
 
     def note_pull(self, size_bytes: float, engine_s: float) -> None:
         """Count a pull of KV; ``engine_s``: its duration in engine time, seconds."""
-        self.pulls += 1
         self.pulled_bytes += size_bytes
         self.pull_s += engine_s / self._time_factor
 
@@ -179,7 +177,8 @@ class EmulatedClient:
             kv_ready_s=self._now_s() + handoff_s if transfer.get("do_remote_prefill") else None,
         )
         if request.kv_ready_s is not None:
-            self.stats.note_pull(len(ids) * self.profile.handoff.kv_bytes_per_token, handoff_s)
+            handoff = self.profile.handoff
+            self.stats.note_pull(len(ids) * handoff.kv_bytes_per_token, handoff_s - handoff.base_s)
         self._model.add(request)
         stream = self._streams[request] = _Stream()
         self._work.set()

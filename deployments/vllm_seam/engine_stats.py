@@ -21,9 +21,8 @@ class EngineLoad:
     decode_tokens: int = 0  # tokens generated since the start
     prefill_tokens: int = 0  # prompt tokens computed since the start
     cached_prefill_tokens: int = 0  # prefix cache hits since the start, in tokens of prompts without KV from prefill
-    pulls: int = 0  # pulls of KV from prefill since the start
-    pulled_bytes: float = 0.0  # KV of these pulls
-    pull_s: float = 0.0  # sum of the durations of these pulls
+    pulled_bytes: float = 0.0  # KV pulled from prefill since the start
+    pull_s: float = 0.0  # sum of the times of these transfers
 
 
 class EngineStatsLogger(StatLoggerBase):
@@ -39,6 +38,7 @@ class EngineStatsLogger(StatLoggerBase):
         self.on_step: Callable[[], None] | None = None  # called after every step
         self.max_running_requests: int = vllm_config.scheduler_config.max_num_seqs
         self._cache_config = vllm_config.cache_config
+        self._workers: int = vllm_config.parallel_config.world_size
         register_engine(self)
 
     @property
@@ -61,10 +61,9 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.deferred_requests = scheduler_stats.num_skipped_waiting_reqs
             self.load.kv_usage_frac = scheduler_stats.kv_cache_usage
             if pulls := scheduler_stats.kv_connector_stats:  # most steps have none
-                sizes = pulls.get("bytes_transferred", ())
-                self.load.pulls += len(sizes)
-                self.load.pulled_bytes += sum(sizes)
-                self.load.pull_s += sum(pulls.get("transfer_duration", ()))
+                self.load.pulled_bytes += sum(pulls.get("bytes_transferred", ()))
+                # Each worker reports its own part of a pull, and the parts are transferred at the same time.
+                self.load.pull_s += sum(pulls.get("transfer_duration", ())) / self._workers
         if iteration_stats is not None:
             self.load.decode_tokens += iteration_stats.num_generation_tokens
             prompts = iteration_stats.prompt_token_stats

@@ -39,7 +39,7 @@ def sized(policy: dict[str, Any], **fields: Any) -> Controller:
 def test_any_number_of_decode_replicas_is_at_the_ratio() -> None:
     assert str(PdRatio.parse("0:1")) == str(PdRatio.parse(0)) == "0:1"
     assert ALONE.deviation(0, 7) == 0.0
-    small = Room(lowest={P: 0, D: 1}, highest={P: 0, D: 2}, gpus_per_replica={P: 0, D: 4}, budget_gpus=None)
+    small = Room(lowest={P: 0, D: 1}, highest={P: 0, D: 2}, most_gpus_per_replica={P: 0, D: 4}, budget_gpus=None)
     assert joint_counts({P: 3.0, D: 2.5}, ALONE, small.boundless(), band_replicas=1.0) == {P: 0, D: 3}
     assert joint_counts({P: 0.0, D: 9.0}, ALONE, small, band_replicas=1.0) == {P: 0, D: 2}
 

@@ -20,7 +20,7 @@ def room(lowest: tuple[int, int] = (1, 1), highest: tuple[int, int] = (64, 64), 
     return Room(
         lowest={P: lowest[0], D: lowest[1]},
         highest={P: highest[0], D: highest[1]},
-        gpus_per_replica={P: 2, D: 4},
+        most_gpus_per_replica={P: 2, D: 4},
         budget_gpus=budget,
     )
 

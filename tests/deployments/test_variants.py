@@ -58,6 +58,12 @@ def test_a_capacity_that_a_person_gives_precedes_the_profile() -> None:
     assert known["decode:a100"] == worth(service(group("h100", H100, H100), group("a100", A100, A100)))["decode:a100"]
 
 
+def test_a_pool_beside_one_with_a_typed_capacity_goes_by_its_profile() -> None:
+    typed = worth(service(group("h100", H100, H100), group("a100", {"capacity": 0.6}, A100)))
+    by_profile = worth(service(group("h100", H100, H100), group("a100", A100, A100)))
+    assert typed["decode:a100"] == by_profile["decode:a100"]
+
+
 def test_an_emulated_engine_brings_its_profile() -> None:
     fast, slow = ({"emulator": profile} for profile in (H100, A100))
     assert worth(service(group("h100", fast, fast), group("a100", slow, slow))) == worth(

@@ -441,7 +441,7 @@ def test_a_floor_is_met_as_far_as_the_room_allows_and_a_note_says_what_is_lackin
     room = Room(
         lowest=dict.fromkeys(Role, 1),
         highest=dict.fromkeys(Role, highest),
-        gpus_per_replica=dict.fromkeys(Role, 1),
+        most_gpus_per_replica=dict.fromkeys(Role, 1),
         budget_gpus=budget_gpus,
     )
     wanted = {role: float(count) for role, count in least.items()}

@@ -64,7 +64,7 @@ def make_guard(
         missed=missed,
     )
     draft.room = Room(
-        lowest=ones, highest=dict(zip(Role, highest, strict=True)), gpus_per_replica=ones, budget_gpus=budget_gpus
+        lowest=ones, highest=dict(zip(Role, highest, strict=True)), most_gpus_per_replica=ones, budget_gpus=budget_gpus
     )
     draft.current = dict(zip(Role, current, strict=True))
     draft.floor_counts = dict(zip(Role, floor_counts, strict=True))

@@ -25,8 +25,8 @@ WINDOW_S = 20.0
 
 
 def pulling(make_snapshot: MakeSnapshot, now_s: float, bytes_per_s: float | None) -> Snapshot:
-    """Two decode replicas that pull 1 GB at a time; ``None``: nothing."""
-    pulls = {} if bytes_per_s is None else {"pull_bytes": 1e9, "pull_s": 1e9 / bytes_per_s}
+    """Two decode replicas that pull KV; ``None``: nothing."""
+    pulls = {} if bytes_per_s is None else {"pull_bytes_per_s": bytes_per_s}
     return make_snapshot(1, 2, now_s=now_s, stats={D: pulls})
 
 
@@ -35,33 +35,27 @@ def test_one_window_after_the_other_is_remembered_and_the_fastest_counts(make_sn
     seen = {0.0: 4e9, 5.0: 9e9, 20.0: 5e9, 40.0: None, 60.0: 3e9}  # 5 s after a window no other one has passed
     for at_s, bytes_per_s in seen.items():
         links = with_window(links, pulling(make_snapshot, at_s, bytes_per_s), WINDOW_S)
-    assert links == {"g0": ((0.0, 1e9, 1 / 4), (20.0, 1e9, 1 / 5), (60.0, 1e9, 1 / 3))}
-    assert ControllerState(links=links).link_bytes_per_s(0.0) == 5e9
+    assert links == {"g0": ((0.0, 4e9), (20.0, 5e9), (60.0, 3e9))}
+    assert ControllerState(links=links).link_bytes_per_s == 5e9
     for number in range(9):  # a link that has become slower: after nine windows
         links = with_window(links, pulling(make_snapshot, 80.0 + 20.0 * number, 1e9), WINDOW_S)
-    assert ControllerState(links=links).link_bytes_per_s(0.0) == 1e9
-
-
-def test_the_time_of_an_empty_pull_keeps_no_link_busy() -> None:
-    state = ControllerState(links={"g0": ((10.0, 1e9, 0.3),)})
-    assert state.link_bytes_per_s(0.1) == pytest.approx(1e9 / 0.2)
-    assert state.link_bytes_per_s(0.4) == pytest.approx(1e9 / 0.15)  # not more than half of the pull
+    assert ControllerState(links=links).link_bytes_per_s == 1e9
 
 
 def test_the_slowest_group_counts_and_a_clock_that_was_set_back_forgets_the_future(make_snapshot: MakeSnapshot) -> None:
-    links = {"fast": ((10.0, 9e9, 1.0),), "slow": ((10.0, 2e9, 1.0),)}
-    assert ControllerState(links=links).link_bytes_per_s(0.0) == 2e9
-    assert with_window({"g0": ((5000.0, 9e9, 1.0),)}, make_snapshot(now_s=1000.0), WINDOW_S) == {}
-    assert ControllerState().link_bytes_per_s(0.0) is None
+    links = {"fast": ((10.0, 9e9),), "slow": ((10.0, 2e9),)}
+    assert ControllerState(links=links).link_bytes_per_s == 2e9
+    assert with_window({"g0": ((5000.0, 9e9),)}, make_snapshot(now_s=1000.0), WINDOW_S) == {}
+    assert ControllerState().link_bytes_per_s is None
 
 
 def test_policies_take_the_observed_link_and_name_a_drift(
     make_profile: MakeProfile, make_snapshot: MakeSnapshot
 ) -> None:
     profile = make_profile()
-    configured, base_s = profile.handoff.bytes_per_s, profile.handoff.base_s
+    configured = profile.handoff.bytes_per_s
     traffic = Traffic(requests_per_s=1.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
-    state = ControllerState(links={"g0": ((1.0, configured / 4, 1.0 + base_s),)})
+    state = ControllerState(links={"g0": ((1.0, configured / 4),)})
     config = TokenVelocityConfig(prefill=profile, decode=profile)
     learned = config.with_observed(state)
     assert network_velocity(learned.prefill) == pytest.approx(network_velocity(profile) / 4)
@@ -89,7 +83,7 @@ def test_the_share_across_switches_holds_until_kv_was_pulled(
         assert decision.wanted is not None
         return decision.wanted[D]
 
-    observed = ControllerState(links={"g0": ((1.0, 1e3, 1.0 + profile.handoff.base_s),)})
+    observed = ControllerState(links={"g0": ((1.0, 1e3),)})
     near, far = wanted(ControllerState(), LinkTier.S1), wanted(ControllerState(), LinkTier.S2)
     assert far > 1.1 * near
     assert wanted(observed, LinkTier.S2) == pytest.approx(near)
@@ -107,6 +101,4 @@ def test_after_ten_simulated_minutes_the_learned_link_is_within_15_percent(link_
         replace(make_scenario(arrivals, highest=32), link_frac=link_frac), config, {KEYS[Role.PREFILL]: 4, KEYS[D]: 3}
     )
     handoff = PROFILE.handoff
-    assert run.plans[-1][1].state.link_bytes_per_s(handoff.base_s) == pytest.approx(
-        link_frac * handoff.bytes_per_s, rel=0.15
-    )
+    assert run.plans[-1][1].state.link_bytes_per_s == pytest.approx(link_frac * handoff.bytes_per_s, rel=0.15)

@@ -131,7 +131,9 @@ def test_totals_are_kept_and_groups_are_near_the_ratio(
 ) -> None:
     groups = len(tiers)
     room = Room(
-        lowest=dict.fromkeys(Role, groups), highest=dict.fromkeys(Role, 500), gpus_per_replica=dict.fromkeys(Role, 1)
+        lowest=dict.fromkeys(Role, groups),
+        highest=dict.fromkeys(Role, 500),
+        most_gpus_per_replica=dict.fromkeys(Role, 1),
     )
     bounds = pools([(1, 500)] * groups, tiers, costs)
     placed = {PoolKey(f"g{i}", role): 1 for i in range(groups) for role in Role}
@@ -524,7 +526,9 @@ def test_laws_1_3_4_9_16_hold_on_any_cluster(
         group(f"g{i}", selector, {P: prefill, D: decode}, gpus, cost=float(cost), affinity=LinkTier.S2)
         for i, (selector, prefill, decode, gpus, cost) in enumerate(given_groups)
     ]
-    room = Room(lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 99), gpus_per_replica=dict.fromkeys(Role, 1))
+    room = Room(
+        lowest=dict.fromkeys(Role, 0), highest=dict.fromkeys(Role, 99), most_gpus_per_replica=dict.fromkeys(Role, 1)
+    )
     wanted = [
         joint_counts({D: float(n), P: 0.0}, PdRatio.parse(ratio), room, band_replicas=1.0) for n in (before, after)
     ]

@@ -45,7 +45,7 @@ def pair(group: str, profile: EngineProfile) -> dict[PoolKey, EngineProfile]:
 
 def test_a_replica_is_worth_what_it_serves_beside_one_of_the_first_group() -> None:
     # Prompts take 0.1 and 0.2 s. A step of a full batch takes 0.02 and 0.04 s, both within the objective.
-    known = worths({**pair("a", engine(0.1, 0.02)), **pair("b", engine(0.2, 0.04))}, "a", LENGTHS, TPOT_S)
+    known = worths({**pair("a", engine(0.1, 0.02)), **pair("b", engine(0.2, 0.04))}, (), "a", LENGTHS, TPOT_S)
     assert known[PoolKey("a", P)] == known[PoolKey("a", D)] == Worth(own=1.0)
     assert known[PoolKey("b", P)].own == pytest.approx(0.5)
     assert known[PoolKey("b", D)].own == pytest.approx(0.5)
@@ -53,7 +53,7 @@ def test_a_replica_is_worth_what_it_serves_beside_one_of_the_first_group() -> No
 
 
 def test_an_engine_that_cannot_meet_the_objective_counts_as_one_request_at_a_time() -> None:
-    known = worths({**pair("a", engine(0.1, 0.02)), **pair("b", engine(0.1, 0.06))}, "a", LENGTHS, TPOT_S)
+    known = worths({**pair("a", engine(0.1, 0.02)), **pair("b", engine(0.1, 0.06))}, (), "a", LENGTHS, TPOT_S)
     assert known[PoolKey("b", D)].own == pytest.approx((1 / 0.06) / (100 / 0.02))
 
 
@@ -62,7 +62,7 @@ def test_an_engine_that_computes_both_shares_its_time() -> None:
     # 0.02 + 30 x 0.001 = 0.05 s. So it serves 30 / 0.05 / 100 = 6 requests/s; a decode engine 50, a prefill engine 10.
     profile = engine(0.1, 0.02)
     assert decode_batch(profile, 1050.0, TPOT_S, 0.001) == 30
-    known = worths({**pair("a", profile), PoolKey("both", D): profile}, "a", LENGTHS, TPOT_S)
+    known = worths({**pair("a", profile), PoolKey("both", D): profile}, ("both",), "a", LENGTHS, TPOT_S)
     assert known[PoolKey("both", D)].own == pytest.approx(6 / 50)
     assert known[PoolKey("both", D)].prompts == pytest.approx(6 / 10)
 
@@ -70,7 +70,7 @@ def test_an_engine_that_computes_both_shares_its_time() -> None:
 def test_aggregated_groups_are_compared_with_each_other() -> None:
     # The slow engine: 0.04 + b x 0.002 = 0.05 for b = 5, which is 5 / 0.05 / 100 = 1 request/s beside 6.
     profiles = {PoolKey("fast", D): engine(0.1, 0.02), PoolKey("slow", D): engine(0.2, 0.04)}
-    known = worths(profiles, "fast", LENGTHS, TPOT_S)
+    known = worths(profiles, ("fast", "slow"), "fast", LENGTHS, TPOT_S)
     assert known == {PoolKey("fast", D): Worth(own=1.0), PoolKey("slow", D): Worth(own=pytest.approx(1 / 6))}
 
 
@@ -84,5 +84,5 @@ def test_without_profiles_an_aggregated_engine_shares_its_time_as_the_ratio_says
 def test_a_slower_engine_is_worth_less_at_any_length(factor: float, inputs: int, outputs: int) -> None:
     lengths = TypicalLengthsConfig(input_tokens=inputs, output_tokens=outputs)
     fast, slow = engine(0.1, 0.02), engine(0.1 * factor, 0.02 * factor)
-    known = worths({**pair("a", fast), **pair("b", slow)}, "a", lengths, TPOT_S)
+    known = worths({**pair("a", fast), **pair("b", slow)}, (), "a", lengths, TPOT_S)
     assert all(0.0 < known[PoolKey("b", role)].own < 1.0 for role in Role)

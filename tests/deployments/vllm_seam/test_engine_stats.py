@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.vllm
+# Each of them reports its part of a pull.
+WORKERS = 2
 
 
 def make_logger(**cache: Any) -> Any:
@@ -14,7 +16,11 @@ def make_logger(**cache: Any) -> Any:
 
     config = {"block_size": 32, "num_gpu_blocks": 100, "enable_prefix_caching": True, **cache}
     return EngineStatsLogger(
-        SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=SimpleNamespace(**config))
+        SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+            cache_config=SimpleNamespace(**config),
+            parallel_config=SimpleNamespace(world_size=WORKERS),
+        )
     )
 
 
@@ -53,7 +59,6 @@ def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
         "decode_tokens": 12.0,
         "prefill_tokens": 100.0,
         "cached_prefill_tokens": 60.0,
-        "pulls": 0.0,
         "pulled_bytes": 0.0,
         "pull_s": 0.0,
     }
@@ -63,7 +68,7 @@ def test_pulls_of_a_step_are_added_up() -> None:
     stats = make_logger()
     stats.record(scheduler(kv_connector_stats={"bytes_transferred": [100, 50], "transfer_duration": [0.1, 0.2]}), None)
     stats.record(scheduler(kv_connector_stats={"num_failed_transfers": [1]}), None)
-    assert (stats.load.pulls, stats.load.pulled_bytes, stats.load.pull_s) == (2, 150.0, pytest.approx(0.3))
+    assert (stats.load.pulled_bytes, stats.load.pull_s) == (150.0, pytest.approx(0.3 / WORKERS))
 
 
 def test_an_engine_that_caches_no_prefix_has_no_blocks_for_them() -> None:
