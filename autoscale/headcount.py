@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from autoscale.types import ControllerState, PoolKey, PoolStats
+from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats
 from kvtransfer.topology import Role
 
 
@@ -20,16 +20,26 @@ def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
 
 def standard_replicas(counts: Mapping[PoolKey, int], pools: Iterable[PoolStats]) -> dict[Role, float]:
     """Standard replicas of each role, for a number of replicas of each pool; a pool that is left out has none."""
+    return standard_of(counts, {pool.key: pool.limits for pool in pools})
+
+
+def standard_of(counts: Mapping[PoolKey, int], limits: Mapping[PoolKey, PoolLimits]) -> dict[Role, float]:
+    """As ``standard_replicas``, from the limits of the pools alone."""
     standard = dict.fromkeys(Role, 0.0)
-    for pool in pools:
-        add_replicas(standard, pool, counts.get(pool.key, 0))
+    for key, own in limits.items():
+        _add(standard, key, own, counts.get(key, 0))
     return standard
 
 
 def add_replicas(standard: dict[Role, float], pool: PoolStats, replicas: int) -> None:
-    """Add replicas of a pool to the standard replicas of each role; aggregated ones do the work of both roles."""
-    standard[pool.key.role] += replicas * pool.limits.capacity
-    standard[Role.PREFILL] += replicas * pool.limits.prompt_capacity
+    """Add replicas of a pool to the standard replicas of each role."""
+    _add(standard, pool.key, pool.limits, replicas)
+
+
+def _add(standard: dict[Role, float], key: PoolKey, limits: PoolLimits, replicas: int) -> None:
+    """Add replicas of a pool with these limits; those of an aggregated group do the work of both roles."""
+    standard[key.role] += replicas * limits.capacity
+    standard[Role.PREFILL] += replicas * limits.prompt_capacity
 
 
 def count_among(pool: PoolStats, names: Collection[str]) -> int:

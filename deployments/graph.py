@@ -11,7 +11,7 @@ from ray.serve.llm import build_llm_deployment
 
 from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
-from autoscale.types import ENDPOINT, PoolKey
+from autoscale.types import ENDPOINT
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
 from deployments.config import ServiceConfig
@@ -121,6 +121,4 @@ def _service(
                 bind_kwargs=bind,
                 override_serve_options={"name": str(key), **serve_options(pool)},
             )
-    worth = config.worths()
-    capacities = {group.name: worth[PoolKey(group.name, Role.DECODE)].own for group in config.groups}
-    return Service(config=config, capacities=capacities, decodes=decodes, prefills=prefills)
+    return Service(config=config, worth=config.worths(), decodes=decodes, prefills=prefills)

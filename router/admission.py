@@ -95,7 +95,7 @@ class Admission:
         limits: RequestLimits | None = None,
         *,
         replicas: int,
-        prefill_replicas: int,
+        prefill_replicas: float,
         now_s: float,
     ) -> None:
         """Begin without requests.
@@ -128,7 +128,7 @@ class Admission:
         """Number of requests that wait for their turn."""
         return len(self._waiting_by_age)
 
-    def set_prefill_replicas(self, count: int, now_s: float) -> None:
+    def set_prefill_replicas(self, count: float, now_s: float) -> None:
         """From now on this number of replicas computes prompts, at least 1, in all groups."""
         share = count / self._replicas
         if share != self._prefill_share:

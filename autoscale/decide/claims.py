@@ -19,6 +19,8 @@ from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 # Most units that are tried out for one claim: each trial places the claimant again, and a cycle shall take less than a
 # second (docs/decisions/placement.md 174).
 _MOST_UNITS = 32
@@ -125,17 +127,17 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
     if not leaving and not any(_offered(shortage, givers, claims)):
         return False
     pending = shortage.pending(leaving)
-    if pending < shortage.pending(()):  # room of leaving replicas helps the claimant
+    if pending < shortage.pending(()) - _EPSILON:  # room of leaving replicas helps the claimant
         _keep_yielding(givers, claims)
     units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if pending else []
     # If all units together do not help the claimant, fewer units do not help it either.
     fewest_pending = shortage.pending([*leaving, *_departures(units)]) if units else pending
-    if fewest_pending == pending:
+    if fewest_pending >= pending - _EPSILON:
         return True
 
     def is_enough(some: list[_Unit]) -> bool:
         """Whether these units help the claimant as much as all units."""
-        return shortage.pending([*leaving, *_departures(some)]) == fewest_pending
+        return shortage.pending([*leaving, *_departures(some)]) <= fewest_pending + _EPSILON
 
     # The shortest beginning of the list that is enough, and then without units that did not help.
     first_units = next(units[:number] for number in range(1, len(units) + 1) if is_enough(units[:number]))
@@ -216,8 +218,13 @@ def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats,
             leader, follower = prefill, decode
         if leader is not None:
             pairs.append((leader, follower))
-    pairs.sort(key=lambda pair: (not pair[0].limits.is_preemptible, -pair[0].limits.cost, pair[0].key.group))
+    pairs.sort(key=lambda pair: (not pair[0].limits.is_preemptible, -_cost(pair[0]), pair[0].key.group))
     return pairs
+
+
+def _cost(pool: PoolStats) -> float:
+    """Cost of a standard replica, by which placement ranks the groups too."""
+    return pool.limits.cost / pool.limits.capacity
 
 
 def _units_of_group(

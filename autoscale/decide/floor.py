@@ -64,7 +64,7 @@ def _raise_wish(draft: Draft) -> None:
     ratio = decision.ratio or draft.config.pd_ratio
     counts = _in_room(least, ratio, draft)
     # A floor that the room cuts is met as well as it can be, so nothing is urgent any more.
-    is_short = counts is not None and any(current[role] < min(least[role], counts[role]) for role in Role)
+    is_short = counts is not None and any(current[role] < min(least[role], counts[role]) - _EPSILON for role in Role)
     draft.floor_counts = counts if counts is not None and is_short else draft.floor_counts
     if is_short or (wanted != wish and decision.wanted is not None):
         draft.decision = replace(
@@ -79,7 +79,7 @@ def _raise_wish(draft: Draft) -> None:
 def _are_met(least: Mapping[Role, int], wish: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> bool:
     """Whether the policy wants the floors, and the room has the wanted counts at the policy's ratio."""
     counts = _in_room(wish, ratio, draft)
-    return counts is not None and all(wish[role] >= least[role] <= counts[role] for role in Role)
+    return counts is not None and all(min(wish[role], counts[role]) >= least[role] - _EPSILON for role in Role)
 
 
 def _in_room(wanted: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> dict[Role, float] | None:

@@ -14,7 +14,7 @@ from autoscale.decide.limits import is_off_ratio_by_hand
 from autoscale.decide.slots import Slots
 from autoscale.headcount import count_among
 from autoscale.ratio import PdRatio
-from autoscale.types import PoolStats, ReplicaStats
+from autoscale.types import PoolKey, PoolStats, ReplicaStats
 from kvtransfer.topology import Role
 
 # Tolerance for rounding errors of a count times a ratio, replicas.
@@ -107,8 +107,13 @@ def admit(draft: Draft) -> None:
         if is_open or len(capacity) < len(Role):  # the replicas of an aggregated group need no others
             enter = names
         else:
-            share = draft.ratio.follower_share * capacity[draft.ratio.leader] / capacity[draft.ratio.follower]
-            enter = admissible(by_role, before, draft.ratio, share, config.gate.band_replicas)
+            ratio = draft.ratio
+            if any(pool.limits.prompt_capacity for pool in draft.snapshot.pools):
+                # Beside aggregated groups each other group has the ratio that placement gave it.
+                by_capacity = {role: state.desired[PoolKey(group, role)] * capacity[role] for role in Role}
+                ratio = PdRatio.of(by_capacity)
+            share = ratio.follower_share * capacity[ratio.leader] / capacity[ratio.follower]
+            enter = admissible(by_role, before, ratio, share, config.gate.band_replicas)
         draft.admitted += enter
         if len(enter) < len(names):
             draft.held += [name for name in names if name not in enter]

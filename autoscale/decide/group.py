@@ -123,7 +123,11 @@ class Group:
     @property
     def leader_capacity(self) -> float:
         """Standard leaders that one more replica of the pool of leaders adds."""
-        return self._capacity(self.leader, self._ratio.leader)
+        return self.capacity_of(self._ratio.leader)
+
+    def capacity_of(self, role: Role) -> float:
+        """Standard replicas of a role that one more replica of the pool of leaders adds."""
+        return self._capacity(self.leader, role)
 
     @property
     def follower_capacity(self) -> float:

@@ -12,6 +12,7 @@ from autoscale.decide.group import Group
 from autoscale.decide.slots import Slots
 from autoscale.decide.spread import Spread
 from autoscale.decide.supply import Limit, Supply
+from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role
@@ -69,7 +70,8 @@ def place(
         counts: wanted standard replicas of each role, serving and warm ones alike.
         current: replicas of each pool before this placement.
         pools: all pools of the service: two of each group, or one at the ratio 0:1.
-        ratio: P/D ratio that each group keeps.
+        ratio: P/D ratio that each group keeps. Beside aggregated groups, whose replicas do the work of both roles at a
+            ratio of their own, the others keep the ratio of what is left of ``counts``.
         slots: free room of nodes, from which placed replicas are taken; ``None``: room is unlimited.
         limits: GPUs by type that each budget leaves, from which placed replicas are taken.
         overdue: pools with replicas that have waited for a node for too long; other groups get replicas in their place.
@@ -81,6 +83,7 @@ def place(
         # An aggregated group has no prefill pool.
         absent = {role: PoolStats.absent(PoolKey(pool.key.group, role)) for role in Role}
         by_group.setdefault(pool.key.group, absent)[pool.key.role] = pool
+    ratio = _ratio_of_pairs(counts, current, pools, ratio)
     groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
     supply = Supply(groups, slots, limits)
     spread = Spread(groups, ratio, supply)
@@ -98,3 +101,14 @@ def place(
         passed_over={group.name: group.passed_over for group in groups if group.passed_over},
         nodes=supply.nodes(),
     )
+
+
+def _ratio_of_pairs(
+    counts: Mapping[Role, float], current: Mapping[PoolKey, int], pools: Sequence[PoolStats], ratio: PdRatio
+) -> PdRatio:
+    """The ratio of the groups with prefill: ``ratio``, or that of the work that aggregated groups leave to them."""
+    aggregated = [pool for pool in pools if pool.limits.prompt_capacity]
+    if not aggregated:
+        return ratio
+    work = standard_replicas({pool.key: current.get(pool.key, 0) for pool in aggregated}, aggregated)
+    return PdRatio.of({role: counts[role] - work[role] for role in Role})

@@ -5,6 +5,7 @@ Warm replicas run as a reserve without requests, so they need no start to serve.
 together, and the serving ones are then chosen among all. So warm replicas are in the groups where the service grows.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -128,7 +129,8 @@ def _remember_change(draft: Draft) -> None:
     desired, state = draft.placed.counts, draft.state
     if desired == state.desired:
         return
-    is_growth = sum(desired.values()) >= sum(state.desired.values())
+    before, after = (math.fsum(standard_replicas(each, draft.pools).values()) for each in (state.desired, desired))
+    is_growth = after >= before - _EPSILON
     is_removal = any(count < state.desired[key] for key, count in desired.items())
     is_undone = is_growth and not is_removal and bool(state.withdrawn)
     draft.state = replace(

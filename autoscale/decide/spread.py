@@ -74,8 +74,15 @@ class Spread:
         """Remove leaders that are not needed."""
         surplus = self._standard(self._leader) - counts[self._leader]
         while surplus > _EPSILON:
+            spare_followers = self._standard(self._follower) - counts[self._follower]
             able = [group for group in self._groups if group.allows(group.leader, -1)]
-            giving = [group for group in able if group.leader_capacity <= surplus + _EPSILON]
+            giving = [
+                group
+                for group in able
+                if group.leader_capacity <= surplus + _EPSILON
+                # A replica of an aggregated group takes its work of the other role along.
+                and (not group.is_aggregated or group.capacity_of(self._follower) <= spare_followers + _EPSILON)
+            ]
             if not giving:
                 return
             group = max(giving, key=Group.rank_to_shrink)
@@ -96,8 +103,12 @@ class Spread:
         return max(counts[self._follower], min(most, staying))
 
     def _paired(self, followers: float) -> float:
-        """``followers`` of all groups, less those whose work aggregated groups do."""
-        return followers - sum(group.standard(self._follower) for group in self._groups if group.is_aggregated)
+        """``followers`` of all groups, less those whose work aggregated groups do; at least those that stay anyway."""
+        aggregated = [group for group in self._groups if group.is_aggregated]
+        if not aggregated:
+            return followers
+        staying = sum(group.fewest_that_stay() * group.follower_capacity for group in self._groups)
+        return max(followers - sum(group.standard(self._follower) for group in aggregated), staying)
 
     def _grow(self, followers: float, missing: float) -> Group | None:
         """Add a leader, and its followers as far as all groups together may have ``followers``.
@@ -108,7 +119,10 @@ class Spread:
         free = self._paired(followers) - self._needed_followers()
         for group in sorted(self._groups, key=lambda group: group.rank_to_grow(missing)):
             available = free + group.fewest_to_serve() * group.follower_capacity
-            why_not = self._grow_group(group, available, unassigned)
+            if group.is_aggregated and unassigned <= _EPSILON:
+                why_not: str | None = "it would do work of both roles, and only one needs more"
+            else:
+                why_not = self._grow_group(group, available, unassigned)
             group.passed_over = why_not or ""
             if why_not is None:
                 return group
@@ -154,7 +168,7 @@ class Spread:
         if donor is None:
             return False
         for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
-            if taker is donor or not taker.allows(taker.leader, 1) or taker.cannot_grow:
+            if taker is donor or taker.is_aggregated or not taker.allows(taker.leader, 1) or taker.cannot_grow:
                 continue
             needs_no_more = taker.fewest_to_serve(1) == taker.fewest_to_serve()
             is_as_fast = taker.leader_capacity >= donor.leader_capacity - _EPSILON
@@ -234,7 +248,8 @@ class Spread:
                 continue
             for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
                 is_as_fast = taker.leader_capacity >= starved.leader_capacity - _EPSILON
-                if taker is not starved and is_as_fast and self._take_in(taker, missing):
+                is_pair = taker is not starved and not taker.is_aggregated
+                if is_pair and is_as_fast and self._take_in(taker, missing):
                     starved.leaders -= 1
                     return
 

@@ -131,7 +131,8 @@ class Default(ProfiledPolicy[DefaultConfig]):
         history = _History.of(snapshot.state.memory, snapshot.now_s, self._config)
         wanted = self._replicas_to_keep(history, self._needed(history, loads), present)
         decode = max(loads["decode"].replicas, loads["handoff"].replicas)
-        reason = f"{rate:.3g} requests/s keep {loads['prefill'].replicas:.2g}P{decode:.2g}D busy"
+        prefill_text = "" if self._ratio.is_aggregated else f"{loads['prefill'].replicas:.2g}P"
+        reason = f"{rate:.3g} requests/s keep {prefill_text}{decode:.2g}D busy"
         if (late := self._late_role(snapshot)) is not None:
             role, why = late
             wanted[role] = max(wanted[role], present[role] + max(1.0, self._config.net_frac * present[role]))
@@ -209,10 +210,11 @@ class Default(ProfiledPolicy[DefaultConfig]):
         weighted_inputs = max(inputs, traffic.input_tokens_weighted_mean or 0.0)
         prompt_unevenness = weighted_inputs / inputs if inputs else 1.0  # 1: all prompts are equally long
         cached_frac = traffic.cached_frac or 0.0
+        engine = config.decode if self._ratio.is_aggregated else config.prefill  # computes the prompts
         if traffic.input_lengths:
-            prefill = prefill_engines_for(config.prefill, rate, traffic.input_lengths, cached_frac)
+            prefill = prefill_engines_for(engine, rate, traffic.input_lengths, cached_frac)
         else:
-            prefill = prefill_engines(config.prefill, rate / prompt_unevenness, weighted_inputs, cached_frac)
+            prefill = prefill_engines(engine, rate / prompt_unevenness, weighted_inputs, cached_frac)
         # Before any KV was pulled, the link is taken as that of the profile, or as a part of it across switches.
         is_across_switches = any(pool.limits.link_tier is LinkTier.S2 for pool in snapshot.pools)
         is_reduced = is_across_switches and not snapshot.state.links

@@ -186,7 +186,8 @@ class HeteroScale(Policy[HeteroScaleConfig]):
             leaders = self._grown(snapshot, present, step)
         elif step < 1.0 and self._may_shrink(snapshot, present):
             # A twentieth of a few replicas is less than one. Rounded up later, the count would never fall.
-            smallest = min(weight for _, weight in weighted_replicas(snapshot, self._ratio.leader))
+            weights = [weight for _, weight in weighted_replicas(snapshot, self._ratio.leader)]
+            smallest = min(weights, default=1.0)
             leaders = smallest * math.floor(step * present / smallest + EPSILON_REPLICAS)
         return leaders, Shown(name=self._config.signal, value=latency_s, target=target_s)
 

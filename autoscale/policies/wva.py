@@ -19,6 +19,7 @@ from autoscale.policies.policy import (
     demand_factor,
     present_replicas,
     queue_at_endpoint,
+    replicas_of,
     weight_of,
 )
 from autoscale.ratio import PdRatio, whole
@@ -144,7 +145,9 @@ class Wva(Policy[WvaConfig]):
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
                 )
-            wanted[role] = self._replicas(loads, limits, present[role])
+            # What aggregated groups compute of the prompts shows in the loads of decode, so it stays as it is here.
+            beside = present[role] - _own_replicas(snapshot, role)
+            wanted[role] = beside + self._replicas(loads, limits, present[role] - beside)
             notes.append(f"{sum(_is_saturated(load, limits) for load in loads)} of {len(loads)} {role}")
             for name, limit, total in zip(("kv_usage", "queue"), limits, _totals(loads), strict=True):
                 target = limit.saturated - limit.spare
@@ -176,7 +179,8 @@ def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[
     wait for the role at the endpoint; each replica counts with a part in proportion to its weight.
     """
     loads = list[Load]()
-    replicas = admitted_replicas(snapshot, role)
+    own = {each.replica_id for each in replicas_of(snapshot, role)}
+    replicas = [entry for entry in admitted_replicas(snapshot, role) if entry[0].replica_id in own]
     total_weight = weight_of(replicas)
     for replica, weight in replicas:
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
@@ -184,6 +188,13 @@ def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[
         waiting = replica.waiting_requests / weight + queue / total_weight
         loads.append(Load((replica.kv_usage_frac * factor, waiting), weight))
     return loads
+
+
+def _own_replicas(snapshot: Snapshot, role: Role) -> float:
+    """Standard replicas of a role that should serve, without those of aggregated groups for prefill."""
+    desired = snapshot.state.desired
+    own = (pool for pool in snapshot.pools if pool.key.role is role)
+    return math.fsum(desired.get(pool.key, 0) * pool.limits.capacity for pool in own)
 
 
 def _weight(loads: Sequence[Load]) -> float:

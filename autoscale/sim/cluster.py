@@ -66,7 +66,7 @@ class VirtualCluster(Clock):
         prefix_block_tokens: int | None = None,
         slo: SloConfig | None = None,
         admission: AdmissionConfig | None = None,
-        capacities: Mapping[PoolKey, float] | None = None,
+        capacities: Mapping[PoolKey, tuple[float, float]] | None = None,
     ) -> None:
         """A cluster without replicas, with the engine of each pool; ``rng`` breaks ties between replicas.
 
@@ -75,11 +75,13 @@ class VirtualCluster(Clock):
         ``prefix_block_tokens``: tokens of one of a request's ``hash_ids``; ``None``: no block is cached.
         ``slo``: objectives with which replicas scale down the TTFT of long prompts in their reports (``ttft_share``).
         ``admission``: rules of the endpoint; ``None``: every request goes on to the engines at once.
-        ``capacities``: standard replicas that a replica of each pool is worth; ``None``: all are worth one.
+        ``capacities``: standard replicas that a replica of each pool is worth, in its role and for prompts beside it;
+        ``None``: all are worth one.
         """
         super().__init__(self._arrive)
         self._profiles = profiles
-        self._capacities = capacities or {}
+        self._capacities = {key: own for key, (own, _) in (capacities or {}).items()}
+        self._prompt_capacities = {key: prompts or own for key, (own, prompts) in (capacities or {}).items()}
         self._config = router
         self._rng = rng
         self._link_frac = link_frac
@@ -232,9 +234,13 @@ class VirtualCluster(Clock):
         """Record that the endpoint has refused a request."""
         self._records[journey.number] = journey.record(error=f"refused: {reason}")
 
-    def _prompt_replicas(self) -> int:
-        """Number of replicas in routing that compute prompts: prefill, or decode in groups without prefill."""
-        return sum(len(group.prefill or group.decode) for group in self._groups.values())
+    def _prompt_replicas(self) -> float:
+        """Replicas in routing that compute prompts, in those of the first group: prefill, or decode without prefill."""
+        total = 0.0
+        for name, group in self._groups.items():
+            role, names = (Role.PREFILL, group.prefill) if group.prefill else (Role.DECODE, group.decode)
+            total += len(names) * self._prompt_capacities.get(PoolKey(name, role), 1.0)
+        return total
 
     def _output_tokens(self) -> dict[Journey, int]:
         """Output tokens so far of each request in a decode engine's batch."""

@@ -21,7 +21,7 @@ class VirtualEndpoint:
         config: AdmissionConfig,
         clock: Clock,
         *,
-        prefill_replicas: Callable[[], int],
+        prefill_replicas: Callable[[], float],
         output_tokens: Callable[[], Mapping[Journey, int]],
         on_pass: Callable[[Journey], None],
         on_refuse: Callable[[Journey, str], None],

@@ -3,6 +3,7 @@
 Source: HeteroScale Algorithm 1, SIMULATE of each policy and argmax, on the application's own last day.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from autoscale.sim.curate import Candidate
 from autoscale.sim.logged_day import LoggedDay
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 # Name of the present settings among the policies of the simulation.
 NOW = "now"
 # Share of the GPU-hours that a proposal must save; less may be chance. A choice, not measured.
@@ -87,16 +90,20 @@ def day_config(base: SimConfig, day: LoggedDay) -> SimConfig:
 
 
 def _bounds(day: LoggedDay) -> dict[Role, tuple[int, int]]:
-    """Lowest and highest replicas of each role over all groups; the simulator needs one of each."""
+    """Lowest and highest standard replicas of each role over all groups; the simulator needs one of each."""
     bounds = {}
     for role in Role:
         limits = [each for key, each in day.pools.root.items() if key.role is role]
         if not limits:
             raise ValueError(f"{day.service} has no {role} pools: the simulator needs both roles")
         lowest, highest = (
-            sum(each) for each in zip(*((o.lowest_replicas, o.highest_replicas) for o in limits), strict=True)
+            math.floor(math.fsum(each) + _EPSILON)
+            for each in zip(
+                *((pool.capacity * pool.lowest_replicas, pool.capacity * pool.highest_replicas) for pool in limits),
+                strict=True,
+            )
         )
-        bounds[role] = (max(1, lowest), highest)
+        bounds[role] = (max(1, lowest), max(1, highest))
     return bounds
 
 
@@ -106,7 +113,7 @@ def day_notes(base: SimConfig, day: LoggedDay) -> list[str]:
     engines = ", ".join(dict.fromkeys(group.pool(role).profile.name for role in Role))
     notes = [f"engines are simulated by {engines}: --config names the profiles of yours"]
     if len(day.pools.root) > len(Role):
-        notes.append("the application's groups are simulated as one group")
+        notes.append("the application's groups are simulated as one group, of engines like those of the first one")
     for key, limits in day.pools.root.items():
         gpus = group.pool(key.role).profile.gpus
         if limits.gpus_per_replica and limits.gpus_per_replica != gpus:

@@ -94,7 +94,7 @@ class Scenario:
             prefix_block_tokens=self.prefix_block_tokens,
             slo=slo,
             admission=None if slo is None else self.admission,
-            capacities={key: pool.capacity for key, pool in self.pools.items()},
+            capacities={key: (pool.capacity, pool.prompt_capacity) for key, pool in self.pools.items()},
         )
         cluster.submit(self.trace)
         return cluster

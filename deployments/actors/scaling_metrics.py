@@ -4,11 +4,12 @@ A plan puts a running replica into one of these states: it is admitted and serve
 caught up, it is withdrawn (out of service but may return), or it is a victim, which must stop.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.headcount import standard_of
 from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 
@@ -27,8 +28,8 @@ _GAUGES: dict[str, tuple[str, list[str]]] = {
         "Time until a pool without room tries to start replicas again; 0 for other pools",
         ["group", "role"],
     ),
-    "tandem_replicas_pending": ("Replicas without room in any group", ["model", "role"]),
-    "tandem_pd_ratio": ("Prefill replicas per decode replica: configured, and serving", ["model", "of"]),
+    "tandem_replicas_pending": ("Replicas of the first group whose work no group has room for", ["model", "role"]),
+    "tandem_pd_ratio": ("Prefill per decode, in replicas of the first group: configured, and serving", ["model", "of"]),
     "tandem_autoscale_latency_seconds": (
         "Quantile of TTFT and of TPOT that the autoscaler acts on, and the objective; the TTFT of a long prompt is "
         "scaled by the prompt's own objective",
@@ -69,9 +70,11 @@ def pool_counts(last: PlanRecord) -> dict[PoolKey, dict[str, int]]:
     return counts
 
 
-def serving_counts(pools: Mapping[PoolKey, Mapping[str, int]]) -> dict[Role, int]:
-    """Number of replicas of each role that get requests; ``pools``: from ``pool_counts``."""
-    return {role: sum(counts["serving"] for key, counts in pools.items() if key.role is role) for role in Role}
+def serving_replicas(service: ServiceStatus) -> dict[Role, float]:
+    """Standard replicas of each role that get requests (``autoscale.headcount``); the service has a plan."""
+    assert service.last is not None
+    serving = {key: counts["serving"] for key, counts in pool_counts(service.last).items()}
+    return standard_of(serving, service.pools.root)
 
 
 def missing_s(plan: Plan, pool: PoolKey, now_s: float) -> float | None:
@@ -106,7 +109,7 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
         yield "tandem_replicas_no_room_retry_seconds", [key.group, key.role], max(0.0, until_s - now_s)
     for role in Role:
         yield "tandem_replicas_pending", [model, role], plan.pending.get(role, 0)
-    serving = serving_counts(pools)
+    serving = serving_replicas(service)
     yield "tandem_pd_ratio", [model, "configured"], (plan.decision.ratio or config.pd_ratio).per_decode()
     if serving[Role.DECODE]:
         yield "tandem_pd_ratio", [model, "serving"], serving[Role.PREFILL] / serving[Role.DECODE]

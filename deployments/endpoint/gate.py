@@ -37,7 +37,7 @@ class Gate:
         limits: RequestLimits | None = None,
         *,
         replicas: int,
-        prefill_replicas: Callable[[], int],
+        prefill_replicas: Callable[[], float],
     ) -> None:
         """``limits``: limits over all models; ``replicas``: number of the endpoint's replicas.
 

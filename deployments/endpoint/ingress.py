@@ -17,6 +17,7 @@ from ray import serve
 from starlette.exceptions import HTTPException
 
 from autoscale.observe.endpoint_report import joined
+from autoscale.types import PoolKey
 from deployments import metrics as tandem_metrics
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.client_request import (
@@ -46,6 +47,7 @@ from deployments.serve_seam.start_backoff import StartBackoff
 from deployments.wire.call import CallWatch, PoolCaller
 from deployments.wire.messages import Frame
 from deployments.wire.openai_errors import OpenAIError
+from kvtransfer.topology import Role
 from router.ray_coordinator import MembershipFeed, is_answering
 from router.ray_health import HealthFeed
 from router.request_limits import RequestLimits
@@ -127,13 +129,13 @@ class Ingress:
             caller = PoolCaller[Frame](
                 handle, "respond", health=health, watch=self._watch, is_whole=lambda frame: frame.is_last
             )
-            capacity = service.capacities[group.name]
+            capacity = service.worth[PoolKey(group.name, Role.DECODE)].own
             groups.append(DecodeGroup(group.name, caller, replicas=group.decode.replicas, capacity=capacity))
         gate = Gate(
             config.admission_in(self._config.admission),
             limits,
             replicas=self._config.replicas,
-            prefill_replicas=count_prefill(config, self._membership),
+            prefill_replicas=count_prefill(config, service.worth, self._membership),
         )
         return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
 

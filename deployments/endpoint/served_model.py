@@ -15,6 +15,8 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from autoscale.engines.variants import Worth
+from autoscale.types import PoolKey
 from deployments.config import ServiceConfig
 from deployments.endpoint.gate import Gate
 from deployments.wire.call import PoolCaller
@@ -37,7 +39,7 @@ class Service:
     """One model with its deployments by group. The graph has applications here; Serve makes handles of them."""
 
     config: ServiceConfig
-    capacities: Mapping[str, float]  # of each group: decode replicas of the first group that one of its own is worth
+    worth: Mapping[PoolKey, Worth]  # of each pool: replicas of the first group that one of its own is worth
     decodes: Mapping[str, DeploymentHandle | Application]
     prefills: Mapping[str, DeploymentHandle | Application]  # only of groups with a prefill pool
 
@@ -46,7 +48,11 @@ class DecodeGroup:
     """One group's decode pool, and the load that this replica of the endpoint has put on it."""
 
     def __init__(self, name: str, caller: PoolCaller[Frame], *, replicas: int, capacity: float) -> None:
-        """``replicas``: number of decode replicas in the configuration; ``capacity``: of one, as in ``Service``."""
+        """A group without load yet.
+
+        ``replicas``: number of decode replicas in the configuration. ``capacity``: decode replicas of the first group
+        that one of them is worth.
+        """
         self.name = name
         self.caller = caller
         self.pool = caller.pool
@@ -129,20 +135,28 @@ class ServedModel:
         return f"no healthy decode replica of {self.model_id}: {type(errors[0]).__name__}"
 
 
-def count_prefill(config: ServiceConfig, membership: MembershipFeed | None) -> Callable[[], int]:
-    """A function for the replicas that compute a model's prompts now, at least 1.
+def count_prefill(
+    config: ServiceConfig, worth: Mapping[PoolKey, Worth], membership: MembershipFeed | None
+) -> Callable[[], float]:
+    """A function for the replicas that compute a model's prompts now, in replicas of the first group, at least 1.
 
-    They are those that the plan admits, or the configured ones. ``membership``: the admitted replicas by pool;
-    ``None``: no model is autoscaled.
+    They are those that the plan admits, or the configured ones. ``worth``: of a replica of each pool.
+    ``membership``: the admitted replicas by pool; ``None``: no model is autoscaled.
     """
-    configured = max(1, config.replicas_that_prefill)  # a model that may sleep is deployed with 0
+    # Once: the count is asked for each request. A replica of a group without prefill counts for the prompts alone.
+    weights = {key: worth[key].prompts or worth[key].own for key in (group.prompt_pool_key for group in config.groups)}
+    by_pool = {str(key): weight for key, weight in weights.items()}
+    # A model that may sleep is deployed with 0 replicas.
+    pools = zip(config.groups, weights.values(), strict=True)
+    configured = max(1.0, math.fsum(group.prompt_pool.replicas * weight for group, weight in pools))
     if membership is None or config.autoscale is None:
         return lambda: configured
-    pools = [str(group.prompt_pool_key) for group in config.groups]  # once: the count is asked for each request
 
-    def admitted() -> int:
+    def admitted() -> float:
         now = membership.now()
-        return configured if now is None else max(1, sum(now.pools.get(pool, 0) for pool in pools))
+        if now is None:
+            return configured
+        return max(1.0, math.fsum(now.pools.get(pool, 0) * weight for pool, weight in by_pool.items()))
 
     return admitted
 

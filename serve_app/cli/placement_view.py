@@ -16,6 +16,7 @@ from autoscale.decide.limits import held_gpus, limited
 from autoscale.decide.placement import Placed, place
 from autoscale.decide.slots import Slots, least_units
 from autoscale.decide.status import ServiceStatus, Status
+from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.types import Places, PoolKey, PoolStats
 from kvtransfer.topology import TIERS, LinkTier, Node, Path, Role, SubgroupPriority, Topology, path
@@ -176,14 +177,15 @@ def would_fit(
         pools: all pools of a service.
         ratio: P/D ratio that each group keeps.
         nodes: nodes of the cluster.
-        more: number of further replicas of each role.
+        more: number of further replicas of each role, in replicas of the first group.
         limits: GPUs by type that each budget leaves.
 
     Returns:
         Prefill and decode replicas that each group would gain, and the placement, which has the replicas without room.
     """
     current = {pool.key: pool.target_replicas for pool in pools}
-    counts = {role: sum(n for key, n in current.items() if key.role is role) + more[role] for role in Role}
+    present = standard_replicas(current, pools)
+    counts = {role: present[role] + more[role] for role in Role}
     placed = place(counts, current, pools, ratio, slots=Slots(Topology(nodes)), limits=[dict(one) for one in limits])
     gained: dict[str, tuple[int, int]] = {}
     for group in dict.fromkeys(pool.key.group for pool in pools):

@@ -13,7 +13,7 @@ from autoscale.decide.floor import floor_text, lead_s
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.ratio import pd_text
 from autoscale.types import ControllerState, PoolKey, Traffic
-from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_counts
+from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_replicas
 from deployments.serve_seam.controller_hook import IMPORT_PATH
 from kvtransfer.topology import Role
 from serve_app.cli.terminal import figure
@@ -33,7 +33,7 @@ def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: floa
     if last is None:
         why = "should it stay so, look for \"Tandem's autoscaling\" in the log of Serve's controller"
         return Group(head, Text(f"no decision yet: {why}"))
-    head.append(f", serving {pd_text(serving_counts(pool_counts(last)))}")
+    head.append(f", serving {pd_text(serving_replicas(service))}")
     lines = [*_decision_lines(config, last, now_s), f"decision log: {status.log_path}"]
     if not status.is_hooked:
         lines.append(

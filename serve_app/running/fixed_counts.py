@@ -1,5 +1,6 @@
 """Counts of replicas that a test sets by hand, and gives back exactly, however the test ends."""
 
+import math
 import shlex
 import signal
 import threading
@@ -12,8 +13,8 @@ from typing import Any, Self, TypeVar
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus
-from autoscale.headcount import desired_replicas
-from deployments.actors.scaling_metrics import pool_counts, serving_counts
+from autoscale.headcount import standard_of
+from deployments.actors.scaling_metrics import pool_counts
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.local.cluster import DeployError
@@ -26,6 +27,8 @@ _POLL_S = 1.0
 _PATIENCE_S = 60.0
 # Longest wait for a plan with the old counts before the policy decides again, in decision intervals.
 _PLAN_INTERVALS = 3.0
+# Tolerance for rounding errors of standard replicas.
+_EPSILON = 1e-9
 
 
 T = TypeVar("T")
@@ -45,7 +48,7 @@ class FixedCounts:
         self._control = control
         status = control.status()
         self.before: AutoscaleConfig = status.config
-        self._counts_before = None if status.last is None else desired_replicas(status.last.plan.state.desired)
+        self._counts_before = None if status.last is None else _whole_counts(status.last, status)
         self._set: dict[Role, int] | None = None  # counts that this object has set
 
     def set(self, counts: Mapping[Role, int]) -> None:
@@ -77,12 +80,12 @@ class FixedCounts:
         return status
 
     def is_ready(self, last: PlanRecord | None) -> bool:
-        """Whether exactly the set counts serve, and no other replica is still leaving."""
-        if last is None or self._set is None:
+        """Whether the replicas for the set counts serve, and no other replica is still leaving."""
+        if last is None or self._set is None or not _follows(last, self._set) or last.plan.pending:
             return False
-        pools = pool_counts(last)
-        is_leaving = any(each["draining"] or each["withdrawn"] for each in pools.values())
-        return serving_counts(pools) == self._set and not is_leaving
+        pools = pool_counts(last).values()
+        is_leaving = any(each["draining"] or each["withdrawn"] for each in pools)
+        return all(each["serving"] == each["wanted"] for each in pools) and not is_leaving
 
     def rest(self, rest_s: float) -> None:
         """Return to the counts of before, and keep them for a time, seconds.
@@ -144,9 +147,20 @@ class FixedCounts:
         deadline_s = time.monotonic() + _PLAN_INTERVALS * self.before.interval_s
         while time.monotonic() < deadline_s:
             last = _asked_again(self._control.status).last
-            if last is not None and desired_replicas(last.plan.state.desired) == counts:
+            if last is not None and _follows(last, counts):
                 return
             time.sleep(min(_POLL_S, self.before.interval_s / 2))
+
+
+def _whole_counts(last: PlanRecord, status: ServiceStatus) -> dict[Role, int]:
+    """The counts that should serve, as people set them: in replicas of the first group, rounded up."""
+    standard = standard_of(last.plan.state.desired, status.pools.root)
+    return {role: math.ceil(count - _EPSILON) for role, count in standard.items()}
+
+
+def _follows(last: PlanRecord, counts: Mapping[Role, int]) -> bool:
+    """Whether the last decision was for these counts, which were set by hand."""
+    return last.plan.decision.wanted == counts
 
 
 def _asked_again(ask: Callable[[], T]) -> T:

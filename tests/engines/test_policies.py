@@ -37,7 +37,7 @@ def test_a_policy_serves_the_rise_loses_nothing_and_gives_back_after_the_fall(st
     )
     assert passage.lost == []
     if name == "periodic":
-        stand.wait_until(lambda: (now := stand.serving()) is not None and now[0] >= 3.0 and now[1] >= 1.5)
+        stand.wait_until(lambda: stand.serving() == (3.0, 1.0))
         stand.wait_until(lambda: stand.serving() == (2.0, 1.0))
         return
     enough_s = passage.enough_s(passage.fell_s, since_s=_KILL_S)

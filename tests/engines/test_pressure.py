@@ -74,12 +74,12 @@ def status() -> Any:
 
 def settled(serving: tuple[int, int]) -> Any:
     """The status once these counts serve."""
-    from deployments.actors.scaling_metrics import pool_counts, serving_counts
+    from deployments.actors.scaling_metrics import serving_replicas
 
     deadline = time.monotonic() + WAIT_S
     while True:
         now = status()
-        counts = None if now.last is None else tuple(serving_counts(pool_counts(now.last)).values())
+        counts = None if now.last is None else tuple(serving_replicas(now).values())
         if counts == serving:
             return now
         assert time.monotonic() < deadline, now

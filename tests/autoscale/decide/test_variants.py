@@ -215,3 +215,40 @@ def test_counts_settle_at_what_is_wanted_or_at_the_limits(
         if not plans[-1].held_back and not plans[-1].pending:  # neither bounds nor budget bind
             standard = standard_replicas(settled, of)
             assert all(standard[role] >= wish[role] - 1e-6 for role in Role)
+
+
+shares = st.sampled_from([0.2, 0.33, 0.5, 0.67])
+
+
+@given(
+    own=shares,
+    prompts=shares,
+    ratios=st.tuples(*[st.sampled_from(["1:3", "1:2", "1:1", "2:1", "3:1"]).map(PdRatio.parse)] * 2),
+    leaders=st.tuples(st.integers(1, 10), st.integers(1, 10)),
+    cost=st.sampled_from([0.1, 1.0, 10.0]),
+    pairs=st.integers(1, 2),
+    most=st.sampled_from([2, 8, 40]),
+)
+def test_groups_with_and_without_prefill_do_the_work_of_both_roles_at_any_ratio(
+    own: float,
+    prompts: float,
+    ratios: tuple[PdRatio, PdRatio],
+    leaders: tuple[int, int],
+    cost: float,
+    pairs: int,
+    most: int,
+) -> None:
+    """The ratio of an aggregated replica is its own, and the policy's ratio changes: nothing stays pending."""
+    pair = pools([(1.0, 1.0)] * pairs, highest=(40,) * pairs)
+    both = aggregated("both", own, prompts, highest=most)
+    of = [*pair, replace(both, limits=replace(both.limits, cost=cost))]
+    placed = {pool.key: 1 for pool in of}
+    for ratio, count in zip(ratios, leaders, strict=True):
+        wanted = {ratio.leader: float(count), ratio.follower: max(1.0, count * ratio.follower_share)}
+        for _ in range(6):
+            result = place(wanted, placed, of, ratio, spare_followers=pairs)
+            placed = dict(result.counts)
+        assert not any(result.pending.values())
+        standard = standard_replicas(placed, of)
+        assert all(standard[role] >= wanted[role] - 1e-6 for role in Role)
+        assert place(wanted, placed, of, ratio, spare_followers=pairs).counts == placed

@@ -1,14 +1,17 @@
 """The autoscaler on a Prometheus page."""
 
+from dataclasses import replace
+
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
-from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Refused, Shown, Traffic
-from deployments.actors.scaling_metrics import scaling_metrics
+from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolLimits, Refused, Shown, Traffic
+from deployments.actors.scaling_metrics import scaling_metrics, serving_replicas
 from deployments.metrics import render
 from kvtransfer.topology import Role
 
 P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
+POOLS = Pools({key: PoolLimits(lowest_replicas=1, highest_replicas=9) for key in (P, D)})
 CONFIG = AutoscaleConfig.model_validate(
     {"pd_ratio": "1:3", "policy": {"kind": "static", "prefill": 1, "decode": 3}, "is_paused": True}
 )
@@ -38,7 +41,7 @@ LAST = PlanRecord(
 
 
 def status(last: PlanRecord | None) -> Status:
-    service = ServiceStatus(config=CONFIG, tuned={}, pools=Pools({}), last=last)
+    service = ServiceStatus(config=CONFIG, tuned={}, pools=POOLS, last=last)
     return Status(log_path="", cordoned=(), topology=None, services={"m": service}, is_hooked=True)
 
 
@@ -78,3 +81,11 @@ def test_every_state_of_a_replica_has_its_number() -> None:
 
 def test_before_the_first_decision_the_page_has_no_sample() -> None:
     assert scaling_metrics(status(None), 100.0) == []
+
+
+def test_the_serving_ratio_counts_replicas_as_what_they_are_worth() -> None:
+    limits = {P: POOLS.root[P], D: replace(POOLS.root[D], capacity=0.5)}
+    service = ServiceStatus(config=CONFIG, tuned={}, pools=Pools(limits), last=LAST)
+    whole = ServiceStatus(config=CONFIG, tuned={}, pools=POOLS, last=LAST)
+    assert serving_replicas(service)[Role.DECODE] == serving_replicas(whole)[Role.DECODE] / 2
+    assert serving_replicas(service)[Role.PREFILL] == serving_replicas(whole)[Role.PREFILL]

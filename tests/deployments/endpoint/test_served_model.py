@@ -83,14 +83,26 @@ def test_replicas_that_compute_prompts_are_those_of_the_plan_or_else_the_configu
     plan = Membership(admitted=frozenset(), heard_s=0.0, pools=pools)
     feed: Any = SimpleNamespace(now=lambda: plan)
 
-    count = count_prefill(autoscaled, feed)
+    count = count_prefill(autoscaled, autoscaled.worths(), feed)
     assert count() == 1  # the plan lets no replica serve
     pools |= {"prefill:a": 3, "prefill:b": 4, "decode:a": 6, "decode:b": 7}
     assert count() == planned
-    assert count_prefill(service(), feed)() == configured  # the plan is of other models
-    assert count_prefill(autoscaled, None)() == configured
+    assert count_prefill(service(), service().worths(), feed)() == configured  # the plan is of other models
+    assert count_prefill(autoscaled, autoscaled.worths(), None)() == configured
     feed.now = lambda: None  # the plan is too old
     assert count() == configured
+
+
+def test_slow_replicas_count_for_the_prompts_that_they_compute() -> None:
+    from deployments.config import ServiceConfig
+    from deployments.endpoint.served_model import count_prefill
+
+    fast = {"prefill": {"replicas": 2}, "decode": {"replicas": 1, "capacity": None}}
+    slow = {"prefill": {"replicas": 4, "capacity": 0.25}, "decode": {"replicas": 4, "capacity": 0.25}}
+    both = {"prefill": None, "decode": {"replicas": 3, "capacity": 0.5}}  # at 1:1 it computes as many prompts
+    groups = [{"name": name, **pools} for name, pools in (("fast", fast), ("slow", slow), ("both", both))]
+    config = ServiceConfig.model_validate({"model": {"id": "m", "source": "org/m"}, "groups": groups})
+    assert count_prefill(config, config.worths(), None)() == 2 + 4 * 0.25 + 3 * 0.5
 
 
 @pytest.mark.parametrize(("max_prompt_tokens", "most_tokens"), [(None, 8192), (6000, 6000), (10_000, 8192)])

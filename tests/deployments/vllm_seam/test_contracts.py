@@ -47,6 +47,7 @@ def test_contract_engine_stats_engine_stats_logger() -> None:
     pulls = installed_source("vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py")
     assert '"transfer_duration"' in pulls
     assert '"bytes_transferred"' in pulls
+    assert "world_size: int" in installed_source("vllm/config/parallel.py")
     assert "vllm.stat_logger_plugins" in installed_source("vllm/plugins/__init__.py")
     assert "class StatLoggerBase" in installed_source("vllm/v1/metrics/loggers.py")
 

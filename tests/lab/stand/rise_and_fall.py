@@ -62,7 +62,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "periodic": {
         "policy": {
             "kind": "periodic",
-            "periods": [{"begins": "*/2 * * * *", "decode": 2}, {"begins": "1-59/2 * * * *", "decode": 1}],
+            "periods": [
+                {"begins": "*/2 * * * *", "prefill": 3, "decode": 1, "pd_ratio": "3:1"},
+                {"begins": "1-59/2 * * * *", "decode": 1},
+            ],
         }
     },
 }

@@ -21,6 +21,7 @@ from autoscale.types import (
     Plan,
     PolicyFault,
     PoolKey,
+    PoolLimits,
     Refused,
     Shown,
     Traffic,
@@ -108,6 +109,7 @@ def test_another_config_shows_its_differences_and_exits_with_1(
 
 
 P, D = PoolKey("g0", Role.PREFILL), PoolKey("g0", Role.DECODE)
+POOLS = Pools({key: PoolLimits(lowest_replicas=1, highest_replicas=9) for key in (P, D)})
 CONFIG = AutoscaleConfig.model_validate({"pd_ratio": "1:3", "policy": {"kind": "heteroscale", "target": 50}})
 PLAN = Plan(
     counts={P: 2, D: 5},
@@ -129,7 +131,7 @@ LAST = PlanRecord(
 
 
 def shown(*, is_hooked: bool = True, **changes: Any) -> str:
-    service = ServiceStatus(**{"config": CONFIG, "tuned": {}, "pools": Pools({}), "last": LAST, **changes})
+    service = ServiceStatus(**{"config": CONFIG, "tuned": {}, "pools": POOLS, "last": LAST, **changes})
     status = Status(
         log_path="/logs/decisions.jsonl", cordoned=(), topology=None, services={"m": service}, is_hooked=is_hooked
     )
