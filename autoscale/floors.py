@@ -56,9 +56,9 @@ class FloorPeriodConfig(StrictConfig):
     lasts_s: float | None = Field(None, ge=60.0, le=_MOST_LASTS_S)
     """Time from its begin to its end, seconds, also when clocks change. Left out: give ends."""
     prefill: int | None = Field(None, ge=1)
-    """Least prefill replicas over all groups. Left out, decode and the ratio give them."""
+    """Least prefill replicas of all groups, in those of the first one. Left out, decode and the ratio give them."""
     decode: int | None = Field(None, ge=1)
-    """Least decode replicas over all groups. Left out, prefill and the ratio give them."""
+    """Least decode replicas of all groups, in those of the first one. Left out, prefill and the ratio give them."""
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

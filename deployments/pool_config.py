@@ -102,8 +102,8 @@ class RoleConfig(StrictConfig):
     """Path of the EngineProfile of this pool's engine, from `tandem profile`. With it, a replica counts in autoscaling
     as what it serves beside a replica of the first group. Left out, it is the profile of an emulated engine."""
     capacity: float | None = Field(None, gt=0.0, le=1000.0)
-    """Replicas of the first group that one replica of this pool is worth. Left out, it follows from the profiles, or is
-    1 without any."""
+    """Replicas of the first group that one replica of this pool is worth; not for pools of that group itself. Left out,
+    it follows from the profiles. Without any profile, all engines count as equally fast."""
     cores_per_worker: int = Field(1, ge=1)
     """Number of CPU cores to which each worker of an engine on CPU is bound: the least claimed cores of its node."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -38,7 +38,7 @@ class BoundsConfig(StrictConfig):
 
 
 class OverrideConfig(StrictConfig):
-    """Counts set by hand."""
+    """Counts set by hand, of all groups together, in replicas of the first group."""
 
     prefill: int = Field(ge=0)
     decode: int = Field(ge=1)

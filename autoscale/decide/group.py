@@ -69,24 +69,19 @@ class Group:
         self.counts[role] = pool.held_replicas or 0
         self.passed_over = self.why_full(pool)
 
-    def rank_to_grow(self, missing: float) -> tuple[float, ...]:
-        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room.
-
-        ``missing``: standard leaders that are missing. Capacity beyond them is worth nothing, so for less than a large
-        replica a small one may be cheaper.
-        """
-        scarcity = max(self._scarcity_of_room(pool) for pool in self.pools.values())
-        return self._rank(scarcity, min(self.leader_capacity, missing))
+    def rank_to_grow(self) -> tuple[float, ...]:
+        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room."""
+        return self._rank(max(self._scarcity_of_room(pool) for pool in self.pools.values()))
 
     def rank_to_shrink(self) -> tuple[float, ...]:
         """The group with the highest rank loses the next leader; the scarcity is that of all its nodes."""
-        return self._rank(self._scarcity, self.leader_capacity)
+        return self._rank(self._scarcity)
 
-    def _rank(self, scarcity: SubgroupPriority, useful_capacity: float) -> tuple[float, ...]:
+    def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
         """The six parts of rule 1 of ``placement.place``, compared from left to right."""
         leader, follower = self.leader.limits, self.follower.limits
         preference = leader.preference + follower.preference
-        cost = (leader.cost + self._followers_per_leader * follower.cost) / useful_capacity
+        cost = (leader.cost + self._followers_per_leader * follower.cost) / self.leader_capacity
         return scarcity, preference, cost, leader.link_tier, not self.leaders, self.standard(self._ratio.leader)
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:

@@ -54,7 +54,7 @@ class Spread:
         missing = counts[self._leader] - self._standard(self._leader)
         while missing > _EPSILON:
             enough = followers  # the fewest followers with which some group takes a leader
-            while (grown := self._grow(enough, missing)) is None and enough < most:
+            while (grown := self._grow(enough)) is None and enough < most:
                 enough = min(most, enough + 1.0)
             if grown is None:
                 break
@@ -110,14 +110,14 @@ class Spread:
         staying = sum(group.fewest_that_stay() * group.follower_capacity for group in self._groups)
         return max(followers - sum(group.standard(self._follower) for group in aggregated), staying)
 
-    def _grow(self, followers: float, missing: float) -> Group | None:
+    def _grow(self, followers: float) -> Group | None:
         """Add a leader, and its followers as far as all groups together may have ``followers``.
 
-        Returns the group that took the leader. ``missing``: standard leaders that are missing.
+        Returns the group that took the leader.
         """
         unassigned = followers - self._standard(self._follower)
         free = self._paired(followers) - self._needed_followers()
-        for group in sorted(self._groups, key=lambda group: group.rank_to_grow(missing)):
+        for group in sorted(self._groups, key=Group.rank_to_grow):
             available = free + group.fewest_to_serve() * group.follower_capacity
             if group.is_aggregated and unassigned <= _EPSILON:
                 why_not: str | None = "it would do work of both roles, and only one needs more"
@@ -167,7 +167,7 @@ class Spread:
         donor = min(crowded, key=Group.leaders_to_relieve, default=None)
         if donor is None:
             return False
-        for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
+        for taker in sorted(self._groups, key=Group.rank_to_grow):
             if taker is donor or taker.is_aggregated or not taker.allows(taker.leader, 1) or taker.cannot_grow:
                 continue
             needs_no_more = taker.fewest_to_serve(1) == taker.fewest_to_serve()
@@ -246,7 +246,7 @@ class Spread:
         for starved in self._groups:
             if starved.followers >= starved.fewest_to_serve() or not starved.allows(starved.leader, -1):
                 continue
-            for taker in sorted(self._groups, key=lambda group: group.rank_to_grow(group.leader_capacity)):
+            for taker in sorted(self._groups, key=Group.rank_to_grow):
                 is_as_fast = taker.leader_capacity >= starved.leader_capacity - _EPSILON
                 is_pair = taker is not starved and not taker.is_aggregated
                 if is_pair and is_as_fast and self._take_in(taker, missing):

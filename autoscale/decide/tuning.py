@@ -68,10 +68,11 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     """Refuse a configuration that the pools cannot follow.
 
     Raises:
-        ValueError: bounds reach beyond the deployed ones; bounds or a budget have no effect; no counts inside bounds
-            and budget are at the ratio; or the counts of a period, a floor or the override lie outside bounds or
-            budget.
+        ValueError: the ratio is 0:1 and groups have prefill, or the other way round; bounds reach beyond the deployed
+            ones; bounds or a budget have no effect; no counts inside bounds and budget are at the ratio; or the counts
+            of a period, a floor or the override lie outside bounds or budget.
     """
+    _check_roles(config, pools)
     _check_bounds(config, pools)
     _check_budget(config, pools)
     room = deployed_room(config, pools)
@@ -82,6 +83,14 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     for number, floor in enumerate(config.floors.periods):
         _check_floor(f"floors.periods.{number}", floor, room)
     _check_override(config, room)
+
+
+def _check_roles(config: AutoscaleConfig, pools: Pools) -> None:
+    has_prefill = any(key.role is Role.PREFILL for key in pools.root)
+    if has_prefill and config.pd_ratio.is_aggregated:
+        raise ValueError(f"pd_ratio is {config.pd_ratio}, and groups have prefill: choose a ratio such as 1:3")
+    if not has_prefill and not config.pd_ratio.is_aggregated:
+        raise ValueError(f"pd_ratio is {config.pd_ratio}, and no group has prefill: only 0:1 is possible")
 
 
 def _check_bounds(config: AutoscaleConfig, pools: Pools) -> None:

@@ -17,8 +17,10 @@ class PeriodConfig(StrictConfig):
     """Counts that hold from the times of a cron expression until another period begins."""
 
     begins: Cron = Field(description="When it begins, as a cron expression: '0 8 * * mon-fri' is 8:00 on working days.")
-    prefill: int | None = Field(None, ge=1, description="Prefill replicas. Left out, decode and the ratio give them.")
-    decode: int | None = Field(None, ge=1, description="Decode replicas. Left out, prefill and the ratio give them.")
+    prefill: int | None = Field(None, ge=1)
+    """Prefill replicas of all groups, in those of the first one. Left out, decode and the ratio give them."""
+    decode: int | None = Field(None, ge=1)
+    """Decode replicas of all groups, in those of the first one. Left out, prefill and the ratio give them."""
     pd_ratio: PdRatio | None = Field(None, description="P/D ratio of this period. Left out, the service's ratio holds.")
 
     @model_validator(mode="after")

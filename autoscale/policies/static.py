@@ -15,8 +15,10 @@ class StaticConfig(StrictConfig):
     """The fixed counts."""
 
     kind: Literal["static"] = "static"
-    prefill: int = Field(ge=0, description="Prefill replicas of the whole service; 0: groups without prefill.")
-    decode: int = Field(ge=1, description="Decode replicas of the whole service.")
+    prefill: int = Field(
+        ge=0, description="Prefill replicas of all groups, in those of the first one; 0: no group has prefill."
+    )
+    decode: int = Field(ge=1, description="Decode replicas of all groups, in those of the first one.")
 
 
 class Static(Policy[StaticConfig]):

@@ -67,9 +67,9 @@ def tune(
 @commands.command()
 def scale(
     prefill: Annotated[
-        int | None, Option(min=0, help="Prefill replicas of all groups together; 0 where groups have none.")
+        int | None, Option(min=0, help="Prefill replicas of all groups, in those of the first; 0: no group has any.")
     ] = None,
-    decode: Annotated[int | None, Option(min=1, help="Decode replicas of all groups together.")] = None,
+    decode: Annotated[int | None, Option(min=1, help="Decode replicas of all groups, in those of the first.")] = None,
     resume: Annotated[bool, Option(help="Let the policy decide again.")] = False,
     app: App = "tandem",
     service: Service = None,

@@ -117,4 +117,4 @@ def test_two_instances_on_one_node_count_that_node_once() -> None:
     ]
     pools = {pool.key.role: pool for pool in moe_pools(dual.demand(ffn, ffn), ffn, LinkTier.CLUSTER)}
     group = Group("moe", pools, {}, dual.pd_ratio, Slots(Topology(nodes)))
-    assert group.rank_to_grow(1.0)[0] is SubgroupPriority.S2_HOMOGENEOUS
+    assert group.rank_to_grow()[0] is SubgroupPriority.S2_HOMOGENEOUS

@@ -161,3 +161,12 @@ def test_a_period_is_checked_with_the_rounding_of_the_guard(make_autoscale: Make
     check_fits(config(0.5), pools)  # 13 / 3 = 4.33 prefill replicas, which round to 4
     with pytest.raises(ValueError, match="wants 5P13D, which lies outside 1P1D to 4P13D"):
         check_fits(config(0.0), pools)
+
+
+def test_a_ratio_that_does_not_fit_the_roles_is_refused(make_autoscale: Callable[..., AutoscaleConfig]) -> None:
+    base = make_autoscale(pd_ratio="1:3")
+    with pytest.raises(ValueError, match="pd_ratio is 0:1, and groups have prefill"):
+        tuned(base, {"pd_ratio": "0:1"}, POOLS)
+    alone = Pools({key: limits for key, limits in POOLS.root.items() if key.role is Role.DECODE})
+    with pytest.raises(ValueError, match="pd_ratio is 1:3, and no group has prefill"):
+        tuned(base, {}, alone)

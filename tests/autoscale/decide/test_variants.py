@@ -74,8 +74,8 @@ def test_cost_is_compared_by_capacity() -> None:
     priced = pools([(1.0, 1.0), (1 / 3, 1 / 3)], costs=(2.0, 1.0))
     current = {pool.key: 1 for pool in priced}
     assert spread(place({P: 4.0, D: 4.0}, current, priced, PdRatio(1, 1)).counts) == {"g0": (4, 4), "g1": (1, 1)}
-    # For the last third, a slow replica for 1 is cheaper than a fast one for 2.
-    assert spread(place({P: 2.6, D: 2.6}, current, priced, PdRatio(1, 1)).counts) == {"g0": (2, 2), "g1": (2, 2)}
+    # So is it for the last third: a load that rises in thirds would else fill the dearer group.
+    assert spread(place({P: 2.6, D: 2.6}, current, priced, PdRatio(1, 1)).counts) == {"g0": (3, 3), "g1": (1, 1)}
 
 
 def test_no_replica_leaves_that_is_needed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autoscale.decide.status import CYCLE, CycleRecord, PlanRecord
+from autoscale.extension import DEFERRED
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Traffic
 from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
@@ -49,7 +50,7 @@ def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def coordinator() -> Any:
     from deployments.actors.coordinator import Coordinator
 
-    pools = ServiceConfig.model_validate(SERVICE).pool_limits().model_dump(mode="json")
+    pools = ServiceConfig.model_validate(SERVICE, context=DEFERRED).pool_limits().model_dump(mode="json")
     return Coordinator(services=[SERVICE], pools={"m": pools}, topology=None)
 
 
