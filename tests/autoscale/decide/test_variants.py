@@ -175,6 +175,17 @@ def test_a_damped_scale_in_removes_a_large_replica_if_no_small_one_is_left() -> 
         assert spread(service.run(config, ticks=60)[-1].state.desired) == expected
 
 
+def test_a_replica_that_is_worth_more_than_a_step_may_leave() -> None:
+    """Two standard replicas may leave at once (``step_in_replicas``); a replica of the second group is worth 3.1."""
+    of = pools([(1.0, 1.0), (3.1, 3.1)], costs=(2.0, 1.0), lowest=(1, 0))
+    service = Service(of)
+    for count in (13, 1):
+        policy = {"policy": {"kind": "static", "prefill": count, "decode": count}, "gate": {"observation_s": 10.0}}
+        config = AutoscaleConfig.model_validate({**policy, "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 10.0}})
+        settled = service.run(config, ticks=80)[-1].state.desired
+        assert spread(settled) == ({"g0": (1, 1), "g1": (4, 4)} if count == 13 else {"g0": (1, 1), "g1": (0, 0)})
+
+
 @given(
     worth=groups,
     first=st.tuples(st.integers(1, 9), st.integers(1, 9)),

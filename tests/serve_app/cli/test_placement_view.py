@@ -1,5 +1,7 @@
 """What users see of nodes, of groups, and of the nodes that replicas are on."""
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -139,6 +141,16 @@ def test_would_fit_shows_replicas_that_fit_and_why_others_do_not() -> None:
     gained, placed = would_fit(pools, PdRatio(1, 1), NODES, {P: 3, D: 3})
     assert gained == {"here": (1, 1)} and placed.pending == {P: 2, D: 2}
     assert placed.passed_over["mixed"] == "every node that decode:mixed may be on is cordoned"
+
+
+def test_would_fit_counts_slow_replicas_as_what_they_are_worth() -> None:
+    """Four replicas that are worth a half are two: one more standard replica is one of the fast group."""
+    slow = [
+        replace(pool, target_replicas=4, limits=replace(pool.limits, capacity=0.5))
+        for pool in group("slow", "m1", ("H100", "H20"))
+    ]
+    gained, _ = would_fit([*group("here", "m0"), *slow], PdRatio(1, 1), NODES, {P: 1, D: 1})
+    assert gained == {"here": (1, 1)}
 
 
 def test_the_table_says_for_each_group_where_it_may_be_and_where_it_is() -> None:
