@@ -64,9 +64,16 @@ _PROMPT_STATS = """
 import json
 from dataclasses import asdict
 from types import SimpleNamespace
-from vllm.v1.metrics.stats import IterationStats, PrefillStats
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.v1.metrics.stats import IterationStats, PrefillStats, SchedulerStats
 from deployments.vllm_seam.engine_stats import EngineStatsLogger
-logger = EngineStatsLogger(SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=None))
+one_worker = SimpleNamespace(world_size=1)
+logger = EngineStatsLogger(
+    SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=None, parallel_config=one_worker)
+)
+pulls = NixlKVConnectorStats()
+pulls.record_transfer(SimpleNamespace(xferDuration=500, postDuration=1, totalBytes=4096, descCount=1))
+logger.record(SchedulerStats(kv_connector_stats=pulls.data), None)
 for local, external in ((48, 0), (0, 63), (16, 32)):
     iteration = IterationStats()
     prompt = PrefillStats()
@@ -133,6 +140,7 @@ def test_prompt_tokens_are_counted_by_their_source(run_python: Callable[..., Any
     report = run_python(_PROMPT_STATS, env={**os.environ, **_QUIET})
     assert report["prefill_tokens"] == 16 + 1 + 16
     assert report["cached_prefill_tokens"] == 48
+    assert (report["pulled_bytes"], report["pull_s"]) == (4096.0, pytest.approx(500e-6))  # NIXL counts microseconds
 
 
 def test_an_engine_whose_side_channel_port_is_taken_ends(run_python: Callable[..., Any]) -> None:
