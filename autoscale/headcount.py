@@ -20,7 +20,11 @@ def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
 
 def standard_replicas(counts: Mapping[PoolKey, int], pools: Iterable[PoolStats]) -> dict[Role, float]:
     """Standard replicas of each role, for a number of replicas of each pool; a pool that is left out has none."""
-    return standard_of(counts, {pool.key: pool.limits for pool in pools})
+    standard = dict.fromkeys(Role, 0.0)
+    for pool in pools:
+        if count := counts.get(pool.key):
+            _add(standard, pool.key, pool.limits, count)
+    return standard
 
 
 def standard_of(counts: Mapping[PoolKey, int], limits: Mapping[PoolKey, PoolLimits]) -> dict[Role, float]:

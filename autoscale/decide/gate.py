@@ -102,13 +102,14 @@ def admit(draft: Draft) -> None:
         names = [replica.replica_id for replica in staying]
         ready_in_group[pool.key.role] = [name for name in names if name not in idle] if idle else names
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
+    is_mixed = any(pool.limits.prompt_capacity for pool in draft.snapshot.pools)
     for group, by_role in ready.items():
         names, capacity = [*by_role[Role.PREFILL], *by_role[Role.DECODE]], capacities[group]
         if is_open or len(capacity) < len(Role):  # the replicas of an aggregated group need no others
             enter = names
         else:
             ratio = draft.ratio
-            if any(pool.limits.prompt_capacity for pool in draft.snapshot.pools):
+            if is_mixed:
                 # Beside aggregated groups each other group has the ratio that placement gave it.
                 by_capacity = {role: state.desired[PoolKey(group, role)] * capacity[role] for role in Role}
                 ratio = PdRatio.of(by_capacity)

@@ -4,9 +4,9 @@ A pull takes longer while others share the link. So the fastest of the last wind
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from autoscale.types import PoolKey, Snapshot
+from autoscale.types import PoolStats, Snapshot
 from kvtransfer.topology import Role
 
 # Number of windows that are remembered for a group. At the default window of 20 s they are three minutes: a link that
@@ -19,20 +19,23 @@ Links = Mapping[str, tuple[tuple[float, float], ...]]
 
 def with_window(links: Links, snapshot: Snapshot, window_s: float) -> Links:
     """The links with the window of this snapshot, once a window has passed since the last one that was taken."""
-    result = {}
-    for group in sorted({pool.key.group for pool in snapshot.pools}):
-        # A window in the future is from before the clock was set back.
-        known = tuple(point for point in links.get(group, ()) if point[0] <= snapshot.now_s)
-        observed = _observed(snapshot, PoolKey(group, Role.DECODE))
-        if observed is not None and (not known or snapshot.now_s - known[-1][0] >= window_s):
-            known = (*known, (snapshot.now_s, observed))[-_REMEMBERED_WINDOWS:]
-        if known:
-            result[group] = known
+    result = {group: known for group, points in links.items() if (known := _until(points, snapshot.now_s))}
+    for pool in snapshot.pools:
+        if pool.key.role is not Role.DECODE:
+            continue
+        known = result.get(pool.key.group, ())
+        is_due = not known or snapshot.now_s - known[-1][0] >= window_s
+        if is_due and (observed := _observed(pool)) is not None:
+            result[pool.key.group] = (*known, (snapshot.now_s, observed))[-_REMEMBERED_WINDOWS:]
     return result
 
 
-def _observed(snapshot: Snapshot, key: PoolKey) -> float | None:
+def _until(points: Sequence[tuple[float, float]], now_s: float) -> tuple[tuple[float, float], ...]:
+    """The windows that are not in the future, which are from before the clock was set back."""
+    return tuple(point for point in points if point[0] <= now_s)
+
+
+def _observed(pool: PoolStats) -> float | None:
     """Mean bandwidth of the pulls of a pool's replicas in the window, bytes/s; ``None``: nothing was pulled."""
-    replicas = [replica for pool in snapshot.pools if pool.key == key for replica in pool.replicas]
-    observed = [each.pull_bytes_per_s for each in replicas if each.pull_bytes_per_s]
+    observed = [each.pull_bytes_per_s for each in pool.replicas if each.pull_bytes_per_s]
     return math.fsum(observed) / len(observed) if observed else None
