@@ -33,7 +33,7 @@ def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: floa
     if last is None:
         why = "should it stay so, look for \"Tandem's autoscaling\" in the log of Serve's controller"
         return Group(head, Text(f"no decision yet: {why}"))
-    head.append(f", serving {pd_text(serving_replicas(service))}")
+    head.append(f", serving {pd_text(serving_replicas(service))}{_unit(service)}")
     lines = [*_decision_lines(config, last, now_s), f"decision log: {status.log_path}"]
     if not status.is_hooked:
         lines.append(
@@ -43,6 +43,14 @@ def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: floa
     if service.tuned:
         lines.append(f"tuned since it was deployed: {dict(service.tuned)}")
     return Group(head, _pool_table(last, now_s), *(Text(line) for line in lines))
+
+
+def _unit(service: ServiceStatus) -> str:
+    """What counts of a role are in, if the replicas of the groups are not worth the same."""
+    limits = service.pools.root
+    if all(pool.capacity == 1.0 and not pool.prompt_capacity for pool in limits.values()):
+        return ""
+    return f" in replicas of group {next(iter(limits)).group}"
 
 
 def _pool_table(last: PlanRecord, now_s: float) -> Table:

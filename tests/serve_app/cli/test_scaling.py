@@ -141,6 +141,12 @@ def shown(*, is_hooked: bool = True, **changes: Any) -> str:
     return captured.get()
 
 
+def test_top_names_the_group_in_whose_replicas_a_role_is_counted() -> None:
+    limits = {P: POOLS.root[P], D: replace(POOLS.root[D], capacity=0.5)}
+    assert "serving 1P1D in replicas of group g0" in shown(pools=Pools(limits))
+    assert "in replicas of" not in shown()
+
+
 def test_top_shows_how_many_replicas_serve_wait_are_withdrawn_and_end() -> None:
     text = shown()
     decode = next(line.split() for line in text.splitlines() if line.strip().startswith("decode:g0"))
