@@ -12,6 +12,9 @@ from typing import Self
 from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats
 from kvtransfer.topology import Role
 
+# Tolerance for rounding errors of standard replicas.
+EPSILON_REPLICAS = 1e-9
+
 
 def desired_replicas(desired: Mapping[PoolKey, int]) -> dict[Role, int]:
     """Number of desired replicas of each role over all groups, whatever their capacity."""

@@ -180,6 +180,12 @@ class PoolStats:
         """Needs of one replica; ``None``: placement ignores nodes."""
         return self.limits.demand
 
+    def capacity_in(self, role: Role) -> float:
+        """Standard replicas of a role that one replica is worth; one of an aggregated group does the work of both."""
+        if self.key.role is role:
+            return self.limits.capacity
+        return self.limits.prompt_capacity if role is Role.PREFILL else 0.0
+
     @classmethod
     def absent(cls, key: PoolKey) -> Self:
         """A pool without replicas, for the role that an aggregated group lacks."""

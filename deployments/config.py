@@ -188,11 +188,6 @@ class ServiceConfig(StrictConfig):
     def _max_model_len_of(self, pool: RoleConfig) -> Any:
         return {**self.engine_kwargs, **pool.engine_kwargs}.get("max_model_len")
 
-    @property
-    def replicas_that_prefill(self) -> int:
-        """Configured number of replicas that compute prompts, in all groups; without prefill pools, decode replicas."""
-        return sum(group.prompt_pool.replicas for group in self.groups)
-
     def role_configs(self) -> dict[PoolKey, RoleConfig]:
         """Configuration of every pool of the service, by its key."""
         return {key: pool for group in self.groups for key, pool in group.pools().items()}

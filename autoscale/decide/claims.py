@@ -14,13 +14,11 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.limits import bounded, kept_ratio, limited, quota_left
 from autoscale.decide.placement import place
 from autoscale.decide.slots import Slots
-from autoscale.headcount import standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 # Most units that are tried out for one claim: each trial places the claimant again, and a cycle shall take less than a
 # second (docs/decisions/placement.md 174).
 _MOST_UNITS = 32
@@ -127,17 +125,17 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
     if not leaving and not any(_offered(shortage, givers, claims)):
         return False
     pending = shortage.pending(leaving)
-    if pending < shortage.pending(()) - _EPSILON:  # room of leaving replicas helps the claimant
+    if pending < shortage.pending(()) - EPSILON_REPLICAS:  # room of leaving replicas helps the claimant
         _keep_yielding(givers, claims)
     units = list(islice(_offered(shortage, givers, claims), _MOST_UNITS)) if pending else []
     # If all units together do not help the claimant, fewer units do not help it either.
     fewest_pending = shortage.pending([*leaving, *_departures(units)]) if units else pending
-    if fewest_pending >= pending - _EPSILON:
+    if fewest_pending >= pending - EPSILON_REPLICAS:
         return True
 
     def is_enough(some: list[_Unit]) -> bool:
         """Whether these units help the claimant as much as all units."""
-        return shortage.pending([*leaving, *_departures(some)]) <= fewest_pending + _EPSILON
+        return shortage.pending([*leaving, *_departures(some)]) <= fewest_pending + EPSILON_REPLICAS
 
     # The shortest beginning of the list that is enough, and then without units that did not help.
     first_units = next(units[:number] for number in range(1, len(units) + 1) if is_enough(units[:number]))

@@ -11,15 +11,12 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import stuck_by_role
 from autoscale.floors import Floor, largest
-from autoscale.headcount import standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.policies.policy import ProfiledConfig
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room, joint_counts
 from autoscale.types import ControllerState, Note, NoteKind
 from kvtransfer.topology import Role
-
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 
 
 def lead_s(config: AutoscaleConfig, state: ControllerState) -> float:
@@ -64,7 +61,9 @@ def _raise_wish(draft: Draft) -> None:
     ratio = decision.ratio or draft.config.pd_ratio
     counts = _in_room(least, ratio, draft)
     # A floor that the room cuts is met as well as it can be, so nothing is urgent any more.
-    is_short = counts is not None and any(current[role] < min(least[role], counts[role]) - _EPSILON for role in Role)
+    is_short = counts is not None and any(
+        current[role] < min(least[role], counts[role]) - EPSILON_REPLICAS for role in Role
+    )
     draft.floor_counts = counts if counts is not None and is_short else draft.floor_counts
     if is_short or (wanted != wish and decision.wanted is not None):
         draft.decision = replace(
@@ -79,7 +78,7 @@ def _raise_wish(draft: Draft) -> None:
 def _are_met(least: Mapping[Role, int], wish: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> bool:
     """Whether the policy wants the floors, and the room has the wanted counts at the policy's ratio."""
     counts = _in_room(wish, ratio, draft)
-    return counts is not None and all(min(wish[role], counts[role]) >= least[role] - _EPSILON for role in Role)
+    return counts is not None and all(min(wish[role], counts[role]) >= least[role] - EPSILON_REPLICAS for role in Role)
 
 
 def _in_room(wanted: Mapping[Role, float], ratio: PdRatio, draft: Draft) -> dict[Role, float] | None:
@@ -105,7 +104,7 @@ def note_floors(draft: Draft) -> None:
     config, least = draft.config, largest(draft.floors)
     desired = standard_replicas(draft.state.desired, draft.snapshot.pools)
     counts = {role: count - draft.stuck[role] for role, count in desired.items()}
-    if all(counts[role] >= least[role] - _EPSILON for role in Role):
+    if all(counts[role] >= least[role] - EPSILON_REPLICAS for role in Role):
         return
     if config.is_paused:
         why = "the counts are paused by hand (`tandem scale --resume`)"

@@ -122,7 +122,7 @@ class Group:
 
     def capacity_of(self, role: Role) -> float:
         """Standard replicas of a role that one more replica of the pool of leaders adds."""
-        return self._capacity(self.leader, role)
+        return self.leader.capacity_in(role)
 
     @property
     def follower_capacity(self) -> float:
@@ -131,14 +131,7 @@ class Group:
 
     def standard(self, role: Role) -> float:
         """Standard replicas of a role; those of an aggregated group do the work of both roles."""
-        return sum(self.counts[pool.key.role] * self._capacity(pool, role) for pool in self.pools.values())
-
-    @staticmethod
-    def _capacity(pool: PoolStats, role: Role) -> float:
-        """Standard replicas of a role that one replica of a pool is worth."""
-        if pool.key.role is role:
-            return pool.limits.capacity
-        return pool.limits.prompt_capacity if role is Role.PREFILL else 0.0
+        return sum(self.counts[pool.key.role] * pool.capacity_in(role) for pool in self.pools.values())
 
     def placed(self, role: Role) -> int:
         """Replicas of a role, stuck ones included."""

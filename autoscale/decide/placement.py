@@ -12,13 +12,10 @@ from autoscale.decide.group import Group
 from autoscale.decide.slots import Slots
 from autoscale.decide.spread import Spread
 from autoscale.decide.supply import Limit, Supply
-from autoscale.headcount import standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role
-
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +94,7 @@ def place(
     missing = {role: counts[role] - sum(group.standard(role) for group in groups) for role in Role}
     return Placed(
         counts={pool.key: placed[pool.key] for pool in pools},
-        pending={role: count if count > _EPSILON else 0.0 for role, count in missing.items()},
+        pending={role: count if count > EPSILON_REPLICAS else 0.0 for role, count in missing.items()},
         passed_over={group.name: group.passed_over for group in groups if group.passed_over},
         nodes=supply.nodes(),
     )

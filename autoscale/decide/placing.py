@@ -13,14 +13,11 @@ from autoscale.decide import placement
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import kept_ratio, quota_left
 from autoscale.decide.placement import Placed
-from autoscale.headcount import standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
 from autoscale.types import Note, NoteKind
 from kvtransfer.topology import Role
-
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 
 
 def place(draft: Draft) -> None:
@@ -114,7 +111,7 @@ def _note_woken_groups(draft: Draft, ratio: PdRatio) -> None:
     placed = {role: count - draft.stuck[role] for role, count in standard.items()}
     # A large replica may be worth more than the followers that were missing.
     most_by_rounding = draft.room.largest[follower] - draft.room.step[follower]
-    if placed[follower] > wanted[follower] + most_by_rounding + _EPSILON and placed[leader] >= wanted[leader]:
+    if placed[follower] > wanted[follower] + most_by_rounding + EPSILON_REPLICAS and placed[leader] >= wanted[leader]:
         became = pd_text({**wanted, follower: placed[follower]})
         text = f"each group that serves has one {follower} replica: {pd_text(wanted)} became {became}"
         draft.notes.append(Note(NoteKind.WOKEN_GROUP, text))
@@ -130,7 +127,7 @@ def _remember_change(draft: Draft) -> None:
     if desired == state.desired:
         return
     before, after = (math.fsum(standard_replicas(each, draft.pools).values()) for each in (state.desired, desired))
-    is_growth = after >= before - _EPSILON
+    is_growth = after >= before - EPSILON_REPLICAS
     is_removal = any(count < state.desired[key] for key, count in desired.items())
     is_undone = is_growth and not is_removal and bool(state.withdrawn)
     draft.state = replace(

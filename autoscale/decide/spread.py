@@ -8,12 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from autoscale.decide.group import Group
 from autoscale.decide.supply import Supply
+from autoscale.headcount import EPSILON_REPLICAS
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import PoolKey
 from kvtransfer.topology import Role
-
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 
 
 class Spread:
@@ -52,7 +50,7 @@ class Spread:
         most = counts[self._follower] + spare_followers
         followers = self._least_followers(counts, most)
         missing = counts[self._leader] - self._standard(self._leader)
-        while missing > _EPSILON:
+        while missing > EPSILON_REPLICAS:
             enough = followers  # the fewest followers with which some group takes a leader
             while (grown := self._grow(enough)) is None and enough < most:
                 enough = min(most, enough + 1.0)
@@ -65,7 +63,7 @@ class Spread:
         # get is rounded up to whole replicas, perhaps to the largest one.
         beyond = max(group.follower_capacity for group in self._groups)
         for _ in range(sum(group.leaders for group in self._groups)):
-            if self._needed_followers() < followers + beyond - _EPSILON or not self._relieve():
+            if self._needed_followers() < followers + beyond - EPSILON_REPLICAS or not self._relieve():
                 break
             self._shrink(counts)  # the group to which a leader moved may have faster ones
         return self._least_followers(counts, most)
@@ -73,15 +71,15 @@ class Spread:
     def _shrink(self, counts: Mapping[Role, float]) -> None:
         """Remove leaders that are not needed."""
         surplus = self._standard(self._leader) - counts[self._leader]
-        while surplus > _EPSILON:
+        while surplus > EPSILON_REPLICAS:
             spare_followers = self._standard(self._follower) - counts[self._follower]
             able = [group for group in self._groups if group.allows(group.leader, -1)]
             giving = [
                 group
                 for group in able
-                if group.leader_capacity <= surplus + _EPSILON
+                if group.leader_capacity <= surplus + EPSILON_REPLICAS
                 # A replica of an aggregated group takes its work of the other role along.
-                and (not group.is_aggregated or group.capacity_of(self._follower) <= spare_followers + _EPSILON)
+                and (not group.is_aggregated or group.capacity_of(self._follower) <= spare_followers + EPSILON_REPLICAS)
             ]
             if not giving:
                 return
@@ -119,7 +117,7 @@ class Spread:
         free = self._paired(followers) - self._needed_followers()
         for group in sorted(self._groups, key=Group.rank_to_grow):
             available = free + group.fewest_to_serve() * group.follower_capacity
-            if group.is_aggregated and unassigned <= _EPSILON:
+            if group.is_aggregated and unassigned <= EPSILON_REPLICAS:
                 why_not: str | None = "it would do work of both roles, and only one needs more"
             else:
                 why_not = self._grow_group(group, available, unassigned)
@@ -171,7 +169,7 @@ class Spread:
             if taker is donor or taker.is_aggregated or not taker.allows(taker.leader, 1) or taker.cannot_grow:
                 continue
             needs_no_more = taker.fewest_to_serve(1) == taker.fewest_to_serve()
-            is_as_fast = taker.leader_capacity >= donor.leader_capacity - _EPSILON
+            is_as_fast = taker.leader_capacity >= donor.leader_capacity - EPSILON_REPLICAS
             if needs_no_more and is_as_fast and self._supply.take((taker.leader, 1)) is None:
                 donor.leaders -= 1
                 taker.leaders += 1
@@ -185,23 +183,24 @@ class Spread:
         groups need more than ``counts``.
         """
         leaders, wanted = self._standard(self._leader), counts[self._follower]
-        if leaders < counts[self._leader] - _EPSILON:
+        if leaders < counts[self._leader] - EPSILON_REPLICAS:
             wanted = min(wanted, whole(leaders * wanted / counts[self._leader]))
         missing = wanted - self._standard(self._follower)
         full = set[str]()
-        while missing > _EPSILON:
+        while missing > EPSILON_REPLICAS:
             group = self._add_follower(full)
             if group is None:
                 break
             missing -= group.follower_capacity
-        while missing < -_EPSILON:  # too many followers
+        while missing < -EPSILON_REPLICAS:  # too many followers
             # If followers are pending with their leaders, none leaves a group that needs it.
             giving = [
                 group
                 for group in self._with_spare_followers(
-                    is_strict=wanted < counts[self._follower] or self._standard(self._follower) <= most + _EPSILON
+                    is_strict=wanted < counts[self._follower]
+                    or self._standard(self._follower) <= most + EPSILON_REPLICAS
                 )
-                if group.follower_capacity <= _EPSILON - missing
+                if group.follower_capacity <= EPSILON_REPLICAS - missing
             ]
             if not giving:
                 break
@@ -247,7 +246,7 @@ class Spread:
             if starved.followers >= starved.fewest_to_serve() or not starved.allows(starved.leader, -1):
                 continue
             for taker in sorted(self._groups, key=Group.rank_to_grow):
-                is_as_fast = taker.leader_capacity >= starved.leader_capacity - _EPSILON
+                is_as_fast = taker.leader_capacity >= starved.leader_capacity - EPSILON_REPLICAS
                 is_pair = taker is not starved and not taker.is_aggregated
                 if is_pair and is_as_fast and self._take_in(taker, missing):
                     starved.leaders -= 1

@@ -11,14 +11,12 @@ from autoscale.decide.containment import contained
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import bounded, overdue_pools, room_of
 from autoscale.decide.reconcile import is_after_a_gap
-from autoscale.headcount import Census, count_among, standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, Census, count_among, standard_replicas
 from autoscale.policies.policy import is_backlog_growing
 from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Latency, PoolKey, Snapshot
 from kvtransfer.topology import Role
 
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 _ASLEEP = Decision(wanted=None, reason="it sleeps until a request waits for it")
 
 
@@ -93,7 +91,7 @@ def _is_beyond_limits(draft: Draft) -> bool:
     """Whether more replicas run than bounds or budget allow, as after people have lowered them."""
     pools, running = bounded(draft.config, draft.snapshot.pools), draft.census.running
     room = room_of(draft.config, pools, draft.state.desired)
-    return room.is_over_budget(running) or any(running[role] > room.highest[role] + _EPSILON for role in Role)
+    return room.is_over_budget(running) or any(running[role] > room.highest[role] + EPSILON_REPLICAS for role in Role)
 
 
 def decide(draft: Draft) -> None:

@@ -14,9 +14,8 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
-from autoscale.headcount import Census
+from autoscale.headcount import EPSILON_REPLICAS, Census
 from autoscale.policies.policy import (
-    EPSILON_REPLICAS,
     Policy,
     ProfiledConfig,
     present_replicas,

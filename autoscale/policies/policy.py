@@ -17,8 +17,6 @@ from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
-# Tolerance for rounding errors of standard replicas.
-EPSILON_REPLICAS = 1e-9
 # Share of a configured start time or bandwidth by which the observed one may differ before a decision names it. A
 # smaller one would name ordinary variations.
 _DRIFT_FRAC = 0.25
@@ -67,9 +65,7 @@ def weighted_replicas(snapshot: Snapshot, role: Role) -> list[tuple[ReplicaStats
     ):
         role = Role.DECODE  # no group has a prefill pool
     for pool in snapshot.pools:
-        is_aggregated = role is Role.PREFILL and pool.key.role is Role.DECODE
-        weight = pool.limits.prompt_capacity if is_aggregated else pool.limits.capacity
-        if pool.key.role is role or (is_aggregated and weight):
+        if weight := pool.capacity_in(role):
             weighted += [(replica, weight) for replica in pool.replicas]
     return weighted
 

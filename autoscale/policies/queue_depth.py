@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from autoscale.headcount import EPSILON_REPLICAS
 from autoscale.policies.policy import (
-    EPSILON_REPLICAS,
     Policy,
     present_replicas,
     queue_at_endpoint,

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from autoscale.headcount import EPSILON_REPLICAS
 from autoscale.policies.policy import (
-    EPSILON_REPLICAS,
     Policy,
     admitted_replicas,
     demand_factor,

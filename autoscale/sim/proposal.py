@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoscale.decide.tuning import differing, tuned
+from autoscale.headcount import EPSILON_REPLICAS
 from autoscale.sim.config import SimConfig
 from autoscale.sim.curate import Candidate
 from autoscale.sim.logged_day import LoggedDay
 from kvtransfer.topology import Role
 
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 # Name of the present settings among the policies of the simulation.
 NOW = "now"
 # Share of the GPU-hours that a proposal must save; less may be chance. A choice, not measured.
@@ -97,7 +96,7 @@ def _bounds(day: LoggedDay) -> dict[Role, tuple[int, int]]:
         if not limits:
             raise ValueError(f"{day.service} has no {role} pools: the simulator needs both roles")
         lowest, highest = (
-            math.floor(math.fsum(each) + _EPSILON)
+            math.floor(math.fsum(each) + EPSILON_REPLICAS)
             for each in zip(
                 *((pool.capacity * pool.lowest_replicas, pool.capacity * pool.highest_replicas) for pool in limits),
                 strict=True,

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus
-from autoscale.headcount import standard_of
+from autoscale.headcount import EPSILON_REPLICAS, standard_of
 from deployments.actors.scaling_metrics import pool_counts
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
@@ -27,8 +27,6 @@ _POLL_S = 1.0
 _PATIENCE_S = 60.0
 # Longest wait for a plan with the old counts before the policy decides again, in decision intervals.
 _PLAN_INTERVALS = 3.0
-# Tolerance for rounding errors of standard replicas.
-_EPSILON = 1e-9
 
 
 T = TypeVar("T")
@@ -155,7 +153,7 @@ class FixedCounts:
 def _whole_counts(last: PlanRecord, status: ServiceStatus) -> dict[Role, int]:
     """The counts that should serve, as people set them: in replicas of the first group, rounded up."""
     standard = standard_of(last.plan.state.desired, status.pools.root)
-    return {role: math.ceil(count - _EPSILON) for role, count in standard.items()}
+    return {role: math.ceil(count - EPSILON_REPLICAS) for role, count in standard.items()}
 
 
 def _follows(last: PlanRecord, counts: Mapping[Role, int]) -> bool:

@@ -171,12 +171,3 @@ def test_a_context_of_true_or_false_is_refused(value: bool) -> None:
         service({}, max_model_len=value)
     with pytest.raises(ValidationError, match=f"max_model_len is {value}: set a number of tokens"):
         service({}, {LENGTH: value})
-
-
-@pytest.mark.parametrize(("prefill", "replicas"), [({"replicas": 2}, 4), (None, 6)])
-def test_decode_replicas_of_a_group_without_prefill_count_as_replicas_that_prefill(
-    prefill: dict[str, Any] | None, replicas: int
-) -> None:
-    groups = [{"name": name, "prefill": prefill, "decode": {"replicas": 3}} for name in "ab"]
-    config = ServiceConfig.model_validate({"model": {"id": "m", "source": "org/m"}, "groups": groups})
-    assert config.replicas_that_prefill == replicas

@@ -93,6 +93,18 @@ def test_replicas_that_compute_prompts_are_those_of_the_plan_or_else_the_configu
     assert count() == configured
 
 
+@pytest.mark.parametrize(("prefill", "replicas"), [({"replicas": 2}, 4), (None, 6)])
+def test_decode_replicas_of_a_group_without_prefill_count_as_replicas_that_prefill(
+    prefill: dict[str, Any] | None, replicas: int
+) -> None:
+    from deployments.config import ServiceConfig
+    from deployments.endpoint.served_model import count_prefill
+
+    groups = [{"name": name, "prefill": prefill, "decode": {"replicas": 3}} for name in "ab"]
+    config = ServiceConfig.model_validate({"model": {"id": "m", "source": "org/m"}, "groups": groups})
+    assert count_prefill(config, config.worths(), None)() == replicas
+
+
 def test_slow_replicas_count_for_the_prompts_that_they_compute() -> None:
     from deployments.config import ServiceConfig
     from deployments.endpoint.served_model import count_prefill

@@ -17,8 +17,10 @@ from typing import Any
 
 import yaml
 
+from autoscale.headcount import standard_of
 from autoscale.report import RequestRecord
 from autoscale.traces.trace import TraceRequest
+from deployments.actors.scaling_metrics import serving_replicas
 from deployments.machine.claims import free_ports
 from kvtransfer.topology import Role
 from serve_app.load.generator import LoadGenerator
@@ -162,10 +164,7 @@ class Stand:
         """Serving prefill and decode replicas, in fast ones; ``None``: not known now."""
         if (status := self.status()) is None:
             return None
-        admitted, limits = set(status.last.plan.admitted), status.pools.root
-        ready = dict.fromkeys(Role, 0.0)
-        for pool, names in status.last.running.items():
-            ready[pool.role] += len(admitted.intersection(names)) * limits[pool].capacity
+        ready = serving_replicas(status)
         return ready[Role.PREFILL], ready[Role.DECODE]
 
     def wait_until(self, holds: Callable[[], bool], within_s: float = 240.0) -> None:
@@ -262,8 +261,7 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
         now_s = time.monotonic() - begun_s
         if not passage.counts or passage.counts[-1][1:] != serving:
             passage.counts.append((now_s, *serving))
-        counts, limits = status.last.plan.state.desired, status.pools.root
-        desired = sum(count * limits[key].capacity for key, count in counts.items() if key.role is Role.PREFILL)
+        desired = standard_of(status.last.plan.state.desired, status.pools.root)[Role.PREFILL]
         if passage.asked_s is None and desired * _PREFILL_PER_S >= RISE_PER_S:
             passage.asked_s = now_s
         plan = status.last.plan
