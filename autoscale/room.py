@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from autoscale.ratio import PdRatio
+from autoscale.types import PoolLimits
 from kvtransfer.topology import Role
 
 # Tolerance for rounding errors of a count times a ratio or a capacity, replicas: 3.0000000001 is 3.
@@ -20,21 +21,10 @@ _BOUNDLESS_REPLICAS = 1_048_576.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoom:
-    """What one pool contributes to the room of its role; the counts are replicas of the pool.
-
-    Attributes:
-        gpus: GPUs of one replica.
-        capacity: standard replicas that one replica is worth.
-        prompt_capacity: standard prefill replicas whose work a replica of an aggregated group does too.
-        present: replicas that should serve now.
-    """
+    """What one pool contributes to the room of its role; ``present``: its replicas that should serve now."""
 
     role: Role
-    lowest: int
-    highest: int
-    gpus: float = 0.0
-    capacity: float = 1.0
-    prompt_capacity: float = 0.0
+    limits: PoolLimits
     present: int = 0
 
 
@@ -80,16 +70,17 @@ class Room:
         removable: dict[Role, list[float]] = {role: [] for role in Role}
         gpus: dict[Role, list[float]] = {role: [] for role in Role}
         for pool in pools:
-            for role, capacity in ((pool.role, pool.capacity), (Role.PREFILL, pool.prompt_capacity)):
-                lowest[role] += pool.lowest * capacity
-                highest[role] += pool.highest * capacity
-                present[role] += pool.present * capacity
-                if capacity and pool.present > pool.lowest:
+            own, limits, count = pool.role, pool.limits, pool.present
+            for role, capacity in ((own, limits.capacity), (Role.PREFILL, limits.prompt_capacity)):
+                lowest[role] += limits.lowest_replicas * capacity
+                highest[role] += limits.highest_replicas * capacity
+                present[role] += count * capacity
+                if capacity and count > limits.lowest_replicas:
                     removable[role].append(capacity)
-            present_gpus[pool.role] += pool.present * pool.gpus
-            gpus[pool.role].append(pool.gpus / pool.capacity)
-            if pool.highest:
-                capacities[pool.role].append(pool.capacity)
+            present_gpus[own] += count * limits.gpus_per_replica
+            gpus[own].append(limits.gpus_per_replica / limits.capacity)
+            if limits.highest_replicas:
+                capacities[own].append(limits.capacity)
         step = {role: min(capacities[role], default=1.0) for role in Role}
         return cls(
             lowest=lowest,

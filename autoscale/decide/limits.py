@@ -11,7 +11,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.headcount import add_replicas
 from autoscale.ratio import PdRatio
 from autoscale.room import PoolRoom, Room
-from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats
+from autoscale.types import ControllerState, PoolKey, PoolStats
 from kvtransfer.topology import Role
 
 
@@ -47,24 +47,12 @@ def room_of(config: AutoscaleConfig, pools: Sequence[PoolStats], desired: Mappin
     ``desired``: replicas of each pool that should serve now. At least one replica of each role that has pools stays:
     only sleep takes the last one.
     """
-    room = Room.of(
-        [pool_room(pool.key, pool.limits, present=desired.get(pool.key, 0)) for pool in pools], config.guard.budget_gpus
+    contributions = (
+        PoolRoom(role=pool.key.role, limits=pool.limits, present=desired.get(pool.key, 0)) for pool in pools
     )
+    room = Room.of(contributions, config.guard.budget_gpus)
     least = {role: max(min(room.step[role], room.highest[role]), count) for role, count in room.lowest.items()}
     return replace(room, lowest=least)
-
-
-def pool_room(key: PoolKey, limits: PoolLimits, present: int = 0) -> PoolRoom:
-    """The contribution of a pool with these limits to the room of its role."""
-    return PoolRoom(
-        role=key.role,
-        lowest=limits.lowest_replicas,
-        highest=limits.highest_replicas,
-        gpus=limits.gpus_per_replica,
-        capacity=limits.capacity,
-        prompt_capacity=limits.prompt_capacity,
-        present=present,
-    )
 
 
 def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:

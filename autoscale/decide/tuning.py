@@ -8,12 +8,11 @@ from typing import Any
 from pydantic import RootModel
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.decide.limits import pool_room
 from autoscale.extension import DEFERRED
 from autoscale.floors import FloorPeriodConfig
 from autoscale.policies.periodic import PeriodConfig, PeriodicConfig
 from autoscale.ratio import PdRatio, pd_text
-from autoscale.room import Room, joint_counts
+from autoscale.room import PoolRoom, Room, joint_counts
 from autoscale.types import PoolKey, PoolLimits
 from kvtransfer.topology import Role
 
@@ -125,7 +124,8 @@ def deployed_room(config: AutoscaleConfig, pools: Pools) -> Room:
     bounds = []
     for key, limits in pools.root.items():
         lowest, highest = config.bounds_of(key.role, limits.lowest_replicas, limits.highest_replicas)
-        bounds.append(pool_room(key, replace(limits, lowest_replicas=lowest, highest_replicas=highest)))
+        own = replace(limits, lowest_replicas=lowest, highest_replicas=highest)
+        bounds.append(PoolRoom(role=key.role, limits=own))
     room, ones = Room.of(bounds, config.guard.budget_gpus), dict.fromkeys(Role, 1.0)
     # Counts that people give are whole standard replicas. Only what no choice of variants can hold is refused.
     return replace(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autoscale.ratio import PdRatio
 from autoscale.room import PoolRoom, Room, joint_counts
+from autoscale.types import PoolLimits
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
@@ -14,7 +15,12 @@ P, D = Role.PREFILL, Role.DECODE
 def pair(capacity: float, *, present: int = 0, highest: int = 8, gpus: float = 1.0) -> list[PoolRoom]:
     """The pools of one group."""
     return [
-        PoolRoom(role=role, lowest=1, highest=highest, gpus=gpus, capacity=capacity, present=present) for role in Role
+        PoolRoom(
+            role=role,
+            limits=PoolLimits(lowest_replicas=1, highest_replicas=highest, gpus_per_replica=gpus, capacity=capacity),
+            present=present,
+        )
+        for role in Role
     ]
 
 
@@ -41,22 +47,37 @@ def test_only_replicas_that_are_present_and_may_leave_are_removals() -> None:
 
 
 def test_replicas_of_one_capacity_are_rounded_up_to_whole_ones() -> None:
-    room = Room.of([PoolRoom(role=role, lowest=1, highest=9, capacity=0.4, present=2) for role in Role], None)
+    room = Room.of(
+        [
+            PoolRoom(role=role, limits=PoolLimits(lowest_replicas=1, highest_replicas=9, capacity=0.4), present=2)
+            for role in Role
+        ],
+        None,
+    )
     assert room.whole(D, 0.9) == pytest.approx(1.2)
     assert room.floor(D, 0.9) == pytest.approx(0.8)
 
 
 def test_a_budget_counts_the_gpus_of_the_present_replicas_and_at_most_those_of_more() -> None:
     # Two fast replicas with 2 GPUs and two slow ones with 2 GPUs: 8 GPUs for 3 standard replicas.
-    decode = [PoolRoom(role=D, lowest=0, highest=9, gpus=2.0, capacity=capacity, present=2) for capacity in (1.0, 0.5)]
-    room = Room.of([*decode, PoolRoom(role=P, lowest=0, highest=0)], 12)
+    decode = [
+        PoolRoom(
+            role=D,
+            limits=PoolLimits(lowest_replicas=0, highest_replicas=9, gpus_per_replica=2.0, capacity=capacity),
+            present=2,
+        )
+        for capacity in (1.0, 0.5)
+    ]
+    room = Room.of([*decode, PoolRoom(role=P, limits=PoolLimits(lowest_replicas=0, highest_replicas=0))], 12)
     assert not room.is_over_budget({P: 0.0, D: 4.0})  # one more: at most two slow replicas with 4 GPUs
     assert room.is_over_budget({P: 0.0, D: 4.5})
     assert room.is_over_budget({P: 0.0, D: 3.0}, {P: 0.0, D: 1.5})
 
 
 def test_an_aggregated_group_adds_to_both_roles() -> None:
-    both = PoolRoom(role=D, lowest=1, highest=4, capacity=0.6, prompt_capacity=0.3, present=2)
+    both = PoolRoom(
+        role=D, limits=PoolLimits(lowest_replicas=1, highest_replicas=4, capacity=0.6, prompt_capacity=0.3), present=2
+    )
     room = Room.of([*pair(1.0, present=1), both], None)
     assert room.lowest == {P: pytest.approx(1.3), D: pytest.approx(1.6)}
     assert room.highest == {P: pytest.approx(9.2), D: pytest.approx(10.4)}

@@ -128,13 +128,25 @@ def test_warm_replicas_that_are_no_longer_wanted_stop_at_once() -> None:
 def test_bounds_and_budget_hold_for_warm_replicas_too(
     highest: int, budget: int | None, expected: tuple[int, int]
 ) -> None:
-    room = Room.of((PoolRoom(role=role, lowest=1, highest=highest, gpus=1.0) for role in Role), budget)
+    room = Room.of(
+        (
+            PoolRoom(role=role, limits=PoolLimits(lowest_replicas=1, highest_replicas=highest, gpus_per_replica=1.0))
+            for role in Role
+        ),
+        budget,
+    )
     both = with_warm({P: 2, D: 2}, 2, PdRatio(1, 1), room, dict.fromkeys(Role, 0))
     assert (both[P], both[D]) == expected
 
 
 def test_replicas_that_end_still_hold_the_gpus_of_a_budget() -> None:
-    room = Room.of((PoolRoom(role=role, lowest=1, highest=9, gpus=1.0) for role in Role), 4)
+    room = Room.of(
+        (
+            PoolRoom(role=role, limits=PoolLimits(lowest_replicas=1, highest_replicas=9, gpus_per_replica=1.0))
+            for role in Role
+        ),
+        4,
+    )
     assert with_warm({P: 1, D: 1}, 1, PdRatio(1, 1), room, {P: 0, D: 0}) == {P: 2, D: 2}
     assert with_warm({P: 1, D: 1}, 1, PdRatio(1, 1), room, {P: 0, D: 1}) == {P: 1, D: 1}
 

@@ -2,6 +2,7 @@
 
 from autoscale.pressure.steps import Step, StepResult
 from autoscale.room import PoolRoom, Room
+from autoscale.types import PoolLimits
 from kvtransfer.topology import Role
 
 
@@ -10,7 +11,10 @@ def room(
 ) -> Room:
     """The bounds of both roles, and a budget."""
     bounds = {Role.PREFILL: prefill, Role.DECODE: decode}
-    pools = [PoolRoom(role=role, lowest=low, highest=high, gpus=gpus) for role, (low, high) in bounds.items()]
+    pools = [
+        PoolRoom(role=role, limits=PoolLimits(lowest_replicas=low, highest_replicas=high, gpus_per_replica=gpus))
+        for role, (low, high) in bounds.items()
+    ]
     return Room.of(pools, budget)
 
 
