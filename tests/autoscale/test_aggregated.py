@@ -123,6 +123,20 @@ def test_policies_by_profile_want_engines_for_prompts_and_answers(kind: str) -> 
     assert pair[D] + pair[P] <= 1.5 * wanted["0:1"][D]
 
 
+def test_the_prompts_of_an_aggregated_pool_are_computed_by_the_profile_of_decode() -> None:
+    """It has no prefill engine: however fast the profile of one is, it changes nothing."""
+    traffic = Traffic(requests_per_s=20.0, served_per_s=20.0, input_tokens_mean=1000.0, output_tokens_mean=200.0)
+    seen = replace(snapshot(pools("g", (1, 1), lowest=1)[1:]), traffic=traffic)
+    own = profiled("default")
+    wanted = []
+    for prefill in (own["decode"], own["decode"].replace("tp1", "tp8")):
+        settings = AutoscaleConfig.model_validate({"pd_ratio": "0:1", "policy": {**own, "prefill": prefill}})
+        policy, config = settings.policy_settings()
+        wanted.append(policy(config, ratio=ALONE, slo=SloConfig()).decide(seen).wanted)
+    assert wanted[0] is not None and wanted[0][D] > 1.0
+    assert wanted[0] == wanted[1]
+
+
 def test_a_queue_of_an_aggregated_pool_is_an_overload_of_decode() -> None:
     of = pool("g", 2, lowest=1)
     of = replace(of, replicas=tuple(replace(r, waiting_requests=20.0, kv_usage_frac=0.5) for r in of.replicas))

@@ -108,6 +108,22 @@ def test_the_gate_admits_by_capacity() -> None:
     assert slow_decode == ["p0", *ready[D]]
 
 
+def test_beside_aggregated_groups_the_gate_keeps_the_ratio_that_placement_gave() -> None:
+    # The policy wants 3P5D. The pair has 1P4D by placement, since the aggregated replicas do prompts of two.
+    (prefill, decode), both = pools([(1.0, 1.0)]), aggregated("both", 0.25, 0.5)
+    desired = {prefill.key: 1, decode.key: 4, both.key: 4}
+    of = []
+    for pool in (prefill, decode, both):
+        names = [f"{pool.key}-{number}" for number in range(desired[pool.key])]
+        replicas = tuple(ReplicaStats(replica_id=name, observed_s=1000.0) for name in names)
+        of.append(replace(pool, replicas=replicas, target_replicas=desired[pool.key]))
+    policy = {"kind": "static", "prefill": 3, "decode": 5}
+    config = AutoscaleConfig.model_validate({"policy": policy})
+    plan = Controller(config).tick(Snapshot(now_s=1000.0, pools=tuple(of), state=ControllerState(desired=desired)))
+    assert dict(plan.state.desired) == desired
+    assert len(plan.admitted) == 9  # at 3P5D one of the four decode replicas would wait for a second prefill replica
+
+
 capacities = st.sampled_from([0.2, 0.47, 0.5, 1.0, 1.3, 2.0])
 groups = st.lists(st.tuples(capacities, capacities), min_size=1, max_size=3)
 wishes = st.tuples(st.floats(0.5, 14.0), st.sampled_from(["1:5", "1:3", "1:1", "3:2", "4:1"]).map(PdRatio.parse))

@@ -118,3 +118,16 @@ def test_dopd_counts_the_kv_of_slow_replicas_for_less(make_profile: MakeProfile)
     # 2 + 2 x 0.5 full standard replicas need 3 / 0.9, rounded up.
     assert decision.wanted == {P: PRESENT, D: 4.0}
     assert decision.is_urgent
+
+
+def test_what_aggregated_groups_compute_of_the_prompts_stays() -> None:
+    limits = PoolLimits(lowest_replicas=1, highest_replicas=9, capacity=0.5, prompt_capacity=0.5)
+    calm = {"observed_s": NOW_S, "kv_usage_frac": 0.45, "waiting_requests": 0.0}
+    replicas = tuple(ReplicaStats(replica_id=f"both-{n}", **calm) for n in (0, 1))
+    both = PoolStats(key=PoolKey("both", D), replicas=replicas, target_replicas=2, limits=limits)
+    full = {(group, P): {"kv_usage_frac": 0.79, "waiting_requests": 0.0} for group in ("fast", "slow")}
+    of = snapshot(reports((0.45, 0.0), (0.45, 0.0)) | full)
+    state = replace(of.state, desired={**of.state.desired, both.key: 2})
+    decision = decide(replace(of, pools=(*of.pools, both), state=state), "wva")
+    # The prefill replicas hold 3 x 0.79 and need 5 at 0.5 each; the other group computes the prompts of one more.
+    assert decision.wanted == {P: 5.0 + 1.0, D: PRESENT + 1.0}
