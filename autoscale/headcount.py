@@ -38,6 +38,14 @@ def standard_of(counts: Mapping[PoolKey, int], limits: Mapping[PoolKey, PoolLimi
     return standard
 
 
+def smallest_replicas(pools: Iterable[PoolStats]) -> dict[Role, float]:
+    """Standard replicas that the smallest replica of each role is worth; 1 for a role without pools."""
+    by_role: dict[Role, list[float]] = {role: [] for role in Role}
+    for pool in pools:
+        by_role[pool.key.role].append(pool.limits.capacity)
+    return {role: min(capacities, default=1.0) for role, capacities in by_role.items()}
+
+
 def add_replicas(standard: dict[Role, float], pool: PoolStats, replicas: int) -> None:
     """Add replicas of a pool to the standard replicas of each role."""
     _add(standard, pool.key, pool.limits, replicas)

@@ -19,19 +19,22 @@ _LOWEST = Fraction(1, 5)
 _HIGHEST = Fraction(9, 1)
 # A decimal ratio becomes the nearest fraction with at most this denominator.
 _MAX_DENOMINATOR = 60
+# A unit of replicas at a ratio of fractions has at most this number of decode replicas.
+_MAX_UNIT = 5
 # Tolerance for rounding errors of a count times a ratio, replicas: 3.0000000001 is 3.
 _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PdRatio:
-    """Prefill replicas to decode replicas, in lowest terms; written ``P:D``.
+    """Prefill replicas to decode replicas, written ``P:D``.
 
-    ``0:1`` is the ratio of aggregated groups: they have only decode replicas, which compute prompts too.
+    A configured ratio is of whole numbers in lowest terms. The ratio of two counts of standard replicas may be of
+    fractions. ``0:1`` is the ratio of aggregated groups: they have only decode replicas, which compute prompts too.
     """
 
-    prefill: int
-    decode: int
+    prefill: float
+    decode: float
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -66,20 +69,31 @@ class PdRatio:
 
         Policies with a ratio of their own may want 12:1, and their decisions are logged and sent.
         """
-        prefill, separator, decode = value.partition(":") if isinstance(value, str) else ("", "", "")
-        return cls(int(prefill), int(decode)) if separator and prefill.isdecimal() and decode.isdecimal() else value
+        parts = value.split(":") if isinstance(value, str) else []
+        try:
+            prefill, decode = (float(part) if "." in part or "e" in part else int(part) for part in parts)
+        except ValueError:
+            return value
+        return cls(prefill, decode)
 
     @classmethod
-    def of(cls, wanted: Mapping[Role, float]) -> Self:
-        """The ratio of two counts, as the nearest fraction of small whole numbers; a count below 1 counts as 1."""
-        exact = Fraction(max(1.0, wanted[Role.PREFILL]) / max(1.0, wanted[Role.DECODE]))
-        near = exact.limit_denominator(_MAX_DENOMINATOR) or Fraction(1, _MAX_DENOMINATOR)  # 0 would mean aggregated
-        return cls(near.numerator, near.denominator)
+    def of(cls, wanted: Mapping[Role, float], least: Mapping[Role, float] | None = None) -> Self:
+        """The ratio of two counts, in lowest terms if that is a ratio of small whole numbers.
+
+        ``least``: standard replicas that the smallest replica of each role is worth, by default 1. A lower count counts
+        as this, because a role has at least one replica.
+        """
+        prefill, decode = (max(1.0 if least is None else least[role], wanted[role]) for role in Role)
+        near = Fraction(prefill / decode).limit_denominator(_MAX_DENOMINATOR)
+        if abs(near * decode - prefill) <= _EPSILON:
+            return cls(near.numerator, near.denominator)
+        # A rounded ratio would ask for a little more of one role, and so for a whole replica.
+        return cls(prefill, decode)
 
     @property
     def is_supported(self) -> bool:
         """Whether a configuration may have this ratio."""
-        return self.is_aggregated or _LOWEST <= Fraction(self.prefill, self.decode) <= _HIGHEST
+        return self.is_aggregated or _LOWEST <= Fraction(self.prefill) / Fraction(self.decode) <= _HIGHEST
 
     @property
     def is_aggregated(self) -> bool:
@@ -107,6 +121,13 @@ class PdRatio:
             return wanted[self.leader]
         return max(wanted[self.leader], wanted[self.follower] / self.follower_share)
 
+    def unit(self) -> dict[Role, int]:
+        """The fewest whole replicas of each role at the ratio; near it, if it is of fractions."""
+        near = Fraction(self.prefill) / Fraction(self.decode)
+        if not (isinstance(self.prefill, int) and isinstance(self.decode, int)):
+            near = near.limit_denominator(_MAX_UNIT) or Fraction(1, _MAX_UNIT)
+        return {Role.PREFILL: near.numerator, Role.DECODE: near.denominator}
+
     def per_decode(self) -> float:
         """Prefill replicas per decode replica."""
         return self.prefill / self.decode
@@ -121,6 +142,10 @@ class PdRatio:
         return abs(prefill * self.follower_share - decode)
 
     def __str__(self) -> str:
+        return f"{self.prefill:.3g}:{self.decode:.3g}"
+
+    def exact(self) -> str:
+        """The ratio as text without rounding, which ``stored`` reads."""
         return f"{self.prefill}:{self.decode}"
 
     @classmethod
@@ -128,7 +153,7 @@ class PdRatio:
         """In configurations a ratio is text or a number."""
         return core_schema.no_info_plain_validator_function(
             cls.parse,
-            serialization=core_schema.to_string_ser_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.exact),
             json_schema_input_schema=core_schema.union_schema(
                 [core_schema.str_schema(pattern=r"^\d+:\d+$"), core_schema.float_schema()]
             ),

@@ -55,7 +55,7 @@ class Shortage:
         budget_gpus: Mapping[str, float],
     ) -> None:
         ratio, override = plan.decision.ratio or config.pd_ratio, config.override
-        self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts)
+        self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts, snapshot.pools)
         self._current = plan.state.desired
         # Replicas that the plan placed have their room already, so a trial must not take room for them again.
         self._pools = [

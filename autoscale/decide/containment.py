@@ -131,8 +131,8 @@ def _checked_counts(wanted: Any, configured: PdRatio) -> dict[Role, float]:
 def _check_ratio(ratio: Any) -> None:
     if not isinstance(ratio, PdRatio):
         raise _WrongAnswer(f"gave the ratio {ratio!r:.80}, which is no PdRatio")
-    if not all(isinstance(part, int) and part >= 1 for part in (ratio.prefill, ratio.decode)):
-        raise _WrongAnswer(f"gave the ratio {ratio}, whose parts must be whole numbers of 1 or more")
+    if not all(_is_number(part) and 0 < part < math.inf for part in (ratio.prefill, ratio.decode)):
+        raise _WrongAnswer(f"gave the ratio {ratio}, whose parts must be finite numbers above 0")
 
 
 def _checked_signal(shown: Any) -> Shown:

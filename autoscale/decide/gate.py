@@ -112,7 +112,7 @@ def admit(draft: Draft) -> None:
             if is_mixed:
                 # Beside aggregated groups each other group has the ratio that placement gave it.
                 by_capacity = {role: state.desired[PoolKey(group, role)] * capacity[role] for role in Role}
-                ratio = PdRatio.of(by_capacity)
+                ratio = PdRatio.of(by_capacity, capacity)
             share = ratio.follower_share * capacity[ratio.leader] / capacity[ratio.follower]
             enter = admissible(by_role, before, ratio, share, config.gate.band_replicas)
         draft.admitted += enter

@@ -44,7 +44,7 @@ def _with_possible_ratio(decision: Decision, room: Room) -> Decision:
     if decision.ratio is None or decision.wanted is None:
         return decision
     possible = {role: min(count, room.highest[role]) for role, count in decision.wanted.items()}
-    return decision if possible == decision.wanted else replace(decision, ratio=PdRatio.of(possible))
+    return decision if possible == decision.wanted else replace(decision, ratio=PdRatio.of(possible, room.step))
 
 
 def exchange(draft: Draft) -> None:
@@ -67,7 +67,7 @@ def exchange(draft: Draft) -> None:
     if counts != draft.wanted:
         draft.wanted = _inside_budget(draft, counts)
         if draft.decision.ratio is not None:  # else placement would take away what is too much for the policy's ratio
-            draft.decision = replace(draft.decision, ratio=PdRatio.of(draft.wanted))
+            draft.decision = replace(draft.decision, ratio=PdRatio.of(draft.wanted, draft.room.step))
         text = "no replica leaves while a latency is outside its objective"
         draft.notes.append(Note(NoteKind.LATENCY_MISSED, text))
 

@@ -4,11 +4,11 @@ A replica is stuck if its pool's lowest count requires it but no node has had ro
 replicas that have waited for a node for too long are overdue.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.headcount import add_replicas
+from autoscale.headcount import add_replicas, smallest_replicas
 from autoscale.ratio import PdRatio
 from autoscale.room import PoolRoom, Room
 from autoscale.types import ControllerState, PoolKey, PoolStats
@@ -61,9 +61,11 @@ def is_off_ratio_by_hand(config: AutoscaleConfig, ratio: PdRatio) -> bool:
     return override is not None and ratio.deviation(override.prefill, override.decode) > config.gate.band_replicas
 
 
-def kept_ratio(config: AutoscaleConfig, ratio: PdRatio, counts: Mapping[Role, float]) -> PdRatio:
+def kept_ratio(
+    config: AutoscaleConfig, ratio: PdRatio, counts: Mapping[Role, float], pools: Iterable[PoolStats]
+) -> PdRatio:
     """The ratio that groups keep: normally ``ratio``; if counts set by hand are off it, the ratio of ``counts``."""
-    return PdRatio.of(counts) if is_off_ratio_by_hand(config, ratio) else ratio
+    return PdRatio.of(counts, smallest_replicas(pools)) if is_off_ratio_by_hand(config, ratio) else ratio
 
 
 def held_gpus(pools: Sequence[PoolStats], desired: Mapping[PoolKey, int]) -> dict[str, float]:

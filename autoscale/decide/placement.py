@@ -12,7 +12,7 @@ from autoscale.decide.group import Group
 from autoscale.decide.slots import Slots
 from autoscale.decide.spread import Spread
 from autoscale.decide.supply import Limit, Supply
-from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, smallest_replicas, standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role
@@ -108,4 +108,5 @@ def _ratio_of_pairs(
     if not aggregated:
         return ratio
     work = standard_replicas({pool.key: current.get(pool.key, 0) for pool in aggregated}, aggregated)
-    return PdRatio.of({role: counts[role] - work[role] for role in Role})
+    left = {role: counts[role] - work[role] for role in Role}
+    return PdRatio.of(left, smallest_replicas(pool for pool in pools if not pool.limits.prompt_capacity))

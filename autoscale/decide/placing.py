@@ -23,7 +23,7 @@ from kvtransfer.topology import Role
 def place(draft: Draft) -> None:
     """A stage: spread the wanted replicas over the groups if any count or place is to change."""
     draft.placed = Placed(counts=draft.state.desired)
-    ratio = kept_ratio(draft.config, draft.ratio, draft.wanted)
+    ratio = kept_ratio(draft.config, draft.ratio, draft.wanted, draft.snapshot.pools)
     assigned_warm = draft.snapshot.warm_replicas
     warm_replicas = draft.config.warm_replicas if assigned_warm is None else assigned_warm
     counts_with_warm = with_warm(draft.wanted, warm_replicas, ratio, draft.room, draft.census.ending)

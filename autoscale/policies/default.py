@@ -27,10 +27,10 @@ from autoscale.policies.policy import (
     ProfiledPolicy,
     is_latency_current,
     present_replicas,
+    ratio_of,
     replicas_of,
     weighted_replicas,
 )
-from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Snapshot
 from kvtransfer.cost import CROSS_SWITCH_FRAC
 from kvtransfer.topology import LinkTier, Role
@@ -137,7 +137,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
             role, why = late
             wanted[role] = max(wanted[role], present[role] + max(1.0, self._config.net_frac * present[role]))
             reason += f"; {why}: {role} gets more"
-        return Decision(wanted=wanted, ratio=PdRatio.of(wanted), memory=history.series, reason=reason)
+        return Decision(wanted=wanted, ratio=ratio_of(wanted, snapshot), memory=history.series, reason=reason)
 
     def _needed(self, history: "_History", loads: Mapping[str, _Load]) -> dict[Role, float]:
         """Replicas of each role for the expected load, spare ones included. Adds this tick's values to the history."""

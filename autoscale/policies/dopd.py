@@ -20,6 +20,7 @@ from autoscale.policies.policy import (
     ProfiledConfig,
     present_replicas,
     queue_at_endpoint,
+    ratio_of,
     weighted_replicas,
     without_blind_removal,
 )
@@ -153,7 +154,7 @@ class Dopd(Policy[DopdConfig]):
         wanted = without_blind_removal(wanted, snapshot)
         is_planned = bool(past.plan) and snapshot.traffic.requests_per_s is not None
         return Decision(
-            wanted=wanted if is_planned else None, reason=reason, ratio=PdRatio.of(wanted), memory=past.memory()
+            wanted=wanted if is_planned else None, reason=reason, ratio=ratio_of(wanted, snapshot), memory=past.memory()
         )
 
     def _adjusted(self, past: _Past, means: tuple[float, ...], now_s: float) -> tuple[_Past, str]:
@@ -221,7 +222,7 @@ class Dopd(Policy[DopdConfig]):
         return Decision(
             wanted=wanted,
             reason="overload: " + ", ".join(f"{each.name} {each.value:.4g} for {each.target:.4g}" for each in shown),
-            ratio=PdRatio.of(wanted),
+            ratio=ratio_of(wanted, snapshot),
             is_step=True,
             is_urgent=True,
             shown=shown,

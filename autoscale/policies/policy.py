@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pydantic import Field
 
 from autoscale.engines.profile import EngineProfile, ProfileRef
-from autoscale.headcount import standard_replicas
+from autoscale.headcount import smallest_replicas, standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, ReplicaStats, Shown, Snapshot
@@ -52,6 +52,11 @@ def replicas_of(snapshot: Snapshot, role: Role) -> list[ReplicaStats]:
 def present_replicas(snapshot: Snapshot) -> dict[Role, float]:
     """Standard replicas of each role that should serve now (``autoscale.headcount``)."""
     return standard_replicas(snapshot.state.desired, snapshot.pools)
+
+
+def ratio_of(wanted: Mapping[Role, float], snapshot: Snapshot) -> PdRatio:
+    """The ratio of two counts in standard replicas; a part of a replica counts as one of the smallest."""
+    return PdRatio.of(wanted, smallest_replicas(snapshot.pools))
 
 
 def weighted_replicas(snapshot: Snapshot, role: Role) -> list[tuple[ReplicaStats, float]]:

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from autoscale.policies.policy import Policy
-from autoscale.ratio import PdRatio
+from autoscale.policies.policy import Policy, ratio_of
 from autoscale.types import Decision, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -30,4 +29,4 @@ class Static(Policy[StaticConfig]):
         """The configured counts."""
         wanted = {Role.PREFILL: float(self._config.prefill), Role.DECODE: float(self._config.decode)}
         # The ratio is that of the counts: with the configured one the guard would change the counts.
-        return Decision(wanted=wanted, reason="fixed counts", ratio=PdRatio.of(wanted), is_step=True)
+        return Decision(wanted=wanted, reason="fixed counts", ratio=ratio_of(wanted, snapshot), is_step=True)

@@ -18,11 +18,11 @@ from autoscale.policies.policy import (
     ProfiledPolicy,
     admitted_replicas,
     present_replicas,
+    ratio_of,
     weight_of,
     weighted_replicas,
     without_blind_removal,
 )
-from autoscale.ratio import PdRatio
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
@@ -108,7 +108,7 @@ class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
             wanted=wanted,
             reason=f"{prompt_tokens_per_s:.4g} prompt tokens/s, {absorbed:.4g} of them a burst that decode takes; "
             f"{output_tokens_per_s:.4g} output tokens/s",
-            ratio=PdRatio.of(wanted),
+            ratio=ratio_of(wanted, snapshot),
             shown=tuple(
                 Shown(name=names[role], value=rates[role], target=present[role] * velocities[role]) for role in Role
             ),

@@ -6,23 +6,23 @@ and weighs less in sums and means: both in proportion to its capacity.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from autoscale.headcount import EPSILON_REPLICAS
+from autoscale.headcount import EPSILON_REPLICAS, smallest_replicas
 from autoscale.policies.policy import (
     Policy,
     admitted_replicas,
     demand_factor,
     present_replicas,
     queue_at_endpoint,
-    replicas_of,
-    weight_of,
+    ratio_of,
 )
-from autoscale.ratio import PdRatio, whole
+from autoscale.ratio import whole
 from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -36,6 +36,8 @@ class Load(NamedTuple):
 
     metrics: tuple[float, float]  # KV usage (0..1), and waiting requests for each standard replica that it is worth
     weight: float = 1.0  # standard replicas that it is worth
+    group: str = ""
+    cost: float = 0.0  # cost of a standard replica of the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,39 +88,58 @@ class WvaConfig(StrictConfig):
         )
 
 
-def replicas_for_load(load: float, limit: Limit) -> int:
-    """Standard replicas for the load of a whole role: ``n = ceil((Load_current + delta_safety) / tau)``.
+def replicas_for_load(load: float, limit: Limit) -> float:
+    """Standard replicas for the load of a whole role: ``n = (Load_current + delta_safety) / tau``, not rounded.
 
-    delta_safety is the spare of all n replicas, n gamma. So n = ceil(Load_current / (tau - gamma)), and with n replicas
-    the mean spare is at least gamma at once.
+    delta_safety is the spare of all n replicas, n gamma. So n = Load_current / (tau - gamma), and with n replicas the
+    mean spare is at least gamma at once.
 
     Source: WVA Eq. 4.
     """
-    return whole(load / (limit.saturated - limit.spare))
+    return load / (limit.saturated - limit.spare)
 
 
-def freed_replicas(unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int) -> float:
-    """Standard replicas that can leave, the least loaded first, if the other unsaturated ones share their load.
+def freed_replicas(
+    unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int, most: Mapping[str, int] | None = None
+) -> float:
+    """Standard replicas that can leave if the other unsaturated ones share their load.
 
-    They share it in proportion to their weights. No replica may become saturated by that, and the mean spare must
-    remain. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves.
+    The replicas of the most expensive groups are the first to leave, as in placement, and of equally expensive ones
+    the least loaded. The others share the load in proportion to their weights. No replica may become saturated by that,
+    and the mean spare must remain. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves. ``most``:
+    most replicas of each group that may leave; ``None``: any number.
 
     Source: WVA section III-C2.
     """
 
-    def saturation(load: Load) -> float:
-        return max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
+    def order(load: Load) -> tuple[float, float]:
+        return -load.cost, max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
 
-    staying, freed = list(unsaturated), 0.0
+    staying, left = list(unsaturated), list[Load]()
     while len(staying) >= fewest:
-        staying.sort(key=saturation)
-        leaving, *others = staying
-        kv, queue = (value * leaving.weight / _weight(others) for value in leaving.metrics)
-        staying = [Load((own_kv + kv, own_queue + queue), weight) for (own_kv, own_queue), weight in others]
-        if any(_is_saturated(load, limits) for load in staying) or not _has_headroom(staying, limits):
+        gone = Counter(load.group for load in left)
+        first_of_group = dict[str, Load]()
+        for load in sorted(staying, key=order):
+            if most is None or gone[load.group] < most[load.group]:
+                first_of_group.setdefault(load.group, load)
+        # If the replica of an expensive group cannot leave, that of a cheaper group may.
+        for leaving in first_of_group.values():
+            others = _without(leaving, staying)
+            if not any(_is_saturated(load, limits) for load in others) and _has_headroom(others, limits):
+                staying = others
+                left.append(leaving)
+                break
+        else:
             break
-        freed += leaving.weight
-    return freed
+    return _weight(left)
+
+
+def _without(leaving: Load, loads: Sequence[Load]) -> list[Load]:
+    """The loads without the leaving one, once the others share it."""
+    others = list(loads)
+    others.remove(leaving)
+    kv, queue = (value * leaving.weight / _weight(others) for value in leaving.metrics)
+    return [each._replace(metrics=(each.metrics[0] + kv, each.metrics[1] + queue)) for each in others]
 
 
 class Wva(Policy[WvaConfig]):
@@ -135,7 +156,7 @@ class Wva(Policy[WvaConfig]):
         The counts are totals of a role. Placement chooses each replica's group (WVA's variant), the cheapest first.
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
-        present = present_replicas(snapshot)
+        present, smallest = present_replicas(snapshot), smallest_replicas(snapshot.pools)
         roles = [role for role in Role if any(pool.key.role is role for pool in snapshot.pools)]
         for role in roles:
             # Requests at the endpoint wait for the role that computes prompts.
@@ -147,29 +168,40 @@ class Wva(Policy[WvaConfig]):
                 )
             # What aggregated groups compute of the prompts shows in the loads of decode, so it stays as it is here.
             beside = present[role] - _own_replicas(snapshot, role)
-            wanted[role] = beside + self._replicas(loads, limits, present[role] - beside)
+            removable = _removable(snapshot, role)
+            own = self._replicas(loads, limits, present[role] - beside, smallest[role], removable)
+            if all(pool.limits.capacity == smallest[role] for pool in snapshot.pools if pool.key.role is role):
+                own = whole(own / smallest[role]) * smallest[role]  # else placement rounds: it chooses the groups
+            wanted[role] = beside + own
             notes.append(f"{sum(_is_saturated(load, limits) for load in loads)} of {len(loads)} {role}")
             for name, limit, total in zip(("kv_usage", "queue"), limits, _totals(loads), strict=True):
                 target = limit.saturated - limit.spare
                 shown.append(Shown(name=f"{role}_{name}", value=total / _weight(loads), target=target))
         reason = f"{' and '.join(notes)} replicas are saturated"
-        return Decision(wanted=wanted, reason=reason, ratio=PdRatio.of(wanted), is_step=True, shown=tuple(shown))
+        ratio = ratio_of(wanted, snapshot)
+        return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=tuple(shown))
 
-    def _replicas(self, loads: Sequence[Load], limits: Sequence[Limit], present: float) -> float:
-        """Standard replicas of one role; ``loads``: those of its replicas that get requests.
+    def _replicas(
+        self, loads: Sequence[Load], limits: Sequence[Limit], present: float, smallest: float, most: Mapping[str, int]
+    ) -> float:
+        """Standard replicas of one role, not rounded; ``loads``: those of its replicas that get requests.
+
+        ``smallest``: standard replicas that a replica of the slowest group is worth. A role that needs one replica more
+        wants as much more as this, so that placement adds one replica, whichever group it chooses. ``most``: most
+        replicas of each group that may leave.
 
         While replicas start, the queue adds no more: they will serve a part of it. Otherwise a queue that grows during
         the start would add replicas at every tick.
         """
         totals, serving = _totals(loads), _weight(loads)
         if serving < present - EPSILON_REPLICAS:
-            return max(present, float(replicas_for_load(totals[0], limits[0])))
+            return max(present, replicas_for_load(totals[0], limits[0]))
         unsaturated = [load for load in loads if not _is_saturated(load, limits)]
         if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
             needed = (replicas_for_load(total, limit) for total, limit in zip(totals, limits, strict=True))
             # A low total may hide a few full replicas: at least one more is needed.
-            return max(*needed, serving + 1.0)
-        return min(present, serving - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas))
+            return max(*needed, serving + smallest)
+        return min(present, serving - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas, most))
 
 
 def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:
@@ -179,15 +211,31 @@ def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[
     wait for the role at the endpoint; each replica counts with a part in proportion to its weight.
     """
     loads = list[Load]()
-    own = {each.replica_id for each in replicas_of(snapshot, role)}
-    replicas = [entry for entry in admitted_replicas(snapshot, role) if entry[0].replica_id in own]
-    total_weight = weight_of(replicas)
-    for replica, weight in replicas:
+    admitted = {replica.replica_id for replica, _ in admitted_replicas(snapshot, role)}
+    replicas = [
+        (pool, replica)
+        for pool in snapshot.pools
+        if pool.key.role is role
+        for replica in pool.replicas
+        if replica.replica_id in admitted
+    ]
+    total_weight = math.fsum(pool.limits.capacity for pool, _ in replicas)
+    for pool, replica in replicas:
         if replica.kv_usage_frac is None or replica.waiting_requests is None:
             return None
+        weight = pool.limits.capacity
         waiting = replica.waiting_requests / weight + queue / total_weight
-        loads.append(Load((replica.kv_usage_frac * factor, waiting), weight))
+        loads.append(Load((replica.kv_usage_frac * factor, waiting), weight, pool.key.group, pool.limits.cost / weight))
     return loads
+
+
+def _removable(snapshot: Snapshot, role: Role) -> dict[str, int]:
+    """The replicas of a role that each group has above its lowest count."""
+    return {
+        pool.key.group: snapshot.state.desired.get(pool.key, 0) - pool.limits.lowest_replicas
+        for pool in snapshot.pools
+        if pool.key.role is role
+    }
 
 
 def _own_replicas(snapshot: Snapshot, role: Role) -> float:

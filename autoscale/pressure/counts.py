@@ -16,7 +16,7 @@ def counts_at(ratio: PdRatio, room: Room, most_gpus: float) -> dict[Role, int] |
     """The fewest replicas at a ratio that lie inside the room and take at most these GPUs; ``None``: none do."""
     most = int(max(room.highest.values(), default=0.0))
     for factor in range(1, most + 1):
-        counts = {Role.PREFILL: factor * ratio.prefill, Role.DECODE: factor * ratio.decode}
+        counts = {role: factor * replicas for role, replicas in ratio.unit().items()}
         if room.holds(counts) and gpus_of(counts, room) <= most_gpus:
             return counts
     return None
@@ -24,9 +24,9 @@ def counts_at(ratio: PdRatio, room: Room, most_gpus: float) -> dict[Role, int] |
 
 def neighbours(ratio: PdRatio) -> list[PdRatio]:
     """A ratio, and those with one replica more or fewer of one role."""
-    p, d = ratio.prefill, ratio.decode
     if ratio.is_aggregated:
         return [ratio]
+    p, d = ratio.unit().values()
     pairs = ((p, d), (p, d - 1), (p, d + 1), (p - 1, d), (p + 1, d))
     ratios = [PdRatio.parse(f"{a}:{b}") for a, b in pairs if a and b and PdRatio(a, b).is_supported]
     return list(dict.fromkeys(ratios))

@@ -51,7 +51,7 @@ def explain(
     pending = {role: plan.pending.get(role, 0) for role in Role}
     if any(pending.values()):
         console.print(f"{pd_text(pending)} have no place yet, and are tried again every cycle", highlight=False)
-    more = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
+    more = ratio.unit()
     gained, placed = view.would_fit(pools, ratio, nodes, more, view.gpus_left(status, name))
     where = ", ".join(f"{prefill}P{decode}D to {group}" for group, (prefill, decode) in gained.items()) or "nowhere"
     console.print(f"{pd_text(more)} more would go {where}", highlight=False)

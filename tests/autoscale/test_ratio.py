@@ -56,6 +56,27 @@ def test_a_ratio_beyond_1_to_5_or_9_to_1_is_refused(beyond: object) -> None:
         PdRatio.parse(beyond)
 
 
+counts = st.floats(0.1, 500.0)
+
+
+@given(counts, counts)
+def test_at_their_own_ratio_counts_want_no_more_of_either_role(prefill: float, decode: float) -> None:
+    wanted = {P: prefill, D: decode}
+    ratio = PdRatio.of(wanted, {P: 0.1, D: 0.1})
+    # 1e-9 is the tolerance with which counts are rounded up.
+    assert ratio.leaders(wanted) == pytest.approx(wanted[ratio.leader], abs=1e-9)
+    assert wanted[ratio.leader] * ratio.follower_share == pytest.approx(wanted[ratio.follower], abs=1e-9)
+    assert PdRatio.stored(ratio.exact()) == ratio
+
+
+def test_a_ratio_of_counts_is_written_for_people() -> None:
+    assert str(PdRatio.of({P: 4.0, D: 10.0})) == "2:5"
+    assert str(PdRatio.of({P: 0.5, D: 1.0}, {P: 0.5, D: 0.5})) == "1:2"
+    assert str(PdRatio.of({P: 0.2, D: 3.0})) == "1:3"  # there is at least one replica
+    assert str(PdRatio.of({P: 1.4714, D: 2.4262})) == "1.47:2.43"
+    assert PdRatio.of({P: 1.4714, D: 2.4262}).unit() == {P: 3, D: 5}
+
+
 def test_deviation_is_counted_in_replicas_of_the_smaller_role() -> None:
     assert PdRatio(1, 3).deviation(1, 6) == pytest.approx(1.0)  # |1 - 6/3|
     assert PdRatio(3, 1).deviation(9, 2) == pytest.approx(1.0)  # |9/3 - 2|

@@ -9,6 +9,7 @@ import pytest
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.heteroscale import Signal, observed_signals
+from autoscale.ratio import PdRatio
 from autoscale.types import (
     ControllerState,
     Decision,
@@ -82,9 +83,26 @@ def test_a_slow_replica_is_saturated_by_a_shorter_queue() -> None:
     assert decision.wanted[D] == 5.0  # 10 / (5 - 3)
 
 
+def test_a_ratio_of_slow_replicas_is_that_of_their_capacities() -> None:
+    # One prefill and two decode replicas that are worth a half each.
+    one = snapshot({("slow", role): {"kv_usage_frac": 0.45, "waiting_requests": 0.0} for role in Role})
+    slow = [replace(pool, replicas=pool.replicas[: 1 if pool.key.role is P else 2]) for pool in one.pools[2:]]
+    empty = [replace(pool, replicas=(), target_replicas=0) for pool in one.pools[:2]]
+    desired = {pool.key: len(pool.replicas) for pool in [*empty, *slow]}
+    decision = decide(replace(one, pools=(*empty, *slow), state=replace(one.state, desired=desired)), "wva")
+    assert decision.wanted == {P: 0.5, D: 1.0}
+    assert decision.ratio == PdRatio(1, 2)
+
+
+def test_one_replica_more_is_one_of_the_slowest_group() -> None:
+    # The queue of every decode replica is full, but 15 waiting requests need no more than three: 15 / (5 - 0).
+    crowded = decide(snapshot(reports((0.1, 5.0), (0.1, 2.5))), "wva", spare_waiting_requests=0.0)
+    assert (crowded.wanted or {})[D] == PRESENT + 0.5
+
+
 def test_kv_weighs_as_the_replica_that_holds_it() -> None:
-    # (2 x 0.7 + 2 x 0.4 x 0.5) / (0.8 - 0.3) = 3.6: one more than three.
-    assert (decide(snapshot(reports((0.7, 0.0), (0.4, 0.0))), "wva").wanted or {})[D] == 4.0
+    # (2 x 0.7 + 2 x 0.4 x 0.5) / (0.8 - 0.3) = 3.6. Placement rounds it: the group that grows decides.
+    assert (decide(snapshot(reports((0.7, 0.0), (0.4, 0.0))), "wva").wanted or {})[D] == pytest.approx(3.6)
 
 
 def test_a_queue_waits_for_standard_replicas() -> None:
@@ -129,5 +147,5 @@ def test_what_aggregated_groups_compute_of_the_prompts_stays() -> None:
     of = snapshot(reports((0.45, 0.0), (0.45, 0.0)) | full)
     state = replace(of.state, desired={**of.state.desired, both.key: 2})
     decision = decide(replace(of, pools=(*of.pools, both), state=state), "wva")
-    # The prefill replicas hold 3 x 0.79 and need 5 at 0.5 each; the other group computes the prompts of one more.
-    assert decision.wanted == {P: 5.0 + 1.0, D: PRESENT + 1.0}
+    # The prefill replicas hold 3 x 0.79, with room for 0.5 each; the other group computes the prompts of one more.
+    assert decision.wanted == {P: pytest.approx(2.37 / 0.5 + 1.0), D: PRESENT + 1.0}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from autoscale.policies.wva import Limit, Load, Wva, WvaConfig, freed_replicas
 from autoscale.policies.wva import replicas_for_load as needed
-from autoscale.ratio import PdRatio
+from autoscale.ratio import PdRatio, whole
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, PoolKey, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
@@ -97,6 +97,17 @@ def test_whole_replicas_must_be_freed_though_the_mean_would_allow_more() -> None
     assert freed_replicas([Load(metrics) for metrics in fragmented], LIMITS, 2) == 0
 
 
+def test_the_most_expensive_replica_leaves_first_if_the_others_have_room_for_it() -> None:
+    cheap, dear = Load((0.0, 0.0), 0.7, "cheap", 1.0), Load((0.3, 0.0), 1.0, "dear", 2.0)
+    assert freed_replicas([cheap, cheap, dear], LIMITS, 2) == pytest.approx(1.7)  # then one of the cheap ones
+    # The expensive one holds 0.6, and the mean spare of the others would be 0.8 - 0.6 / 1.4.
+    full = dear._replace(metrics=(0.75, 0.0))
+    assert freed_replicas([cheap, cheap, full], LIMITS, 2) == pytest.approx(0.7)
+    # A group at its lowest count gives nothing, however idle its replicas are.
+    assert freed_replicas([cheap, dear], LIMITS, 2, {"cheap": 0, "dear": 1}) == 1.0
+    assert freed_replicas([cheap, full], LIMITS, 2, {"cheap": 0, "dear": 1}) == 0.0
+
+
 def test_one_replica_more_is_wanted_even_if_the_total_load_is_low(fleet: Fleet) -> None:
     # Mean spare queue of the unsaturated (0.2) is low, but 4.8 + 0 x 3 over 2 a replica is less than the four there.
     crowded = [(0.9, 0.0), (0.9, 0.0), (0.1, 4.8), (0.9, 0.0)]
@@ -150,7 +161,7 @@ def test_wanted_counts_are_bounded_and_depend_on_the_snapshot_alone(
     assert decision.memory is None
     for role, role_loads in ((P, prefill), (D, decode)):
         by_load = max(needed(sum(of), limit) for of, limit in zip(zip(*role_loads, strict=True), LIMITS, strict=True))
-        assert 1.0 <= decision.wanted[role] <= max(len(role_loads) + 1, by_load)
+        assert 1.0 <= decision.wanted[role] <= max(len(role_loads) + 1, whole(by_load))
 
 
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0, 50), st.floats(0, 0.5), st.floats(0, 20))
@@ -168,10 +179,8 @@ def test_more_load_on_every_replica_never_wants_fewer_replicas(
 @given(st.floats(0, 100), st.floats(0.1, 1.0), st.floats(0.0, 0.9))
 def test_the_count_for_a_load_restores_the_headroom(load: float, saturated: float, share: float) -> None:
     limit = Limit(saturated=saturated, spare=saturated * share)
-    count = needed(load, limit)
-    # 1e-6: what floating point adds to a load of up to 100.
-    assert count * (limit.saturated - limit.spare) >= load - 1e-6
-    assert (count - 1) * (limit.saturated - limit.spare) < load + 1e-6
+    # Of n (tau - gamma) nothing is left, and nothing is missing.
+    assert needed(load, limit) * (limit.saturated - limit.spare) == pytest.approx(load)
 
 
 @given(loads)

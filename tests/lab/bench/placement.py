@@ -121,15 +121,12 @@ def requests(nodes: Sequence[Node], rng: random.Random) -> list[Request]:
             for role in Role
         )
         ratio = PdRatio.parse(rng.choice(_RATIOS))
-        counts = {Role.PREFILL: ratio.prefill, Role.DECODE: ratio.decode}
+        counts = ratio.unit()
         made.append(Request(priority=rng.randint(0, 9), counts=counts, pools=pools, ratio=ratio))
     while sum(sum(one.counts.values()) for one in made) < _REPLICAS:
         grown = rng.randrange(len(made))
         of = made[grown]
-        counts = {
-            Role.PREFILL: of.counts[Role.PREFILL] + of.ratio.prefill,
-            Role.DECODE: of.counts[Role.DECODE] + of.ratio.decode,
-        }
+        counts = {role: of.counts[role] + more for role, more in of.ratio.unit().items()}
         made[grown] = replace(of, counts=counts)
     return sorted(made, key=lambda one: -one.priority)
 
