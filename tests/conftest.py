@@ -37,22 +37,6 @@ settings.load_profile("tandem")
 set_hypothesis_home_dir(ROOT / ".pytest_cache" / "hypothesis")
 
 
-# Tests that start real engines without the fixture of their model.
-_WITH_OWN_ENGINES = {"test_wheel"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the group of each test for ``--dist loadgroup``, which runs a group in one process.
-
-    The tests of a file share a cluster. All tests with real engines are one group: two such applications at once would
-    not fit the memory.
-    """
-    for item in items:
-        path = item.path.relative_to(ROOT)
-        is_real = "tiny_model" in getattr(item, "fixturenames", ()) or path.stem in _WITH_OWN_ENGINES
-        item.add_marker(pytest.mark.xdist_group("real engines" if is_real else str(path)))
-
-
 _APP_ARGS: dict[str, Any] = {
     "model": {"id": "tiny", "source": "./models/tiny"},
     "engine_kwargs": {"max_model_len": 4096},

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.headcount import EPSILON_REPLICAS
+from autoscale.policies.decode_rate import DecodeRate
 from autoscale.policies.policy import (
     Policy,
     present_replicas,
@@ -97,10 +98,10 @@ class QueueDepth(Policy[QueueDepthConfig]):
         for role, configured in self._config.rates.items():
             if configured is None or not any(pool.key.role is role for pool in snapshot.pools):
                 continue
-            learned = ServiceRate.of(snapshot.state.memory, role, snapshot.now_s).observed(snapshot, role)
-            memory |= learned.memory(role)
+            learned, learned_memory = self._learned(snapshot, role)
+            memory |= learned_memory
             # A configured rate below the observed one is left as it is: it may leave room for the objective.
-            rate = min(configured, learned.requests_per_s or math.inf)
+            rate = min(configured, learned or math.inf)
             replicas = weighted_replicas(snapshot, role)
             queues, running = [replica.waiting_requests for replica, _ in replicas], weight_of(replicas)
             if not queues or None in queues:
@@ -115,13 +116,27 @@ class QueueDepth(Policy[QueueDepthConfig]):
             shown.append(Shown(name=f"{role}_queue", value=queue, target=self._config.target_queue))
             wait_s = queue / (running * rate)
             shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
-            if learned.requests_per_s is not None:
-                shown.append(Shown(name=f"{role}_service_rate", value=learned.requests_per_s, target=configured))
+            if learned is not None:
+                shown.append(Shown(name=f"{role}_service_rate", value=learned, target=configured))
         wanted = without_blind_removal(wanted, snapshot)
         queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
         forecast_text = f", {expected:.4g} in {lead_s:.4g} s" if trend is not None else ""
         reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
+
+    def _learned(self, snapshot: Snapshot, role: Role) -> tuple[float | None, dict[str, tuple[float, ...]]]:
+        """The observed service rate of a role, requests/s (``None``: none was observed), and the policy's memory of it.
+
+        Decode's is the lower one of that at the TPOT objective and that with a queue.
+        """
+        state, now_s = snapshot.state, snapshot.now_s
+        busy = ServiceRate.of(state.memory, role, now_s).observed(snapshot, role)
+        rates, memory = [busy.requests_per_s], busy.memory(role)
+        if role is Role.DECODE:
+            steps = DecodeRate.of(state.memory, now_s).observed(snapshot, self._slo.tpot_s)
+            rates.append(steps.requests_per_s(snapshot.traffic.output_tokens_mean, now_s))
+            memory |= steps.memory()
+        return min((rate for rate in rates if rate is not None), default=None), memory
 
     def _lead_s(self, snapshot: Snapshot) -> float:
         """Time for which arrivals are extrapolated: that of the slower role's observed starts, or else ``lead_s``."""

@@ -2,7 +2,8 @@
 
 A prefill replica computes prompts one after another. So the requests that are served, divided by the time for which
 replicas are busy, are the requests per second of a busy one, whatever the load is. Decode answers many requests at a
-time, and more at a time are slower. So only decode replicas with a queue, which can do no more, show their rate.
+time, and more at a time are slower. So only decode replicas with a queue, which can do no more, show their rate here;
+``decode_rate`` learns it from their steps.
 """
 
 import math
