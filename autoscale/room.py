@@ -79,7 +79,7 @@ class Room:
                     removable[role].append(capacity)
             present_gpus[own] += count * limits.gpus_per_replica
             gpus[own].append(limits.gpus_per_replica / limits.capacity)
-            if limits.highest_replicas:
+            if limits.highest_replicas or count:
                 capacities[own].append(limits.capacity)
         step = {role: min(capacities[role], default=1.0) for role in Role}
         return cls(

@@ -39,8 +39,8 @@ class QueueDepthConfig(StrictConfig):
     """Requests per second of one prefill replica of the first group at your objective (mu). If busy replicas are
     observed to serve fewer, that number holds instead."""
     decode_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one decode replica of the first group at your objective (mu). If replicas with a queue are
-    observed to serve fewer, that number holds instead."""
+    """Requests per second of one decode replica of the first group at your objective (mu). If replicas with a queue, or
+    their steps at the TPOT objective, show fewer, that number holds instead."""
     target_queue: float = Field(0.0, ge=0.0, description="Requests that may wait without more replicas (Q*).")
     burn_down_s: float = Field(1.0, gt=0.0)
     """Time in which the queue beyond target_queue must be served, seconds."""

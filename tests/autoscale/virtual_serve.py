@@ -14,7 +14,7 @@ class VirtualServe:
     """One group; time moves with ``tick``.
 
     ``has_hook``: victims are the plan's, else the newest replicas. ``drain_s``: how long a victim finishes what it has.
-    ``is_idle``: replicas report that they have no request.
+    ``is_idle``: replicas report that they have no request. ``capacity``: standard replicas that each one is worth.
     """
 
     controller: Controller
@@ -25,6 +25,7 @@ class VirtualServe:
     is_idle: bool = False
     room: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 64))
     bounds: tuple[int, int] = (1, 32)
+    capacity: float = 1.0
     now_s: float = 1000.0
     state: ControllerState = field(default_factory=ControllerState)
     running: dict[Role, list[str]] = field(default_factory=lambda: {role: [f"{role[0]}0"] for role in Role})
@@ -52,7 +53,10 @@ class VirtualServe:
                     target_replicas=self.targets[role],
                     draining=tuple(name for name in self.draining[role] if name in self.state.victims),
                     limits=PoolLimits(
-                        lowest_replicas=self.bounds[0], highest_replicas=self.bounds[1], gpus_per_replica=1
+                        lowest_replicas=self.bounds[0],
+                        highest_replicas=self.bounds[1],
+                        gpus_per_replica=1,
+                        capacity=self.capacity,
                     ),
                 )
             )

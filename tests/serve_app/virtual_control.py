@@ -17,18 +17,18 @@ from tests.autoscale.virtual_serve import VirtualServe
 class VirtualApplication:
     """One service ``m``; each status is a decision later. ``ask`` takes the place of ``ray_control.ask``."""
 
-    def __init__(self, base: AutoscaleConfig) -> None:
-        limits = PoolLimits(lowest_replicas=1, highest_replicas=8)
+    def __init__(self, base: AutoscaleConfig, capacity: float = 1.0) -> None:
+        limits = PoolLimits(lowest_replicas=1, highest_replicas=8, capacity=capacity)
         self.base, self.pools = base, Pools({PoolKey("g0", role): limits for role in Role})
         self.changes: dict[str, Any] = {}
         self.config = base
-        self.serve = VirtualServe(Controller(base), dict.fromkeys(Role, 2.0), bounds=(1, 8))
+        self.serve = VirtualServe(Controller(base), dict.fromkeys(Role, 2.0), bounds=(1, 8), capacity=capacity)
         self.silent_asks = 0  # number of next calls that the coordinator does not answer
         self.requests_per_s = 0.0
         self.busy_requests_per_s: float | None = None  # while counts are set by hand; ``None``: as before
         self.asked: list[tuple[str, Any]] = []
         self._record: PlanRecord | None = None
-        for _ in range(3):
+        for _ in range(6):
             self._tick()
 
     def ask(self, app: str, method: str, *arguments: Any) -> Any:

@@ -200,6 +200,14 @@ def test_law_10_without_preemptible_variants_the_dearest_makes_room_first() -> N
     assert counts(decided["low"][1]) == {"low-cheap": (2, 2), "low-dear": (1, 1)}
 
 
+def test_law_10_the_dearest_costs_the_most_for_a_standard_replica() -> None:
+    services = {"high": controller(2, priority=5), "low": controller(3)}
+    low = pools("low", (2, 2), group="fast", cost=9.0), pools("low", (2, 2), group="slow", cost=5.0, capacity=0.5)
+    seen = {"high": snapshot(pools("high", (1, 1))), "low": snapshot(*low)}
+    decided = tick_all(services, seen, slots=room([node("a", 0)]))
+    assert counts(decided["low"][1]) == {"low-fast": (2, 2), "low-slow": (1, 1)}
+
+
 def test_law_10_no_service_gives_gpus_that_would_not_help() -> None:
     services = {"high": controller(2, priority=5), "low": controller(3), "far": controller(3)}
     seen = {

@@ -177,6 +177,27 @@ class Service:
         return plan
 
 
+def test_fewer_replicas_that_are_worth_more_are_a_growth() -> None:
+    # The slow group may have no more replicas; two fast ones take the place of three slow ones, which were worth 1.5.
+    fast, slow = pools([(1.0, 1.0), (0.5, 0.5)], lowest=(0, 0), highest=(9, 0))[:2], pools([(1.0, 1.0), (0.5, 0.5)])[2:]
+    gone = [replace(pool, limits=replace(pool.limits, lowest_replicas=0, highest_replicas=0)) for pool in slow]
+    before = {**{pool.key: 0 for pool in fast}, **{pool.key: 3 for pool in gone}}
+    config = AutoscaleConfig.model_validate({"policy": {"kind": "static", "prefill": 2, "decode": 2}})
+    state = ControllerState(desired=before, ticked_s=995.0)
+    plan = Controller(config).tick(Snapshot(now_s=1000.0, pools=(*fast, *gone), state=state))
+    assert spread(plan.state.desired) == {"g0": (2, 2), "g1": (0, 0)}
+    assert (plan.state.scaled_out_s, plan.state.scaled_in_s) == (1000.0, None)
+
+
+def test_an_aggregated_replica_is_not_added_for_a_role_that_has_enough() -> None:
+    # Decode is one short and prefill has enough: the pair grows, though the aggregated group would cost less.
+    (prefill, decode), both = pools([(1.0, 1.0)], costs=(5.0,)), aggregated("both", 0.5, 0.5)
+    both = replace(both, limits=replace(both.limits, lowest_replicas=0))
+    current = {prefill.key: 2, decode.key: 2, both.key: 0}
+    placed = place({P: 2.0, D: 3.0}, current, [prefill, decode, both], PdRatio(2, 3))
+    assert spread(placed.counts) == {"g0": (2, 3), "both": (0, 0)}
+
+
 def test_a_damped_scale_in_removes_a_large_replica_if_no_small_one_is_left() -> None:
     of = pools([(1.0, 1.0), (0.5, 0.5)], lowest=(1, 0))
     service = Service(of)

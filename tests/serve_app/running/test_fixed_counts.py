@@ -28,10 +28,10 @@ MakeApplication = Callable[..., VirtualApplication]
 def _make(monkeypatch: pytest.MonkeyPatch) -> MakeApplication:
     monkeypatch.setattr(fixed_counts, "_POLL_S", 0.01)
 
-    def make(**changes: Any) -> VirtualApplication:
+    def make(capacity: float = 1.0, **changes: Any) -> VirtualApplication:
         policy = {"kind": "static", "prefill": 2, "decode": 4}
         base = AutoscaleConfig.model_validate({"pd_ratio": "1:2", "policy": policy, "gate": {"observation_s": 0.0}})
-        application = VirtualApplication(base)
+        application = VirtualApplication(base, capacity)
         monkeypatch.setattr(ray_control, "ask", application.ask)
         if changes:
             Control("tandem").tune(changes, "before")
@@ -97,6 +97,20 @@ def test_the_policy_goes_on_from_the_counts_of_before_and_not_from_the_last_ones
     _, (_, back), (_, end) = application.asked
     assert back == {"override": {"prefill": 2, "decode": 4}, "is_paused": False}
     assert end == {"override": None, "is_paused": False}
+
+
+def test_counts_are_in_standard_replicas(make: MakeApplication) -> None:
+    application = make(capacity=0.5)
+    assert application.desired == (4, 8)  # 2P4D in standard replicas
+    with FixedCounts(Control("tandem")) as fixed:
+        fixed.set(counts(1, 2))
+        ready(fixed)
+        assert application.desired == (2, 4)
+    _, (_, back), _ = application.asked
+    assert back == {"override": {"prefill": 2, "decode": 4}, "is_paused": False}
+    for _ in range(5):
+        Control("tandem").status()
+    assert application.desired == (4, 8)
 
 
 def test_rest_keeps_the_counts_of_before_until_the_test_is_forgotten(make: MakeApplication) -> None:
