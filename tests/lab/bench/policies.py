@@ -6,17 +6,32 @@ import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from autoscale.engines.profile import EngineProfile
+from kvtransfer.topology import Role
 from serve_app.local.cluster import driver_environment
-from tests.lab.stand.rise_and_fall import BASE_PER_S, POLICIES, RISE_PER_S, Passage, Stand, document
+from tests.lab.stand.rise_and_fall import (
+    BASE_PER_S,
+    INPUT_TOKENS,
+    POLICIES,
+    PROFILE,
+    RISE_PER_S,
+    Passage,
+    Stand,
+    document,
+)
 
 # Lengths of the rise and of the fall, seconds. A replica takes 5 s and the time of its process to start.
 _RISE_S, _FALL_S = 60.0, 40.0
+# Number of starts that the stand compares; the service remembers about as many for each pool.
+_STARTS = 9
+_RATE = "prefill_service_rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +87,51 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A quantity that the service learned, and what it is.
+
+    ``truth``: for starts, the median of those that the stand saw last; else the value of the emulated engines.
+    """
+
+    name: str
+    learned: float
+    truth: float
+
+
+def learned(stand: Stand, passages: dict[str, Passage]) -> list[Learned]:
+    """What the service knows at the end, and what ``queue_depth`` learned of prefill."""
+    state, found = stand.status().last.plan.state, list[Learned]()
+    for role in Role:
+        seen = [seconds for passage in passages.values() for of, seconds in passage.starts if of is role][-_STARTS:]
+        if seen and (start_s := state.start_s(role)) is not None:
+            found.append(Learned(name=f"{role} start, s", learned=start_s, truth=median(seen)))
+    profile = EngineProfile.load(Path(PROFILE))
+    if (link := state.link_bytes_per_s) is not None:
+        found.append(Learned(name="link, GB/s", learned=link / 1e9, truth=profile.handoff.bytes_per_s / 1e9))
+    rates = [passage.shown[_RATE] for passage in passages.values() if _RATE in passage.shown]
+    if rates:
+        true_rate = 1.0 / profile.prefill.seconds_for(INPUT_TOKENS)
+        found.append(Learned(name="prefill service rate, requests/s", learned=rates[-1], truth=true_rate))
+    return found
+
+
+def _learned_table(found: list[Learned]) -> Table:
+    table = Table(title="learned while serving")
+    for name in ("quantity", "learned", "truth", "error"):
+        table.add_column(name)
+    for each in found:
+        error = f"{each.learned / each.truth - 1.0:+.0%}"
+        table.add_row(each.name, f"{each.learned:.3g}", f"{each.truth:.3g}", error)
+    return table
+
+
 def main(out: Path = Path("reports/bench_policies.json")) -> None:
     """Run every policy that sizes by load, one after another, and write the rows as JSON."""
     driver_environment()
     from serve_app.sdk import deploy
 
-    console, rows = Console(), list[Row]()
+    console, rows, passages = Console(), list[Row](), dict[str, Passage]()
     with deploy(document()) as app:
         stand = Stand(app)
         for policy, changes in POLICIES.items():
@@ -85,12 +139,16 @@ def main(out: Path = Path("reports/bench_policies.json")) -> None:
                 continue
             stand.rest()
             run = stand.passage(changes, most_rise_s=_RISE_S, fall_s=_FALL_S, kill_after_s=None)
-            rows.append(row(policy, asyncio.run(run)))
+            passages[policy] = asyncio.run(run)
+            rows.append(row(policy, passages[policy]))
             console.print(rows[-1])
+        found = learned(stand, passages)
     console.print(_table(rows))
+    console.print(_learned_table(found))
     machine = {"cores": psutil.cpu_count(), "python": platform.python_version(), "at": time.strftime("%Y-%m-%d")}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine, "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
+    report = {"machine": machine, "rows": [asdict(each) for each in rows], "learned": [asdict(each) for each in found]}
+    out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ from typing import Any
 
 import yaml
 
+from autoscale.decide.status import PlanRecord
 from autoscale.headcount import standard_of
 from autoscale.report import RequestRecord
 from autoscale.traces.trace import TraceRequest
+from autoscale.types import PoolKey
 from deployments.actors.scaling_metrics import serving_replicas
 from deployments.machine.claims import free_ports
 from kvtransfer.topology import Role
@@ -111,6 +113,8 @@ class Passage:
         fell_s: end of the rise.
         ticked_s: time of the last decision.
         reasons: reasons of the last decisions.
+        shown: figures that the last decision showed, by name.
+        starts: role and duration of each start, as the stand saw it.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -120,6 +124,8 @@ class Passage:
     fell_s: float = 0.0
     ticked_s: float | None = None
     reasons: list[str] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)
+    starts: list[tuple[Role, float]] = field(default_factory=list)
 
     def in_time_frac(self, begin_s: float, end_s: float) -> float | None:
         """Share of the requests sent in this time that met the TTFT objective; ``None``: none was sent."""
@@ -253,7 +259,22 @@ def _later(record: RequestRecord, by_s: float) -> RequestRecord:
 
 @contextmanager
 def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
-    """Note counts and wishes every half second, in a task beside the load."""
+    """Note counts, wishes and starts every half second, in a task beside the load."""
+    asked_s: dict[PoolKey, list[float]] = {}  # when each replica was wanted that has not started yet
+    desired_before: dict[PoolKey, int] = {}
+    running_before: dict[PoolKey, set[str]] = {}
+
+    def note_starts(record: PlanRecord, now_s: float) -> None:
+        for key, count in record.plan.state.desired.items():
+            more = count - desired_before.get(key, count)
+            waiting = asked_s.setdefault(key, [])
+            waiting += [now_s] * more
+            del waiting[len(waiting) + min(0, more) :]
+            running = set(record.running.get(key, ()))
+            for _ in running - running_before.get(key, running):
+                if waiting:
+                    passage.starts.append((key.role, now_s - waiting.pop(0)))
+            desired_before[key], running_before[key] = count, running
 
     def look() -> None:
         if (status := stand.status()) is None or (serving := stand.serving()) is None:
@@ -268,6 +289,8 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
         if plan.state.ticked_s is not None:
             passage.ticked_s = plan.state.ticked_s - time.time() + now_s
         passage.reasons = [*passage.reasons[-9:], plan.decision.reason]
+        passage.shown = {each.name: each.value for each in plan.decision.shown}
+        note_starts(status.last, now_s)
 
     async def watch() -> None:
         while True:
