@@ -22,6 +22,7 @@ from tests.lab.stand.rise_and_fall import (
     POLICIES,
     PROFILE,
     RISE_PER_S,
+    SPEEDS,
     Passage,
     Stand,
     document,
@@ -107,8 +108,10 @@ def learned(stand: Stand, passages: dict[str, Passage]) -> list[Learned]:
         if seen and (start_s := state.start_s(role)) is not None:
             found.append(Learned(name=f"{role} start, s", learned=start_s, truth=median(seen)))
     profile = EngineProfile.load(Path(PROFILE))
-    if (link := state.link_bytes_per_s) is not None:
-        found.append(Learned(name="link, GB/s", learned=link / 1e9, truth=profile.handoff.bytes_per_s / 1e9))
+    for group, windows in state.links.items():
+        link_bytes_per_s = max(bytes_per_s for _, bytes_per_s in windows)
+        truth = profile.handoff.bytes_per_s * SPEEDS[group]
+        found.append(Learned(name=f"link of {group}, GB/s", learned=link_bytes_per_s / 1e9, truth=truth / 1e9))
     rates = [passage.shown[_RATE] for passage in passages.values() if _RATE in passage.shown]
     if rates:
         true_rate = 1.0 / profile.prefill.seconds_for(INPUT_TOKENS)

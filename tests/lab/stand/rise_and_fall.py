@@ -40,7 +40,8 @@ _PART_S = 2.5  # length of a part of the load, seconds
 _ANSWER_S = 5.0  # time after which a request that is sent in time has ended, seconds
 # Most replicas of each role in the fast group, which serves the base alone, and in the slow one.
 _MOST = {"fast": {"prefill": 2, "decode": 1}, "slow": {"prefill": 2, "decode": 2}}
-_SLOW_SPEED = 0.5
+# Speed of the engines and links of each group; 1 is that of the profile.
+SPEEDS = {"fast": 1.0, "slow": 0.5}
 # What one fast emulated H100 replica serves of these requests: 3,000 tokens take 0.54 s of prefill.
 _PREFILL_PER_S, _DECODE_PER_S = 1.6, 6.0
 _PROFILES = {"prefill": PROFILE, "decode": PROFILE, "prefill_start_s": _START_S, "decode_start_s": _START_S}
@@ -85,9 +86,9 @@ def document() -> dict[str, Any]:
     args["ingress"] |= {"metrics_port": free_ports(1)[0], "admission": {"ttft_s": TTFT_S}}
     (fast,) = args["groups"]
     args["groups"] = [fast | {"name": "fast"}, deepcopy(fast) | {"name": "slow"}]
-    for group, speed, replicas in zip(args["groups"], (1.0, _SLOW_SPEED), (1, 0), strict=True):
+    for group, replicas in zip(args["groups"], (1, 0), strict=True):
         for role, highest in _MOST[group["name"]].items():
-            emulator = {"profile": PROFILE, "start_s": _START_S, "time_factor": speed}
+            emulator = {"profile": PROFILE, "start_s": _START_S, "time_factor": SPEEDS[group["name"]]}
             group[role] |= {"replicas": replicas, "max_replicas": highest, "emulator": emulator}
     args["autoscale"] = {
         "pd_ratio": "2:1",
