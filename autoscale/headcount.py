@@ -39,10 +39,11 @@ def standard_of(counts: Mapping[PoolKey, int], limits: Mapping[PoolKey, PoolLimi
 
 
 def smallest_replicas(pools: Iterable[PoolStats]) -> dict[Role, float]:
-    """Standard replicas that the smallest replica of each role is worth; 1 for a role without pools."""
+    """Standard replicas that the smallest replica of each role is worth; 1 for a role without replicas and room."""
     by_role: dict[Role, list[float]] = {role: [] for role in Role}
     for pool in pools:
-        by_role[pool.key.role].append(pool.limits.capacity)
+        if pool.limits.highest_replicas or pool.replicas:
+            by_role[pool.key.role].append(pool.limits.capacity)
     return {role: min(capacities, default=1.0) for role, capacities in by_role.items()}
 
 

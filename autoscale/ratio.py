@@ -65,7 +65,7 @@ class PdRatio:
 
     @classmethod
     def stored(cls, value: Any) -> Any:
-        """Read a ratio that ``str`` has written, also one that no configuration may have; other values stay.
+        """Read a ratio that ``exact`` has written, also one that no configuration may have; other values stay.
 
         Policies with a ratio of their own may want 12:1, and their decisions are logged and sent.
         """
@@ -74,7 +74,8 @@ class PdRatio:
             prefill, decode = (float(part) if "." in part or "e" in part else int(part) for part in parts)
         except ValueError:
             return value
-        return cls(prefill, decode)
+        is_ratio = 0 <= prefill < math.inf and 0 < decode < math.inf
+        return cls(prefill, decode) if is_ratio else value
 
     @classmethod
     def of(cls, wanted: Mapping[Role, float], least: Mapping[Role, float] | None = None) -> Self:
@@ -142,7 +143,7 @@ class PdRatio:
         return abs(prefill * self.follower_share - decode)
 
     def __str__(self) -> str:
-        return f"{self.prefill:.3g}:{self.decode:.3g}"
+        return f"{round(self.prefill, 2):.12g}:{round(self.decode, 2):.12g}"
 
     def exact(self) -> str:
         """The ratio as text without rounding, which ``stored`` reads."""
@@ -153,7 +154,9 @@ class PdRatio:
         """In configurations a ratio is text or a number."""
         return core_schema.no_info_plain_validator_function(
             cls.parse,
-            serialization=core_schema.plain_serializer_function_ser_schema(cls.exact),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                cls.exact, return_schema=core_schema.str_schema()
+            ),
             json_schema_input_schema=core_schema.union_schema(
                 [core_schema.str_schema(pattern=r"^\d+:\d+$"), core_schema.float_schema()]
             ),

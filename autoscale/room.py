@@ -155,13 +155,15 @@ def joint_counts(
     The band: followers are at most ``band_replicas``, each as large as the largest follower, more or fewer than the
     ratio asks for. The counts are the fewest leaders, and then the fewest followers, that give each role its wanted
     replicas. If the room is too small for these counts, the result is the largest counts that the room holds. Rounding
-    may leave followers ``shortfall_replicas`` below the ratio: 0 rounds up, 0.5 rounds to the nearest.
+    may leave followers ``shortfall_replicas`` of the smallest ones below the ratio: 0 rounds up, 0.5 rounds to the
+    nearest.
     """
     leader, follower, share = ratio.leader, ratio.follower, ratio.follower_share
     one_follower, band = room.step[follower], band_replicas * room.largest[follower]
+    shortfall = shortfall_replicas * one_follower
     # Leaders that only the lowest count requires need their followers too.
     least_leaders = max(wanted[leader], room.lowest[leader])
-    at_least = room.whole(follower, max(wanted[follower], least_leaders * share - shortfall_replicas))
+    at_least = room.whole(follower, max(wanted[follower], least_leaders * share - shortfall))
     exact = ratio.leaders(wanted)
     for leaders in _leaders(room.whole(leader, exact), ratio, room, band):
         # What a large replica is worth beyond the wanted leaders needs no followers.
@@ -170,7 +172,7 @@ def joint_counts(
         fewest = max(room.lowest[follower], room.whole(follower, at_ratio - band))
         # One follower is in every band: leaders cannot serve without it.
         most = min(room.highest[follower], max(one_follower, room.floor(follower, at_ratio + band)))
-        followers = max(fewest, min(most, at_least, room.whole(follower, at_ratio - shortfall_replicas)))
+        followers = max(fewest, min(most, at_least, room.whole(follower, at_ratio - shortfall)))
         while followers >= fewest - _EPSILON and not room.holds({leader: leaders, follower: followers}):
             followers -= one_follower
         if fewest - _EPSILON <= followers <= most + _EPSILON:

@@ -308,7 +308,7 @@ class Guard:
         follower = self.ratio.follower
         if decision.ratio is None or decision.wanted is None:
             return False
-        wanted = decision.wanted[follower] - self.config.shortfall_replicas
+        wanted = decision.wanted[follower] - self.config.shortfall_replicas * self.room.step[follower]
         return self.room.whole(follower, wanted) > self.current[follower] * (1 + self.hysteresis_out_frac)
 
     def _damped(self, leaders: float) -> float:

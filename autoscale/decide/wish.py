@@ -96,7 +96,9 @@ def _is_beyond_limits(draft: Draft) -> bool:
 
 def decide(draft: Draft) -> None:
     """A stage: get the policy's decision; a hold replaces it, or else counts set by hand."""
-    decision = contained(draft.policy.decide, replace(draft.snapshot, state=draft.state), draft.config)
+    # Policies see the counts that placement may reach.
+    seen = replace(draft.snapshot, state=draft.state, pools=tuple(draft.pools))
+    decision = contained(draft.policy.decide, seen, draft.config)
     if draft.config.pd_ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
         decision = replace(decision, wanted=wanted, ratio=None)

@@ -34,9 +34,11 @@ _LEAST_SPREAD_FRAC = 0.1
 # The line is followed to this multiple of the largest batch that was seen. Further on, an error of its slope of 10 %
 # would be one of the same size in the rate.
 _MOST_EXTENSION = 1.25
-# Time for which a learned rate holds if no newer one is learned, seconds. With more replicas the batches may be too
-# small to show it, and with the configured rate the objective would be missed again.
-_HOLDS_S = 3600.0
+# Largest difference of a step from the learned line, as a part, with which the line holds. Otherwise prompts or engines
+# have changed.
+_MOST_ERROR_FRAC = 0.15
+# Part of the objective that a step without requests takes, where one point above the objective is all that is known.
+_FIRST_FRAC = 0.5
 _NAME = "decode_steps"
 
 # Time at which it ended, batch of a standard replica (requests), and time of a step (seconds).
@@ -45,54 +47,48 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRate:
-    """The points of the past, the sums of the next one, and what they have shown.
+    """The points of the past, the sums of the next one, and the line through the points.
 
     Attributes:
         requests: sum over the observations since the last point: running requests of all replicas.
         replicas: standard replicas that computed, summed likewise.
         tokens_per_s: their tokens per second, summed likewise.
         began_s: time of the first of these observations; 0: there was none.
-        learned_tokens_per_s: tokens per second of a standard replica at the TPOT objective; 0: not learned.
-        learned_s: time at which it was learned last.
+        first_s: time of a step without requests, by the line.
+        slope_s: time by which each request of the batch makes a step longer; 0: no line is known.
     """
 
     requests: float = 0.0
     replicas: float = 0.0
     tokens_per_s: float = 0.0
     began_s: float = 0.0
-    learned_tokens_per_s: float = 0.0
-    learned_s: float = 0.0
+    first_s: float = 0.0
+    slope_s: float = 0.0
     points: tuple[Point, ...] = ()
 
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float) -> "DecodeRate":
         """Read a policy's memory; observations of the future are forgotten, since the clock was set back."""
         values = memory.get(_NAME, ())
-        if len(values) < _HEAD or len(values) % 3 or max(values[3], values[5], *values[_HEAD::3]) > now_s:
+        if len(values) < _HEAD or len(values) % 3 or max(values[3], *values[_HEAD::3], 0.0) > now_s:
             return cls()
         head = dict(zip(cls.__slots__, values[:_HEAD], strict=False))
         points = zip(values[_HEAD::3], values[_HEAD + 1 :: 3], values[_HEAD + 2 :: 3], strict=True)
         return cls(**head, points=tuple(points))
 
     def memory(self) -> dict[str, tuple[float, ...]]:
-        """All of it as a part of a policy's memory."""
+        """The sums, the line and the points as a part of a policy's memory."""
         *head, points = astuple(self)
         return {_NAME: (*head, *chain.from_iterable(points))}
 
     def observed(self, snapshot: Snapshot, tpot_s: float) -> "DecodeRate":
-        """What is known with this snapshot of decode; ``tpot_s``: the objective."""
+        """The sums, the points and the line after one more snapshot; ``tpot_s``: the objective."""
         now_s, later = snapshot.now_s, self
         if self.began_s and now_s >= self.began_s + _POINT_S:
-            points = self.points
+            later = DecodeRate(first_s=self.first_s, slope_s=self.slope_s, points=self.points)
             if self.tokens_per_s:
                 point = (now_s, self.requests / self.replicas, self.requests / self.tokens_per_s)
-                points = (*points[1 - _MOST_POINTS :], point)
-            learned = _tokens_per_s(points, tpot_s, now_s)
-            later = DecodeRate(
-                learned_tokens_per_s=self.learned_tokens_per_s if learned is None else learned,
-                learned_s=self.learned_s if learned is None else now_s,
-                points=points,
-            )
+                later = later._with(point, tpot_s)
         busy = [
             (replica.running_requests, weight, replica.decode_tokens_per_s)
             for replica, weight in admitted_replicas(snapshot, Role.DECODE)
@@ -106,33 +102,68 @@ class DecodeRate:
             began_s=later.began_s or now_s,
         )
 
-    def requests_per_s(self, output_tokens: float | None, now_s: float) -> float | None:
-        """The rate of one standard replica, for answers of this mean length; ``None``: it was not learned lately."""
-        if not output_tokens or not self.learned_tokens_per_s or now_s > self.learned_s + _HOLDS_S:
+    def _with(self, point: Point, tpot_s: float) -> "DecodeRate":
+        """The points with one more, and the line that they show: a new one, or the old one if the point is near it."""
+        points = (*self.points[1 - _MOST_POINTS :], point)
+        line = _line(points, tpot_s)
+        if line is None:
+            _, batch, step_s = point
+            error_s = abs(self.first_s + self.slope_s * batch - step_s)
+            if self.slope_s and error_s <= _MOST_ERROR_FRAC * step_s:
+                line = self.first_s, self.slope_s
+            else:
+                line = _line_above(points, tpot_s) or (0.0, 0.0)
+        return DecodeRate(first_s=line[0], slope_s=line[1], points=points)
+
+    def requests_per_s(self, tpot_s: float, output_tokens: float | None) -> float | None:
+        """The rate of one standard replica at the TPOT objective, for answers of this mean length.
+
+        At the objective a step has the batch B, and each of its requests gets a token. ``None``: too little was
+        observed.
+        """
+        if not output_tokens or not self.slope_s or self.first_s >= tpot_s:
             return None
-        return self.learned_tokens_per_s / output_tokens
+        return (tpot_s - self.first_s) / self.slope_s / tpot_s / output_tokens
 
 
 # Numbers in a memory before those of the points.
 _HEAD = len(DecodeRate.__slots__) - 1
 
 
-def _tokens_per_s(points: Sequence[Point], tpot_s: float, now_s: float) -> float | None:
-    """Tokens per second of a standard replica at the TPOT objective: at the batch at which a step takes this time.
+def _line(points: Sequence[Point], tpot_s: float) -> tuple[float, float] | None:
+    """First step and slope of the line through the points, in seconds; newer points weigh more.
 
-    ``None``: the points show no line, or the batch is far from all that was seen.
+    ``None``: the points show no line, or the batch at the objective is far from all that was seen.
     """
     if len(points) < _LEAST_POINTS:
         return None
     ended_s, batches, steps_s = np.array(points).T
-    changes = np.abs(np.diff(batches, prepend=0.0)) / batches
-    weights = np.exp((ended_s - now_s) / _MEMORY_S) * (changes <= _MOST_CHANGE_FRAC)
+    weights = np.exp((ended_s - ended_s[-1]) / _MEMORY_S) * _is_steady(batches)
     if np.count_nonzero(weights) < _LEAST_POINTS:
         return None
     mean, mean_s = np.average(batches, weights=weights), np.average(steps_s, weights=weights)
     variance = np.average((batches - mean) ** 2, weights=weights)
-    slope_s = np.average((batches - mean) * (steps_s - mean_s), weights=weights)  # times the variance
-    if math.sqrt(variance) < _LEAST_SPREAD_FRAC * mean or slope_s <= 0.0:
+    covariance_s = np.average((batches - mean) * (steps_s - mean_s), weights=weights)
+    if math.sqrt(variance) < _LEAST_SPREAD_FRAC * mean or covariance_s <= 0.0:
         return None
-    batch = mean + (tpot_s - mean_s) * variance / slope_s
-    return float(batch / tpot_s) if 0.0 < batch <= batches.max() * _MOST_EXTENSION else None
+    slope_s = float(covariance_s / variance)
+    first_s = float(mean_s - slope_s * mean)
+    batch = (tpot_s - first_s) / slope_s
+    return (first_s, slope_s) if 0.0 < batch <= batches.max() * _MOST_EXTENSION else None
+
+
+def _line_above(points: Sequence[Point], tpot_s: float) -> tuple[float, float] | None:
+    """A line through the last point if it is above the objective; ``None``: it is not, or the batch is not steady.
+
+    Replicas have too many requests there, whatever the line is. With more replicas smaller batches will show the line.
+    """
+    _, batch, step_s = points[-1]
+    if step_s <= tpot_s or not _is_steady(np.array([each for _, each, _ in points]))[-1]:
+        return None
+    first_s = _FIRST_FRAC * tpot_s
+    return first_s, (step_s - first_s) / batch
+
+
+def _is_steady(batches: "np.typing.NDArray[np.float64]") -> "np.typing.NDArray[np.bool_]":
+    """Of each point, whether its batch is near that of the point before."""
+    return np.abs(np.diff(batches, prepend=0.0)) <= _MOST_CHANGE_FRAC * batches

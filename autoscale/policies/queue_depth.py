@@ -39,8 +39,8 @@ class QueueDepthConfig(StrictConfig):
     """Requests per second of one prefill replica of the first group at your objective (mu). If busy replicas are
     observed to serve fewer, that number holds instead."""
     decode_requests_per_s: float | None = Field(None, gt=0.0)
-    """Requests per second of one decode replica of the first group at your objective (mu). If replicas with a queue, or
-    their steps at the TPOT objective, show fewer, that number holds instead."""
+    """Requests per second of one decode replica of the first group at your objective (mu). If replicas are observed to
+    serve fewer, with a queue or at the TPOT objective, that number holds instead."""
     target_queue: float = Field(0.0, ge=0.0, description="Requests that may wait without more replicas (Q*).")
     burn_down_s: float = Field(1.0, gt=0.0)
     """Time in which the queue beyond target_queue must be served, seconds."""
@@ -127,14 +127,14 @@ class QueueDepth(Policy[QueueDepthConfig]):
     def _learned(self, snapshot: Snapshot, role: Role) -> tuple[float | None, dict[str, tuple[float, ...]]]:
         """The observed service rate of a role, requests/s (``None``: none was observed), and the policy's memory of it.
 
-        Decode's is the lower one of that at the TPOT objective and that with a queue.
+        For decode there are two rates, one at the TPOT objective and one with a queue; the lower one counts.
         """
         state, now_s = snapshot.state, snapshot.now_s
         busy = ServiceRate.of(state.memory, role, now_s).observed(snapshot, role)
         rates, memory = [busy.requests_per_s], busy.memory(role)
         if role is Role.DECODE:
             steps = DecodeRate.of(state.memory, now_s).observed(snapshot, self._slo.tpot_s)
-            rates.append(steps.requests_per_s(snapshot.traffic.output_tokens_mean, now_s))
+            rates.append(steps.requests_per_s(self._slo.tpot_s, snapshot.traffic.output_tokens_mean))
             memory |= steps.memory()
         return min((rate for rate in rates if rate is not None), default=None), memory
 

@@ -6,9 +6,10 @@ and weighs less in sums and means: both in proportion to its capacity.
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -23,7 +24,7 @@ from autoscale.policies.policy import (
     ratio_of,
 )
 from autoscale.ratio import whole
-from autoscale.types import Decision, Shown, Snapshot
+from autoscale.types import Decision, PoolStats, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
@@ -99,47 +100,49 @@ def replicas_for_load(load: float, limit: Limit) -> float:
     return load / (limit.saturated - limit.spare)
 
 
-def freed_replicas(
+def leaving_replicas(
     unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int, most: Mapping[str, int] | None = None
-) -> float:
-    """Standard replicas that can leave if the other unsaturated ones share their load.
+) -> list[Load]:
+    """The replicas that can leave if the other unsaturated ones share their load in proportion to their weights.
 
-    The replicas of the most expensive groups are the first to leave, as in placement, and of equally expensive ones
-    the least loaded. The others share the load in proportion to their weights. No replica may become saturated by that,
-    and the mean spare must remain. With fewer than ``fewest`` (at least 2) unsaturated replicas, none leaves. ``most``:
-    most replicas of each group that may leave; ``None``: any number.
+    No replica may become saturated by that, and the mean spare must remain. With fewer than ``fewest`` (at least 2)
+    unsaturated replicas, none leaves. A replica of the group with the highest cost leaves first, and in a group the
+    least loaded one. ``most``: most replicas of each group that may leave; ``None``: any number.
 
     Source: WVA section III-C2.
     """
 
-    def order(load: Load) -> tuple[float, float]:
-        return -load.cost, max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
+    def saturation(load: Load) -> float:
+        return max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
 
-    staying, left = list(unsaturated), list[Load]()
-    while len(staying) >= fewest:
-        gone = Counter(load.group for load in left)
-        first_of_group = dict[str, Load]()
-        for load in sorted(staying, key=order):
-            if most is None or gone[load.group] < most[load.group]:
-                first_of_group.setdefault(load.group, load)
-        # If the replica of an expensive group cannot leave, that of a cheaper group may.
-        for leaving in first_of_group.values():
-            others = _without(leaving, staying)
-            if not any(_is_saturated(load, limits) for load in others) and _has_headroom(others, limits):
-                staying = others
-                left.append(leaving)
+    staying, leaving, totals = defaultdict[str, list[Load]](list), list[Load](), _totals(unsaturated)
+    for load in sorted(unsaturated, key=lambda load: (-load.cost, saturation(load)), reverse=True):
+        staying[load.group].append(load)  # the next one to leave is the last one
+    weight, shared = (
+        _weight(unsaturated),
+        (0.0, 0.0),
+    )  # ``shared``: metrics that each replica took over from those that leave
+    while sum(map(len, staying.values())) >= fewest:
+        gone = Counter(load.group for load in leaving)
+        # If the next replica of an expensive group cannot leave, that of a cheaper group may.
+        for group in reversed(staying):
+            if not staying[group] or (most is not None and gone[group] >= most[group]):
+                continue
+            load = staying[group].pop()
+            left = weight - load.weight
+            more = tuple(had + (own + had) * load.weight / left for own, had in zip(load.metrics, shared, strict=True))
+            highest = [max(values) for values in zip(*(each.metrics for each in chain(*staying.values())), strict=True)]
+            if all(
+                value + add < limit.saturated and limit.saturated - total / left >= limit.spare - _EPSILON
+                for value, add, total, limit in zip(highest, more, totals, limits, strict=True)
+            ):
+                leaving.append(load)
+                weight, shared = left, (more[0], more[1])
                 break
+            staying[group].append(load)
         else:
             break
-    return _weight(left)
-
-
-def _without(leaving: Load, loads: Sequence[Load]) -> list[Load]:
-    """The loads without the leaving one, once the others share it."""
-    others = list(loads)
-    others.remove(leaving)
-    kv, queue = (value * leaving.weight / _weight(others) for value in leaving.metrics)
-    return [each._replace(metrics=(each.metrics[0] + kv, each.metrics[1] + queue)) for each in others]
+    return leaving
 
 
 class Wva(Policy[WvaConfig]):
@@ -157,51 +160,97 @@ class Wva(Policy[WvaConfig]):
         """
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         present, smallest = present_replicas(snapshot), smallest_replicas(snapshot.pools)
+        by_role = dict[Role, _RoleLoad]()
         roles = [role for role in Role if any(pool.key.role is role for pool in snapshot.pools)]
         for role in roles:
             # Requests at the endpoint wait for the role that computes prompts.
             queue = queue_at_endpoint(snapshot) if role is roles[0] else 0.0
-            loads, limits = _loads(snapshot, role, demand_factor(snapshot, self._slo), queue), self._config.limits(role)
+            loads = _loads(snapshot, role, demand_factor(snapshot, self._slo), queue)
             if not loads:
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
                 )
-            # What aggregated groups compute of the prompts shows in the loads of decode, so it stays as it is here.
-            beside = present[role] - _own_replicas(snapshot, role)
-            removable = _removable(snapshot, role)
-            own = self._replicas(loads, limits, present[role] - beside, smallest[role], removable)
-            if all(pool.limits.capacity == smallest[role] for pool in snapshot.pools if pool.key.role is role):
+            pools = {pool.key.group: pool for pool in snapshot.pools if pool.key.role is role}
+            by_role[role] = _RoleLoad(
+                loads=loads,
+                limits=self._config.limits(role),
+                present=_own_replicas(snapshot, role),
+                smallest=smallest[role],
+                pools=pools,
+                counts={group: snapshot.state.desired.get(pool.key, 0) for group, pool in pools.items()},
+            )
+        sized = self._sized(by_role)
+        for role, of in by_role.items():
+            own = sized[role].replicas
+            if all(pool.limits.capacity == smallest[role] for pool in of.pools.values()):
                 own = whole(own / smallest[role]) * smallest[role]  # else placement rounds: it chooses the groups
-            wanted[role] = beside + own
-            notes.append(f"{sum(_is_saturated(load, limits) for load in loads)} of {len(loads)} {role}")
-            for name, limit, total in zip(("kv_usage", "queue"), limits, _totals(loads), strict=True):
+            # What aggregated groups compute of the prompts shows in the loads of decode, so it stays as it is here.
+            wanted[role] = present[role] - of.present + own
+            notes.append(f"{sum(_is_saturated(load, of.limits) for load in of.loads)} of {len(of.loads)} {role}")
+            for name, limit, total in zip(("kv_usage", "queue"), of.limits, _totals(of.loads), strict=True):
                 target = limit.saturated - limit.spare
-                shown.append(Shown(name=f"{role}_{name}", value=total / _weight(loads), target=target))
+                shown.append(Shown(name=f"{role}_{name}", value=total / _weight(of.loads), target=target))
         reason = f"{' and '.join(notes)} replicas are saturated"
         ratio = ratio_of(wanted, snapshot)
         return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=tuple(shown))
 
-    def _replicas(
-        self, loads: Sequence[Load], limits: Sequence[Limit], present: float, smallest: float, most: Mapping[str, int]
-    ) -> float:
-        """Standard replicas of one role, not rounded; ``loads``: those of its replicas that get requests.
+    def _sized(self, by_role: Mapping[Role, "_RoleLoad"]) -> dict[Role, "_Size"]:
+        """The size of each role. The last replica of a group leaves only together with those of the other role.
 
-        ``smallest``: standard replicas that a replica of the slowest group is worth. A role that needs one replica more
-        wants as much more as this, so that placement adds one replica, whichever group it chooses. ``most``: most
-        replicas of each group that may leave.
+        Placement keeps it otherwise. If the policy counted on it, another replica that can leave would stay.
+        """
+        kept: dict[Role, set[str]] = {role: set() for role in by_role}
+        sized = {role: self._size(of, kept[role]) for role, of in by_role.items()}
+        for role in [*by_role, *by_role]:  # twice: a replica that stays keeps that of the other role
+            other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+            if other not in by_role:
+                continue
+            for group, leaving in sized[role].leaving.items():
+                is_last = leaving == by_role[role].counts[group]
+                if is_last and sized[other].leaving[group] < by_role[other].counts.get(group, 0):
+                    kept[role].add(group)
+            sized[role] = self._size(by_role[role], kept[role])
+        return sized
+
+    def _size(self, of: "_RoleLoad", kept: Collection[str]) -> "_Size":
+        """The size of one role; the groups in ``kept`` keep at least one replica.
 
         While replicas start, the queue adds no more: they will serve a part of it. Otherwise a queue that grows during
         the start would add replicas at every tick.
         """
-        totals, serving = _totals(loads), _weight(loads)
-        if serving < present - EPSILON_REPLICAS:
-            return max(present, replicas_for_load(totals[0], limits[0]))
-        unsaturated = [load for load in loads if not _is_saturated(load, limits)]
-        if not unsaturated or not _has_headroom(unsaturated, limits):  # Eq. 3
-            needed = (replicas_for_load(total, limit) for total, limit in zip(totals, limits, strict=True))
-            # A low total may hide a few full replicas: at least one more is needed.
-            return max(*needed, serving + smallest)
-        return min(present, serving - freed_replicas(unsaturated, limits, self._config.unsaturated_replicas, most))
+        totals, serving = _totals(of.loads), _weight(of.loads)
+        if serving < of.present - EPSILON_REPLICAS:
+            return _Size(max(of.present, replicas_for_load(totals[0], of.limits[0])), Counter())
+        unsaturated = [load for load in of.loads if not _is_saturated(load, of.limits)]
+        if not unsaturated or not _has_headroom(unsaturated, of.limits):  # Eq. 3
+            needed = (replicas_for_load(total, limit) for total, limit in zip(totals, of.limits, strict=True))
+            # A low total may hide a few full replicas: at least one more is needed. If the role wants as much more as a
+            # replica of the slowest group, placement adds one replica, whichever group it chooses.
+            return _Size(max(*needed, serving + of.smallest), Counter())
+        most = {
+            group: of.counts[group] - max(pool.limits.lowest_replicas, group in kept)
+            for group, pool in of.pools.items()
+        }
+        leaving = leaving_replicas(unsaturated, of.limits, self._config.unsaturated_replicas, most)
+        return _Size(min(of.present, serving - _weight(leaving)), Counter(load.group for load in leaving))
+
+
+class _Size(NamedTuple):
+    """What a role wants."""
+
+    replicas: float  # standard replicas, not rounded
+    leaving: Counter[str]  # replicas of each group that can leave
+
+
+class _RoleLoad(NamedTuple):
+    """What is known of a role; counts are without the prompts that aggregated groups compute."""
+
+    loads: Sequence[Load]  # of the replicas that get requests
+    limits: tuple[Limit, Limit]
+    present: float  # standard replicas that should serve
+    smallest: float  # standard replicas that a replica of the slowest group is worth
+    pools: Mapping[str, PoolStats]  # by group
+    counts: Mapping[str, int]  # replicas of each group that should serve
 
 
 def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:
@@ -227,15 +276,6 @@ def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[
         waiting = replica.waiting_requests / weight + queue / total_weight
         loads.append(Load((replica.kv_usage_frac * factor, waiting), weight, pool.key.group, pool.limits.cost / weight))
     return loads
-
-
-def _removable(snapshot: Snapshot, role: Role) -> dict[str, int]:
-    """The replicas of a role that each group has above its lowest count."""
-    return {
-        pool.key.group: snapshot.state.desired.get(pool.key, 0) - pool.limits.lowest_replicas
-        for pool in snapshot.pools
-        if pool.key.role is role
-    }
 
 
 def _own_replicas(snapshot: Snapshot, role: Role) -> float:

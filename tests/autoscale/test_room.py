@@ -46,6 +46,13 @@ def test_only_replicas_that_are_present_and_may_leave_are_removals() -> None:
     assert room.whole(D, 1.9) == pytest.approx(2.4)
 
 
+def test_a_shortfall_is_a_part_of_the_smallest_replica() -> None:
+    room = Room.of([*pair(1.0, present=1), *pair(0.5, present=1)], None)
+    counts = joint_counts({P: 0.0, D: 2.5}, PdRatio(4, 5), room, 1.0, shortfall_replicas=0.5)
+    # 2.0 prefill replicas are at the ratio. Half of a slow one fewer is more than the 1.5 that are present.
+    assert counts == {P: 1.75, D: 2.5}
+
+
 def test_replicas_of_one_capacity_are_rounded_up_to_whole_ones() -> None:
     room = Room.of(
         [

@@ -118,8 +118,8 @@ def test_the_cheap_variant_fills_before_the_expensive_one_starts(app: Any) -> No
         last = Control("variants").status().last
         assert last is not None
         counts = {str(pool): count for pool, count in last.plan.state.desired.items()}
-        if counts["decode:h100"]:
-            wanted_with_dear.append((last.plan.decision.wanted or {}).get(Role.DECODE, 0.0))
+        if counts["decode:h100"] and last.plan.decision.wanted is not None:
+            wanted_with_dear.append(last.plan.decision.wanted[Role.DECODE])
         return counts["decode:a100"], counts["decode:h100"]
 
     def watch() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,7 +13,17 @@ from autoscale.decide.gate import admissible
 from autoscale.decide.placement import place
 from autoscale.headcount import standard_replicas
 from autoscale.ratio import PdRatio
-from autoscale.types import ControllerState, Plan, PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot
+from autoscale.types import (
+    ControllerState,
+    Latency,
+    Plan,
+    PoolKey,
+    PoolLimits,
+    PoolStats,
+    ReplicaStats,
+    Snapshot,
+    Traffic,
+)
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
@@ -196,6 +207,49 @@ def test_an_aggregated_replica_is_not_added_for_a_role_that_has_enough() -> None
     current = {prefill.key: 2, decode.key: 2, both.key: 0}
     placed = place({P: 2.0, D: 3.0}, current, [prefill, decode, both], PdRatio(2, 3))
     assert spread(placed.counts) == {"g0": (2, 3), "both": (0, 0)}
+
+
+def wva_settles(
+    bounds: Mapping[str, Any], kv: Mapping[Role, float], *, lowest: int, slow: tuple[int, int]
+) -> dict[str, tuple[int, int]]:
+    """Where ``wva`` settles, from three fast replicas of each role and expensive slow ones; ``kv``: KV in use."""
+    of = pools([(1.0, 1.0), (0.5, 0.5)], costs=(1.0, 5.0), lowest=(1, lowest))
+    counts = {PoolKey("g0", P): 3, PoolKey("g0", D): 3, PoolKey("g1", P): slow[0], PoolKey("g1", D): slow[1]}
+    config = AutoscaleConfig.model_validate(
+        {
+            "policy": {"kind": "wva"},
+            "bounds": bounds,
+            "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
+            "gate": {"observation_s": 0.0},
+        }
+    )
+    state, now_s = ControllerState(desired=counts), 1000.0
+    for _ in range(40):
+        now_s += 5.0
+        used = {role: kv[role] / standard_replicas(counts, of)[role] for role in Role}
+        seen = []
+        for pool in of:
+            load = {"kv_usage_frac": min(1.0, used[pool.key.role]), "waiting_requests": 0.0}
+            names = [f"{pool.key}-{number}" for number in range(counts[pool.key])]
+            replicas = tuple(ReplicaStats(replica_id=name, observed_s=now_s, **load) for name in names)
+            seen.append(replace(pool, replicas=replicas, target_replicas=len(names)))
+        traffic = Traffic(requests_per_s=1.0, served_per_s=1.0)
+        latency = Latency(ttft_s=0.1, tpot_s=0.01)
+        snapshot = Snapshot(now_s=now_s, pools=tuple(seen), state=state, latency=latency, traffic=traffic)
+        plan = Controller(config).tick(snapshot)
+        state, counts = plan.state, dict(plan.counts)
+    return spread(state.desired)
+
+
+def test_wva_frees_only_what_bounds_and_pairs_let_leave() -> None:
+    # Prefill needs 2.9 and decode 2.9 of 4: a fast replica of each role may leave where no slow one can.
+    kv = {P: 1.45, D: 1.45}
+    bounds = {"prefill": {"lowest_replicas": 2}, "decode": {"lowest_replicas": 2}}
+    assert wva_settles(bounds, kv, lowest=1, slow=(2, 2)) == {"g0": (2, 2), "g1": (2, 2)}
+    # The slow prefill replica must stay, since the decode replica of its group is needed: a fast one leaves.
+    assert wva_settles({}, {P: 0.7, D: 1.7}, lowest=0, slow=(1, 1)) == {"g0": (1, 3), "g1": (1, 1)}
+    # Neither is needed, so both leave.
+    assert wva_settles({}, {P: 0.7, D: 1.3}, lowest=0, slow=(1, 1)) == {"g0": (2, 3), "g1": (0, 0)}
 
 
 def test_a_damped_scale_in_removes_a_large_replica_if_no_small_one_is_left() -> None:

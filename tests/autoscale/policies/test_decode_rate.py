@@ -42,11 +42,18 @@ def test_after_ten_minutes_the_learned_rate_is_within_15_percent() -> None:
     assert shown["decode_service_rate"] == pytest.approx(true_tokens_per_s / _OUTPUT_TOKENS, rel=0.15)
 
 
-def learned(make_snapshot: MakeSnapshot, batches: list[float], tpot_s: float) -> DecodeRate:
-    """What points on the line ``10 ms + 0.2 ms x batch`` show, each 31 s apart."""
-    rate, now_s = DecodeRate(), 1000.0
+def learned(
+    make_snapshot: MakeSnapshot,
+    batches: list[float],
+    tpot_s: float,
+    rate: DecodeRate | None = None,
+    now_s: float = 1000.0,
+    slower: float = 1.0,
+) -> DecodeRate:
+    """What points on the line ``10 ms + 0.2 ms x batch`` show, each 31 s apart; ``slower``: factor on both times."""
+    rate = rate or DecodeRate()
     for batch in [*batches, batches[-1]]:
-        step_s = 0.01 + 0.0002 * batch
+        step_s = slower * (0.01 + 0.0002 * batch)
         stats = {D: {"running_requests": batch, "decode_tokens_per_s": batch / step_s}}
         rate = rate.observed(make_snapshot(1, 2, now_s=now_s, stats=stats), tpot_s)
         now_s += 31.0
@@ -59,10 +66,31 @@ RISING = [40.0, 44.0, 50.0, 56.0, 62.0, 68.0]
 def test_the_line_gives_the_rate_at_the_objective(make_snapshot: MakeSnapshot) -> None:
     rate = learned(make_snapshot, RISING, tpot_s=0.024)
     # A step of 24 ms has a batch of 70, and 70 requests get a token each 24 ms.
-    assert rate.requests_per_s(100.0, 1200.0) == pytest.approx(70.0 / 0.024 / 100.0)
-    assert rate.requests_per_s(50.0, 1200.0) == pytest.approx(70.0 / 0.024 / 50.0)
-    assert rate.requests_per_s(None, 1200.0) is None
-    assert rate.requests_per_s(100.0, 1200.0 + 3601.0) is None  # nothing was learned for an hour
+    assert rate.requests_per_s(0.024, 100.0) == pytest.approx(70.0 / 0.024 / 100.0)
+    assert rate.requests_per_s(0.024, 50.0) == pytest.approx(70.0 / 0.024 / 50.0)
+    assert rate.requests_per_s(0.022, 50.0) == pytest.approx(60.0 / 0.022 / 50.0)  # another objective
+    assert rate.requests_per_s(0.024, None) is None
+
+
+def test_the_line_holds_until_a_point_is_off_it(make_snapshot: MakeSnapshot) -> None:
+    rate = learned(make_snapshot, RISING, tpot_s=0.024)
+    known = rate.requests_per_s(0.024, 100.0)
+    idle = rate
+    for hour in range(1, 24):
+        idle = idle.observed(make_snapshot(1, 2, now_s=1200.0 + 3600.0 * hour), 0.024)
+    assert idle.requests_per_s(0.024, 100.0) == known
+    # With more replicas the batches are small. They are on the line, and too far from the objective to show a new one.
+    small = learned(make_snapshot, [20.0] * 25, 0.024, idle, now_s=90_000.0)
+    assert small.requests_per_s(0.024, 100.0) == pytest.approx(known)
+    changed = learned(make_snapshot, [20.0] * 2, 0.024, small, now_s=99_000.0, slower=1.3)
+    assert changed.requests_per_s(0.024, 100.0) is None
+
+
+def test_a_steady_load_above_the_objective_lowers_the_rate(make_snapshot: MakeSnapshot) -> None:
+    rate = learned(make_snapshot, [100.0] * 4, tpot_s=0.024).requests_per_s(0.024, 100.0)
+    # Steps take 30 ms, so each replica serves 33 requests per second; at the objective it would serve 70 at a time, 29.
+    assert rate is not None
+    assert rate < 70.0 / 0.024 / 100.0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +105,7 @@ def test_the_line_gives_the_rate_at_the_objective(make_snapshot: MakeSnapshot) -
 def test_points_that_show_nothing_give_no_rate(
     make_snapshot: MakeSnapshot, batches: list[float], tpot_s: float
 ) -> None:
-    assert learned(make_snapshot, batches, tpot_s).requests_per_s(100.0, 1300.0) is None
+    assert learned(make_snapshot, batches, tpot_s).requests_per_s(tpot_s, 100.0) is None
 
 
 def test_a_memory_is_read_again_and_one_of_the_future_is_forgotten(make_snapshot: MakeSnapshot) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoscale.policies.wva import Limit, Load, Wva, WvaConfig, freed_replicas
+from autoscale.policies.wva import Limit, Load, Wva, WvaConfig, leaving_replicas
 from autoscale.policies.wva import replicas_for_load as needed
 from autoscale.ratio import PdRatio, whole
 from autoscale.slo import SloConfig
@@ -26,6 +26,10 @@ IDLE: Metrics = (0.0, 0.0)
 CALM: list[Metrics] = [(0.45, 0.0)] * 2
 
 loads = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 50)), min_size=1, max_size=12)
+
+
+def freed(*arguments: Any) -> float:
+    return sum(load.weight for load in leaving_replicas(*arguments))
 
 
 def decide(snapshot: Snapshot, **config: Any) -> Decision:
@@ -93,19 +97,19 @@ def test_a_role_by_hand(fleet: Fleet, decode: list[Metrics], expected: float) ->
 def test_whole_replicas_must_be_freed_though_the_mean_would_allow_more() -> None:
     # 1.0 over three of 0.8 - 0.3 each: by the mean, one of four could leave, but the one at 0.79 takes no more load.
     fragmented = [(0.79, 0.0), (0.07, 0.0), (0.07, 0.0), (0.07, 0.0)]
-    assert freed_replicas([Load((0.25, 0.0))] * 4, LIMITS, 2) == 2
-    assert freed_replicas([Load(metrics) for metrics in fragmented], LIMITS, 2) == 0
+    assert freed([Load((0.25, 0.0))] * 4, LIMITS, 2) == 2
+    assert freed([Load(metrics) for metrics in fragmented], LIMITS, 2) == 0
 
 
 def test_the_most_expensive_replica_leaves_first_if_the_others_have_room_for_it() -> None:
     cheap, dear = Load((0.0, 0.0), 0.7, "cheap", 1.0), Load((0.3, 0.0), 1.0, "dear", 2.0)
-    assert freed_replicas([cheap, cheap, dear], LIMITS, 2) == pytest.approx(1.7)  # then one of the cheap ones
+    assert freed([cheap, cheap, dear], LIMITS, 2) == pytest.approx(1.7)  # then one of the cheap ones
     # The expensive one holds 0.6, and the mean spare of the others would be 0.8 - 0.6 / 1.4.
     full = dear._replace(metrics=(0.75, 0.0))
-    assert freed_replicas([cheap, cheap, full], LIMITS, 2) == pytest.approx(0.7)
+    assert freed([cheap, cheap, full], LIMITS, 2) == pytest.approx(0.7)
     # A group at its lowest count gives nothing, however idle its replicas are.
-    assert freed_replicas([cheap, dear], LIMITS, 2, {"cheap": 0, "dear": 1}) == 1.0
-    assert freed_replicas([cheap, full], LIMITS, 2, {"cheap": 0, "dear": 1}) == 0.0
+    assert freed([cheap, dear], LIMITS, 2, {"cheap": 0, "dear": 1}) == 1.0
+    assert freed([cheap, full], LIMITS, 2, {"cheap": 0, "dear": 1}) == 0.0
 
 
 def test_one_replica_more_is_wanted_even_if_the_total_load_is_low(fleet: Fleet) -> None:
@@ -186,9 +190,9 @@ def test_the_count_for_a_load_restores_the_headroom(load: float, saturated: floa
 @given(loads)
 def test_no_replica_is_freed_into_saturation(drawn: list[Metrics]) -> None:
     unsaturated = [load for load in drawn if load[0] < 0.8 and load[1] < 5.0]
-    freed = freed_replicas([Load(metrics) for metrics in unsaturated], LIMITS, 2)
-    assert 0 <= freed <= max(0, len(unsaturated) - 1)
-    if freed:
-        staying = len(unsaturated) - freed
+    count = freed([Load(metrics) for metrics in unsaturated], LIMITS, 2)
+    assert 0 <= count <= max(0, len(unsaturated) - 1)
+    if count:
+        staying = len(unsaturated) - count
         assert sum(kv for kv, _ in unsaturated) <= staying * 0.5 + 1e-6
         assert sum(queue for _, queue in unsaturated) <= staying * 2.0 + 1e-6

@@ -270,7 +270,7 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
             more = count - desired_before.get(key, count)
             waiting = asked_s.setdefault(key, [])
             waiting += [now_s] * more
-            del waiting[len(waiting) + min(0, more) :]
+            del waiting[max(0, len(waiting) + min(0, more)) :]
             running = set(record.running.get(key, ()))
             for _ in running - running_before.get(key, running):
                 if waiting:
