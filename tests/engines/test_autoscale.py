@@ -131,6 +131,10 @@ class TestOnRealEngines:
 
             status = status_of(app.name)
             assert status.is_hooked
+            # The bandwidth of the link, from what vLLM's connector says of its pulls: here memory of this machine.
+            link_bytes_per_s = seen.last().plan.state.link_bytes_per_s
+            assert link_bytes_per_s is not None
+            assert 1e5 < link_bytes_per_s < 1e12
             lines = [json.loads(line) for line in Path(status.log_path).read_text().splitlines()]
             victims = {name for line in lines if "plan" in line for name in line["plan"]["victims"]}
             assert len(victims) == 1
