@@ -6,10 +6,8 @@ and weighs less in sums and means: both in proportion to its capacity.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -23,30 +21,20 @@ from autoscale.policies.policy import (
     queue_at_endpoint,
     ratio_of,
 )
+from autoscale.policies.saturation import (
+    Limit,
+    Load,
+    has_headroom,
+    is_saturated,
+    leaving_replicas,
+    replicas_for_load,
+    totals_of,
+    weight_of,
+)
 from autoscale.ratio import whole
 from autoscale.types import Decision, PoolStats, Shown, Snapshot
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
-
-# Tolerance for rounding errors of a spare, in the metric's unit.
-_EPSILON = 1e-9
-
-
-class Load(NamedTuple):
-    """The load of one replica."""
-
-    metrics: tuple[float, float]  # KV usage (0..1), and waiting requests for each standard replica that it is worth
-    weight: float = 1.0  # standard replicas that it is worth
-    group: str = ""
-    cost: float = 0.0  # cost of a standard replica of the group
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """The limits of one metric, in its unit."""
-
-    saturated: float  # a replica is saturated from this value on (tau)
-    spare: float  # distance from ``saturated`` that replicas should have in the mean (gamma)
 
 
 class WvaConfig(StrictConfig):
@@ -87,62 +75,6 @@ class WvaConfig(StrictConfig):
             Limit(saturated=self.saturated_kv_frac, spare=self.spare_kv_frac * aggression),
             Limit(saturated=self.saturated_waiting_requests, spare=self.spare_waiting_requests * aggression),
         )
-
-
-def replicas_for_load(load: float, limit: Limit) -> float:
-    """Standard replicas for the load of a whole role: ``n = (Load_current + delta_safety) / tau``, not rounded.
-
-    delta_safety is the spare of all n replicas, n gamma. So n = Load_current / (tau - gamma), and with n replicas the
-    mean spare is at least gamma at once.
-
-    Source: WVA Eq. 4.
-    """
-    return load / (limit.saturated - limit.spare)
-
-
-def leaving_replicas(
-    unsaturated: Sequence[Load], limits: Sequence[Limit], fewest: int, most: Mapping[str, int] | None = None
-) -> list[Load]:
-    """The replicas that can leave if the other unsaturated ones share their load in proportion to their weights.
-
-    No replica may become saturated by that, and the mean spare must remain. With fewer than ``fewest`` (at least 2)
-    unsaturated replicas, none leaves. A replica of the group with the highest cost leaves first, and in a group the
-    least loaded one. ``most``: most replicas of each group that may leave; ``None``: any number.
-
-    Source: WVA section III-C2.
-    """
-
-    def saturation(load: Load) -> float:
-        return max(value / limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
-
-    staying, leaving, totals = defaultdict[str, list[Load]](list), list[Load](), _totals(unsaturated)
-    for load in sorted(unsaturated, key=lambda load: (-load.cost, saturation(load)), reverse=True):
-        staying[load.group].append(load)  # the next one to leave is the last one
-    weight, shared = (
-        _weight(unsaturated),
-        (0.0, 0.0),
-    )  # ``shared``: metrics that each replica took over from those that leave
-    while sum(map(len, staying.values())) >= fewest:
-        gone = Counter(load.group for load in leaving)
-        # If the next replica of an expensive group cannot leave, that of a cheaper group may.
-        for group in reversed(staying):
-            if not staying[group] or (most is not None and gone[group] >= most[group]):
-                continue
-            load = staying[group].pop()
-            left = weight - load.weight
-            more = tuple(had + (own + had) * load.weight / left for own, had in zip(load.metrics, shared, strict=True))
-            highest = [max(values) for values in zip(*(each.metrics for each in chain(*staying.values())), strict=True)]
-            if all(
-                value + add < limit.saturated and limit.saturated - total / left >= limit.spare - _EPSILON
-                for value, add, total, limit in zip(highest, more, totals, limits, strict=True)
-            ):
-                leaving.append(load)
-                weight, shared = left, (more[0], more[1])
-                break
-            staying[group].append(load)
-        else:
-            break
-    return leaving
 
 
 class Wva(Policy[WvaConfig]):
@@ -186,10 +118,10 @@ class Wva(Policy[WvaConfig]):
                 own = whole(own / smallest[role]) * smallest[role]  # else placement rounds: it chooses the groups
             # What aggregated groups compute of the prompts shows in the loads of decode, so it stays as it is here.
             wanted[role] = present[role] - of.present + own
-            notes.append(f"{sum(_is_saturated(load, of.limits) for load in of.loads)} of {len(of.loads)} {role}")
-            for name, limit, total in zip(("kv_usage", "queue"), of.limits, _totals(of.loads), strict=True):
+            notes.append(f"{sum(is_saturated(load, of.limits) for load in of.loads)} of {len(of.loads)} {role}")
+            for name, limit, total in zip(("kv_usage", "queue"), of.limits, totals_of(of.loads), strict=True):
                 target = limit.saturated - limit.spare
-                shown.append(Shown(name=f"{role}_{name}", value=total / _weight(of.loads), target=target))
+                shown.append(Shown(name=f"{role}_{name}", value=total / weight_of(of.loads), target=target))
         reason = f"{' and '.join(notes)} replicas are saturated"
         ratio = ratio_of(wanted, snapshot)
         return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=tuple(shown))
@@ -218,21 +150,21 @@ class Wva(Policy[WvaConfig]):
         While replicas start, the queue adds no more: they will serve a part of it. Otherwise a queue that grows during
         the start would add replicas at every tick.
         """
-        totals, serving = _totals(of.loads), _weight(of.loads)
+        totals, serving = totals_of(of.loads), weight_of(of.loads)
         if serving < of.present - EPSILON_REPLICAS:
             return _Size(max(of.present, replicas_for_load(totals[0], of.limits[0])), Counter())
-        unsaturated = [load for load in of.loads if not _is_saturated(load, of.limits)]
-        if not unsaturated or not _has_headroom(unsaturated, of.limits):  # Eq. 3
+        unsaturated = [load for load in of.loads if not is_saturated(load, of.limits)]
+        if not unsaturated or not has_headroom(unsaturated, of.limits):  # Eq. 3
             needed = (replicas_for_load(total, limit) for total, limit in zip(totals, of.limits, strict=True))
             # A low total may hide a few full replicas: at least one more is needed. If the role wants as much more as a
             # replica of the slowest group, placement adds one replica, whichever group it chooses.
             return _Size(max(*needed, serving + of.smallest), Counter())
-        most = {
+        removable = {
             group: of.counts[group] - max(pool.limits.lowest_replicas, group in kept)
             for group, pool in of.pools.items()
         }
-        leaving = leaving_replicas(unsaturated, of.limits, self._config.unsaturated_replicas, most)
-        return _Size(min(of.present, serving - _weight(leaving)), Counter(load.group for load in leaving))
+        leaving = leaving_replicas(unsaturated, of.limits, self._config.unsaturated_replicas, removable)
+        return _Size(min(of.present, serving - weight_of(leaving)), Counter(load.group for load in leaving))
 
 
 class _Size(NamedTuple):
@@ -283,27 +215,3 @@ def _own_replicas(snapshot: Snapshot, role: Role) -> float:
     desired = snapshot.state.desired
     own = (pool for pool in snapshot.pools if pool.key.role is role)
     return math.fsum(desired.get(pool.key, 0) * pool.limits.capacity for pool in own)
-
-
-def _weight(loads: Sequence[Load]) -> float:
-    """Standard replicas that the replicas with these loads are worth."""
-    return math.fsum(load.weight for load in loads)
-
-
-def _totals(loads: Sequence[Load]) -> list[float]:
-    """The sum of each metric over replicas, in which each weighs as the standard replicas that it is worth."""
-    by_metric = zip(*(load.metrics for load in loads), strict=True)
-    weights = [load.weight for load in loads]
-    return [math.fsum(v * w for v, w in zip(values, weights, strict=True)) for values in by_metric]
-
-
-def _is_saturated(load: Load, limits: Sequence[Limit]) -> bool:
-    """Whether a replica is saturated in any metric (Eq. 2)."""
-    return any(value >= limit.saturated for value, limit in zip(load.metrics, limits, strict=True))
-
-
-def _has_headroom(loads: Sequence[Load], limits: Sequence[Limit]) -> bool:
-    """Whether the mean spare is at least gamma in every metric. If not, the role scales out (Eq. 3)."""
-    means = [total / _weight(loads) for total in _totals(loads)]
-    mean_spares = (limit.saturated - mean for mean, limit in zip(means, limits, strict=True))
-    return all(spare >= limit.spare - _EPSILON for spare, limit in zip(mean_spares, limits, strict=True))

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoscale.policies.wva import Limit, Load, Wva, WvaConfig, leaving_replicas
-from autoscale.policies.wva import replicas_for_load as needed
+from autoscale.policies.saturation import Limit, Load, leaving_replicas
+from autoscale.policies.saturation import replicas_for_load as needed
+from autoscale.policies.wva import Wva, WvaConfig
 from autoscale.ratio import PdRatio, whole
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, PoolKey, ReplicaStats, Snapshot
