@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscale.engines.profile import EngineProfile
-from kvtransfer.topology import Role
 from serve_app.local.cluster import driver_environment
 from tests.lab.stand.rise_and_fall import (
     BASE_PER_S,
@@ -30,8 +29,6 @@ from tests.lab.stand.rise_and_fall import (
 
 # Lengths of the rise and of the fall, seconds. A replica takes 5 s and the time of its process to start.
 _RISE_S, _FALL_S = 60.0, 40.0
-# Number of starts that the stand compares; the service remembers about as many for each pool.
-_STARTS = 9
 _RATE = "prefill_service_rate"
 
 
@@ -78,7 +75,8 @@ def _table(rows: list[Row]) -> Table:
     table = Table(
         title=f"{BASE_PER_S:g} -> {RISE_PER_S:g} -> {BASE_PER_S:g} requests/s, {_RISE_S:g} s and {_FALL_S:g} s"
     )
-    for name in ("policy", "asked s", "enough s", "then in time", "peak", "at the end", "changes", "lost"):
+    table.add_column("policy", no_wrap=True)
+    for name in ("asked s", "enough s", "then in time", "peak", "at the end", "changes", "lost"):
         table.add_column(name)
     for each in rows:
         in_time = "-" if each.in_time_frac is None else f"{each.in_time_frac:.0%}"
@@ -103,10 +101,10 @@ class Learned:
 def learned(stand: Stand, passages: dict[str, Passage]) -> list[Learned]:
     """What the service knows at the end, and what ``queue_depth`` learned of prefill."""
     state, found = stand.status().last.plan.state, list[Learned]()
-    for role in Role:
-        seen = [seconds for passage in passages.values() for of, seconds in passage.starts if of is role][-_STARTS:]
-        if seen and (start_s := state.start_s(role)) is not None:
-            found.append(Learned(name=f"{role} start, s", learned=start_s, truth=median(seen)))
+    for key, learned_s in state.starts_s.items():
+        seen = [seconds for passage in passages.values() for of, seconds in passage.starts if of == key]
+        if seen := seen[-len(learned_s) :]:  # the same starts
+            found.append(Learned(name=f"start of {key}, s", learned=median(learned_s), truth=median(seen)))
     profile = EngineProfile.load(Path(PROFILE))
     for group, windows in state.links.items():
         link_bytes_per_s = max(bytes_per_s for _, bytes_per_s in windows)

@@ -115,7 +115,7 @@ class Passage:
         ticked_s: time of the last decision.
         reasons: reasons of the last decisions.
         shown: figures that the last decision showed, by name.
-        starts: role and duration of each start, as the stand saw it.
+        starts: pool and duration of each start, as the stand saw it, the oldest first.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Passage:
     ticked_s: float | None = None
     reasons: list[str] = field(default_factory=list)
     shown: dict[str, float] = field(default_factory=dict)
-    starts: list[tuple[Role, float]] = field(default_factory=list)
+    starts: list[tuple[PoolKey, float]] = field(default_factory=list)
 
     def in_time_frac(self, begin_s: float, end_s: float) -> float | None:
         """Share of the requests sent in this time that met the TTFT objective; ``None``: none was sent."""
@@ -274,7 +274,7 @@ def _watched(stand: Stand, passage: Passage, begun_s: float) -> Iterator[None]:
             running = set(record.running.get(key, ()))
             for _ in running - running_before.get(key, running):
                 if waiting:
-                    passage.starts.append((key.role, now_s - waiting.pop(0)))
+                    passage.starts.append((key, now_s - waiting.pop(0)))
             desired_before[key], running_before[key] = count, running
 
     def look() -> None:
