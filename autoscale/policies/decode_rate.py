@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import chain
-from math import fsum
 
 import numpy as np
 
@@ -96,9 +95,9 @@ class DecodeRate:
         ]
         return replace(
             later,
-            requests=later.requests + fsum(requests for requests, _, _ in busy),
-            replicas=later.replicas + fsum(weight for _, weight, _ in busy),
-            tokens_per_s=later.tokens_per_s + fsum(tokens for _, _, tokens in busy),
+            requests=later.requests + math.fsum(requests for requests, _, _ in busy),
+            replicas=later.replicas + math.fsum(weight for _, weight, _ in busy),
+            tokens_per_s=later.tokens_per_s + math.fsum(tokens for _, _, tokens in busy),
             began_s=later.began_s or now_s,
         )
 

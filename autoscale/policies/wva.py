@@ -106,7 +106,6 @@ class Wva(Policy[WvaConfig]):
             by_role[role] = _RoleLoad(
                 loads=loads,
                 limits=self._config.limits(role),
-                present=_own_replicas(snapshot, role),
                 smallest=smallest[role],
                 pools=pools,
                 counts={group: snapshot.state.desired.get(pool.key, 0) for group, pool in pools.items()},
@@ -179,10 +178,14 @@ class _RoleLoad(NamedTuple):
 
     loads: Sequence[Load]  # of the replicas that get requests
     limits: tuple[Limit, Limit]
-    present: float  # standard replicas that should serve
     smallest: float  # standard replicas that a replica of the slowest group is worth
     pools: Mapping[str, PoolStats]  # by group
     counts: Mapping[str, int]  # replicas of each group that should serve
+
+    @property
+    def present(self) -> float:
+        """Standard replicas that should serve."""
+        return math.fsum(self.counts[group] * pool.limits.capacity for group, pool in self.pools.items())
 
 
 def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:
@@ -208,10 +211,3 @@ def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[
         waiting = replica.waiting_requests / weight + queue / total_weight
         loads.append(Load((replica.kv_usage_frac * factor, waiting), weight, pool.key.group, pool.limits.cost / weight))
     return loads
-
-
-def _own_replicas(snapshot: Snapshot, role: Role) -> float:
-    """Standard replicas of a role that should serve, without those of aggregated groups for prefill."""
-    desired = snapshot.state.desired
-    own = (pool for pool in snapshot.pools if pool.key.role is role)
-    return math.fsum(desired.get(pool.key, 0) * pool.limits.capacity for pool in own)
