@@ -15,6 +15,7 @@ import requests
 from deployments.machine.claims import free_ports
 from serve_app.load.metrics_page import scrape
 from tests.lab.stand.fixed_counts import fixed_counts
+from tests.lab.stand.forked_worker import forked
 
 ROOT = Path(__file__).parents[2]
 # Longest wait for an event that must come, in seconds. A busy machine is slow, and the event ends the wait.
@@ -26,7 +27,7 @@ def emulated_document(**ingress: Any) -> dict[str, Any]:
     document = fixed_counts("emulated", 1, start_s=0.0)
     document["http_options"]["port"] = free_ports(1)[0]
     document["applications"][0]["args"]["ingress"] |= ingress
-    return document
+    return forked(document)
 
 
 def replica_processes(app: Any, name: str = "") -> list[psutil.Process]:

@@ -21,6 +21,7 @@ from serve_app.checks.yaml_checks import ConfigError
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import DeployError
 from tests.engines.endpoint import WAIT_S, total
+from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -148,7 +149,7 @@ def emulated() -> Iterator[Any]:
     """One application of emulated engines that start in seconds, for all tests below."""
     from serve_app.sdk import deploy
 
-    document = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
     document["http_options"]["port"] = free_ports(1)[0]
     application = document["applications"][0]
     application["name"] = "emulated"

@@ -151,7 +151,8 @@ async def test_an_application_that_is_told_to_end_answers_the_requests_that_it_h
             [sys.executable, "-m", "serve_app.cli.main", "serve", str(config)], stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        await eventually(lambda: "/v1/chat/completions" in log.read_text(), within_s=WAIT_S)
+        await eventually(lambda: "/v1/chat/completions" in log.read_text() or serve.poll() is not None, within_s=WAIT_S)
+        assert serve.poll() is None, log.read_text()
         prompt = prompt_ids(300, seed=5)
         begun = asyncio.create_task(stream(url, prompt, 600))
         await asyncio.sleep(2.0)

@@ -18,6 +18,7 @@ from autoscale.types import PolicyFault
 from deployments.machine.claims import free_ports
 from serve_app.checks.yaml_checks import ConfigError
 from tests.engines.test_autoscale import DECODE, PREFILL, QUICK, Seen, load, wait_until
+from tests.lab.stand.forked_worker import forked
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -102,7 +103,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     package.mkdir()
     (package / "policies.py").write_text(OWN_POLICY)
     (package / "collectors.py").write_text(OWN_COLLECTOR)
-    document = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
     document["http_options"]["port"] = free_ports(1)[0]
     application = document["applications"][0]
     application["name"] = "extended"

@@ -17,6 +17,7 @@ import yaml
 from autoscale.decide.decision_log import load_lines, replay
 from deployments.machine.claims import free_ports
 from serve_app.local.cluster import LocalCluster, NodeSpec
+from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.processes import title
 
 pytestmark = pytest.mark.ray
@@ -75,7 +76,7 @@ def service(model: str, groups: list[dict[str, Any]], **autoscale: Any) -> dict[
 
 
 def document() -> dict[str, Any]:
-    made: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    made = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
     made["http_options"]["port"] = free_ports(1)[0]
     application = made["applications"][0]
     application["name"] = "placed"

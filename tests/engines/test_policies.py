@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.rise_and_fall import POLICIES, Stand, document
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -12,6 +13,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 # The load stays high until enough replicas serve, at most this time, seconds. Serve's controller is killed when the
 # first new replicas may serve: replicas that start while it dies are started again by the next one.
 _MOST_RISE_S, _FALL_S, _KILL_S = 120.0, 7.5, 15.0
+# One policy for each way to find the counts. The other ones run in `make test-slow`.
+_OFTEN = {"queue_depth reactive", "dopd", "wva", "default", "heteroscale decode_tps"}
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +22,13 @@ def stand() -> Iterator[Stand]:
     """One application for all policies."""
     from serve_app.sdk import deploy
 
-    with deploy(document()) as app:
+    with deploy(forked(document())) as app:
         yield Stand(app)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _OFTEN else pytest.mark.slow) for name in POLICIES]
+)
 def test_a_policy_serves_the_rise_loses_nothing_and_gives_back_after_the_fall(stand: Stand, name: str) -> None:
     stand.rest()
     passage = asyncio.run(
@@ -37,8 +42,8 @@ def test_a_policy_serves_the_rise_loses_nothing_and_gives_back_after_the_fall(st
     )
     assert passage.lost == []
     if name == "periodic":
-        stand.wait_until(lambda: stand.serving() == (3.0, 1.0))
-        stand.wait_until(lambda: stand.serving() == (2.0, 1.0))
+        for replicas in (3.0, 2.0):
+            stand.wait_until(lambda replicas=replicas: (stand.serving() or (0.0, 0.0))[0] == replicas)
         return
     enough_s = passage.enough_s(passage.fell_s, since_s=_KILL_S)
     assert enough_s is not None, (passage.counts, passage.reasons)

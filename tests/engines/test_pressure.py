@@ -20,6 +20,7 @@ from autoscale.traces.synthesis import save_trace
 from autoscale.traces.trace import TraceRequest, load_trace
 from deployments.machine.claims import free_ports
 from tests.engines.endpoint import WAIT_S
+from tests.lab.stand.forked_worker import forked
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -37,7 +38,7 @@ def app() -> Iterator[Any]:
     """1P2D of emulated engines that start at once; the policy never wants other counts."""
     from serve_app.sdk import deploy
 
-    document = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
     document["http_options"]["port"] = free_ports(1)[0]
     application = document["applications"][0]
     application["name"] = NAME

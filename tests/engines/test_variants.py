@@ -20,6 +20,7 @@ from kvtransfer.topology import Role
 from serve_app.local.cluster import LocalCluster, NodeSpec
 from tests.engines.endpoint import WAIT_S
 from tests.engines.test_autoscale import load
+from tests.lab.stand.forked_worker import forked
 
 pytestmark = pytest.mark.ray
 
@@ -54,7 +55,7 @@ def group(kind: str, lowest: int, highest: int) -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    made: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    made = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
     made["http_options"]["port"] = free_ports(1)[0]
     application = made["applications"][0]
     application["name"] = "variants"
