@@ -137,7 +137,7 @@ async def test_a_decode_replica_that_crashes_again_and_again_waits_before_it_sta
     assert await stream(app.url, prompt, 20) == expected(prompt, 20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_an_application_that_is_told_to_end_answers_the_requests_that_it_has_begun(
     tmp_path: Path, number: signal.Signals
 ) -> None:

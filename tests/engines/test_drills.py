@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 # `make drill` runs the other faults.

@@ -20,7 +20,7 @@ from serve_app.local.cluster import LocalCluster, NodeSpec
 from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.processes import title
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 # S1 switch -> its S2 switch, and the GPU types of its nodes: b0 has one type, m2 two types, and m3 a third one.

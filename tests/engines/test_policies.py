@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 # The load stays high until enough replicas serve, at most this time, seconds. Serve's controller is killed when the
 # first new replicas may serve: replicas that start while it dies are started again by the next one.
 _MOST_RISE_S, _FALL_S, _KILL_S = 120.0, 7.5, 15.0
-# One policy for each way to find the counts. The other ones run in `make test-slow`.
-_OFTEN = {"queue_depth reactive", "dopd", "wva", "default", "heteroscale decode_tps"}
+# The policies that `make test` runs; `make test-slow` runs the others.
+_OFTEN = {"dopd", "wva", "heteroscale decode_tps"}
 
 
 @pytest.fixture(scope="module")
