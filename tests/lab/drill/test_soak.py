@@ -13,7 +13,6 @@ ROW = {"first_third_mib": 100.0, "last_third_mib": 104.0, "growth_frac": 0.04, "
 GROWN = {"first_third_mib": 100.0, "last_third_mib": 106.0, "growth_frac": 0.06, "steady_mib": 0.0}
 
 
-@pytest.mark.slow
 @pytest.mark.vllm
 def test_every_kind_of_wrong_answer_is_counted() -> None:
     from deployments.emulated.text import next_tokens

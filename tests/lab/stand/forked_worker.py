@@ -43,9 +43,9 @@ def _main(arguments: list[str]) -> None:
     folder = next(each.partition("=")[2] for each in arguments if each.startswith("--temp-dir="))
     path = Path(folder) / "forks"
     connection = _connection(path)
-    message = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}).encode()
-    socket.send_fds(connection, [len(message).to_bytes(4, "big")], [0, 1, 2])
-    connection.sendall(message)
+    message = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())})
+    socket.send_fds(connection, [b"."], [0, 1, 2])  # files go with at least one byte
+    connection.sendall(message.encode() + b"\n")
     connection.recv(1)  # closed by the kernel when the fork has ended
 
 
@@ -96,8 +96,8 @@ def _become(connection: socket.socket) -> None:
     """Run the program that the message names, in this process."""
     os.setsid()  # Ray kills the process group of a worker that ends
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, files, _, _ = socket.recv_fds(connection, 4, 3)
-    wanted = json.loads(_exactly(connection, int.from_bytes(size, "big")))
+    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    wanted = json.loads(connection.makefile("rb").readline())  # ends with an error if the message is not whole
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -109,13 +109,6 @@ def _become(connection: socket.socket) -> None:
     sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        received += connection.recv(size - len(received))
-    return received
 
 
 if __name__ == "__main__":
