@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-pure-beside test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -26,12 +26,7 @@ quickstart: model ## Serve on this machine, replay a real trace slice, print the
 serve: model ## Serve in the foreground; CONFIG=my.yaml or MODEL=/my/model serves your own
 	@$(VENV)/tandem serve $(CONFIG) $(if $(MODEL),--model $(MODEL))
 
-# Tests on clusters wait for half of their time. The pure tests take the cores then, and no core that a cluster needs.
-test: model ## Run the test suite, real engines included
-	@$(MAKE) --no-print-directory -j 2 test-engines test-pure-beside
-
-test-pure-beside:
-	@nice -n 19 $(VENV)/python -m pytest -q -n 2 --dist worksteal -m "$(PURE)" | sed -u 's/^/pure: /'
+test: test-pure test-engines ## Run the test suite, real engines included
 
 check: lint test-pure ## Run lint, types and the pure tests (no Ray cluster, no real engine)
 

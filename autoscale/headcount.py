@@ -60,7 +60,7 @@ def _add(standard: dict[Role, float], key: PoolKey, limits: PoolLimits, replicas
 
 def count_among(pool: PoolStats, names: Collection[str]) -> int:
     """Number of a pool's running replicas with these names."""
-    return sum(replica.replica_id in names for replica in pool.replicas) if names else 0
+    return len([True for replica in pool.replicas if replica.replica_id in names]) if names else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,16 +91,17 @@ def admit(draft: Draft) -> None:
     for pool in draft.snapshot.pools:
         ready_in_group = ready.setdefault(pool.key.group, {Role.PREFILL: [], Role.DECODE: []})
         capacities.setdefault(pool.key.group, {})[pool.key.role] = pool.limits.capacity
-        staying = [replica for replica in pool.replicas if replica.replica_id not in away]
+        names = [replica.replica_id for replica in pool.replicas if replica.replica_id not in away]
         desired, warm = state.desired[pool.key], state.warm.get(pool.key, 0)
         # Surplus replicas that may not leave yet still run.
-        running = max(desired + warm, len(staying)) + count_among(pool, state.withdrawn)
+        running = max(desired + warm, len(names)) + count_among(pool, state.withdrawn)
         draft.counts[pool.key] = desired if config.is_observing else running
-        # The replicas that would leave first are the warm ones.
-        idle = choose_victims(staying, before, len(staying) - desired, scarcity(pool, draft.slots)) if warm else []
-        draft.held += idle
-        names = [replica.replica_id for replica in staying]
-        ready_in_group[pool.key.role] = [name for name in names if name not in idle] if idle else names
+        if warm:  # the replicas that would leave first are the warm ones
+            staying = [replica for replica in pool.replicas if replica.replica_id not in away]
+            idle = choose_victims(staying, before, len(staying) - desired, scarcity(pool, draft.slots))
+            draft.held += idle
+            names = [name for name in names if name not in idle]
+        ready_in_group[pool.key.role] = names
     is_open = not config.gate.is_enabled or config.is_observing or is_off_ratio_by_hand(config, draft.ratio)
     is_mixed = any(pool.limits.prompt_capacity for pool in draft.snapshot.pools)
     for group, by_role in ready.items():
@@ -142,9 +143,10 @@ def admissible(
             group's replicas of both roles have the same capacity.
         band_replicas: largest distance from the ratio, followers.
     """
+    everything = [*ready[Role.PREFILL], *ready[Role.DECODE]]
+    if before.issuperset(everything):
+        return everything
     new = {role: [name for name in ready[role] if name not in before] for role in Role}
-    if not any(new.values()):
-        return [name for role in Role for name in ready[role]]
     old = {role: [name for name in ready[role] if name in before] for role in Role}
     counts = _largest_counts(
         {role: max(len(old[role]), min(1, len(ready[role]))) for role in Role},

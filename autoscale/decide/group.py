@@ -55,6 +55,13 @@ class Group:
         self.stuck = dict.fromkeys(Role, 0)
         self.closed = set[Role]()
         self.passed_over = ""
+        # For each role: the roles whose replicas do its work, with the standard replicas that each of them is worth.
+        self._worth = {
+            role: [(own, worth) for own, pool in pools.items() if (worth := pool.capacity_in(role))] for role in Role
+        }
+        leader, follower = self.leader.limits, self.follower.limits
+        self._preference = leader.preference + follower.preference
+        self._cost = (leader.cost + self._followers_per_leader * follower.cost) / self.leader_capacity
         self._slots = slots
         self._scarcity, self.cannot_grow = _scarcity_and_fault(pools.values(), slots)
 
@@ -79,10 +86,8 @@ class Group:
 
     def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
         """The six parts of rule 1 of ``placement.place``, compared from left to right."""
-        leader, follower = self.leader.limits, self.follower.limits
-        preference = leader.preference + follower.preference
-        cost = (leader.cost + self._followers_per_leader * follower.cost) / self.leader_capacity
-        return scarcity, preference, cost, leader.link_tier, not self.leaders, self.standard(self._ratio.leader)
+        tier, leaders = self.leader.limits.link_tier, self.leaders
+        return scarcity, self._preference, self._cost, tier, not leaders, self.standard(self._ratio.leader)
 
     def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
         """Scarcity of the nodes that one more replica would be on; without room, that of all nodes of the group."""
@@ -131,7 +136,7 @@ class Group:
 
     def standard(self, role: Role) -> float:
         """Standard replicas of a role; those of an aggregated group do the work of both roles."""
-        return sum(self.counts[pool.key.role] * pool.capacity_in(role) for pool in self.pools.values())
+        return sum([self.counts[own] * worth for own, worth in self._worth[role]])
 
     def placed(self, role: Role) -> int:
         """Replicas of a role, stuck ones included."""

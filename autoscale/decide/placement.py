@@ -77,9 +77,10 @@ def place(
     """
     by_group: dict[str, dict[Role, PoolStats]] = {}
     for pool in pools:
-        # An aggregated group has no prefill pool.
-        absent = {role: PoolStats.absent(PoolKey(pool.key.group, role)) for role in Role}
-        by_group.setdefault(pool.key.group, absent)[pool.key.role] = pool
+        by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
+    for name, by_role in by_group.items():
+        for role in set(Role).difference(by_role):  # an aggregated group has no prefill pool
+            by_role[role] = PoolStats.absent(PoolKey(name, role))
     ratio = _ratio_of_pairs(counts, current, pools, ratio)
     groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
     supply = Supply(groups, slots, limits)

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import requests
+import yaml
 
 from deployments.machine.claims import free_ports
 from serve_app.load.metrics_page import scrape
@@ -20,6 +21,14 @@ from tests.lab.stand.forked_worker import forked
 ROOT = Path(__file__).parents[2]
 # Longest wait for an event that must come, in seconds. A busy machine is slow, and the event ends the wait.
 WAIT_S = 600.0
+
+
+def forked_yaml(name: str) -> dict[str, Any]:
+    """``configs/emulated.yaml`` with a free port, an application of this name, and forked workers."""
+    document = yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text())
+    document["http_options"]["port"] = free_ports(1)[0]
+    document["applications"][0]["name"] = name
+    return forked(document)
 
 
 def emulated_document(**ingress: Any) -> dict[str, Any]:

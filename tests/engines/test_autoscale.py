@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autoscale.report import Report
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
-from deployments.machine.claims import free_ports
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import DeployError
-from tests.engines.endpoint import WAIT_S, total
-from tests.lab.stand.forked_worker import forked
+from tests.engines.endpoint import WAIT_S, forked_yaml, total
 from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -149,10 +146,8 @@ def emulated() -> Iterator[Any]:
     """One application of emulated engines that start in seconds, for all tests below."""
     from serve_app.sdk import deploy
 
-    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
-    document["http_options"]["port"] = free_ports(1)[0]
+    document = forked_yaml("emulated")
     application = document["applications"][0]
-    application["name"] = "emulated"
     group = application["args"]["groups"][0]
     for role, start_s in (("prefill", 0.0), ("decode", 8.0)):
         group[role]["max_replicas"] = 3

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autoscale.decide.decision_log import load_lines, replay
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PolicyFault
-from deployments.machine.claims import free_ports
 from serve_app.checks.yaml_checks import ConfigError
+from tests.engines.endpoint import forked_yaml
 from tests.engines.test_autoscale import DECODE, PREFILL, QUICK, Seen, load, wait_until
-from tests.lab.stand.forked_worker import forked
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -103,10 +101,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     package.mkdir()
     (package / "policies.py").write_text(OWN_POLICY)
     (package / "collectors.py").write_text(OWN_COLLECTOR)
-    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
-    document["http_options"]["port"] = free_ports(1)[0]
+    document = forked_yaml("extended")
     application = document["applications"][0]
-    application["name"] = "extended"
     group = application["args"]["groups"][0]
     for role in ("prefill", "decode"):
         group[role]["max_replicas"] = 3

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import requests
-import yaml
 
 from autoscale.decide.decision_log import load_lines, replay
 from deployments.machine.claims import free_ports
 from serve_app.local.cluster import LocalCluster, NodeSpec
-from tests.lab.stand.forked_worker import forked
+from tests.engines.endpoint import forked_yaml
 from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -76,10 +75,8 @@ def service(model: str, groups: list[dict[str, Any]], **autoscale: Any) -> dict[
 
 
 def document() -> dict[str, Any]:
-    made = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
-    made["http_options"]["port"] = free_ports(1)[0]
+    made = forked_yaml("placed")
     application = made["applications"][0]
-    application["name"] = "placed"
     application["args"] = {
         "services": [
             service(

@@ -18,9 +18,7 @@ from autoscale.sim.config import SimConfig
 from autoscale.sim.split import SplitSimulator
 from autoscale.traces.synthesis import save_trace
 from autoscale.traces.trace import TraceRequest, load_trace
-from deployments.machine.claims import free_ports
-from tests.engines.endpoint import WAIT_S
-from tests.lab.stand.forked_worker import forked
+from tests.engines.endpoint import WAIT_S, forked_yaml
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -38,10 +36,8 @@ def app() -> Iterator[Any]:
     """1P2D of emulated engines that start at once; the policy never wants other counts."""
     from serve_app.sdk import deploy
 
-    document = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
-    document["http_options"]["port"] = free_ports(1)[0]
+    document = forked_yaml(NAME)
     application = document["applications"][0]
-    application["name"] = NAME
     group = application["args"]["groups"][0]
     for role in ("prefill", "decode"):
         group[role]["max_replicas"] = 2

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey
 from deployments.machine.claims import free_ports
 from kvtransfer.topology import Role
 from serve_app.local.cluster import LocalCluster, NodeSpec
-from tests.engines.endpoint import WAIT_S
+from tests.engines.endpoint import WAIT_S, forked_yaml
 from tests.engines.test_autoscale import load
-from tests.lab.stand.forked_worker import forked
 
 pytestmark = pytest.mark.ray
 
@@ -55,10 +53,8 @@ def group(kind: str, lowest: int, highest: int) -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    made = forked(yaml.safe_load((ROOT / "configs" / "emulated.yaml").read_text()))
-    made["http_options"]["port"] = free_ports(1)[0]
+    made = forked_yaml("variants")
     application = made["applications"][0]
-    application["name"] = "variants"
     application["args"] = {
         "model": {"id": "llama2-70b", "source": "emulated/llama2-70b"},
         "groups": [group("H100", 0, 2), group("A100", 1, MOST_A100)],

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from autoscale.engines.profile import EngineProfile
 from serve_app.local.cluster import driver_environment
+from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.rise_and_fall import (
     BASE_PER_S,
     INPUT_TOKENS,
@@ -27,8 +28,8 @@ from tests.lab.stand.rise_and_fall import (
     document,
 )
 
-# Lengths of the rise and of the fall, seconds. A replica takes 5 s and the time of its process to start.
-_RISE_S, _FALL_S = 60.0, 40.0
+# Lengths of the rise and of the fall, seconds. A replica takes 5 s to start, and the time of its process.
+_RISE_S, _FALL_S = 90.0, 60.0
 _RATE = "prefill_service_rate"
 
 
@@ -133,7 +134,8 @@ def main(out: Path = Path("reports/bench_policies.json")) -> None:
     from serve_app.sdk import deploy
 
     console, rows, passages = Console(), list[Row](), dict[str, Passage]()
-    with deploy(document()) as app:
+    # Processes are forks: their import of vLLM would take most of the rise, and a node of GPUs has more cores for it.
+    with deploy(forked(document())) as app:
         stand = Stand(app)
         for policy, changes in POLICIES.items():
             if policy == "periodic":  # its counts follow the clock
