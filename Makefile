@@ -63,7 +63,7 @@ bench-cost: model ## Measure CPU time per request against another checkout, BASE
 bench-overload: model ## Measure goodput at five times the load, on emulated and on real engines (about 40 minutes)
 	@$(VENV)/python -m tests.lab.bench.overload
 
-bench-policies: setup ## Run every policy live under the same rise and fall of load (about 25 minutes)
+bench-policies: setup ## Run every policy live under the same rise and fall of load (about 33 minutes)
 	@$(VENV)/python -m tests.lab.bench.policies
 
 bench-placement: setup ## Measure a placement cycle on 20,000 GPUs, compared with first-fit (about a minute)

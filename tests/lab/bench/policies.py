@@ -74,11 +74,11 @@ def row(policy: str, passage: Passage) -> Row:
 
 def _table(rows: list[Row]) -> Table:
     table = Table(
-        title=f"{BASE_PER_S:g} -> {RISE_PER_S:g} -> {BASE_PER_S:g} requests/s, {_RISE_S:g} s and {_FALL_S:g} s"
+        title=f"{BASE_PER_S:g} -> {RISE_PER_S:g} -> {BASE_PER_S:g} requests/s, {_RISE_S:g} s and {_FALL_S:g} s",
+        padding=0,  # 80 columns are enough then
     )
-    table.add_column("policy", no_wrap=True)
-    for name in ("asked s", "enough s", "then in time", "peak", "at the end", "changes", "lost"):
-        table.add_column(name)
+    for name in ("policy", "asked s", "enough s", "then in time", "peak", "at the end", "changes", "lost"):
+        table.add_column(name, no_wrap=name in ("policy", "peak", "at the end"))
     for each in rows:
         in_time = "-" if each.in_time_frac is None else f"{each.in_time_frac:.0%}"
         asked, enough = ("-" if value is None else f"{value:.0f}" for value in (each.asked_s, each.enough_s))
