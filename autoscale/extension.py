@@ -11,6 +11,7 @@ import importlib
 import re
 import textwrap
 import traceback
+from asyncio import CancelledError
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -60,7 +61,12 @@ def error_text(error: BaseException) -> str:
         text = f"ValidationError: {first_fault(error)}"
     else:
         text = traceback.format_exception_only(error)[-1]
-    return textwrap.shorten(text, _ERROR_CHARS, placeholder=" ...")
+    return storable(textwrap.shorten(text, _ERROR_CHARS, placeholder=" ..."))
+
+
+def storable(text: str) -> str:
+    """The text as UTF-8 can hold it: a half of a character, as in the name of an odd file, is written as its number."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +129,7 @@ class ExtensionPoint:
             return found, found.config_class.model_validate({"kind": extension.kind, **(extension.model_extra or {})})
         except ValidationError:
             raise
-        except (Exception, SystemExit) as error:  # a validator of the extension's own
+        except (Exception, SystemExit, CancelledError) as error:  # a validator of the extension's own
             raise ExtensionError(
                 f"{self.noun} {extension.kind}: its config class raised {error_text(error)}"
             ) from error
@@ -142,7 +148,7 @@ class ExtensionPoint:
         module_name, _, class_name = path.partition(":")
         try:
             module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:  # the module runs its own code
+        except (Exception, SystemExit, CancelledError) as error:  # the module runs its own code
             hint = f": {_WHERE_TO_PUT_IT}" if isinstance(error, ImportError) else ""
             raise ExtensionError(f"{self.noun} {kind} cannot be imported: {error_text(error)}{hint}") from error
         if not hasattr(module, class_name):

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 
-from autoscale.schedule import Cron, TimeZone, last_time, next_time
+from autoscale.schedule import Cron, TimeZone, is_in_skipped_hour, last_time, next_time
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
@@ -109,7 +109,8 @@ class FloorPeriodConfig(StrictConfig):
         """The first end after a begin."""
         if self.ends is None:
             return begins_s + (self.lasts_s or 0.0)
-        return next_time(self.ends, begins_s, zone)
+        is_skipped = is_in_skipped_hour(self.begins, self.ends, begins_s, zone)
+        return begins_s if is_skipped else next_time(self.ends, begins_s, zone)
 
     def _has_gap(self) -> bool:
         """Whether it is ever not in force: no begin comes from one of its begins until the end after that."""

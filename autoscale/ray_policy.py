@@ -222,6 +222,7 @@ class JointPolicy:
             budget_gpus=None if topology is None else topology.budget_gpus,
             warm_replicas=0 if topology is None else topology.warm_replicas,
             lacking_types=self._lacking,
+            on_error=lambda name, error: self._complain(error, f"{name}: {error_text(error)}"),
         )
         lines = []
         for name, (snapshot, plan) in decided.items():

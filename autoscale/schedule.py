@@ -53,3 +53,14 @@ def next_time(cron: Cron, now_s: float, zone: ZoneInfo) -> float:
     start = datetime.fromtimestamp(math.floor(now_s), zone)
     # In the second pass of an hour, CronSim also returns times of the first.
     return next(at_s for at_s in map(datetime.timestamp, CronSim(cron, start)) if at_s > now_s)
+
+
+def is_in_skipped_hour(begins: Cron, ends: Cron, begins_s: float, zone: ZoneInfo) -> bool:
+    """Whether clocks go forward at a begin, and both the begin and the next end are in the hour that they skip."""
+    # The time that clocks would show at this instant without the change, and the time that they show.
+    skipped_from = datetime.fromtimestamp(begins_s - 1.0, zone).replace(tzinfo=None) + timedelta(seconds=1)
+    skipped_until = datetime.fromtimestamp(begins_s, zone).replace(tzinfo=None)
+    if skipped_from >= skipped_until:
+        return False
+    begin = next(CronSim(begins, skipped_from - timedelta(seconds=1)))
+    return bool(next(CronSim(ends, begin)) <= skipped_until)

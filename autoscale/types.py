@@ -247,7 +247,6 @@ class Traffic:
         waiting_requests: requests that wait at the endpoint now.
         waiting_tokens: prompt tokens of the requests that wait at the endpoint.
         refused: requests per second that the endpoint refused, by reason and priority.
-        refused_requests: number of requests that the endpoint refused in the window.
         input_tokens_weighted_mean: mean prompt length, each prompt weighted by its tokens. It is the prompt length of
             an average prompt token, and exceeds the plain mean if lengths vary.
         input_lengths: distribution of the prompts that reached decode: lengths in tokens, each with its share of the
@@ -255,6 +254,8 @@ class Traffic:
         output_lengths: distribution of the answers that ended, in the same form.
         cached_frac: share of prompt tokens that the prefix caches of the computing engines held.
         is_whole: whether the requests of all replicas of the endpoint and of decode were observed.
+        quietest: the endpoint's replica whose last report is the oldest, and the time of that report; ``None``: the
+            endpoint does not report.
     """
 
     requests_per_s: float | None = None
@@ -262,7 +263,6 @@ class Traffic:
     waiting_requests: float = 0.0
     waiting_tokens: float = 0.0
     refused: tuple[Refused, ...] = ()
-    refused_requests: float = 0.0
     input_tokens_mean: float | None = None
     input_tokens_weighted_mean: float | None = None
     output_tokens_mean: float | None = None
@@ -270,6 +270,7 @@ class Traffic:
     output_lengths: tuple[tuple[float, float], ...] = ()
     cached_frac: float | None = None
     is_whole: bool = True
+    quietest: tuple[str, float] | None = None
 
     @property
     def refused_per_s(self) -> float:
@@ -352,8 +353,8 @@ class ControllerState:
 
     @property
     def longest_start_s(self) -> float | None:
-        """Duration of the starts of the role that takes longer to start, seconds; ``None``: none was observed."""
-        return max((seconds for role in Role if (seconds := self.start_s(role)) is not None), default=None)
+        """Median duration of the starts of the slowest pool, seconds; ``None``: none was observed."""
+        return max((median(durations_s) for durations_s in self.starts_s.values() if durations_s), default=None)
 
     @property
     def is_asleep(self) -> bool:

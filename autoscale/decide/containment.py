@@ -6,13 +6,15 @@ own, and an error of one service must not keep the other services of its applica
 
 import copy
 import math
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from itertools import islice
 from numbers import Real
 from typing import Any, TypeVar
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.extension import Extension, ExtensionError, error_text
+from autoscale.extension import Extension, ExtensionError, error_text, storable
 from autoscale.policies.policy import Policy
 from autoscale.ratio import PdRatio
 from autoscale.types import ControllerState, Decision, PolicyFault, Shown, Snapshot
@@ -24,6 +26,12 @@ _REASON_CHARS = 500
 # Most numbers that a policy may remember. All of them are sent and logged with each decision, 1 MB of JSON at this
 # number; the built-in policies remember a few thousand.
 _MOST_REMEMBERED = 50_000
+# Most signals that a decision may show; a built-in policy shows fewer than ten.
+_MOST_SHOWN = 100
+# Most replicas of a role that a policy may want: more than any cluster has. Far larger numbers overflow in sums.
+_MOST_REPLICAS = 1e6
+# Largest P/D ratio, and the inverse of the smallest one.
+_MOST_RATIO = 1e6
 
 # A call of a policy, whose argument is bound.
 Call = Callable[[], Decision]
@@ -52,9 +60,12 @@ class PolicyCall:
         self._run = run
         self._policy: Policy[Any] | None = None
 
-    def decide(self, snapshot: Snapshot) -> Any:
-        """The answer of the policy, whatever it is. Raises whatever the policy raises, or PolicyLate."""
-        return self._run(lambda: self._answer(snapshot))
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The decision of the policy. Raises _WrongAnswer, PolicyLate, or whatever the policy raises.
+
+        The answer is checked within the time of the call too, since reading it may run code of the policy.
+        """
+        return self._run(lambda: checked_decision(self._answer(snapshot), self._config.pd_ratio))
 
     def _answer(self, snapshot: Snapshot) -> Any:
         config = self._config
@@ -84,36 +95,40 @@ def _with_own_mappings(value: T) -> T:
     return replace(value, **mappings)
 
 
-def contained(decide: Callable[[Snapshot], Any], snapshot: Snapshot, config: AutoscaleConfig) -> Decision:
+def contained(policy: PolicyCall, snapshot: Snapshot, config: AutoscaleConfig) -> Decision:
     """The policy's decision; if it fails, a decision that keeps the counts, with the policy and the cause as reason."""
     try:
-        return _checked(decide(snapshot), config.pd_ratio)
+        return policy.decide(snapshot)
     except PolicyLate as late:
         fault, cause = PolicyFault.LATE, str(late)
     except _WrongAnswer as wrong:
         fault, cause = PolicyFault.INVALID, str(wrong)
     except ExtensionError as error:
         return Decision(wanted=None, reason=f"{error}; the counts stay", fault=PolicyFault.RAISED)
-    except (Exception, SystemExit) as error:  # also sys.exit of a policy, which would end the process
+    # sys.exit and a cancelled task of a policy would end Serve's controller.
+    except (Exception, SystemExit, CancelledError) as error:
         fault, cause = PolicyFault.RAISED, f"raised {error_text(error)}"
     return Decision(wanted=None, reason=f"policy {config.policy.kind} {cause}; the counts stay", fault=fault)
 
 
-def _checked(answer: Any, configured: PdRatio) -> Decision:
-    """The answer as a decision of plain values. Raises _WrongAnswer, or any error that odd values cause."""
+def checked_decision(answer: Any, configured: PdRatio) -> Decision:
+    """The answer of a policy as a decision of plain values. Raises _WrongAnswer, or any error that odd values cause."""
     if not isinstance(answer, Decision):
         raise _WrongAnswer(f"returned {answer!r:.80}, which is no Decision")
     if not isinstance(answer.reason, str):
         raise _WrongAnswer(f"gave a reason that is no text: {answer.reason!r:.80}")
-    if answer.ratio is not None and not configured.is_aggregated:  # an aggregated service ignores it
-        _check_ratio(answer.ratio)
-    return replace(
-        answer,
-        wanted=None if answer.wanted is None else _checked_counts(answer.wanted, configured),
-        reason=answer.reason[:_REASON_CHARS],
+    wanted = None if answer.wanted is None else _checked_counts(answer.wanted, configured)
+    ratio = None if configured.is_aggregated else answer.ratio  # an aggregated service has no ratio
+    shown = tuple(_checked_signal(each) for each in islice(answer.shown, _MOST_SHOWN + 1))
+    if len(shown) > _MOST_SHOWN:
+        raise _WrongAnswer(f"shows more than {_MOST_SHOWN} signals")
+    return Decision(
+        wanted=wanted,
+        reason=storable(answer.reason[:_REASON_CHARS]),
         is_step=bool(answer.is_step),
         is_urgent=bool(answer.is_urgent),
-        shown=tuple(_checked_signal(shown) for shown in answer.shown),
+        ratio=None if ratio is None else _checked_ratio(ratio),
+        shown=shown,
         memory=None if answer.memory is None else _checked_memory(answer.memory),
     )
 
@@ -123,33 +138,42 @@ def _checked_counts(wanted: Any, configured: PdRatio) -> dict[Role, float]:
     if not isinstance(wanted, Mapping) or not roles <= set(wanted) <= set(Role):
         raise _WrongAnswer(f"wants {wanted!r:.80}; it must give a count of each role, {' and '.join(sorted(roles))}")
     for role, count in wanted.items():
-        if not _is_number(count) or not 0 <= count < math.inf:
-            raise _WrongAnswer(f"wants {count!r:.80} {role} replicas; a count must be finite and at least 0")
+        if not _is_number(count) or not 0 <= count <= _MOST_REPLICAS:
+            raise _WrongAnswer(
+                f"wants {count!r:.80} {role} replicas; a count must be finite, from 0 to {_MOST_REPLICAS:g}"
+            )
     return {Role(role): float(count) for role, count in wanted.items()}
 
 
-def _check_ratio(ratio: Any) -> None:
+def _checked_ratio(ratio: Any) -> PdRatio:
     if not isinstance(ratio, PdRatio):
         raise _WrongAnswer(f"gave the ratio {ratio!r:.80}, which is no PdRatio")
-    if not all(_is_number(part) and 0 < part < math.inf for part in (ratio.prefill, ratio.decode)):
-        raise _WrongAnswer(f"gave the ratio {ratio}, whose parts must be finite numbers above 0")
+    if not all(_is_number(part) and 0 < part <= _MOST_RATIO for part in (ratio.prefill, ratio.decode)):
+        raise _WrongAnswer(f"gave the ratio {ratio}, whose parts must be numbers above 0, at most {_MOST_RATIO:g}")
+    # Logs store whole numbers as such, and numbers of other types not at all.
+    prefill, decode = (part if type(part) is int else float(part) for part in (ratio.prefill, ratio.decode))
+    if not prefill <= _MOST_RATIO * decode or not decode <= _MOST_RATIO * prefill:
+        raise _WrongAnswer(f"gave the ratio {ratio}, one part of which is more than {_MOST_RATIO:g} times the other")
+    return PdRatio(prefill, decode)
 
 
 def _checked_signal(shown: Any) -> Shown:
     if not isinstance(shown, Shown) or not (_is_finite(shown.value) and _is_finite(shown.target)):
         raise _WrongAnswer(f"shows {shown!r:.120}, which is no signal with finite numbers")
-    return Shown(name=str(shown.name), value=float(shown.value), target=float(shown.target))
+    return Shown(name=storable(str(shown.name)), value=float(shown.value), target=float(shown.target))
 
 
 def _checked_memory(memory: Any) -> dict[str, tuple[float, ...]]:
     if not isinstance(memory, Mapping):
         raise _WrongAnswer(f"remembers {memory!r:.80}, which is no mapping from names to series of numbers")
-    series = {str(name): tuple(map(float, numbers)) for name, numbers in memory.items()}
-    for name, numbers in series.items():
-        if not all(map(math.isfinite, numbers)):
+    series, room = dict[str, tuple[float, ...]](), _MOST_REMEMBERED
+    for name, numbers in memory.items():
+        kept = tuple(map(float, islice(numbers, room + 1)))
+        if (room := room - len(kept) - 1) < 0:  # a name takes as much of the log as some numbers
+            raise _WrongAnswer(f"remembers more than {_MOST_REMEMBERED} numbers and names, which are the most")
+        if not all(map(math.isfinite, kept)):
             raise _WrongAnswer(f"remembers a number that is not finite in its series {name!r:.80}")
-    if (remembered := sum(map(len, series.values()))) > _MOST_REMEMBERED:
-        raise _WrongAnswer(f"remembers {remembered} numbers; at most {_MOST_REMEMBERED} are stored")
+        series[storable(str(name))] = kept
     return series
 
 

@@ -8,15 +8,17 @@ equal priority, the one with the least spare capacity comes first, and then the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
 from autoscale.decide.claims import Claimed, Shortage, claim
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
+from autoscale.decide.draft import unchanged
 from autoscale.decide.limits import held_gpus
 from autoscale.decide.slots import Slots
+from autoscale.extension import error_text
 from autoscale.types import ControllerState, Plan, Snapshot
 from kvtransfer.topology import Role
 
@@ -33,6 +35,7 @@ def tick_all(
     budget_gpus: Mapping[str, float] | None = None,
     warm_replicas: int = 0,
     lacking_types: frozenset[str] = frozenset(),
+    on_error: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, tuple[Snapshot, Plan]]:
     """Plan every service at one instant; returns each plan with the snapshot that it follows from.
 
@@ -46,6 +49,8 @@ def tick_all(
             important first, and among equals the one that has some already.
         lacking_types: what ``lacking_types()`` returned for the last cycle; services on these types get no warm
             replicas.
+        on_error: gets the name of a service whose tick fails, and the error. Its counts stay, and the other services
+            are decided. ``None``: the error ends the cycle.
     """
     budget_left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
@@ -57,17 +62,21 @@ def tick_all(
     decided: dict[str, tuple[Snapshot, Plan]] = {}
     for number, name in enumerate(order):
         claimed = claims.get(name, Claimed())  # by services earlier in the order
-        snapshot, plan = decided[name] = _tick(
-            controllers[name],
-            replace(
-                snapshots[name],
-                gpus_left=dict(budget_left),
-                claims=claimed.most_replicas,
-                claimed=tuple(claimed.replica_ids),
-                warm_replicas=warm[name],
-            ),
-            slots,
+        snapshot = replace(
+            snapshots[name],
+            gpus_left=dict(budget_left),
+            claims=claimed.most_replicas,
+            claimed=tuple(claimed.replica_ids),
+            warm_replicas=warm[name],
         )
+        try:
+            snapshot, plan = _tick(controllers[name], snapshot, slots)
+        except Exception as error:
+            if on_error is None:
+                raise
+            on_error(name, error)
+            plan = unchanged(snapshot, f"no decision: {error_text(error)}; the counts stay")
+        decided[name] = snapshot, plan
         _spend(budget_left, _added_gpus(snapshot, plan.state))
         if plan.pending and claimants < _MOST_CLAIMANTS:
             shortage = Shortage(controllers[name].config, snapshot, plan, slots, budget_left)

@@ -5,11 +5,14 @@ A floor is known in advance, so it is urgent and needs no signal. Only a pause a
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import stuck_by_role
+from autoscale.extension import Extension
 from autoscale.floors import Floor, largest
 from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.policies.policy import ProfiledConfig
@@ -28,9 +31,11 @@ def lead_s(config: AutoscaleConfig, state: ControllerState) -> float:
         return config.floors.prewarm_s
     if (observed_s := state.longest_start_s) is not None:
         return observed_s
-    if isinstance(config.policy, ProfiledConfig):
-        return max(config.policy.start_s(role) for role in Role)
-    return config.no_room_s
+    settings: Any = config.policy
+    if isinstance(settings, Extension) and config.floors.periods:
+        with suppress(ValueError):  # the call of the policy names the fault
+            _, settings = config.policy_settings()
+    return max(settings.start_s(role) for role in Role) if isinstance(settings, ProfiledConfig) else config.no_room_s
 
 
 def raise_to_floors(draft: Draft) -> None:

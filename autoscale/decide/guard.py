@@ -4,9 +4,11 @@ A leader is a replica of the ratio's larger role (decode if both are equal); a f
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 
 from autoscale.decide.draft import Draft
+from autoscale.policies.policy import is_latency_settled
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room, joint_counts
 from autoscale.types import Decision, Note, NoteKind
@@ -30,6 +32,8 @@ def guard(draft: Draft) -> None:
     else:
         verdict = Guard(draft).judge(draft.decision)
     draft.notes += verdict.notes
+    if verdict.ratio is not None:
+        draft.decision = replace(draft.decision, ratio=verdict.ratio)
     if draft.config.is_observing and verdict.counts != draft.current:
         draft.notes.append(Note(NoteKind.OBSERVING, f"only observing: would be {pd_text(verdict.counts)}"))
         verdict = Verdict(counts=draft.current)
@@ -57,6 +61,12 @@ def exchange(draft: Draft) -> None:
     """
     draft.is_exchange = not draft.may_leave and _is_exchange(draft)
     if draft.is_exchange or draft.may_give_up:
+        return
+    if not draft.may_leave and (counts := _one_exchanged(draft)) is not None:
+        draft.is_exchange, draft.final_counts = True, counts
+        # Its GPUs are free only when the replica has left.
+        draft.wanted = {role: min(counts[role], draft.current[role]) for role in Role}
+        draft.decision = replace(draft.decision, ratio=PdRatio.of(draft.wanted, draft.room.step))
         return
     current, census, highest = draft.current, draft.census, draft.room.highest
     counts = dict(draft.final_counts)
@@ -89,13 +99,45 @@ def _is_exchange(draft: Draft) -> bool:
     return False
 
 
+def _one_exchanged(draft: Draft) -> dict[Role, float] | None:
+    """The counts after one role has given GPUs of one replica to the other; ``None``: this is not to be done.
+
+    For a policy that sizes each role by itself and wants more than the budget holds. In an overload the queue is before
+    one role, so the policy may give nearly all GPUs to that role, and then the other one has the queue. Here the split
+    changes by one replica: towards the counts that the guard makes of the policy's wish, or from a role that wants no
+    more to one that does. It waits until all replicas run and their effect shows, and for the cooldown of a scale-in.
+    """
+    wanted, current, final, room = draft.decision.wanted, draft.current, draft.final_counts, draft.room
+    state, census = draft.state, draft.census
+    changed_s = max(state.scaled_out_s or 0.0, state.scaled_in_s or 0.0)
+    is_running = all(census.running[role] - census.withdrawn[role] >= current[role] - _EPSILON for role in Role)
+    if wanted is None or draft.decision.ratio is None or not is_running or not is_latency_settled(draft.snapshot):
+        return None
+    if draft.now_s - changed_s < draft.config.guard.cooldown_in_s:
+        return None
+    for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        is_given = final[role] < current[role] and final[other] > current[other]
+        is_shift = wanted[other] > current[other] and (is_given or wanted[role] <= current[role])
+        one_more = {role: current[role], other: current[other] + room.step[other]}
+        if is_shift and room.is_over_budget(one_more, census.ending):
+            counts = {role: current[role] - room.fewer[role], other: one_more[other]}
+            return counts if room.holds(counts) else None
+    return None
+
+
 def _inside_budget(draft: Draft, counts: dict[Role, float]) -> dict[Role, float]:
-    """The counts, without added replicas for which the budget has no room."""
-    while draft.room.is_over_budget(counts, draft.census.ending):
-        most_grown = max(Role, key=lambda role: counts[role] - draft.current[role])
-        if counts[most_grown] <= draft.current[most_grown]:
-            return dict(draft.current)
-        counts[most_grown] -= draft.room.step[most_grown]
+    """The counts, without added replicas for which the budget has no room beside those that leave."""
+    current, census = draft.current, draft.census
+
+    def is_over_budget() -> bool:
+        holding = {role: max(counts[role], current[role] + census.withdrawn[role]) for role in Role}
+        return draft.room.is_over_budget(holding, census.ending)
+
+    while is_over_budget():
+        most_grown = max(Role, key=lambda role: counts[role] - current[role])
+        if counts[most_grown] <= current[most_grown]:
+            break
+        counts[most_grown] = max(current[most_grown], counts[most_grown] - draft.room.step[most_grown])
     return counts
 
 
@@ -108,11 +150,13 @@ class Verdict:
         notes: the limits that changed the decision.
         final_counts: standard replicas of each role that should serve once leaving replicas have freed their GPUs;
             ``None``: the same as ``counts``.
+        ratio: the ratio of these counts, if it is not that of the decision; ``None``: it is.
     """
 
     counts: Mapping[Role, float]
     notes: tuple[Note, ...] = ()
     final_counts: Mapping[Role, float] | None = None
+    ratio: PdRatio | None = None
 
 
 class Guard:
@@ -145,11 +189,28 @@ class Guard:
         do_leaders_stay = is_small or objection is not None
         if do_leaders_stay and is_at_ratio and not self._is_follower_short(decision):
             return self._unchanged(objection)
+        if objection is not None and decision.ratio is not None:
+            return self._with_present_leaders(decision, objection)
         # If the number of leaders stays, the counts can still return to the ratio.
         leaders = leader_count if do_leaders_stay else wanted
         if is_at_ratio and self._counts_at_ratio(leaders, self.room.boundless()) == self.current:
             return self._unchanged()
         return self._move(decision, leaders, is_at_ratio, [] if objection is None else [objection])
+
+    def _with_present_leaders(self, decision: Decision, objection: Note) -> Verdict:
+        """The counts if leaders may not leave yet, and the policy sizes each role by itself.
+
+        The other role gets what the policy wants. The policy's ratio is that of fewer leaders: with the present ones it
+        would give more followers than anything needs.
+        """
+        assert decision.wanted is not None
+        ratio = PdRatio.of({role: max(decision.wanted[role], self.current[role]) for role in Role}, self.room.step)
+        other = copy(self)
+        other.ratio = ratio
+        leaders = max(decision.wanted[ratio.leader], self.current[ratio.leader])
+        if other._counts_at_ratio(leaders, self.room.boundless()) == self.current:
+            return self._unchanged(objection)
+        return replace(other._move(decision, leaders, is_at_ratio=True, notes=[objection]), ratio=ratio)
 
     def judge_override(self, wanted: Mapping[Role, float]) -> Verdict:
         """The counts that follow from counts set by hand, for which only bounds and budget hold."""

@@ -19,7 +19,11 @@ Links = Mapping[str, tuple[tuple[float, float], ...]]
 
 def with_window(links: Links, snapshot: Snapshot, window_s: float) -> Links:
     """The links with the window of this snapshot, once a window has passed since the last one that was taken."""
-    result = {group: known for group, points in links.items() if (known := _until(points, snapshot.now_s))}
+    # A group without replicas pulls nothing, and its next replicas may be on other nodes.
+    groups = {pool.key.group for pool in snapshot.pools if pool.replicas}
+    result = {
+        group: known for group, points in links.items() if group in groups and (known := _until(points, snapshot.now_s))
+    }
     for pool in snapshot.pools:
         if pool.key.role is not Role.DECODE:
             continue

@@ -16,7 +16,7 @@ from autoscale.decide.placement import Placed
 from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
-from autoscale.types import Note, NoteKind
+from autoscale.types import Note, NoteKind, PoolKey
 from kvtransfer.topology import Role
 
 
@@ -66,6 +66,7 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, float], ratio: PdRa
         overdue=draft.overdue,
         spare_followers=spare_followers,
     )
+    placed = _within_budget(draft, placed, counts_with_warm)
     if counts_with_warm == counts and not state.warm:
         return placed
     # Serving replicas are placed again, with the placed replicas of each pool as its highest count. They need no slots,
@@ -77,6 +78,37 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, float], ratio: PdRa
     )
     warm = {key: count - serving.counts[key] for key, count in placed.counts.items() if count > serving.counts[key]}
     return replace(placed, counts=serving.counts, warm=warm, pending=serving.pending)
+
+
+def _within_budget(draft: Draft, placed: Placed, wanted: Mapping[Role, float]) -> Placed:
+    """The placement without new replicas for which ``guard.budget_gpus`` has no room.
+
+    Groups of unequal capacity may need more followers than the guard has counted: each of them has whole replicas, and
+    may be off the ratio by one of its own, not by one of the largest.
+    """
+    before, counts, budget_gpus = draft.state.desired_and_warm, dict(placed.counts), draft.config.guard.budget_gpus
+    if budget_gpus is None:
+        return placed
+
+    def gpus(of: Mapping[PoolKey, int]) -> float:
+        return math.fsum(of.get(pool.key, 0) * pool.limits.gpus_per_replica for pool in draft.pools)
+
+    most_gpus = max(budget_gpus, gpus(before)) + EPSILON_REPLICAS
+    while gpus(counts) > most_gpus:
+        beyond = {role: count - wanted[role] for role, count in standard_replicas(counts, draft.pools).items()}
+        new = [pool for pool in draft.pools if counts[pool.key] > max(before.get(pool.key, 0), 1)]
+        if not new:
+            break
+        counts[max(new, key=lambda pool: beyond[pool.key.role]).key] -= 1
+    if counts == placed.counts:
+        return placed
+    missing = {role: wanted[role] - count for role, count in standard_replicas(counts, draft.pools).items()}
+    pending = {role: max(placed.pending[role], count) for role, count in missing.items()}
+    return replace(
+        placed,
+        counts=counts,
+        pending={role: count if count > EPSILON_REPLICAS else 0.0 for role, count in pending.items()},
+    )
 
 
 def _is_change(draft: Draft, counts_with_warm: Mapping[Role, float]) -> bool:

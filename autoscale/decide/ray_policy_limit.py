@@ -28,4 +28,7 @@ class LimitedCalls:
         if not self._running.done():
             age_s = time.monotonic() - self._started_s
             raise PolicyLate(f"has been computing for {age_s:.1f} s, longer than {limit_s:g} s")
+        if isinstance(error := self._running.exception(), KeyboardInterrupt):
+            # No key was pressed: a thread gets no signals. So it is the policy's own error, and it must not end Serve.
+            raise RuntimeError("KeyboardInterrupt") from error
         return self._running.result()

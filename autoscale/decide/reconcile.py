@@ -9,7 +9,7 @@ from autoscale.decide.draft import Draft
 from autoscale.decide.floor import lead_s
 from autoscale.decide.limits import limited, overdue_pools, room_of
 from autoscale.decide.links import with_window
-from autoscale.decide.starts import with_ended_starts
+from autoscale.decide.starts import with_ended_starts, with_unknown_begins
 from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
@@ -50,9 +50,10 @@ def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
 
 def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     """The last tick's state, brought up to date with the replicas and the time of the snapshot."""
-    now_s, state = snapshot.now_s, with_ended_starts(snapshot.state, snapshot)
+    now_s, state = snapshot.now_s, snapshot.state
     if is_after_a_gap(snapshot, config):
-        state = _with_new_timers(state, now_s)
+        state = with_unknown_begins(_with_new_timers(state, now_s))
+    state = with_ended_starts(state, snapshot)
     running = {replica.replica_id for pool in snapshot.pools for replica in pool.replicas}
     present = running.union(*(pool.draining for pool in snapshot.pools))
     withdrawn = {

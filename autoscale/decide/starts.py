@@ -14,6 +14,8 @@ from autoscale.types import ControllerState, PoolKey, Snapshot
 # Number of the last starts of a pool that are remembered. A change of the start time, such as weights that are staged
 # now, is the median after half of them. Fewer follow single slow starts.
 _REMEMBERED_STARTS = 9
+# In place of the begin of a start that is not known: an instant that does not come.
+_UNKNOWN_S = 1e12
 
 
 def with_ended_starts(state: ControllerState, snapshot: Snapshot) -> ControllerState:
@@ -30,13 +32,18 @@ def with_ended_starts(state: ControllerState, snapshot: Snapshot) -> ControllerS
             continue
         youngest = takewhile(lambda replica: replica.replica_id not in known, reversed(pool.replicas))
         ended = min(len(began_s), sum(1 for _ in youngest))
-        # A start in the future began before the clock was set back, so its duration is not known.
+        # A start in the future began before the clock was set, so its duration is not known.
         durations_s = [snapshot.now_s - at_s for at_s in began_s[:ended] if at_s <= snapshot.now_s]
         if durations_s:
             starts_s[pool.key] = (*starts_s.get(pool.key, ()), *durations_s)[-_REMEMBERED_STARTS:]
         if ended < len(began_s):
             asked_s[pool.key] = began_s[ended:]
     return replace(state, asked_s=asked_s, starts_s=starts_s)
+
+
+def with_unknown_begins(state: ControllerState) -> ControllerState:
+    """The state after a gap between ticks: a set clock would make starts too long, so those that go on do not count."""
+    return replace(state, asked_s={key: (_UNKNOWN_S,) * len(began_s) for key, began_s in state.asked_s.items()})
 
 
 def note_starts(draft: Draft) -> None:

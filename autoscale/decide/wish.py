@@ -30,7 +30,8 @@ def hold(draft: Draft) -> None:
     slo = draft.config.slo
     is_wanted = draft.config.override is not None or bool(draft.state.yielding)  # by people, or by claims
     draft.may_leave = is_wanted or slo.is_met(_latency_now(draft)) or _is_beyond_limits(draft)
-    draft.may_give_up = is_wanted or slo.is_met(draft.snapshot.latency)
+    # Traffic that was observed in part may hide refusals.
+    draft.may_give_up = is_wanted or (draft.snapshot.traffic.is_whole and slo.is_met(draft.snapshot.latency))
     draft.is_missed = bool(draft.state.withdrawn) and not draft.may_leave
     if draft.is_missed:
         draft.hold = "a latency is outside its objective: withdrawn replicas come back"
@@ -49,19 +50,26 @@ def _hold_reason(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
 
 
 def _silent_role(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
-    """A message if no replica of a role runs although some should; overdue pools, which lack a node, do not count."""
+    """A message if no replica does the work of a role although some should.
+
+    Overdue pools, which lack a node, do not count.
+    """
     overdue = overdue_pools(snapshot.state, snapshot.now_s, config.no_node_s)
     awake = [pool for pool in snapshot.pools if pool.target_replicas and pool.key not in overdue]
     for role in Role:
         pools = [pool for pool in awake if pool.key.role is role]
-        if pools and not any(pool.replicas for pool in pools):
+        # The replicas of aggregated groups do the work of both roles.
+        if pools and not any(pool.replicas for pool in awake if pool.capacity_in(role)):
             return f"no {role} replica of group {' or '.join(pool.key.group for pool in pools)} is running"
     return None
 
 
 def _silent_replica(snapshot: Snapshot, config: AutoscaleConfig) -> str | None:
-    """A message if the last report of a replica is too old."""
+    """A message if the last report of a replica, or of a replica of the endpoint, is too old."""
     oldest_s = snapshot.now_s - config.stale_s
+    # Its requests would count for ever, although other replicas of the endpoint have got them.
+    if (quietest := snapshot.traffic.quietest) is not None and quietest[1] < oldest_s:
+        return f"replica {quietest[0]} of the endpoint has been silent for {snapshot.now_s - quietest[1]:.1f} s"
     for pool in snapshot.pools:
         for replica in pool.replicas:
             if replica.observed_s < oldest_s:
@@ -98,7 +106,7 @@ def decide(draft: Draft) -> None:
     """A stage: get the policy's decision; a hold replaces it, or else counts set by hand."""
     # Policies see the counts that placement may reach.
     seen = replace(draft.snapshot, state=draft.state, pools=tuple(draft.pools))
-    decision = contained(draft.policy.decide, seen, draft.config)
+    decision = contained(draft.policy, seen, draft.config)
     if draft.config.pd_ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
         decision = replace(decision, wanted=wanted, ratio=None)

@@ -196,10 +196,11 @@ class EngineProfile(StrictConfig):
         """The profile of an engine that computes ``factor`` times as fast; its links and its start stay."""
         if factor == 1.0:
             return self
-        prefill = self.prefill.model_copy(update={"seconds": tuple(s / factor for s in self.prefill.seconds)})
-        step_s = tuple(tuple(s / factor for s in row) for row in self.decode.step_s)
-        decode = self.decode.model_copy(update={"step_s": step_s})
-        return self.model_copy(update={"name": f"{self.name} x{factor:g}", "prefill": prefill, "decode": decode})
+        document = self.model_dump()
+        document["name"] = f"{self.name} x{factor:g}"
+        document["prefill"]["seconds"] = [s / factor for s in self.prefill.seconds]
+        document["decode"]["step_s"] = [[s / factor for s in row] for row in self.decode.step_s]
+        return self.model_validate(document)  # a copy would keep what was computed from the old speed
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
+from autoscale.extension import storable
+
 # Figures of one replica. The rates are of the last window; the gauges of GPUs may be measured better by an exporter.
 ReplicaFigure = Literal[
     "running_requests",
@@ -19,6 +21,11 @@ ReplicaFigure = Literal[
 ]
 # Figures of the whole service in the last window: the quantiles of ``slo.quantile_frac``, and the arrivals.
 ServiceFigure = Literal["ttft_s", "tpot_s", "requests_per_s", "input_tokens_mean", "output_tokens_mean"]
+
+# Largest figure that can be true, in any unit. Sums of far larger ones are infinite.
+_MOST = 1e15
+# Most causes that one answer may name; more say no more.
+_MOST_CAUSES = 20
 
 _REPLICA_FIGURES = get_args(ReplicaFigure)
 _SERVICE_FIGURES = get_args(ServiceFigure)
@@ -51,7 +58,7 @@ def checked(answer: Any) -> tuple[Collected, dict[str, str]]:
         raise ValueError(f"observed_s is {answer.observed_s!r:.80}, which {fault}")
     faults: dict[str, str] = {}
     replicas = {
-        str(replica): _sound(figures, _REPLICA_FIGURES, f" of replica {replica}", faults)
+        storable(str(replica)): _sound(figures, _REPLICA_FIGURES, f" of replica {replica}", faults)
         for replica, figures in answer.replicas.items()
     }
     service = _sound(answer.service, _SERVICE_FIGURES, "", faults)
@@ -65,8 +72,9 @@ def _sound(figures: Mapping[str, Any], names: tuple[str, ...], owner: str, fault
         fault = _fault(name, value) if name in names else f"is unknown (known are {', '.join(names)})"
         if fault is None:
             sound[str(name)] = float(value)
-        else:
-            faults.setdefault(f"{name!s:.80} {fault}", f"{name!s:.80}{owner} is {value!r:.80}: it {fault}")
+        elif len(faults) < _MOST_CAUSES:
+            cause = storable(f"{name!s:.80} {fault}")
+            faults.setdefault(cause, storable(f"{name!s:.80}{owner} is {value!r:.80}: it {fault}"))
     return sound
 
 
@@ -74,9 +82,11 @@ def _fault(name: str, value: Any) -> str | None:
     """Why a value cannot be true; ``None``: it can. All figures are counts, rates, times, lengths or shares."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return "is no number"
-    number = float(value)
-    if not math.isfinite(number):
+    number: Any = value  # a whole number may be too large for a float
+    if not abs(number) < math.inf:
         return "is not finite"
-    if number < 0.0:
+    if number < 0:
         return "is negative"
-    return "is a share above 1" if name.endswith("_frac") and number > 1.0 else None
+    if number > _MOST:
+        return f"is above {_MOST:g}"
+    return "is a share above 1" if name.endswith("_frac") and number > 1 else None

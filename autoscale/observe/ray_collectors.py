@@ -25,6 +25,9 @@ from autoscale.observe.collectors import (
 from autoscale.observe.overrides import strangers
 from autoscale.ray_daemon import in_daemon_thread
 
+# Most by which the time of an answer may be ahead, seconds: clocks of two machines differ.
+_MOST_AHEAD_S = 60.0
+
 
 class Prometheus(Collector[PrometheusCollectorConfig]):
     """The answers of a Prometheus server, one query after the other."""
@@ -130,8 +133,11 @@ class Source:
                 collector_class = COLLECTORS[self._kind]
             self._collector = collector_class(self._limits)
         figures, faults = checked(self._collector.collect())
-        if figures.observed_s is not None:  # at most the present: a time in the future would never be too old
-            began_s = time.monotonic() - max(0.0, time.time() - figures.observed_s)
+        if figures.observed_s is not None:
+            age_s = time.time() - figures.observed_s
+            if age_s < -_MOST_AHEAD_S:  # it would never be too old
+                raise ValueError(f"observed_s is {-age_s:.0f} s in the future: give seconds since the epoch")
+            began_s = time.monotonic() - max(0.0, age_s)
         return _Answer(figures, faults, began_s)
 
 

@@ -65,6 +65,7 @@ class Signals:
         self._now_s = now_s
         if not self._endpoint.keys() <= reports.keys():
             self._endpoint_lost_s = now_s
+        self._endpoint_lost_s = min(self._endpoint_lost_s, now_s)  # the clock may be set back
         self._endpoint = self._updated(self._endpoint, reports, interval_s)
 
     def _updated(self, before: Mapping[str, ReportWindow], reports: Reports, interval_s: float) -> Windows:
@@ -120,8 +121,12 @@ class Signals:
         is_whole = not (is_interrupted or is_lost or is_short)
         reached = self._reached([window for window in decode_windows if window.span_s > 0.0])
         offered = self._offered([window for window in self._endpoint.values() if window.span_s > 0.0], reached)
+        quietest = min(((window.seen_s, name) for name, window in self._endpoint.items()), default=None)
         return replace(
-            offered, cached_frac=cached / (cached + computed) if cached + computed else None, is_whole=is_whole
+            offered,
+            cached_frac=cached / (cached + computed) if cached + computed else None,
+            is_whole=is_whole,
+            quietest=None if quietest is None else (quietest[1], quietest[0]),
         )
 
     def _reached(self, windows: Sequence[ReportWindow]) -> Traffic:
@@ -165,7 +170,6 @@ class Signals:
                 Refused(reason=reason, priority=priority, requests_per_s=number / span_s)
                 for (reason, priority), number in refused.items()
             ),
-            refused_requests=math.fsum(refused.values()),
             input_tokens_mean=tokens / requests * per_estimate if requests else None,
             input_tokens_weighted_mean=squared / tokens * per_estimate if tokens else None,
         )

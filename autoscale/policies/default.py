@@ -212,7 +212,12 @@ class Default(ProfiledPolicy[DefaultConfig]):
         cached_frac = traffic.cached_frac or 0.0
         engine = config.decode if self._ratio.is_aggregated else config.prefill  # computes the prompts
         if traffic.input_lengths:
-            prefill = prefill_engines_for(engine, rate, traffic.input_lengths, cached_frac)
+            # The lengths are of prompts that reached decode. Admission refuses long prompts first, so the offered ones
+            # are longer: as many of them as their mean says.
+            reached = math.fsum(tokens * share for tokens, share in traffic.input_lengths)
+            longer = inputs / reached if inputs and reached else 1.0
+            lengths = [(tokens * longer, share) for tokens, share in traffic.input_lengths]
+            prefill = prefill_engines_for(engine, rate, lengths, cached_frac)
         else:
             prefill = prefill_engines(engine, rate / prompt_unevenness, weighted_inputs, cached_frac)
         # Before any KV was pulled, the link is taken as that of the profile, or as a part of it across switches.

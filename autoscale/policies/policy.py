@@ -17,9 +17,12 @@ from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
 C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
-# Share of a configured start time or bandwidth by which the observed one may differ before a decision names it. A
+# Share of a configured start time, bandwidth or rate by which the observed one may differ before a decision names it. A
 # smaller one would name ordinary variations.
-_DRIFT_FRAC = 0.25
+DRIFT_FRAC = 0.25
+# Refused requests of this time count as waiting, seconds: one interval of decisions by default. They are part of the
+# offered rate too, so a whole window of them would count the demand twice.
+_REFUSED_S = 5.0
 
 
 class Policy(ABC, Generic[C]):
@@ -111,7 +114,7 @@ def queue_at_endpoint(snapshot: Snapshot) -> float:
     """
     traffic, settled_s = snapshot.traffic, snapshot.state.settled_s
     is_from_before = settled_s is not None and snapshot.now_s < settled_s
-    return traffic.waiting_requests + (0.0 if is_from_before else traffic.refused_requests)
+    return traffic.waiting_requests + (0.0 if is_from_before else traffic.refused_per_s * _REFUSED_S)
 
 
 def is_latency_current(snapshot: Snapshot) -> bool:
@@ -203,12 +206,12 @@ class ProfiledPolicy(Policy[P]):
             if (seconds := snapshot.state.start_s(role)) is not None:
                 configured_s = self._config.start_s(role)
                 shown.append(Shown(name=f"{role}_start_s", value=seconds, target=configured_s))
-                if abs(seconds - configured_s) > _DRIFT_FRAC * configured_s:
+                if abs(seconds - configured_s) > DRIFT_FRAC * configured_s:
                     drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
         if (observed := snapshot.state.link_bytes_per_s) is not None:
             configured = self._config.decode.handoff.bytes_per_s
             shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
-            if abs(observed - configured) > _DRIFT_FRAC * configured:
+            if abs(observed - configured) > DRIFT_FRAC * configured:
                 drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")
         reason = "; ".join((decision.reason, *drifts))
         return replace(decision, shown=(*decision.shown, *shown), reason=reason)

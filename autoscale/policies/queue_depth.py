@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from autoscale.headcount import EPSILON_REPLICAS
 from autoscale.policies.decode_rate import DecodeRate
 from autoscale.policies.policy import (
+    DRIFT_FRAC,
     Policy,
     present_replicas,
     queue_at_endpoint,
@@ -94,7 +95,7 @@ class QueueDepth(Policy[QueueDepthConfig]):
         expected, trend = self._forecast(snapshot, arrivals, lead_s)
         memory = {**snapshot.state.memory, **(trend or {})}
         wanted, present = dict.fromkeys(Role, 0.0), present_replicas(snapshot)
-        shown = []
+        shown, drifts = [], list[str]()
         for role, configured in self._config.rates.items():
             if configured is None or not any(pool.key.role is role for pool in snapshot.pools):
                 continue
@@ -118,10 +119,13 @@ class QueueDepth(Policy[QueueDepthConfig]):
             shown.append(Shown(name=f"{role}_implied_wait_s", value=wait_s, target=self._config.burn_down_s))
             if learned is not None:
                 shown.append(Shown(name=f"{role}_service_rate", value=learned, target=configured))
+                if abs(learned - configured) > DRIFT_FRAC * configured:
+                    drift = f"a {role} replica serves {learned:.3g} requests/s, configured are {configured:.3g}"
+                    drifts.append(f"; {drift}")
         wanted = without_blind_removal(wanted, snapshot)
         queues_text = ", ".join(f"{entry.name} {entry.value:.4g}" for entry in shown)
         forecast_text = f", {expected:.4g} in {lead_s:.4g} s" if trend is not None else ""
-        reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}"
+        reason = f"{arrivals:.4g} requests/s{forecast_text}; {queues_text}{''.join(drifts)}"
         return Decision(wanted=wanted, reason=reason, shown=tuple(shown), memory=memory)
 
     def _learned(self, snapshot: Snapshot, role: Role) -> tuple[float | None, dict[str, tuple[float, ...]]]:
@@ -139,9 +143,12 @@ class QueueDepth(Policy[QueueDepthConfig]):
         return min((rate for rate in rates if rate is not None), default=None), memory
 
     def _lead_s(self, snapshot: Snapshot) -> float:
-        """Time for which arrivals are extrapolated: that of the slower role's observed starts, or else ``lead_s``."""
+        """Time for which arrivals are extrapolated: that of the slowest pool's observed starts, or else ``lead_s``.
+
+        At most ``trend_s``: a trend says little about a longer time. A start that waits for a node may take hours.
+        """
         observed_s, lead_s = snapshot.state.longest_start_s, self._config.lead_s
-        return observed_s if lead_s and observed_s is not None else lead_s
+        return min(observed_s, self._config.trend_s) if lead_s and observed_s is not None else lead_s
 
     def _forecast(
         self, snapshot: Snapshot, arrivals: float, lead_s: float

@@ -17,6 +17,9 @@ from kvtransfer.topology import Role
 # Age at which an observation has a third (1/e) of the weight of the newest one, seconds. A shorter one follows chance,
 # a longer one learns a change of prompts or engines later.
 _MEMORY_S = 300.0
+# Longest time for which one observation counts, seconds. A longer time is a stall or a set clock, and the observation
+# at its end does not hold for all of it.
+_MOST_ELAPSED_S = 60.0
 # Replica-seconds of busy replicas from which on a learned rate counts. At the default interval of 5 s these are 24
 # observations of one replica, whose mean is 10 % off (one standard deviation) if a replica is busy half of the time.
 _LEAST_BUSY_S = 120.0
@@ -49,11 +52,13 @@ class ServiceRate:
     def observed(self, snapshot: Snapshot, role: Role) -> "ServiceRate":
         """The sums with what a snapshot shows of a role; unchanged if it shows no rate."""
         served_per_s, replicas = snapshot.traffic.served_per_s, admitted_replicas(snapshot, role)
-        elapsed_s = 0.0 if self.at_s is None else snapshot.now_s - self.at_s
+        elapsed_s = 0.0 if self.at_s is None else min(snapshot.now_s - self.at_s, _MOST_ELAPSED_S)
         kept = math.exp(-elapsed_s / _MEMORY_S)
         is_busy = _is_computing if role is Role.PREFILL else _has_queue
         busy = [(replica, weight) for replica, weight in replicas if is_busy(replica)]
-        shows_rate = role is Role.PREFILL or len(busy) == len(replicas)
+        # Prompts that aggregated replicas compute are served too, but these replicas are also busy with answers.
+        is_mixed = any(pool.limits.prompt_capacity and pool.replicas for pool in snapshot.pools)
+        shows_rate = not is_mixed if role is Role.PREFILL else len(busy) == len(replicas)
         if served_per_s is None or not snapshot.traffic.is_whole or not shows_rate:
             return ServiceRate(served=kept * self.served, busy_s=kept * self.busy_s, at_s=snapshot.now_s)
         return ServiceRate(

@@ -93,7 +93,10 @@ class Wva(Policy[WvaConfig]):
         wanted, shown, notes = dict.fromkeys(Role, 0.0), [], []
         present, smallest = present_replicas(snapshot), smallest_replicas(snapshot.pools)
         by_role = dict[Role, _RoleLoad]()
-        roles = [role for role in Role if any(pool.key.role is role for pool in snapshot.pools)]
+        pools_of = {role: [pool for pool in snapshot.pools if pool.key.role is role] for role in Role}
+        roles = [role for role in Role if pools_of[role]]
+        if _is_prefill_aggregated(snapshot):
+            roles = [Role.DECODE]  # decode alone shows the load
         for role in roles:
             # Requests at the endpoint wait for the role that computes prompts.
             queue = queue_at_endpoint(snapshot) if role is roles[0] else 0.0
@@ -102,7 +105,7 @@ class Wva(Policy[WvaConfig]):
                 return Decision(
                     wanted=None, reason=f"no {role} replica serves, or one does not report its KV usage and its queue"
                 )
-            pools = {pool.key.group: pool for pool in snapshot.pools if pool.key.role is role}
+            pools = {pool.key.group: pool for pool in pools_of[role]}
             by_role[role] = _RoleLoad(
                 loads=loads,
                 limits=self._config.limits(role),
@@ -121,6 +124,8 @@ class Wva(Policy[WvaConfig]):
             for name, limit, total in zip(("kv_usage", "queue"), of.limits, totals_of(of.loads), strict=True):
                 target = limit.saturated - limit.spare
                 shown.append(Shown(name=f"{role}_{name}", value=total / weight_of(of.loads), target=target))
+        if Role.PREFILL not in by_role and present[Role.DECODE]:
+            wanted[Role.PREFILL] = wanted[Role.DECODE] * present[Role.PREFILL] / present[Role.DECODE]
         reason = f"{' and '.join(notes)} replicas are saturated"
         ratio = ratio_of(wanted, snapshot)
         return Decision(wanted=wanted, reason=reason, ratio=ratio, is_step=True, shown=tuple(shown))
@@ -186,6 +191,15 @@ class _RoleLoad(NamedTuple):
     def present(self) -> float:
         """Standard replicas that should serve."""
         return math.fsum(self.counts[group] * pool.limits.capacity for group, pool in self.pools.items())
+
+
+def _is_prefill_aggregated(snapshot: Snapshot) -> bool:
+    """Whether the replicas that serve are all of aggregated groups, although others have prefill."""
+    admitted = frozenset(snapshot.state.admitted)
+    serving = [pool for pool in snapshot.pools if any(replica.replica_id in admitted for replica in pool.replicas)]
+    return any(pool.limits.prompt_capacity for pool in serving) and not any(
+        pool.key.role is Role.PREFILL for pool in serving
+    )
 
 
 def _loads(snapshot: Snapshot, role: Role, factor: float, queue: float) -> list[Load] | None:

@@ -26,8 +26,9 @@ CLUSTER_PARENT = "/tmp"  # noqa: S108
 _CACHE = Path("~/.cache/tandem").expanduser()
 # Address and token of the cluster that this user started last, for the commands of another terminal.
 _CONNECTION_FILE = _CACHE / "local-cluster.json"
-# Longest wait for nodes to start, seconds. A start takes some seconds on an idle machine and a minute on a busy one.
-_START_TIMEOUT_S = 120.0
+# Longest wait for the first node to start, and for each further one, seconds. A start takes some seconds on an idle
+# machine and a minute on a busy one. Ray waits 30 s for a node's processes.
+_START_TIMEOUT_S, _FURTHER_NODE_S = 120.0, 30.0
 # Longest time, seconds, that the guardian has to end before it is killed.
 _STOP_TIMEOUT_S = 60.0
 # Shared memory of a node's object store. Ray's default, 30 % of the machine's memory, is too much for several nodes on
@@ -103,7 +104,7 @@ class LocalCluster:
             start_new_session=True,
         )
         try:
-            self._start(plan)
+            self._start(plan, _START_TIMEOUT_S + _FURTHER_NODE_S * (len(nodes) - 1))
         except DeployError:
             self.close()
             raise
@@ -113,7 +114,7 @@ class LocalCluster:
         """Start one more node; raises DeployError with Ray's message if it did not start. The other nodes run on."""
         self._start(self._arguments(node, is_head=False))
 
-    def _start(self, message: Any) -> None:
+    def _start(self, message: Any, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Send the guardian a message, one line of JSON, and wait until the nodes that the message names run.
 
         Raises DeployError: a node did not start, the guardian has ended, or it did not answer in time.
@@ -123,9 +124,9 @@ class LocalCluster:
         with suppress(BrokenPipeError):  # the guardian has ended, which the missing answer shows
             stdin.write(json.dumps(message) + "\n")
             stdin.flush()
-        readable, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
+        readable, _, _ = select.select([stdout], [], [], timeout_s)
         if not readable:
-            raise DeployError(f"Ray did not start on this machine: no answer in {_START_TIMEOUT_S:g} s")
+            raise DeployError(f"Ray did not start on this machine: no answer in {timeout_s:g} s")
         line = stdout.readline()
         if not line:
             raise DeployError(f"Ray did not start on this machine: its guardian process ended{self._end_of_log()}")

@@ -3,6 +3,9 @@
 import sys
 import threading
 import time
+from asyncio import CancelledError
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -197,6 +200,11 @@ def _wants(prefill: Any, decode: Any) -> Any:
     return Decision(wanted={Role.PREFILL: prefill, Role.DECODE: decode}, reason="wrong")
 
 
+def _slowly() -> Iterator[Shown]:
+    time.sleep(1.0)
+    yield Shown(name="x", value=1.0, target=1.0)
+
+
 def _vandal(snapshot: Snapshot) -> Decision:
     desired: Any = snapshot.state.desired
     desired.clear()
@@ -214,7 +222,7 @@ CAUSES: dict[str, tuple[Any, str]] = {
     "long": (lambda _: _raises(ValueError("x" * 10_000)), "raised ValueError: "),
     "none": (lambda _: None, "returned None, which is no Decision"),
     "dict": (lambda _: {"decode": 3}, "returned {'decode': 3}, which is no Decision"),
-    "nan": (lambda _: _wants(2.0, NAN), "wants nan decode replicas; a count must be finite and at least 0"),
+    "nan": (lambda _: _wants(2.0, NAN), "wants nan decode replicas; a count must be finite, from 0 to 1e+06"),
     "infinite": (lambda _: _wants(float("inf"), 2.0), "wants inf prefill replicas"),
     "negative": (lambda _: _wants(2.0, -1), "wants -1 decode replicas"),
     "text": (lambda _: _wants("2", 2.0), "wants '2' prefill replicas"),
@@ -237,7 +245,26 @@ CAUSES: dict[str, tuple[Any, str]] = {
     "memory list": (lambda _: Decision(wanted=GOOD, reason="", memory=[1.0]), "remembers [1.0]"),  # type: ignore[arg-type]
     "much memory": (
         lambda _: Decision(wanted=GOOD, reason="", memory={"a": (0.0,) * 60_000}),
-        "remembers 60000 numbers; at most 50000 are stored",
+        "remembers more than 50000 numbers and names",
+    ),
+    "many names": (
+        lambda _: Decision(wanted=GOOD, reason="", memory={f"a{number}": () for number in range(60_000)}),
+        "remembers more than 50000 numbers and names",
+    ),
+    "endless signals": (
+        lambda _: Decision(wanted=GOOD, reason="", shown=repeat(Shown(name="x", value=1.0, target=1.0))),  # type: ignore[arg-type]
+        "shows more than 100 signals",
+    ),
+    "cancelled": (lambda _: _raises(CancelledError()), "raised asyncio.exceptions.CancelledError"),
+    "half a character": (lambda _: _raises(ValueError("caf\udce9.json")), "raised ValueError: caf\\udce9.json"),
+    "huge": (lambda _: _wants(sys.float_info.max, 1.0), "prefill replicas; a count must be finite, from 0 to 1e+06"),
+    "steep ratio": (
+        lambda _: Decision(wanted=GOOD, reason="", ratio=PdRatio(5e-324, 1.0)),
+        "one part of which is more than 1e+06",
     ),
 }
-FAULTS: dict[str, Any] = {name: answer for name, (answer, _) in CAUSES.items()} | {"vandal": _vandal}
+FAULTS: dict[str, Any] = {name: answer for name, (answer, _) in CAUSES.items()} | {
+    "vandal": _vandal,
+    "interrupt": lambda _: _raises(KeyboardInterrupt()),
+    "slow answer": lambda _: Decision(wanted=GOOD, reason="", shown=_slowly()),  # type: ignore[arg-type]
+}

@@ -75,6 +75,14 @@ def test_a_floor_holds_once_and_without_a_gap_when_clocks_change(
     assert (floor.begins_s, floor.ends_s) == (begins_s, ends_s)
 
 
+def test_a_floor_within_the_hour_that_clocks_skip_does_not_last_until_the_next_day() -> None:
+    night = FloorsConfig.model_validate(
+        {"time_zone": "Europe/Berlin", "periods": [{"begins": "0 2 * * *", "ends": "0 3 * * *", "decode": 8}]}
+    )
+    days = [night.at(at(f"2026-03-{day} {hour}"), 0.0) for day, hour in ((28, "02:30"), (29, "04:00"), (30, "02:30"))]
+    assert [len(floors) for floors in days] == [1, 0, 1]
+
+
 def test_a_floor_may_end_on_the_next_day() -> None:
     night = berlin({"begins": "0 22 * * *", "ends": "0 6 * * *", "decode": 3})
     held = [decode_floor(night, at(f"2026-11-20 {hour:02}:00:00")) for hour in range(24)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from autoscale.schedule import Cron, TimeZone, last_time, next_time
+from autoscale.schedule import Cron, TimeZone, is_in_skipped_hour, last_time, next_time
 
 BERLIN = ZoneInfo("Europe/Berlin")
 # In 2026 Berlin skips 2:00 to 3:00 on 29 March, and repeats 2:00 to 3:00 on 25 October.
@@ -97,3 +97,19 @@ def test_text_that_is_no_cron_expression_is_refused(value: str, message: str) ->
 def test_an_unknown_time_zone_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="is no time zone: give one such as 'Europe/Berlin'"):
         TypeAdapter(TimeZone).validate_python(value)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "day", "is_skipped"),
+    [
+        ("0 2 * * *", "0 3 * * *", "2026-03-29", True),
+        ("15 2 * * *", "45 2 * * *", "2026-03-29", True),
+        ("15 2 * * *", "45 2 * * *", "2026-03-28", False),
+        ("30 2 * * *", "30 3 * * *", "2026-03-29", False),
+        ("30 2 * * *", "15 2 * * *", "2026-03-29", False),  # most of a day
+        ("0 3 * * *", "30 2 * * *", "2026-03-29", False),
+    ],
+)
+def test_a_time_within_the_hour_that_clocks_skip_is_known(begins: str, ends: str, day: str, is_skipped: bool) -> None:
+    midnight_s = datetime.fromisoformat(day).replace(tzinfo=BERLIN).timestamp()
+    assert is_in_skipped_hour(begins, ends, next_time(begins, midnight_s, BERLIN), BERLIN) is is_skipped

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autoscale.decide.config import AutoscaleConfig
+from autoscale.decide.containment import PolicyCall
 from autoscale.decide.controller import STAGES
 from autoscale.decide.draft import Draft
 from autoscale.types import ControllerState, Decision, Snapshot
@@ -15,13 +16,14 @@ from kvtransfer.topology import Role
 MakeDraft = Callable[..., Draft]
 
 
-class Wish:
-    """A policy that always wants the same counts."""
+class Wish(PolicyCall):
+    """The call of a policy that always wants the same counts."""
 
-    def __init__(self, wanted: Mapping[Role, float] | None) -> None:
+    def __init__(self, wanted: Mapping[Role, float] | None, config: AutoscaleConfig) -> None:
+        super().__init__(config)
         self._decision = Decision(wanted=wanted, reason="a wish", is_step=True)
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def _answer(self, snapshot: Snapshot) -> Decision:
         return self._decision
 
 
@@ -44,9 +46,10 @@ def make_draft(make_autoscale: Callable[..., AutoscaleConfig], make_snapshot: Ca
         ticked = ControllerState(ticked_s=snapshot.now_s - 5.0, desired=desired, admitted=names)
         snapshot = replace(snapshot, state=replace(ticked, **(state or {})))
         wanted = None if wish is None else dict(zip(Role, wish, strict=True))
+        made = make_autoscale(**(config or {}))
         draft = Draft(
-            config=make_autoscale(**(config or {})),
-            policy=Wish(wanted),
+            config=made,
+            policy=Wish(wanted, made),
             snapshot=snapshot,
             slots=None,
         )

@@ -1,18 +1,23 @@
 """A policy that fails keeps the counts of its service, and the plan says which policy and why."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.decide.containment import PolicyLate
+from autoscale.decide.containment import PolicyLate, checked_decision
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import tick_all
 from autoscale.decide.decision_log import PLAN, config_line, decision_line, is_news, replay
+from autoscale.decide.ray_policy_limit import LimitedCalls
 from autoscale.extension import DEFERRED
 from autoscale.policies.heteroscale import HeteroScale
+from autoscale.ratio import PdRatio
 from autoscale.types import ControllerState, Decision, Plan, PolicyFault, PoolKey, Snapshot
 from kvtransfer.topology import Role
 from tests.autoscale.own import CAUSES
@@ -105,6 +110,35 @@ def test_the_other_services_of_a_cycle_are_decided(make_autoscale: MakeConfig, s
     assert {name: counts(plan) for name, (_, plan) in decided.items()} == {"broken": [3, 3], "sound": [5, 5]}
 
 
+def test_a_service_whose_tick_fails_keeps_its_counts_and_the_others_are_decided(
+    make_autoscale: MakeConfig, snapshot: Snapshot
+) -> None:
+    controllers = {name: Controller(make_autoscale(policy={"kind": OWN, "decode": 5})) for name in ("broken", "sound")}
+    too_much = tuple(
+        replace(
+            pool, replicas=tuple(replace(replica, waiting_requests=sys.float_info.max) for replica in pool.replicas)
+        )
+        for pool in snapshot.pools
+    )
+    snapshots = {"broken": replace(snapshot, pools=too_much), "sound": snapshot}
+    with pytest.raises(OverflowError):
+        tick_all(controllers, snapshots)
+    errors = list[tuple[str, type]]()
+    decided = tick_all(controllers, snapshots, on_error=lambda name, error: errors.append((name, type(error))))
+    assert {name: counts(plan) for name, (_, plan) in decided.items()} == {"broken": [3, 3], "sound": [5, 5]}
+    assert errors == [("broken", OverflowError)]
+    assert decided["broken"][1].decision.reason.startswith("no decision: OverflowError")
+
+
+@pytest.mark.parametrize("ratio", [PdRatio(Fraction(1, 3), 1), PdRatio(np.int64(1), np.float32(3.0))])  # type: ignore[arg-type]
+def test_a_decision_has_plain_numbers_and_no_fault_of_its_own(make_autoscale: MakeConfig, ratio: PdRatio) -> None:
+    answer = Decision(wanted={P: 1.0, D: 3.0}, reason="", ratio=ratio, fault=PolicyFault.LATE)
+    decision = checked_decision(answer, make_autoscale().pd_ratio)
+    assert decision.fault is None
+    assert decision.ratio is not None
+    assert {type(decision.ratio.prefill), type(decision.ratio.decode)} <= {int, float}
+
+
 def test_a_policy_cannot_change_the_snapshot_of_the_tick(make_autoscale: MakeConfig, snapshot: Snapshot) -> None:
     plan = Controller(own(make_autoscale, "vandal")).tick(snapshot)
     assert counts(plan) == [3, 3]
@@ -152,3 +186,19 @@ def test_an_aggregated_service_needs_no_prefill_count(make_autoscale: MakeConfig
     decode = replace(plain, pools=plain.pools[1:])
     plan = Controller(config).tick(decode)
     assert plan.decision.wanted == {P: 0.0, D: 2.0}
+
+
+def test_an_interrupt_that_a_policy_raises_does_not_end_the_process(
+    make_autoscale: MakeConfig, snapshot: Snapshot
+) -> None:
+    calls = LimitedCalls()
+    plan = Controller(own(make_autoscale, "interrupt"), lambda call: calls.run(call, 5.0)).tick(snapshot)
+    assert counts(plan) == [3, 3]
+    assert plan.decision.reason == f"policy {OWN} raised RuntimeError: KeyboardInterrupt; the counts stay"
+
+
+def test_the_time_of_a_policy_includes_reading_its_answer(make_autoscale: MakeConfig, snapshot: Snapshot) -> None:
+    calls = LimitedCalls()
+    plan = Controller(own(make_autoscale, "slow answer"), lambda call: calls.run(call, 0.1)).tick(snapshot)
+    assert counts(plan) == [3, 3]
+    assert plan.decision.fault is PolicyFault.LATE

@@ -170,6 +170,8 @@ def test_the_lead_is_configured_or_the_longest_start(
     assert lead_s(make_autoscale(floors=floors(prewarm_s=30.0, decode=8)), ControllerState()) == 30.0
     assert lead_s(make_autoscale(floors=floors(prewarm_s=0.0, decode=8), policy=profiled), ControllerState()) == 0.0
     assert lead_s(make_autoscale(policy=profiled), ControllerState()) == 90.0
+    own = {**profiled, "kind": "tests.autoscale.own:Profiled"}
+    assert lead_s(make_autoscale(floors=floors(prewarm_s=None, decode=8), policy=own), ControllerState()) == 90.0
     assert lead_s(make_autoscale(no_room_s=600.0), ControllerState()) == 600.0
     observed = ControllerState(starts_s={PoolKey("g0", Role.DECODE): (42.0,)})
     assert lead_s(make_autoscale(policy=profiled), observed) == 42.0

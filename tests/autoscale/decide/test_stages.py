@@ -12,7 +12,7 @@ from autoscale.decide.placing import place
 from autoscale.decide.reconcile import reconcile
 from autoscale.decide.wish import bring_back, decide, hold, sleep
 from autoscale.ratio import PdRatio
-from autoscale.types import Latency, NoteKind, PoolKey
+from autoscale.types import Latency, NoteKind, PoolKey, Traffic
 from kvtransfer.topology import Role
 
 MakeDraft = Callable[..., Draft]
@@ -46,6 +46,7 @@ def test_reconcile_counts_once(make_draft: MakeDraft) -> None:
         ),
         ({"counts": (2, 0), "targets": (2, 2)}, "no decode replica of group g0 is running"),
         ({"stats": {D: {"observed_s": 900.0}}}, "replica d0 of decode:g0 has been silent for 100.0 s"),
+        ({"traffic": Traffic(quietest=("i0", 900.0))}, "replica i0 of the endpoint has been silent for 100.0 s"),
         ({}, None),
     ],
 )

@@ -55,6 +55,16 @@ def test_a_start_is_not_learned_over_a_clock_that_was_set_back(make_snapshot: Ma
     assert (after.asked_s, after.starts_s) == ({}, {D: (100.0,)})
 
 
+@pytest.mark.parametrize("jump_s", [60.0, 600.0, 1e6])
+def test_a_start_is_not_learned_over_a_clock_that_was_set(make_autoscale: MakeConfig, jump_s: float) -> None:
+    serve = VirtualServe(set_by_hand(make_autoscale(), 3, 3), dict.fromkeys(Role, 31.0))
+    serve.tick(None)
+    serve.now_s += jump_s
+    for _ in range(20):
+        serve.tick(None)
+    assert (serve.state.asked_s, serve.state.starts_s) == ({}, {})
+
+
 def test_the_median_of_the_last_nine_starts_of_all_pools_of_a_role_counts(make_snapshot: MakeSnapshot) -> None:
     old = ControllerState(admitted=("p0", "d0"), asked_s={D: (990.0,)}, starts_s={D: (100.0,) * 9})
     after = with_ended_starts(old, make_snapshot(1, 2, now_s=1000.0))

@@ -270,10 +270,16 @@ def test_a_read_never_waits_and_the_last_good_answer_counts_until_it_is_too_old(
 
 
 def test_an_answer_from_the_future_grows_old_like_any_other(gate: threading.Event) -> None:
-    collector = source(kind=OWN, requests_per_s=3.0, ahead_s=1e6, most_age_s=0.2)
+    collector = source(kind=OWN, requests_per_s=3.0, ahead_s=30.0, most_age_s=0.2)
     collector.read()
     gate.clear()
     assert until(collector, "older than 0.2 s") == Collected()
+
+
+def test_an_answer_whose_time_is_far_in_the_future_is_not_believed() -> None:
+    figures, faults = asked(source(kind=OWN, requests_per_s=3.0, ahead_s=1e6))
+    assert figures == Collected()
+    assert "s in the future: give seconds since the epoch" in str(faults)
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "none"])

@@ -243,7 +243,6 @@ def test_demand_is_what_the_endpoint_was_asked_for_and_not_what_reached_decode()
     # The endpoint estimated 100 tokens for each prompt that decode counted as 300.
     assert (traffic.input_tokens_mean, traffic.waiting_tokens) == (300.0, 600.0)
     assert traffic.refused == (Refused(reason="predicted_ttft", priority="low", requests_per_s=4.0),)
-    assert traffic.refused_requests == 16.0  # in the four seconds between the first report and the last
     assert latency.refused_frac == 0.5
     assert latency.ttft_s == pytest.approx(3.0 + 2.0 * 0.8)  # requests that wait at the endpoint count
     assert not SloConfig().is_met(replace(latency, ttft_s=None))
@@ -265,6 +264,33 @@ def test_a_replica_of_the_endpoint_that_dies_takes_its_counts_along_and_the_traf
         are_whole.append(endpoint.feed.signals.traffic().is_whole)
     assert are_whole == [False, False, False, False, False, True]
     assert endpoint.feed.signals.traffic().requests_per_s == 1.0
+
+
+def test_a_clock_that_is_set_back_after_a_loss_makes_traffic_whole_again_after_a_window() -> None:
+    endpoint = Endpoint("i0", "i1")
+    for _ in range(3):
+        endpoint.step({})
+    del endpoint.demands["i0"]
+    endpoint.step({})
+    endpoint.feed.now_s -= 3600.0
+    are_whole = []
+    for _ in range(8):
+        endpoint.demands["i1"].offer(100)
+        endpoint.step({})
+        are_whole.append(endpoint.feed.signals.traffic().is_whole)
+    assert are_whole == [False] * 5 + [True] * 3
+
+
+def test_the_quietest_replica_of_the_endpoint_is_known() -> None:
+    endpoint = Endpoint("i0", "i1")
+    for _ in range(3):
+        endpoint.step({})
+    assert endpoint.feed.signals.traffic().quietest == ("i0", endpoint.feed.now_s)
+    last_s = endpoint.feed.now_s
+    endpoint.feed.step({(D, "d0"): {}})
+    reports = {"i0": (endpoint.feed.now_s, {"x": 1.0}), "i1": (last_s, {"x": 1.0})}
+    endpoint.feed.signals.add_endpoint(reports, endpoint.feed.now_s, 2.0)
+    assert endpoint.feed.signals.traffic().quietest == ("i1", last_s)
 
 
 def test_the_first_seconds_of_the_endpoints_reports_are_no_whole_traffic() -> None:

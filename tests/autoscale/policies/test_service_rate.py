@@ -81,3 +81,16 @@ def test_an_observation_of_the_future_is_forgotten() -> None:
     rate = ServiceRate(served=9.0, busy_s=3.0, at_s=2000.0)
     assert ServiceRate.of(rate.memory(P), P, 2000.0) == rate
     assert ServiceRate.of(rate.memory(P), P, 1999.0) == ServiceRate()
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 600.0, 3600.0])
+def test_one_observation_counts_for_a_minute_at_most(make_snapshot: MakeSnapshot, jump_s: float) -> None:
+    busy = {"waiting_requests": 1.0, "running_requests": 1.0}
+    learned = ServiceRate(served=1500.0, busy_s=300.0, at_s=1000.0)  # five a second
+    # All four replicas are busy at the instant after the jump, though two are on average.
+    snapshot = make_snapshot(
+        4, 4, now_s=1005.0 + jump_s, stats={P: busy, D: busy}, traffic=Traffic(requests_per_s=10.0, served_per_s=10.0)
+    )
+    rate = learned.observed(snapshot, P).requests_per_s
+    assert rate is not None
+    assert 3.5 < rate <= 5.0
