@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,12 @@ _OUTPUT_SIGMA = 0.6
 _SHORTEST_TOKENS = 1.0
 # Most requests of a trace: more take hours to simulate.
 _MOST_REQUESTS = 10_000_000
+# Longest log, seconds; a longer one has a wrong time.
+_MOST_S = 31 * 86_400.0
+# Longest text of an error in a message, characters.
+_ERROR_CHARS = 300
+# Begin of each line of a decision log.
+_BEGIN = '{"service":'
 # Step of the rate over time, seconds.
 _STEP_S = 1.0
 
@@ -123,34 +131,40 @@ def read_day(lines: Sequence[str], service: str | None = None, *, last_s: float 
 def _parse(lines: Sequence[str]) -> tuple[list[LogLine], Counter[str]]:
     """The lines that can be read, and why others cannot."""
     parsed, skipped = list[LogLine](), Counter[str]()
+    unread: dict[str, str] = {}  # by service: why its last configuration cannot be read
     filled = [line for line in lines if line.strip()]
     if not filled:
         raise ValueError("the log is empty: `tandem top` names the log of a running application")
     for number, line in enumerate(filled, start=1):
         try:
             parsed.append(parse_line(line))
-        except ValueError as error:
-            if number == len(filled) and not _is_json(line):
+            if parsed[-1].config is not None:
+                unread.pop(parsed[-1].service, None)
+        except (ValueError, RecursionError) as error:
+            record = _record(line)
+            if record is None and number == len(filled):
                 skipped["the last one is cut off"] += 1
-            elif _is_record(line):
+            elif record is None and line.startswith(_BEGIN):  # its writer was killed
+                skipped["cut off"] += 1
+            elif record is not None and {"config", "snapshot", "traffic"} & record.keys():
                 skipped["of another version of Tandem"] += 1
+                if "config" in record:
+                    cause = shorten(str(error), _ERROR_CHARS, placeholder=" ...")
+                    unread[str(record.get("service"))] = f"line {number} has the last configuration: {cause}"
             else:
                 raise ValueError(f"line {number} is {error}") from None
+    if unread:
+        raise ValueError(next(iter(unread.values())))
     return parsed, skipped
 
 
-def _is_json(line: str) -> bool:
+def _record(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line; ``None``: it has none."""
     try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_record(line: str) -> bool:
-    """Whether a line may be one of a decision log of another version."""
-    record = json.loads(line) if _is_json(line) else None
-    return isinstance(record, dict) and bool({"config", "snapshot", "traffic"} & record.keys())
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _service_of(parsed: Iterable[LogLine], service: str | None) -> str:
@@ -183,6 +197,9 @@ def trace_of(day: LoggedDay, rng: np.random.Generator) -> tuple[TraceRequest, ..
         ValueError: there are no requests, or more than ``_MOST_REQUESTS``.
     """
     times_s = np.array([point.at_s - day.points[0].at_s for point in day.points])
+    if times_s[-1] > _MOST_S:
+        days, most = times_s[-1] / 86_400.0, _MOST_S / 86_400.0
+        raise ValueError(f"the log has {days:.3g} days, more than {most:g}: give another part of it")
     rates = np.array([point.requests_per_s for point in day.points])
     arrivals_s = _arrivals(times_s, rates, rng)
     traffics = [point.traffic for point in day.points]

@@ -140,6 +140,12 @@ def pressure_test(
         raise ConfigError("--config and --strict are for engine models: leave them out with --live")
     path = trace or shipped(_SAMPLE_TRACE)
     check_outputs({"--json": json_out, "--out": out}, {"--trace": path})
+    if first_rate > most_rate:
+        raise ConfigError(f"--first-rate {first_rate:g} is above --most-rate {most_rate:g}: lower the first one")
+    if 60.0 * most_minutes < step_s:
+        raise ConfigError(
+            f"--most-minutes {most_minutes:g} is shorter than one step of {step_s:g} s: raise it, or lower --step-s"
+        )
     options = LiveOptions(
         app=app,
         service=service,

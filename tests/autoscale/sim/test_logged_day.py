@@ -122,6 +122,28 @@ def test_lines_of_another_version_are_left_out_and_named(log: list[str]) -> None
     assert "1 lines were left out: of another version of Tandem" in day.notes()
 
 
+def test_a_line_that_a_killed_writer_left_is_left_out_and_named(log: list[str]) -> None:
+    day = read_day([*log[:700], log[700][:50], *log[701:]])
+    assert "1 lines were left out: cut off" in day.notes()
+
+
+def test_a_last_configuration_that_cannot_be_read_is_no_reason_to_take_an_older_one(
+    log: list[str], make_autoscale: MakeConfig
+) -> None:
+    own = json.loads(config_line("m", make_autoscale(), DAY_S, "tuned"))
+    own["config"]["policy"] = {"kind": "absent_package.policies:Own"}
+    with pytest.raises(ValueError, match=r"line \d+ has the last configuration: .*absent_package"):
+        read_day([*log, json.dumps(own)])
+    back = config_line("m", make_autoscale(pd_ratio="1:3"), DAY_S, "tuned")
+    assert str(read_day([*log, json.dumps(own), back]).config.pd_ratio) == "1:3"
+
+
+def test_a_log_with_a_wrong_time_is_refused(log: list[str]) -> None:
+    late = traffic_line("m", DAY_S + 1e15, Traffic(requests_per_s=1.0))
+    with pytest.raises(ValueError, match="more than 31: give another part of it"):
+        trace_of(read_day([*log, late], last_s=math.inf), np.random.default_rng(1))
+
+
 def test_cached_prompts_are_noted(log: list[str]) -> None:
     cached = [traffic_line("m", 60.0 * n, Traffic(requests_per_s=1.0, cached_frac=0.4)) for n in range(1, 30)]
     assert any("of the prompt tokens came from prefix caches" in note for note in read_day([*log[:2], *cached]).notes())

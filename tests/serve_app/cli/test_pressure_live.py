@@ -215,3 +215,17 @@ def test_counts_that_never_serve_end_the_test_with_its_time(
 def test_without_live_a_trace_is_needed() -> None:
     ran = CliRunner().invoke(cli, ["pressure-test"])
     assert "--trace is missing: only --live has a sample of its own" in str(ran.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--first-rate", "60", "--most-rate", "50"), "--first-rate 60 is above --most-rate 50"),
+        (("--most-minutes", "0.1", "--step-s", "600"), "--most-minutes 0.1 is shorter than one step of 600 s"),
+    ],
+)
+def test_limits_that_leave_no_step_are_refused_before_anything_runs(
+    trace: Path, options: tuple[str, ...], message: str
+) -> None:
+    ran = live("http://127.0.0.1:1", trace, *options)
+    assert message in str(ran.exception)
