@@ -26,6 +26,9 @@ from kvtransfer.topology import Role
 # cycle's time, and a cycle shall take less than a second (docs/decisions/placement.md 174).
 _MOST_CLAIMANTS = 16
 
+# Gets the name of a service whose tick fails, and the error.
+OnError = Callable[[str, Exception], None]
+
 
 def tick_all(
     controllers: Mapping[str, Controller],
@@ -35,7 +38,7 @@ def tick_all(
     budget_gpus: Mapping[str, float] | None = None,
     warm_replicas: int = 0,
     lacking_types: frozenset[str] = frozenset(),
-    on_error: Callable[[str, Exception], None] | None = None,
+    on_error: OnError | None = None,
 ) -> dict[str, tuple[Snapshot, Plan]]:
     """Plan every service at one instant; returns each plan with the snapshot that it follows from.
 
@@ -49,8 +52,8 @@ def tick_all(
             important first, and among equals the one that has some already.
         lacking_types: what ``lacking_types()`` returned for the last cycle; services on these types get no warm
             replicas.
-        on_error: gets the name of a service whose tick fails, and the error. Its counts stay, and the other services
-            are decided. ``None``: the error ends the cycle.
+        on_error: called if the tick of a service fails. Its counts stay, and the other services are decided. ``None``:
+            the error ends the cycle.
     """
     budget_left = dict(budget_gpus or {})
     for snapshot in snapshots.values():
@@ -69,14 +72,7 @@ def tick_all(
             claimed=tuple(claimed.replica_ids),
             warm_replicas=warm[name],
         )
-        try:
-            snapshot, plan = _tick(controllers[name], snapshot, slots)
-        except Exception as error:
-            if on_error is None:
-                raise
-            on_error(name, error)
-            plan = unchanged(snapshot, f"no decision: {error_text(error)}; the counts stay")
-        decided[name] = snapshot, plan
+        snapshot, plan = decided[name] = _tick(name, controllers[name], snapshot, slots, on_error)
         _spend(budget_left, _added_gpus(snapshot, plan.state))
         if plan.pending and claimants < _MOST_CLAIMANTS:
             shortage = Shortage(controllers[name].config, snapshot, plan, slots, budget_left)
@@ -92,7 +88,20 @@ def tick_all(
     return decided
 
 
-def _tick(controller: Controller, snapshot: Snapshot, slots: Slots | None) -> tuple[Snapshot, Plan]:
+def _tick(
+    name: str, controller: Controller, snapshot: Snapshot, slots: Slots | None, on_error: OnError | None
+) -> tuple[Snapshot, Plan]:
+    """The plan of a service, or one that keeps its counts if its tick fails; and the snapshot that it follows from."""
+    try:
+        return _planned(controller, snapshot, slots)
+    except Exception as error:
+        if on_error is None:
+            raise
+        on_error(name, error)
+        return snapshot, unchanged(snapshot, f"no decision: {error_text(error)}; the counts stay")
+
+
+def _planned(controller: Controller, snapshot: Snapshot, slots: Slots | None) -> tuple[Snapshot, Plan]:
     """The plan of a service, and its snapshot with the nodes that the plan may depend on."""
     if slots is None:
         return snapshot, controller.tick(snapshot)

@@ -140,12 +140,7 @@ def pressure_test(
         raise ConfigError("--config and --strict are for engine models: leave them out with --live")
     path = trace or shipped(_SAMPLE_TRACE)
     check_outputs({"--json": json_out, "--out": out}, {"--trace": path})
-    if first_rate > most_rate:
-        raise ConfigError(f"--first-rate {first_rate:g} is above --most-rate {most_rate:g}: lower the first one")
-    if 60.0 * most_minutes < step_s:
-        raise ConfigError(
-            f"--most-minutes {most_minutes:g} is shorter than one step of {step_s:g} s: raise it, or lower --step-s"
-        )
+    _check_limits(first_rate, most_rate, most_minutes, step_s)
     options = LiveOptions(
         app=app,
         service=service,
@@ -168,6 +163,16 @@ def pressure_test(
         is_confirmed=is_confirmed,
     )
     _test_live(options, path, load_part(path, start, duration), headroom_frac=headroom, json_out=json_out, out=out)
+
+
+def _check_limits(first_rate: float, most_rate: float, most_minutes: float, step_s: float) -> None:
+    """Check that the limits of a live test leave a step; a ConfigError if not."""
+    if first_rate > most_rate:
+        raise ConfigError(f"--first-rate {first_rate:g} is above --most-rate {most_rate:g}: lower the first one")
+    if 60.0 * most_minutes < step_s:
+        raise ConfigError(
+            f"--most-minutes {most_minutes:g} is shorter than one step of {step_s:g} s: raise it, or lower --step-s"
+        )
 
 
 def _test_live(
