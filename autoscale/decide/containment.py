@@ -138,10 +138,10 @@ def _checked_counts(wanted: Any, configured: PdRatio) -> dict[Role, float]:
     if not isinstance(wanted, Mapping) or not roles <= set(wanted) <= set(Role):
         raise _WrongAnswer(f"wants {wanted!r:.80}; it must give a count of each role, {' and '.join(sorted(roles))}")
     for role, count in wanted.items():
-        if not _is_number(count) or not 0 <= count <= _MOST_REPLICAS:
-            raise _WrongAnswer(
-                f"wants {count!r:.80} {role} replicas; a count must be finite, from 0 to {_MOST_REPLICAS:g}"
-            )
+        if not _is_number(count) or not 0 <= count < math.inf:
+            raise _WrongAnswer(f"wants {count!r:.80} {role} replicas; a count must be finite and at least 0")
+        if count > _MOST_REPLICAS:
+            raise _WrongAnswer(f"wants {count!r:.80} {role} replicas; a count must be at most {_MOST_REPLICAS:g}")
     return {Role(role): float(count) for role, count in wanted.items()}
 
 

@@ -136,7 +136,7 @@ class Source:
         if figures.observed_s is not None:
             age_s = time.time() - figures.observed_s
             if age_s < -_MOST_AHEAD_S:  # it would never be too old
-                raise ValueError(f"observed_s is {-age_s:.0f} s in the future: give seconds since the epoch")
+                raise ValueError("observed_s is more than a minute in the future: give seconds since the epoch")
             began_s = time.monotonic() - max(0.0, age_s)
         return _Answer(figures, faults, began_s)
 

@@ -222,7 +222,7 @@ CAUSES: dict[str, tuple[Any, str]] = {
     "long": (lambda _: _raises(ValueError("x" * 10_000)), "raised ValueError: "),
     "none": (lambda _: None, "returned None, which is no Decision"),
     "dict": (lambda _: {"decode": 3}, "returned {'decode': 3}, which is no Decision"),
-    "nan": (lambda _: _wants(2.0, NAN), "wants nan decode replicas; a count must be finite, from 0 to 1e+06"),
+    "nan": (lambda _: _wants(2.0, NAN), "wants nan decode replicas; a count must be finite and at least 0"),
     "infinite": (lambda _: _wants(float("inf"), 2.0), "wants inf prefill replicas"),
     "negative": (lambda _: _wants(2.0, -1), "wants -1 decode replicas"),
     "text": (lambda _: _wants("2", 2.0), "wants '2' prefill replicas"),
@@ -257,7 +257,7 @@ CAUSES: dict[str, tuple[Any, str]] = {
     ),
     "cancelled": (lambda _: _raises(CancelledError()), "raised asyncio.exceptions.CancelledError"),
     "half a character": (lambda _: _raises(ValueError("caf\udce9.json")), "raised ValueError: caf\\udce9.json"),
-    "huge": (lambda _: _wants(sys.float_info.max, 1.0), "prefill replicas; a count must be finite, from 0 to 1e+06"),
+    "huge": (lambda _: _wants(sys.float_info.max, 1.0), "prefill replicas; a count must be at most 1e+06"),
     "steep ratio": (
         lambda _: Decision(wanted=GOOD, reason="", ratio=PdRatio(5e-324, 1.0)),
         "one part of which is more than 1e+06",
