@@ -13,7 +13,7 @@ from autoscale.decide import placement
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import kept_ratio, quota_left
 from autoscale.decide.placement import Placed
-from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
+from autoscale.headcount import EPSILON_REPLICAS, count_among, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
 from autoscale.types import Note, NoteKind, PoolKey
@@ -86,17 +86,20 @@ def _within_budget(draft: Draft, placed: Placed, wanted: Mapping[Role, float]) -
     Groups of unequal capacity may need more followers than the guard has counted: each of them has whole replicas, and
     may be off the ratio by one of its own, not by one of the largest.
     """
-    before, counts, budget_gpus = draft.state.desired_and_warm, dict(placed.counts), draft.config.guard.budget_gpus
+    budget_gpus, state, counts = draft.config.guard.budget_gpus, draft.state, dict(placed.counts)
     if budget_gpus is None:
         return placed
+    before = state.desired_and_warm
+    # Withdrawn replicas hold their GPUs until they have left.
+    held = {pool.key: before.get(pool.key, 0) + count_among(pool, state.withdrawn) for pool in draft.pools}
 
     def gpus(of: Mapping[PoolKey, int]) -> float:
-        return math.fsum(of.get(pool.key, 0) * pool.limits.gpus_per_replica for pool in draft.pools)
+        return math.fsum(max(of[pool.key], held[pool.key]) * pool.limits.gpus_per_replica for pool in draft.pools)
 
-    most_gpus = max(budget_gpus, gpus(before)) + EPSILON_REPLICAS
+    most_gpus = max(budget_gpus, gpus(held)) + EPSILON_REPLICAS
     while gpus(counts) > most_gpus:
         beyond = {role: count - wanted[role] for role, count in standard_replicas(counts, draft.pools).items()}
-        new = [pool for pool in draft.pools if counts[pool.key] > max(before.get(pool.key, 0), 1)]
+        new = [pool for pool in draft.pools if counts[pool.key] > max(held[pool.key], 1)]
         if not new:
             break
         counts[max(new, key=lambda pool: beyond[pool.key.role]).key] -= 1

@@ -191,3 +191,14 @@ def test_a_lost_replica_without_room_elsewhere_is_pending() -> None:
 def test_a_policy_or_override_that_does_not_fit_the_ratio_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AutoscaleConfig.model_validate({"pd_ratio": "0:1", **fields})
+
+
+def test_decisions_go_on_while_an_aggregated_group_serves_and_a_pair_starts() -> None:
+    both = pool("both", 2, capacity=0.5, prompt_capacity=0.5)
+    pair = tuple(replace(of, target_replicas=1) for of in pools("pair", (0, 0), lowest=0))
+    one = sized({"kind": "static", "prefill": 3, "decode": 3}, pd_ratio="1:1")
+    plan = one.tick(snapshot((*pair, both)))
+    assert plan.decision.wanted == {P: 3.0, D: 3.0}
+    asleep = replace(both, replicas=(), target_replicas=0, held_replicas=0)
+    silent = one.tick(snapshot((*pair, asleep)))
+    assert (silent.decision.wanted, silent.decision.reason) == (None, "no prefill replica of group pair-g is running")

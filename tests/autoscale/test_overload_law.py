@@ -1,5 +1,6 @@
 """A constant overload leads to enough ready replicas within a few starts, and then to no event at all."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ _MOST_COOLDOWNS = 16  # the guard doubles a cooldown up to this number of cooldo
 # cooldown.
 _SETTLED_S = 1800.0
 _MOST_S = 12 * 3600.0
+# Time after which a service whose budget suffices is settled, seconds. Its split changes by one replica in each
+# ``cooldown_in_s``; policies need up to half an hour, and ``_SETTLED_S`` follows.
+_MOST_SPLIT_S = 2 * 3600.0
 _SHARE = 0.8  # share of a replica's capacity at which the targets of the policies are set
 
 
@@ -176,3 +180,38 @@ def test_a_latency_as_signal_leads_to_enough_replicas_and_harmful_scale_ins_beco
     assert run.enough_s is not None
     assert run.enough_s - run.began_s <= run.most_s(_MOST_STARTS_BY_LATENCY)
     assert not run.given_up_s
+
+
+# GPUs of a budget beyond those that serve all requests at the best split.
+_SPARE_GPUS = 3
+_DEFAULT_GUARD = {
+    "cooldown_out_s": 15.0,
+    "cooldown_in_s": 120.0,
+    "hysteresis_out_frac": 0.05,
+    "hysteresis_in_frac": 0.1,
+    "damping_out_frac": 1.0,
+    "damping_in_frac": 0.5,
+    "step_out_replicas": 8,
+    "step_in_replicas": 2,
+}
+
+
+@pytest.mark.parametrize("requests_per_s", [35.0, 63.0])
+@pytest.mark.parametrize("policy", ["default", "dopd", "token_velocity", "wva", "queue_depth"])
+def test_a_budget_that_suffices_is_split_between_the_roles_until_no_request_waits(
+    policy: str, requests_per_s: float, make_profile: Callable[..., EngineProfile]
+) -> None:
+    """Each policy sizes each role by itself. At first it may give too much of the budget to the role with the queue."""
+    least_gpus = sum(math.ceil(requests_per_s / SERVED_PER_S[role]) for role in Role)
+    overload = {
+        "ratio": PdRatio(1, 1),
+        "requests_per_s": requests_per_s,
+        "start_s": 60.0,
+        "guard": {**_DEFAULT_GUARD, "budget_gpus": least_gpus + _SPARE_GPUS},
+    }
+    run = Run(policy, make_profile, overload=overload)
+    while not run.is_settled:
+        run.tick()
+        assert run.serve.now_s - run.began_s < _MOST_SPLIT_S, "it does not settle"
+    assert run.enough_s is not None
+    assert sum(run.desired().values()) <= least_gpus + _SPARE_GPUS

@@ -1,4 +1,4 @@
-"""Pool names."""
+"""Pool names, and start times."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.types import PoolKey
+from autoscale.types import ControllerState, PoolKey
 from kvtransfer.topology import Role
 
 
@@ -45,3 +45,11 @@ def test_key_is_a_value() -> None:
     key = PoolKey("g0", Role.DECODE)
     assert {key: 1}[PoolKey("g0", Role.DECODE)] == 1
     assert pickle.loads(pickle.dumps(key)) == key
+
+
+def test_the_longest_start_is_that_of_the_slowest_pool_though_a_faster_one_starts_more_often() -> None:
+    fast, slow = PoolKey("fast", Role.DECODE), PoolKey("slow", Role.DECODE)
+    state = ControllerState(starts_s={fast: (10.0,) * 9, slow: (300.0,) * 5, PoolKey("new", Role.PREFILL): ()})
+    assert state.start_s(Role.DECODE) == 10.0  # the median of all 14
+    assert state.longest_start_s == 300.0
+    assert ControllerState().longest_start_s is None

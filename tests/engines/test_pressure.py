@@ -141,7 +141,7 @@ def test_counts_that_were_set_by_hand_are_refused_unless_told_and_come_back(app:
     control = Control(NAME)
     control.scale(2, 2)
     settled((2, 2))
-    options = ["--trace", str(trace), "--ratios", "1:1", "--most-minutes", "0.1"]
+    options = ["--trace", str(trace), "--ratios", "1:1", "--most-minutes", "0.1", "--step-s", "5"]
     refused = subprocess.run([*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 1
     assert "were set to 2P2D by hand" in refused.stderr.replace("\n", " ")

@@ -304,10 +304,12 @@ def test_a_return_to_the_ratio_waits_only_with_its_removals_and_as_long_as_a_sca
     assert counts(verdict) == expected
 
 
-def judge_both(wanted: tuple[float, float], *, is_own: bool = True, **config: Any) -> Verdict:
-    """The guard's verdict on wanted counts of both roles; six prefill and two decode replicas run."""
+def judge_both(
+    wanted: tuple[float, float], *, current: tuple[int, int] = (6, 2), is_own: bool = True, **config: Any
+) -> Verdict:
+    """The guard's verdict on wanted counts of both roles; ``is_own``: the policy gives their ratio, too."""
     counts = {P: wanted[0], D: wanted[1]}
-    guard = make_guard((6, 2), ratio=PdRatio.of(counts), since_change_s=10.0, **config)
+    guard = make_guard(current, ratio=PdRatio.of(counts), since_change_s=10.0, **config)
     return guard.judge(Decision(wanted=counts, ratio=PdRatio.of(counts) if is_own else None, reason="test"))
 
 
@@ -328,3 +330,20 @@ def test_the_smaller_role_grows_though_the_larger_may_not_shrink_yet() -> None:
 
 def test_the_hysteresis_holds_for_the_smaller_role_too() -> None:
     assert judge_both((6.0, 2.4), hysteresis_out_frac=0.5).counts == {P: 6, D: 2}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "current", "expected"),
+    [
+        ((2.0, 1.0), (9, 1), (9, 1)),  # nine prefill replicas at 2:1 would give five decode replicas
+        ((2.0, 2.0), (9, 1), (9, 2)),
+        ((0.4, 0.4), (16, 8), (16, 8)),
+        ((1.0, 2.0), (1, 9), (1, 9)),
+    ],
+)
+def test_while_the_larger_role_may_not_shrink_the_other_gets_no_more_than_the_policy_wants(
+    wanted: tuple[float, float], current: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    verdict = judge_both(wanted, current=current, cooldown_in_s=60.0)
+    assert counts(verdict) == expected
+    assert "cooldown: 50.0 s left" in texts(verdict)

@@ -102,3 +102,13 @@ def test_after_ten_simulated_minutes_the_learned_link_is_within_15_percent(link_
     )
     handoff = PROFILE.handoff
     assert run.plans[-1][1].state.link_bytes_per_s == pytest.approx(link_frac * handoff.bytes_per_s, rel=0.15)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "is_known"), [(0, 0, False), (1, 0, True), (0, 1, True)])
+def test_the_link_of_a_group_without_replicas_is_forgotten(
+    make_snapshot: MakeSnapshot, prefill: int, decode: int, is_known: bool
+) -> None:
+    """Its next replicas may be on other nodes."""
+    links = {"g0": ((900.0, 9e9),), "gone": ((900.0, 1e9),)}
+    after = with_window(links, make_snapshot(prefill, decode), WINDOW_S)
+    assert after == ({"g0": ((900.0, 9e9),)} if is_known else {})

@@ -240,3 +240,25 @@ def test_emit_settles_when_the_last_replica_has_entered(make_draft: MakeDraft) -
     assert plan.admitted == ("p0", "p1", "d0", "d1")
     assert plan.state.settled_s == 1000.0 + draft.config.window_s
     assert plan.state.ticked_s == 1000.0
+
+
+def test_while_traffic_is_observed_in_part_replicas_that_start_are_not_given_up(make_draft: MakeDraft) -> None:
+    """The replica of the endpoint that has ended may have refused requests, and latencies alone look well then."""
+    state = {"desired": {PREFILL: 4, DECODE: 2}}  # two prefill replicas start
+    for is_whole, prefill in ((False, 4), (True, 1)):
+        draft = make_draft(exchange, wish=(1.0, 1.0), state=state, traffic=Traffic(is_whole=is_whole))
+        assert draft.may_leave
+        assert draft.may_give_up == is_whole
+        exchange(draft)
+        assert draft.wanted == {P: prefill, D: 1}
+
+
+def test_no_replica_is_added_on_gpus_that_leaving_replicas_still_hold(make_draft: MakeDraft) -> None:
+    config = {"pd_ratio": "1:4", "guard": {"budget_gpus": 5}}
+    late_before = {"latency": Latency(ttft_s=600.0), "state": {"settled_s": 998.0}}  # an entry was at 988 or before
+    draft = make_draft(exchange, wish=(1.0, 4.0), counts=(3, 2), config=config, **late_before)
+    assert draft.may_leave
+    assert not draft.may_give_up
+    assert draft.final_counts == {P: 1, D: 4}
+    exchange(draft)
+    assert draft.wanted == {P: 1, D: 2}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -166,9 +167,10 @@ def test_placed_replicas_are_worth_what_is_wanted_and_stay(
 class Service:
     """A service whose replicas start within one tick."""
 
-    def __init__(self, of: Sequence[PoolStats]) -> None:
+    def __init__(self, of: Sequence[PoolStats], counts: Mapping[PoolKey, int] | None = None) -> None:
+        """``counts``: replicas of each pool at first; ``None``: the lowest counts."""
         self._pools = of
-        self._counts = {pool.key: pool.limits.lowest_replicas for pool in of}
+        self._counts = dict(counts or {pool.key: pool.limits.lowest_replicas for pool in of})
         self._state, self._now_s = ControllerState(), 1000.0
 
     def run(self, config: AutoscaleConfig, ticks: int) -> list[Plan]:
@@ -354,3 +356,41 @@ def test_groups_with_and_without_prefill_do_the_work_of_both_roles_at_any_ratio(
         standard = standard_replicas(placed, of)
         assert all(standard[role] >= wanted[role] - 1e-6 for role in Role)
         assert place(wanted, placed, of, ratio, spare_followers=pairs).counts == placed
+
+
+def tight(
+    worth: float, first: Sequence[int], wish: tuple[int, int], budget_gpus: int, *, ticks: int
+) -> list[dict[PoolKey, int]]:
+    """The counts of each plan for a static wish; ``first``: the counts before, of prefill and decode of each group."""
+    of = pools([(1.0, 1.0), (worth, worth)], highest=(8, 8), costs=(0.0, 0.0))
+    policy = {"kind": "static", "prefill": wish[0], "decode": wish[1]}
+    config = AutoscaleConfig.model_validate({"policy": policy, "guard": {"budget_gpus": budget_gpus}})
+    service = Service(of, {pool.key: count for pool, count in zip(of, first, strict=True)})
+    return [dict(plan.state.desired) for plan in service.run(config, ticks)]
+
+
+@given(
+    worth=st.sampled_from([0.7, 0.5, 0.45, 0.4, 0.33, 0.25]),
+    first=st.tuples(*[st.integers(1, 3)] * 4),
+    wish=st.tuples(st.integers(4, 6), st.integers(4, 6)),
+    more_gpus=st.sampled_from([-2, 0, 1, 2, 4, 6, 8]),
+)
+def test_whole_replicas_of_a_smaller_variant_stay_inside_the_budget(
+    worth: float, first: tuple[int, ...], wish: tuple[int, int], more_gpus: int
+) -> None:
+    """Each group has whole replicas, so groups of unequal capacity may need more followers than the guard counts."""
+    budget_gpus, before = max(4, sum(first) + more_gpus), sum(first)
+    for counts in tight(worth, first, wish, budget_gpus, ticks=50):
+        assert sum(counts.values()) <= max(budget_gpus, before)
+        before = sum(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("worth", "first", "budget_gpus"), [(0.25, (2, 2, 2, 2), 14), (0.25, (1, 1, 1, 1), 14), (0.45, (3, 3, 1, 3), 14)]
+)
+def test_a_static_wish_beyond_the_budget_leads_to_counts_that_stay(
+    worth: float, first: tuple[int, ...], budget_gpus: int
+) -> None:
+    path = tight(worth, first, (6, 6), budget_gpus, ticks=120)
+    assert all(counts == path[-1] for counts in path[-50:])  # 50 ticks are two cooldowns of a scale-in
+    assert sum(path[-1].values()) == budget_gpus

@@ -180,3 +180,16 @@ def test_a_wrong_profile_is_refused_by_file_and_field(tmp_path: Path, change: di
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.json: No such file"):
         EngineProfile.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_engine_of_half_the_speed_takes_twice_as_long_though_the_fast_one_was_used_before(is_used: bool) -> None:
+    fast = load("h100_llama70b_fp8_tp2")
+    if is_used:  # the profile stores what it has computed
+        assert fast.decode.seconds_for(51, 1277) > 0.0
+        assert fast.prefill.step_s > 0.0
+    slow = fast.at_speed(0.5)
+    assert slow.decode.seconds_for(51, 1277) == pytest.approx(2.0 * fast.decode.seconds_for(51, 1277))
+    assert slow.prefill.step_s == pytest.approx(2.0 * fast.prefill.step_s)
+    assert slow.prefill.seconds_for(1) == pytest.approx(2.0 * fast.prefill.seconds_for(1))
+    assert slow.handoff == fast.handoff

@@ -441,3 +441,19 @@ def test_the_role_that_keeps_users_waiting_gets_more_replicas(
     assert late[other] == calm[other] < 20.0
     # While a replica starts, its effect on latency is not known yet.
     assert wanted(latency, running=19) == wanted(Latency(ttft_s=0.2, tpot_s=0.02), running=19)
+
+
+@pytest.mark.parametrize("lengths", [((500.0, 1.0),), ((250.0, 0.5), (750.0, 0.5))])
+def test_prefill_is_sized_by_the_offered_lengths_where_admission_lets_only_shorter_prompts_pass(
+    lengths: tuple[tuple[float, float], ...],
+) -> None:
+    """The mean of the offered prompts is 4,000 tokens, and of the admitted ones 500."""
+
+    def prefill(admitted: tuple[tuple[float, float], ...]) -> float:
+        traffic = arrivals(20.0, 4000.0, 200.0, served_per_s=5.0, input_lengths=admitted)
+        wanted = policy().decide(Snapshot(now_s=0.0, pools=(), traffic=traffic)).wanted
+        assert wanted is not None
+        return wanted[Role.PREFILL]
+
+    assert prefill(lengths) == pytest.approx(prefill(tuple((8.0 * tokens, share) for tokens, share in lengths)))
+    assert prefill(lengths) >= prefill(()) - 1e-9  # without lengths: as if each prompt had the mean length

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from autoscale.observe.signals import Signals
+from autoscale.policies.policy import queue_at_endpoint
 from autoscale.policies.queue_depth import QueueDepth, QueueDepthConfig, replicas_for_queue
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -189,3 +191,57 @@ def test_memory_is_bounded_however_often_it_decides(make_snapshot: Callable[...,
         memory = ahead(make_snapshot, float(tick), memory, now_s=now_s).memory
         assert len(memory["arrivals_at_s"]) == len(memory["arrivals_per_s"]) <= 65
         assert memory["arrivals_at_s"][0] >= now_s - 60.0
+
+
+@pytest.mark.parametrize(
+    ("start_s", "reason"),
+    [(50.0, "274 requests/s, 299 in 50 s"), (60.0, "304 in 60 s"), (7200.0, "304 in 60 s")],
+)
+def test_arrivals_are_forecast_by_an_observed_start_but_no_further_than_the_trend_is_long(
+    make_snapshot: Callable[..., Snapshot], start_s: float, reason: str
+) -> None:
+    snapshot = make_snapshot(
+        stats={role: {"waiting_requests": 0.0} for role in Role},
+        traffic=Traffic(requests_per_s=274.0),
+        # 5 requests/s more every 10 s.
+        state=ControllerState(memory=arrivals_before(259.0, 264.0, 269.0), starts_s={PoolKey("g0", D): (start_s,) * 3}),
+    )
+    assert reason in decide(snapshot, decode_requests_per_s=40.0, lead_s=20.0, trend_s=60.0).reason
+
+
+@pytest.mark.parametrize(
+    ("served", "text"),
+    [
+        (1500.0, "; a prefill replica serves 3 requests/s, configured are 6"),
+        (2250.0, None),  # 4.5 are a quarter below
+        (3750.0, None),  # 7.5 are a quarter above
+        (4500.0, "; a prefill replica serves 9 requests/s, configured are 6"),
+    ],
+)
+def test_a_learned_rate_that_differs_by_more_than_a_quarter_is_named(
+    make_snapshot: Callable[..., Snapshot], served: float, text: str | None
+) -> None:
+    idle = {"waiting_requests": 0.0, "running_requests": 0.0}
+    snapshot = make_snapshot(
+        stats={P: idle, D: idle},
+        traffic=Traffic(requests_per_s=3.0, served_per_s=3.0),
+        state=ControllerState(memory={"prefill_service_rate": (served, 500.0, 1000.0)}),
+    )
+    reason = decide(snapshot, prefill_requests_per_s=6.0).reason
+    assert reason.endswith(text) if text is not None else "configured are" not in reason
+
+
+@pytest.mark.parametrize("window_s", [10.0, 20.0, 60.0])
+def test_refused_requests_of_five_seconds_count_as_waiting_whatever_the_window_is(
+    make_snapshot: Callable[..., Snapshot], window_s: float
+) -> None:
+    signals, now_s = Signals(window_s), 1000.0
+    for seconds in range(0, 121, 5):  # three requests wait, and 15 a second are refused
+        now_s = 1000.0 + seconds
+        figures = {"waiting_requests": 3.0, "offered_requests": 20.0 * seconds}
+        refused = {"refused_predicted_ttft_normal": 15.0 * seconds}
+        signals.add_endpoint({"i0": (now_s, figures | refused)}, now_s, 5.0)
+    snapshot = make_snapshot(now_s=now_s, traffic=signals.traffic())
+    assert queue_at_endpoint(snapshot) == pytest.approx(3.0 + 15.0 * 5.0)
+    state = ControllerState(settled_s=now_s + 1.0)  # a replica has just entered
+    assert queue_at_endpoint(replace(snapshot, state=state)) == 3.0

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from autoscale.policies.service_rate import ServiceRate
 from autoscale.ratio import PdRatio
 from autoscale.sim.scenario import Run, run_policy
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Snapshot, Traffic
+from autoscale.types import ControllerState, PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot, Traffic
 from kvtransfer.topology import Role
 from tests.autoscale.sim.conftest import KEYS, make_scenario
 
@@ -94,3 +95,24 @@ def test_one_observation_counts_for_a_minute_at_most(make_snapshot: MakeSnapshot
     rate = learned.observed(snapshot, P).requests_per_s
     assert rate is not None
     assert 3.5 < rate <= 5.0
+
+
+@pytest.mark.parametrize(("aggregated_replicas", "busy_s"), [(1, 0.0), (0, 10.0)])
+def test_prefills_rate_is_not_learned_while_aggregated_replicas_serve_a_part_of_the_requests(
+    make_snapshot: MakeSnapshot, aggregated_replicas: int, busy_s: float
+) -> None:
+    busy = {"waiting_requests": 1.0, "running_requests": 1.0}
+    pair = make_snapshot(
+        1, 1, now_s=1010.0, stats={P: busy, D: busy}, traffic=Traffic(requests_per_s=9.0, served_per_s=9.0)
+    )
+    both = PoolStats(
+        key=PoolKey("both", D),
+        replicas=tuple(
+            ReplicaStats(replica_id=f"both{number}", observed_s=1010.0, waiting_requests=0.0, running_requests=1.0)
+            for number in range(aggregated_replicas)
+        ),
+        target_replicas=aggregated_replicas,
+        limits=PoolLimits(lowest_replicas=0, highest_replicas=8, capacity=0.5, prompt_capacity=0.5),
+    )
+    rate = ServiceRate(at_s=1000.0).observed(replace(pair, pools=(*pair.pools, both)), P)
+    assert (rate.served, rate.busy_s) == (9.0 * busy_s, busy_s)

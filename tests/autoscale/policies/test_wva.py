@@ -14,7 +14,7 @@ from autoscale.policies.saturation import replicas_for_load as needed
 from autoscale.policies.wva import Wva, WvaConfig
 from autoscale.ratio import PdRatio, whole
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, PoolKey, ReplicaStats, Snapshot
+from autoscale.types import ControllerState, Decision, PoolKey, PoolLimits, PoolStats, ReplicaStats, Snapshot
 from kvtransfer.topology import Role
 
 P, D = Role.PREFILL, Role.DECODE
@@ -145,6 +145,23 @@ def test_without_observations_there_is_no_decision(fleet: Fleet, make_snapshot: 
     assert blind.wanted is None
     assert blind.reason == "no decode replica serves, or one does not report its KV usage and its queue"
     assert decide(replace(snapshot, pools=(snapshot.pools[0], replace(decode, replicas=())))).wanted is None
+
+
+def test_a_service_of_which_only_an_aggregated_group_serves_is_sized_by_that_group(
+    make_snapshot: Callable[..., Snapshot],
+) -> None:
+    both = PoolStats(
+        key=PoolKey("both", D),
+        replicas=(ReplicaStats(replica_id="both0", observed_s=1000.0, kv_usage_frac=0.9375, waiting_requests=0.0),),
+        target_replicas=1,
+        limits=PoolLimits(lowest_replicas=1, highest_replicas=8, capacity=0.5, prompt_capacity=0.5),
+    )
+    pair = make_snapshot(0, 0, bounds=(0, 8))
+    state = ControllerState(desired={**dict.fromkeys(KEYS.values(), 0), both.key: 1}, admitted=("both0",))
+    decision = decide(replace(pair, pools=(*pair.pools, both), state=state))
+    # Its replica is worth half of each role: 0.5 x 0.9375 / (0.8 - 0.3) = 0.94, which are two replicas.
+    assert decision.wanted == {P: 1.0, D: 1.0}
+    assert decision.ratio == PdRatio(1, 1)
 
 
 @pytest.mark.parametrize(
