@@ -213,7 +213,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
         engine = config.decode if self._ratio.is_aggregated else config.prefill  # computes the prompts
         if traffic.input_lengths:
             # The lengths are of prompts that reached decode. Admission refuses long prompts first, so the offered ones
-            # are longer: as many of them as their mean says.
+            # are longer. The lengths are multiplied, so that their mean is the offered one.
             reached = math.fsum(tokens * share for tokens, share in traffic.input_lengths)
             longer = inputs / reached if inputs and reached else 1.0
             lengths = [(tokens * longer, share) for tokens, share in traffic.input_lengths]
