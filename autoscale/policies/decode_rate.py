@@ -36,6 +36,8 @@ _MOST_EXTENSION = 1.25
 # Largest difference of a step from the learned line, as a part, with which the line holds. Otherwise prompts or engines
 # have changed.
 _MOST_ERROR_FRAC = 0.15
+# Number of points in a row that are off the line, from which on the points before them are forgotten.
+_NEW_POINTS = 2
 # Part of the objective that a step without requests takes, where one point above the objective is all that is known.
 _FIRST_FRAC = 0.5
 _NAME = "decode_steps"
@@ -104,15 +106,22 @@ class DecodeRate:
     def _with(self, point: Point, tpot_s: float) -> "DecodeRate":
         """The points with one more, and the line that they show: a new one, or the old one if the point is near it."""
         points = (*self.points[1 - _MOST_POINTS :], point)
-        line = _line(points, tpot_s)
-        if line is None:
-            _, batch, step_s = point
-            error_s = abs(self.first_s + self.slope_s * batch - step_s)
-            if self.slope_s and error_s <= _MOST_ERROR_FRAC * step_s:
-                line = self.first_s, self.slope_s
-            else:
-                line = _line_above(points, tpot_s) or (0.0, 0.0)
+        old, other = (self.first_s, self.slope_s), _line_above(points, tpot_s) or (0.0, 0.0)
+        if not self.slope_s:
+            line = _line(points, tpot_s) or other
+        elif not self._is_off(point):
+            line = _line(points, tpot_s) or old
+        elif not all(self._is_off(each) for each in points[-_NEW_POINTS:]):
+            line = old  # a single point may be chance
+        else:
+            # Engines or prompts have changed. A line through earlier and later points would be that of neither.
+            line, points = other, points[-_NEW_POINTS:]
         return DecodeRate(first_s=line[0], slope_s=line[1], points=points)
+
+    def _is_off(self, point: Point) -> bool:
+        """Whether a point is not near the line."""
+        _, batch, step_s = point
+        return abs(self.first_s + self.slope_s * batch - step_s) > _MOST_ERROR_FRAC * step_s
 
     def requests_per_s(self, tpot_s: float, output_tokens: float | None) -> float | None:
         """The rate of one standard replica at the TPOT objective, for answers of this mean length.

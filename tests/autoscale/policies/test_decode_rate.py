@@ -86,6 +86,13 @@ def test_the_line_holds_until_a_point_is_off_it(make_snapshot: MakeSnapshot) -> 
     assert changed.requests_per_s(0.024, 100.0) is None
 
 
+def test_a_slowdown_of_two_minutes_does_not_spoil_what_is_learned_after_it(make_snapshot: MakeSnapshot) -> None:
+    rate = learned(make_snapshot, RISING, tpot_s=0.024)
+    slow = learned(make_snapshot, [52.0, 60.0, 68.0, 60.0], tpot_s=0.024, rate=rate, now_s=1300.0, slower=3.0)
+    back = learned(make_snapshot, [62.0, *RISING], tpot_s=0.024, rate=slow, now_s=1500.0)
+    assert back.requests_per_s(0.024, 100.0) == pytest.approx(70.0 / 0.024 / 100.0)
+
+
 def test_a_steady_load_above_the_objective_lowers_the_rate(make_snapshot: MakeSnapshot) -> None:
     rate = learned(make_snapshot, [100.0] * 4, tpot_s=0.024).requests_per_s(0.024, 100.0)
     # Steps take 30 ms, so each replica serves 33 requests per second; at the objective it would serve 70 at a time, 29.
