@@ -96,7 +96,7 @@ def test_green_contexts_take_eights_of_sms() -> None:
 
 def test_dry_run_writes_all_tables(tmp_path: Path) -> None:
     measure = pytest.importorskip("tests.lab.operators.measure")
-    measure.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--budget-s", "60"])
+    measure.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--budget-s", "240"])
     rows = {}
     for path in tmp_path.glob("*.csv"):
         with path.open(newline="", encoding="utf-8") as file:
