@@ -159,8 +159,6 @@ class Link:
 
     def _read(self, reply: dict[str, Any]) -> None:
         """Take the settings in an answer; a service whose configuration has changed gets a new controller."""
-        if self.controllers and reply["version"] == self._version:
-            return  # as most answers are
         settings = SETTINGS.validate_python(reply, context=DEFERRED)
         if settings.states and not self.controllers:  # the first answer: later, states of this process are newer
             self.resumed = dict(settings.states)

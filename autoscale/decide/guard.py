@@ -108,12 +108,11 @@ def _one_exchanged(draft: Draft) -> dict[Role, float] | None:
     more to one that does. It waits until all replicas run and their effect shows, and for the cooldown of a scale-in.
     """
     wanted, current, final, room = draft.decision.wanted, draft.current, draft.final_counts, draft.room
-    state, census = draft.state, draft.census
-    changed_s = max(state.scaled_out_s or 0.0, state.scaled_in_s or 0.0)
+    census, since_change_s = draft.census, Guard(draft).since_change_s
     is_running = all(census.running[role] - census.withdrawn[role] >= current[role] - _EPSILON for role in Role)
     if wanted is None or draft.decision.ratio is None or not is_running or not is_latency_settled(draft.snapshot):
         return None
-    if draft.now_s - changed_s < draft.config.guard.cooldown_in_s:
+    if since_change_s is not None and since_change_s < draft.config.guard.cooldown_in_s:
         return None
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         is_given = final[role] < current[role] and final[other] > current[other]

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.decision_log import LogLine, parse_line
 from autoscale.decide.tuning import Pools
+from autoscale.extension import error_text
 from autoscale.traces.trace import TraceRequest
 from autoscale.types import PoolKey, PoolLimits, Traffic
 
@@ -36,8 +36,6 @@ _SHORTEST_TOKENS = 1.0
 _MOST_REQUESTS = 10_000_000
 # Longest log, seconds; a longer one has a wrong time.
 _MOST_S = 31 * 86_400.0
-# Longest text of an error in a message, characters.
-_ERROR_CHARS = 300
 # Begin of each line of a decision log.
 _BEGIN = '{"service":'
 # Step of the rate over time, seconds.
@@ -149,8 +147,9 @@ def _parse(lines: Sequence[str]) -> tuple[list[LogLine], Counter[str]]:
             elif record is not None and {"config", "snapshot", "traffic"} & record.keys():
                 skipped["of another version of Tandem"] += 1
                 if "config" in record:
-                    cause = shorten(str(error), _ERROR_CHARS, placeholder=" ...")
-                    unread[str(record.get("service"))] = f"line {number} has the last configuration: {cause}"
+                    unread[str(record.get("service"))] = (
+                        f"line {number} has the last configuration: {error_text(error)}"
+                    )
             else:
                 raise ValueError(f"line {number} is {error}") from None
     if unread:
