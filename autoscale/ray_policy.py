@@ -1,8 +1,8 @@
 """The application-level Serve policy: makes snapshots from Serve's contexts, and counts for Serve from plans.
 
 Nothing is decided here. Serve calls the policy several times a second inside its controller, without timeout or
-protection. So each call returns the counts of the last plans at once: a cycle (a tick of each service) runs in a thread
-of its own, no call waits for the coordinator, and counts stay after any error.
+protection. So each call returns the counts of the last plans at once, and counts stay after any error. A cycle (a tick
+of each service) runs in a thread of its own, and the coordinator is called in another.
 """
 
 import logging
@@ -30,7 +30,8 @@ from autoscale.observe.ray_collectors import Sources
 from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Reports, Signals
 from autoscale.policies.heteroscale import observed_signals
-from autoscale.ray_link import Link, Ticked
+from autoscale.ray_coordinator_client import Ticked
+from autoscale.ray_link import Link
 from autoscale.types import ENDPOINT, ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Topology
 from router.ray_coordinator import is_alive
@@ -115,8 +116,9 @@ class JointPolicy:
         clock_s = time.monotonic()
         if self._link is None:
             self._link = Link(next(iter(contexts)).app_name, self._complain)
+            self._link.client.start()
         link = self._link
-        link.poll(clock_s, self._thread)
+        link.poll()
         if link.resumed is not None:
             self._states, link.resumed = link.resumed, None
             self._taken_over = frozenset(replica for state in self._states.values() for replica in state.admitted)

@@ -61,7 +61,14 @@ ROOMS: dict[str, set[str]] = {
     "serve_app/cli": {"checks", "load", "kube", "local", "running"},
 }
 # Doors: modules of a folder that use its rooms. No room may import them but the command line, which starts everything.
-DOORS = ("autoscale/ray_policy", "autoscale/ray_link", "deployments/graph", "serve_app/app", "serve_app/sdk")
+DOORS = (
+    "autoscale/ray_policy",
+    "autoscale/ray_link",
+    "autoscale/ray_coordinator_client",
+    "deployments/graph",
+    "serve_app/app",
+    "serve_app/sdk",
+)
 
 # Modules that a laptop without ray and vllm can import.
 PURE_DEPLOYMENTS = (

@@ -1,5 +1,6 @@
 """Serve's calls of the policy: they never block and never raise, and what is unknown changes no count."""
 
+import gc
 import re
 import threading
 import time
@@ -16,7 +17,7 @@ from ray.exceptions import ActorDiedError
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.decision_log import parse_line
-from autoscale.decide.status import SETTINGS, ServiceSettings, Settings
+from autoscale.decide.status import SETTINGS, CycleRecord, ServiceSettings, Settings
 from autoscale.decide.tuning import Pools
 from autoscale.observe.collectors import RayCollectorConfig
 from autoscale.policies.heteroscale import Signal
@@ -68,6 +69,8 @@ class HashableReplica(str):
 class SimpleDeployment(str):
     """A deployment id as Serve has it."""
 
+    app_name = "app"
+
     @property
     def name(self) -> str:
         return str(self)
@@ -75,7 +78,7 @@ class SimpleDeployment(str):
 
 @pytest.fixture
 def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
-    """A policy that has a configuration and finds no coordinator."""
+    """A policy that has a configuration and no coordinator: the thread of its client is not started."""
     from autoscale.ray_link import Link
     from autoscale.ray_policy import JointPolicy
 
@@ -84,7 +87,7 @@ def policy(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Any]:
     policy._link.controllers = {"m": Controller(make_autoscale(interval_s=0.2, window_s=5.0, stale_s=60.0))}
     limits = PoolLimits(lowest_replicas=1, highest_replicas=8)
     policy._link.pools = {"m": Pools({PoolKey("g0", role): limits for role in Role})}
-    policy._link._looked_s = float("inf")
+    policy._link.client._looked_s = float("inf")
     yield policy
     policy._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -118,6 +121,20 @@ def ticked(policy: Any, **kwargs: Any) -> dict[str, int]:
     return {str(name): count for name, count in policy(contexts(**kwargs))[0].items()}
 
 
+def tell(policy: Any, answer: dict[str, Any]) -> None:
+    """Let the policy take an answer of the coordinator."""
+    policy._link.client._read(answer)
+    policy._link.poll()
+
+
+def published(policy: Any) -> CycleRecord:
+    """The newest cycle, as the coordinator gets it."""
+    from autoscale.ray_coordinator_client import _record
+
+    policy._link.client._drain()
+    return _record(policy._link.client._newest)
+
+
 def test_a_call_returns_the_counts_of_the_last_tick(policy: Any) -> None:
     assert policy(contexts())[0] == {}  # nothing is known yet, so Serve keeps its targets
     assert ticked(policy) == {"prefill:g0": 1, "decode:g0": 1}
@@ -128,13 +145,57 @@ def test_no_contexts_are_no_error(policy: Any) -> None:
 
 
 def test_the_signals_of_a_tick_are_published_with_its_plan(policy: Any) -> None:
-    published: dict[Any, float] = {}
+    signals: dict[Any, float] = {}
     deadline = time.monotonic() + 60
-    while Signal.DECODE_TPS not in published:
+    while Signal.DECODE_TPS not in signals:
         ticked(policy, decode_tps=50.0)
-        published = policy._link._update.services["m"].signals
-        assert time.monotonic() < deadline, published
-    assert published[Signal.DECODE_TPS] == pytest.approx(50.0, rel=0.01)
+        signals = published(policy).services["m"].signals
+        assert time.monotonic() < deadline, signals
+    assert signals[Signal.DECODE_TPS] == pytest.approx(50.0, rel=0.01)
+
+
+def test_the_coordinator_is_called_in_a_thread_that_ends_with_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoscale import ray_coordinator_client
+    from autoscale.ray_policy import JointPolicy
+
+    callers: list[threading.Thread] = []
+    monkeypatch.setattr(
+        ray_coordinator_client, "find_coordinator", lambda app: callers.append(threading.current_thread())
+    )
+    policy = JointPolicy()
+    deadline = time.monotonic() + 60
+    while not callers:
+        assert policy(contexts()) == ({}, {})
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (thread,) = callers
+    assert thread is not threading.current_thread()
+    del policy
+    gc.collect()  # the policy and its link refer to each other
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_an_error_of_the_thread_is_logged_and_the_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoscale import ray_coordinator_client
+    from autoscale.ray_policy import JointPolicy
+
+    calls: list[str] = []
+
+    def unknown(app: str) -> None:
+        calls.append(app)
+        if len(calls) == 1:
+            raise ValueError(f"nothing is known of {app}")
+
+    monkeypatch.setattr(ray_coordinator_client, "find_coordinator", unknown)
+    monkeypatch.setattr(ray_coordinator_client, "_LOOKUP_S", 0.0)
+    policy = JointPolicy()
+    deadline = time.monotonic() + 60
+    while not policy._complaints or len(calls) < 3:
+        assert policy(contexts()) == ({}, {})
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert policy._complaints == {"ValueError: nothing is known of app"}
 
 
 def test_a_tick_that_hangs_holds_up_no_call(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +262,8 @@ def test_a_configuration_read_during_a_tick_is_logged_after_it(
     link = policy._link
     link._config_lines.append(("m", link.controllers["m"].config, "start"))
     ticked(policy)
-    lines = link._lines
+    link.client._drain()
+    lines = link.client._lines
     assert '"why": "start"' in lines[0]
     assert '"snapshot"' in lines[1]
     assert link.unlogged_configs == 0
@@ -213,7 +275,9 @@ def test_traffic_has_a_line_of_its_own_after_a_minute_without_news(policy: Any) 
         ticked(policy, **same)
 
     def lines_of_next_ticks(count: int) -> list[str]:
-        policy._link._lines = lines = []
+        client = policy._link.client
+        client._drain()
+        client._lines = []
         ticked_s, ticks, deadline = policy._last["m"].state.ticked_s, 0, time.monotonic() + 60
         while ticks < count:
             policy(contexts(**same))
@@ -221,7 +285,8 @@ def test_traffic_has_a_line_of_its_own_after_a_minute_without_news(policy: Any) 
                 ticked_s, ticks = policy._last["m"].state.ticked_s, ticks + 1
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        return lines
+        client._drain()
+        return list(client._lines)
 
     assert lines_of_next_ticks(3) == []  # nothing is news, and the last line is young
     policy._logged_s["m"] -= 61.0
@@ -248,13 +313,13 @@ def test_pools_of_a_redeployed_application_replace_the_old_ones(policy: Any) -> 
     redeployed = Pools({PoolKey("g1", role): PoolLimits(lowest_replicas=0, highest_replicas=2) for role in Role})
     services = {"m": ServiceSettings(config=config, pools=redeployed, why="redeployed")}
     answer = Settings(version=2, services=services, topology=None, cordoned=frozenset())
-    link._read(SETTINGS.dump_python(answer, mode="json"))
+    tell(policy, SETTINGS.dump_python(answer, mode="json"))
     assert link.pools == {"m": redeployed}
 
 
 def take(policy: Any, counts: tuple[int, int]) -> None:
     """Let the policy take a tick with these counts."""
-    from autoscale.ray_link import Ticked
+    from autoscale.ray_coordinator_client import Ticked
 
     plan = policy._last["m"]
     counted = replace(plan, counts=dict(zip(plan.counts, counts, strict=True)))
@@ -264,48 +329,51 @@ def take(policy: Any, counts: tuple[int, int]) -> None:
 def test_a_lower_count_waits_until_the_coordinator_holds_the_plan(policy: Any) -> None:
     ticked(policy, ready=(3, 3))
     policy._ticked_s = float("inf")  # no other tick
-    link = policy._link
-    link._version = 1
+    client = policy._link.client
+    client._version = 1
     take(policy, (2, 4))
 
     def answers() -> dict[str, int]:
+        client.step(0.0)
         return {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()}
 
     assert answers() == {"prefill:g0": 3, "decode:g0": 4}  # a higher count at once, a lower one later
     answer: Future[dict[str, Any]] = Future()
-    link._handle = coordinator(lambda update: answer)
+    client._handle = coordinator(lambda update: answer)
     assert answers() == {"prefill:g0": 3, "decode:g0": 4}
-    answer.set_result(settings(link._version))
+    answer.set_result(settings(client._version))
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
     # A call that fails does not count as an answer.
     lost: Future[dict[str, Any]] = Future()
     lost.set_exception(ActorDiedError())
-    link._handle = coordinator(lambda update: lost)
+    client._handle = coordinator(lambda update: lost)
     take(policy, (1, 4))
     for _ in range(3):
         assert answers() == {"prefill:g0": 2, "decode:g0": 4}
     # Nor does the answer of a restarted coordinator when the policy joins.
     joined: Future[dict[str, Any]] = Future()
-    joined.set_result(settings(link._version))
-    link._handle, link._reply = coordinator(lambda update: Future()), joined
+    joined.set_result(settings(client._version))
+    client._handle, client._reply = coordinator(lambda update: Future()), joined
     assert answers() == {"prefill:g0": 2, "decode:g0": 4}
 
 
 def test_a_lower_count_comes_through_though_every_other_call_takes_another_plan(policy: Any) -> None:
     ticked(policy, ready=(3, 3))
     policy._ticked_s = float("inf")  # ticks are ours
-    link = policy._link
-    link._version = 1
+    client = policy._link.client
+    client._version = 1
 
     def acknowledged(update: Any) -> Future[dict[str, Any]]:
         done: Future[dict[str, Any]] = Future()
-        done.set_result(settings(link._version))
+        done.set_result(settings(client._version))
         return done
 
-    link._handle = coordinator(acknowledged)
+    client._handle = coordinator(acknowledged)
     for _ in range(6):
+        client.step(0.0)
         policy(contexts(ready=(3, 3)))
         take(policy, (2, 2))
+        client.step(0.0)
         policy(contexts(ready=(3, 3)))
     assert {str(name): count for name, count in policy(contexts(ready=(3, 3)))[0].items()} == {
         "prefill:g0": 2,
@@ -343,7 +411,7 @@ def test_a_policy_that_blocks_holds_its_service_alone_and_is_called_again_once_i
     from tests.autoscale.own import Blocking
 
     other = make_autoscale(policy={"kind": "tests.autoscale.own:Fixed", "decode": 4}, **QUICK)
-    policy._link._read(told(("blocks", blocking), ("other", other)))
+    tell(policy, told(("blocks", blocking), ("other", other)))
     ticked(policy, ready=(2, 2))
     plans = policy._last
     assert re.search(
@@ -374,9 +442,9 @@ def test_a_changed_configuration_does_not_call_a_policy_that_still_computes(
 ) -> None:
     from tests.autoscale.own import Blocking
 
-    policy._link._read(told(("blocks", blocking)))
+    tell(policy, told(("blocks", blocking)))
     ticked(policy)
-    policy._link._read(told(("blocks", blocking.model_copy(update={"window_s": 6.0}))))
+    tell(policy, told(("blocks", blocking.model_copy(update={"window_s": 6.0}))))
     ticked(policy)
     assert policy._last["blocks"].decision.fault is PolicyFault.LATE
     assert Blocking.calls == 1
@@ -385,7 +453,7 @@ def test_a_changed_configuration_does_not_call_a_policy_that_still_computes(
 def test_a_policy_that_is_late_is_logged_once(
     policy: Any, blocking: AutoscaleConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy._link._read(told(("blocks", blocking)))
+    tell(policy, told(("blocks", blocking)))
     with caplog.at_level("WARNING", logger="ray.serve"):
         for _ in range(3):
             ticked(policy)
@@ -397,7 +465,7 @@ def test_a_policy_that_raises_is_logged_with_its_traceback(
     policy: Any, make_autoscale: Callable[..., AutoscaleConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make_autoscale(policy={"kind": "tests.autoscale.own:Fixed", "fault": "zero"}, **QUICK)
-    policy._link._read(told(("m", config)))
+    tell(policy, told(("m", config)))
     with caplog.at_level("WARNING", logger="ray.serve"):
         for _ in range(3):
             ticked(policy)
@@ -411,7 +479,7 @@ def test_a_policy_that_serves_controller_cannot_import_holds_its_service_and_say
 ) -> None:
     answer = told(("m", make_autoscale(**QUICK)))
     answer["services"]["m"]["config"]["policy"] = {"kind": "no_such_package:Mine"}
-    policy._link._read(answer)
+    tell(policy, answer)
     assert ticked(policy, ready=(2, 2)) == {"prefill:g0": 2, "decode:g0": 2}
     reason = policy._last["m"].decision.reason
     assert reason.startswith("policy no_such_package:Mine cannot be imported: ModuleNotFoundError")
@@ -443,7 +511,7 @@ def collecting(make_autoscale: Callable[..., AutoscaleConfig]) -> Iterator[Autos
 
 def wait_for_faults(policy: Any, words: str) -> None:
     deadline = time.monotonic() + 60
-    while words not in str(policy._link._update.services["m"].collector_faults):
+    while words not in str(published(policy).services["m"].collector_faults):
         ticked(policy)
         assert time.monotonic() < deadline
 
@@ -453,10 +521,10 @@ def test_a_collector_that_blocks_delays_no_tick_and_its_old_figures_are_ignored_
 ) -> None:
     from tests.autoscale.own import Figures
 
-    policy._link._read(told(("m", collecting)))
+    tell(policy, told(("m", collecting)))
     deadline = time.monotonic() + 60
     ticked(policy)
-    while policy._link._update.services["m"].traffic.requests_per_s != 77.0:
+    while published(policy).services["m"].traffic.requests_per_s != 77.0:
         ticked(policy)
         assert time.monotonic() < deadline
     Figures.may_go_on.clear()
@@ -465,7 +533,7 @@ def test_a_collector_that_blocks_delays_no_tick_and_its_old_figures_are_ignored_
         wait_for_faults(policy, "its last answer is older than 0.5 s (most_age_s)")
         for _ in range(3):
             ticked(policy)
-    assert policy._link._update.services["m"].traffic.requests_per_s != 77.0
+    assert published(policy).services["m"].traffic.requests_per_s != 77.0
     assert policy._last["m"].decision.fault is None
     named = [record.getMessage() for record in caplog.records if "most_age_s" in record.getMessage()]
     assert len(named) == 1
@@ -478,21 +546,21 @@ def test_a_gauge_joins_the_reports_of_its_replica_and_one_of_no_running_replica_
 
     Figures.may_go_on.set()
     kind = "tests.autoscale.own:Figures"
-    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "stranger"}, **QUICK))))
+    tell(policy, told(("m", make_autoscale(collector={"kind": kind, "replica": "stranger"}, **QUICK))))
     ticked(policy)
     wait_for_faults(policy, f"collector {kind}: no figure is of a running replica: it names stranger, and d0 runs")
-    policy._link._read(told(("m", make_autoscale(collector={"kind": kind, "replica": "d0"}, **QUICK))))
+    tell(policy, told(("m", make_autoscale(collector={"kind": kind, "replica": "d0"}, **QUICK))))
     deadline = time.monotonic() + 60
     while policy._signals["m"].replicas(PoolKey("g0", Role.DECODE))[0].kv_usage_frac != 0.5:
         ticked(policy)
         assert time.monotonic() < deadline
-    assert policy._link._update.services["m"].collector_faults == ()
+    assert published(policy).services["m"].collector_faults == ()
 
 
 def test_a_service_without_another_source_has_none(policy: Any, collecting: AutoscaleConfig) -> None:
-    policy._link._read(told(("m", collecting)))
+    tell(policy, told(("m", collecting)))
     ticked(policy)
     assert set(policy._sources._sources) == {"m"}
-    policy._link._read(told(("m", collecting.model_copy(update={"collector": RayCollectorConfig()}))))
+    tell(policy, told(("m", collecting.model_copy(update={"collector": RayCollectorConfig()}))))
     ticked(policy)
     assert policy._sources._sources == {}
