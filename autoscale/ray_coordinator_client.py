@@ -48,6 +48,7 @@ class Ticked:
         nodes: nodes of the cluster; ``None``: placement ignores nodes.
         places: nodes of each replica; ``None``: placement ignores nodes.
         starts: nodes on which new replicas of each pool may start.
+        labels: labels of the node that does not exist yet and for which new replicas of a pool wait.
         faults: what is wrong with the figures of other sources, by service.
         signals: the observed signals, by service.
     """
@@ -57,6 +58,7 @@ class Ticked:
     nodes: Sequence[Node] | None
     places: Places | None
     starts: Mapping[PoolKey, tuple[str, ...]]
+    labels: Mapping[PoolKey, Mapping[str, str]] = field(default_factory=dict)
     faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     signals: Mapping[str, Mapping[Signal, float]] = field(default_factory=dict)
 

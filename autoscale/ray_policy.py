@@ -8,7 +8,7 @@ of each service) runs in a thread of its own, and the coordinator is called in a
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import lacking_types, tick_all
 from autoscale.decide.decision_log import decision_line, is_news, is_traffic_due, traffic_line
+from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.decide.tuning import Pools
@@ -32,8 +33,9 @@ from autoscale.observe.signals import Reports, Signals
 from autoscale.policies.heteroscale import observed_signals
 from autoscale.ray_coordinator_client import Ticked
 from autoscale.ray_link import Link
+from autoscale.topology_config import TopologyConfig
 from autoscale.types import ENDPOINT, ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
-from kvtransfer.topology import Topology
+from kvtransfer.topology import Node, Topology
 from router.ray_coordinator import is_alive
 
 logger = logging.getLogger("ray.serve")
@@ -199,7 +201,7 @@ class JointPolicy:
         nodes = places = slots = None
         if topology is not None:
             nodes, places = read_nodes(topology, link.cordoned), read_places(link.app)
-            slots = Slots(Topology(nodes).with_scarcity())
+            slots = _slots(topology, nodes, blanks.values())
         nodes_of_replicas = None if places is None else _by_pool(places)
         collected = {
             name: self._collected(name, controller.config, _running_ids(observed, link.pools[name]))
@@ -235,14 +237,19 @@ class JointPolicy:
             else:
                 continue
             self._logged_s[name] = snapshot.now_s
-        starts: dict[PoolKey, tuple[str, ...]] = {}
-        if slots is not None:
-            for snapshot, plan in decided.values():
-                starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
+        starts = {} if slots is None else self._start_nodes(decided.values(), slots)
+        labels = {} if slots is None else labels_of_possible(starts, slots.topology)
         faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
         # Here, not in ``Link.publish``: that runs in Serve's control loop.
         signals = {name: observed_signals(snapshot) for name, (snapshot, _) in decided.items()}
-        return Ticked(decided, lines, nodes, places, starts, faults, signals)
+        return Ticked(decided, lines, nodes, places, starts, labels, faults, signals)
+
+    def _start_nodes(self, decided: Iterable[tuple[Snapshot, Plan]], slots: Slots) -> dict[PoolKey, tuple[str, ...]]:
+        """Nodes on which new replicas of each pool may start, from the plans of all services."""
+        starts: dict[PoolKey, tuple[str, ...]] = {}
+        for snapshot, plan in decided:
+            starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
+        return starts
 
     def _collected(
         self, name: str, config: AutoscaleConfig, running: frozenset[str]
@@ -312,7 +319,10 @@ class JointPolicy:
         self._starts = ticked.starts
         victims = ray_victims.VICTIMS
         victims.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
-        victims.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
+        victims.allowed[link.app] = {
+            str(key): names for key, names in ticked.starts.items() if key not in ticked.labels
+        }
+        victims.labels[link.app] = {str(key): labels for key, labels in ticked.labels.items()}
         victims.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
         now_s = next(iter(ticked.decided.values()))[0].now_s  # all snapshots of a cycle have the same
         lines = [*link.take_config_lines(self._configs_to_log, now_s), *ticked.lines]
@@ -329,6 +339,12 @@ class JointPolicy:
         if cause not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(cause)
             logger.warning("Tandem's autoscaling: %s", message, exc_info=error)
+
+
+def _slots(config: TopologyConfig, nodes: Sequence[Node], blanks: Iterable[Snapshot]) -> Slots:
+    """The free room of nodes, and of possible nodes whose types no service has given up."""
+    refused = {kind for blank in blanks for kind in refused_types(blank.state, blank.now_s)}
+    return Slots(Topology([*nodes, *possible_nodes(config, nodes, refused)]).with_scarcity())
 
 
 def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:

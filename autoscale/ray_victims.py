@@ -3,6 +3,7 @@
 Both run in Serve's controller. The hook is in ``deployments.serve_seam``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -14,12 +15,14 @@ class Victims:
         is_hooked: whether the scheduler hook reads this.
         chosen: replicas that stop next.
         allowed: for each deployment, the nodes on which its replicas may start; one that is left out may use all.
+        labels: for each deployment whose new replicas wait for a node that does not exist yet: the labels of that node.
         cordoned: nodes on which no replica may start.
     """
 
     is_hooked: bool = False
     chosen: dict[str, tuple[str, ...]] = field(default_factory=dict)
     allowed: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    labels: dict[str, dict[str, Mapping[str, str]]] = field(default_factory=dict)
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 

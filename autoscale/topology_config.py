@@ -1,15 +1,43 @@
 """TopologyConfig: where nodes are, and the limits that all services of an application share (pure)."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvtransfer.labels import TopologyLabels
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import TIERS, Path
 
 Level = Literal["s0", "s1", "s2", "cluster", "data_centre"]
+
+
+class NodeTypeConfig(StrictConfig):
+    """Nodes that Ray's autoscaler adds when replicas wait for them: one of its node types (KubeRay: worker groups)."""
+
+    labels: dict[str, str] = Field(min_length=1)
+    """Labels that all nodes of the type have, and no others. Replicas wait for a node with these labels."""
+    gpu_type: str | None = None
+    """Type of the nodes' GPUs. Left out: they have none."""
+    gpus: float = Field(0.0, ge=0.0)
+    """GPUs of a node."""
+    cpus: float = Field(gt=0.0)
+    """CPUs of a node."""
+    max_nodes: int = Field(ge=1, le=4096)
+    """Most nodes of the type."""
+    start_s: float = Field(600.0, gt=0.0)
+    """Longest wait for a node. After it, the replicas go where the next best room is."""
+    retry_s: float = Field(900.0, gt=0.0)
+    """Time without requests of the type after a node did not come in time."""
+    cost_per_gpu_hour: float | None = Field(None, ge=0.0)
+    """Cost of a GPU hour, in the currency of topology.cost_per_gpu_hour, for instance of a spot node. Left out: that of
+    the GPU type. Among possible nodes the cheapest ones are requested first."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.gpu_type is None) != (self.gpus == 0.0):
+            raise ValueError(f"gpus is {self.gpus:g} and gpu_type is {self.gpu_type}: give both or neither")
+        return self
 
 
 class TopologyConfig(StrictConfig):
@@ -22,6 +50,9 @@ class TopologyConfig(StrictConfig):
     """Switches above nodes whose labels do not name them, by host name, address or Ray's node id: {s0, s1, s2, cluster,
     data_centre: name}. Or the whole path of a YAML file with the same content, on the machine that builds the
     application. Labels win."""
+    node_types: dict[str, NodeTypeConfig] = Field(default_factory=dict)
+    """Nodes that Ray's autoscaler may add, by the name of their type. Placement requests one if no node has room. Left
+    out: replicas are placed on nodes that exist."""
     budget_gpus: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """Most GPUs of each type that all services together may hold. A type that is left out has no limit."""
     cost_per_gpu_hour: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
@@ -29,6 +60,27 @@ class TopologyConfig(StrictConfig):
     warm_replicas: int = Field(0, ge=0, le=1024)
     """Warm replicas that all services share, counted like autoscale.warm_replicas. A warm replica runs and gets no
     request until its service grows."""
+
+    @model_validator(mode="after")
+    def _check_node_types(self) -> Self:
+        """Refuse types whose nodes cannot be told apart."""
+        types: dict[Any, str] = {}
+        for name, kind in self.node_types.items():
+            if "#" in name:
+                raise ValueError(f"node_types: {name!r} contains '#', which separates a type from a number: rename it")
+            twin = types.setdefault(tuple(sorted(kind.labels.items())), name)
+            if twin != name:
+                raise ValueError(
+                    f"node_types: {twin} and {name} have the same labels, so replicas that wait for one may get the "
+                    "other: give each type a label of its own"
+                )
+        return self
+
+    def cost_of(self, kind: NodeTypeConfig) -> float:
+        """Cost of a GPU hour on a node of a type; 0 if none is configured."""
+        if kind.cost_per_gpu_hour is not None:
+            return kind.cost_per_gpu_hour
+        return self.cost_per_gpu_hour.get(kind.gpu_type or "", 0.0)
 
     def under(self, labels: Mapping[str, str], names: Iterable[str]) -> Path:
         """Names of the switches above a node with these labels and names; a label wins over the inventory."""

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from autoscale.ratio import PdRatio
-from kvtransfer.topology import LinkTier, Node, Role
+from kvtransfer.topology import LinkTier, Node, Offer, Role
 
 # Name of the endpoint's deployment, which is no pool.
 ENDPOINT = "ingress"
@@ -313,6 +313,8 @@ class ControllerState:
         memory: series of numbers that the policy remembers, by name.
         asked_s: pools with replicas that start: when the plan asked for each, the oldest first.
         starts_s: durations of the last starts of each pool, seconds, the oldest first.
+        offers: pools with replicas that wait for a node which does not exist yet, and for what kind of node.
+        refused: node types that are not requested, since a node did not come in time. For each: until when.
         links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
@@ -340,6 +342,8 @@ class ControllerState:
     asked_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     starts_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     links: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    offers: Mapping[PoolKey, Offer] = field(default_factory=dict)
+    refused: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -459,6 +463,7 @@ class NoteKind(StrEnum):
     LATENCY_MISSED = "latency_missed"  # no replica leaves while a latency misses its objective
     FLOOR = "floor"  # fewer replicas than a floor of ``autoscale.floors``
     WOKEN_GROUP = "woken_group"  # groups that begin to serve need more followers than were wanted
+    NO_NODE = "no_node"  # a node that Ray's autoscaler was to add has not come in time
     UNKNOWN = "unknown"  # older versions stored the text alone
 
 

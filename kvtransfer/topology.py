@@ -73,10 +73,20 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One node, with its free GPUs and CPUs at this instant."""
+class Offer:
+    """A node that does not exist yet: Ray's autoscaler adds one of its type if replicas wait for it."""
 
-    name: str  # Ray's id of the node
+    node_type: str
+    start_s: float  # longest wait for such a node, seconds
+    retry_s: float  # time without requests of the type after one did not come, seconds
+    cost_per_gpu_hour: float = 0.0  # in any currency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node, with its free GPUs and CPUs at this instant; or a possible node, if it has an ``offer``."""
+
+    name: str  # Ray's id of the node; of a possible node, its type and a number
     labels: Mapping[str, str] = field(default_factory=dict)
     under: Path = ("",) * len(TIERS)  # names of its data centre, cluster, S2, S1 and S0 switch; unknown ones are empty
     gpu_type: str | None = None  # ``None``: it has no GPU
@@ -88,6 +98,7 @@ class Node:
     host: str = ""  # its host name, which several nodes on one machine share
     scarcity: SubgroupPriority | None = None  # ``None``: follows from the other nodes of the topology
     contradiction: str = ""  # text about labels and resources that do not agree; empty: they agree
+    offer: Offer | None = None  # ``None``: the node exists
 
 
 def path(node: Node, tier: LinkTier) -> Path | None:
@@ -118,6 +129,22 @@ class Topology:
     def usable(self) -> NodeSet:
         """Nodes that are not cordoned."""
         return self._sets_by(lambda node: node.is_cordoned).get(False, 0)
+
+    @cached_property
+    def offers(self) -> Mapping[Offer, NodeSet]:
+        """Possible nodes by their offer, from cheap to expensive."""
+        sets = {offer: nodes for offer, nodes in self._sets_by(lambda node: node.offer).items() if offer is not None}
+        return dict(sorted(sets.items(), key=lambda item: (item[0].cost_per_gpu_hour, item[0].node_type)))
+
+    @cached_property
+    def offer_of(self) -> Mapping[str, Offer]:
+        """The offer of each possible node, by name."""
+        return {node.name: offer for offer, nodes in self.offers.items() for node in self.listed(nodes)}
+
+    @cached_property
+    def existing(self) -> NodeSet:
+        """Nodes that exist."""
+        return self.everywhere & ~sum(self.offers.values())
 
     @cached_property
     def of_type(self) -> Mapping[str | None, NodeSet]:
@@ -158,10 +185,11 @@ class Topology:
         return Topology(replace(node, scarcity=scarcity[index]) for index, node in enumerate(self.nodes))
 
     def _mixed(self, tier: LinkTier) -> NodeSet:
-        """Nodes below the switches of a level that have several GPU types below them."""
+        """Nodes below the switches of a level that have several GPU types below them; possible nodes add no type."""
         mixed = 0
         for below in self.domains[tier].values():
-            types = sum(1 for gpu_type, nodes in self.of_type.items() if gpu_type is not None and nodes & below)
+            present = below & self.existing
+            types = sum(1 for gpu_type, nodes in self.of_type.items() if gpu_type is not None and nodes & present)
             if types > 1:
                 mixed |= below
         return mixed

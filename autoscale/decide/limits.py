@@ -90,8 +90,12 @@ def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: Contr
 
 
 def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> frozenset[PoolKey]:
-    """Pools with replicas that have waited for a node for more than ``no_node_s``."""
-    return frozenset(key for key, (since_s, _) in state.unplaced_since_s.items() if now_s - since_s > no_node_s)
+    """Pools with replicas that have waited on no node for more than ``no_node_s`` and than a new node takes."""
+    return frozenset(
+        key
+        for key, (since_s, _) in state.unplaced_since_s.items()
+        if now_s - since_s > max(no_node_s, state.offers[key].start_s if key in state.offers else 0.0)
+    )
 
 
 def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:

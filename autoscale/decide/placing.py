@@ -13,6 +13,7 @@ from autoscale.decide import placement
 from autoscale.decide.draft import Draft
 from autoscale.decide.limits import kept_ratio, quota_left
 from autoscale.decide.placement import Placed
+from autoscale.decide.possible import accepted
 from autoscale.headcount import EPSILON_REPLICAS, count_among, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
@@ -30,7 +31,8 @@ def place(draft: Draft) -> None:
     if not _is_change(draft, counts_with_warm):
         return
     draft.placed = _place_all(draft, counts_with_warm, ratio)
-    draft.state = replace(draft.state, warm=draft.placed.warm)
+    offers = {} if draft.slots is None else accepted(draft.placed.nodes, draft.slots.topology.offer_of)
+    draft.state = replace(draft.state, warm=draft.placed.warm, offers={**draft.state.offers, **offers})
     _note_woken_groups(draft, ratio)
     _remember_change(draft)
 

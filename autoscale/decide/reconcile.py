@@ -9,9 +9,10 @@ from autoscale.decide.draft import Draft
 from autoscale.decide.floor import lead_s
 from autoscale.decide.limits import limited, overdue_pools, room_of
 from autoscale.decide.links import with_window
+from autoscale.decide.possible import with_refusals
 from autoscale.decide.starts import with_ended_starts, with_unknown_begins
 from autoscale.headcount import Census, count_among
-from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot
+from autoscale.types import ControllerState, Note, NoteKind, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Role
 
 # Longest gap between two ticks over which timers go on, as a multiple of ``interval_s``. A smaller number would restart
@@ -36,9 +37,21 @@ def reconcile(draft: Draft) -> None:
     draft.pools = limited(config, pools, draft.state)
     draft.room = room_of(config, draft.pools, draft.state.desired)
     draft.overdue = overdue_pools(draft.state, draft.now_s, config.no_node_s)
+    _give_up_offers(draft)
     draft.floors = config.floors.at(draft.now_s, lead_s(config, draft.state))
     if draft.floors:  # idle time counts from the end of the last floor
         draft.state = replace(draft.state, idle_since_s=None)
+
+
+def _give_up_offers(draft: Draft) -> None:
+    """Give up the node types of which no node has come in time; nothing in this cycle uses them."""
+    offers, refused = with_refusals(draft.state, draft.now_s, draft.config.no_node_s)
+    for kind in sorted(refused.keys() - draft.snapshot.state.refused.keys()):
+        text = f"no node of type {kind} has come in time: none is requested for {refused[kind] - draft.now_s:.0f} s"
+        draft.notes.append(Note(NoteKind.NO_NODE, text))
+    if draft.slots is not None:
+        draft.slots.refuse(refused)
+    draft.state = replace(draft.state, offers=offers, refused=refused)
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
@@ -76,12 +89,20 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
+        offers={key: offer for key, offer in state.offers.items() if _waits(snapshot, key)},
         links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
         scaled_out_s=_not_after(state.scaled_out_s, now_s),
         scaled_in_s=_not_after(state.scaled_in_s, now_s),
     )
+
+
+def _waits(snapshot: Snapshot, key: PoolKey) -> bool:
+    """Whether a pool has fewer replicas on nodes than the last plan wanted."""
+    state = snapshot.state
+    wanted = state.desired.get(key, 0) + state.warm.get(key, 0)
+    return any(pool.key == key and (pool.held_replicas or 0) < wanted for pool in snapshot.pools)
 
 
 def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:

@@ -7,8 +7,10 @@ A ``NodeSet`` is an integer with one bit per node: ``&`` is what two sets share,
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import or_
 
 from autoscale.types import Demand, PoolStats
 from kvtransfer.topology import Node, NodeSet, Topology, indices
@@ -30,12 +32,16 @@ class Slots:
         self._by_gpus = defaultdict[float, NodeSet](int)
         for index, free in enumerate(self._gpus):
             self._by_gpus[_rounded(free)] |= 1 << index
+        self._usable = topology.usable
+        # Each step adds nodes to those of the step before: existing nodes, then possible ones, the cheap ones first.
+        self._steps = list(accumulate([topology.existing, *topology.offers.values()], or_))
 
     def copy(self) -> "Slots":
         """An independent copy of the free room, for a trial."""
         copied = object.__new__(type(self))  # without __init__, which would start from the nodes again
         copied.topology = self.topology
         copied._gpus, copied._cpus, copied._by_gpus = self._gpus[:], self._cpus[:], self._by_gpus.copy()
+        copied._usable, copied._steps = self._usable, self._steps
         return copied
 
     def vacate(self, demand: Demand, names: Iterable[str]) -> None:
@@ -44,6 +50,24 @@ class Slots:
         parts = demand.parts or (demand,)
         cpus = math.fsum(part.workers * part.cpus_per_worker + part.cpus_per_replica for part in parts)
         self.give_back([(index, demand.gpus / len(own), cpus / len(own)) for index in own])
+
+    def starts_together(self, nodes: NodeSet) -> bool:
+        """Whether one label selector leads replicas to all of these nodes.
+
+        Replicas that wait for a possible node are led by the labels of its type.
+        """
+        possible = list(self.topology.listed(nodes & ~self.topology.existing))
+        if not possible:
+            return True
+        labels, types = possible[0].labels, {node.offer.node_type for node in possible if node.offer is not None}
+        existing = self.topology.listed(nodes & self.topology.existing)
+        return len(types) == 1 and all(labels.items() <= node.labels.items() for node in existing)
+
+    def refuse(self, node_types: Collection[str]) -> None:
+        """Take no more possible nodes of these types in this cycle."""
+        for offer, nodes in self.topology.offers.items():
+            if offer.node_type in node_types:
+                self._usable &= ~nodes
 
     def candidates(self, demand: Demand) -> NodeSet:
         """The nodes that a replica may be on, whether they have room or not."""
@@ -62,7 +86,7 @@ class Slots:
     def take(self, demand: Demand) -> Taken | None:
         """Take room for one replica: on the least scarce nodes, and of these on the one with the least room to spare.
 
-        ``None``: there is no room.
+        Nodes that exist come first, then possible ones from cheap to expensive. ``None``: there is no room.
         """
         return self._take_parts(demand) if demand.parts else self._take(demand, self.candidates(demand))
 
@@ -125,6 +149,17 @@ class Slots:
         return None
 
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
+        """Take room ``among`` these nodes: on those that exist if they have it, else on the cheapest possible ones."""
+        among &= self._usable
+        tried: NodeSet = 0
+        for step in self._steps:
+            reachable = among & step
+            if reachable != tried and (taken := self._take_least_scarce(demand, reachable)) is not None:
+                return taken
+            tried = reachable
+        return None
+
+    def _take_least_scarce(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires.
 
         A replica on one node needs nodes of one scarcity alone: less scarce nodes were tried before. A replica on
@@ -133,7 +168,7 @@ class Slots:
         # The least scarce nodes come first: those that offer what many others offer too.
         up_to_here: NodeSet = 0  # nodes of this scarcity and of all lower ones
         for subgroup in self.topology.subgroups.values():
-            of_this_scarcity = among & subgroup & self.topology.usable
+            of_this_scarcity = among & subgroup
             up_to_here |= of_this_scarcity
             if not of_this_scarcity:
                 continue

@@ -68,10 +68,17 @@ class Supply:
                         self._slots.give_back(unused)
                     return self._why_no_room(pool, sum(count for _, count in new) - 1)
                 taken.append((pool, room))
+        chosen = dict(self._chosen)
         for pool, room in taken:
-            _, nodes = self._chosen.get(pool.key, (pool, 0))
+            _, nodes = chosen.get(pool.key, (pool, 0))
             # A set, since parts of one replica may share a node. A node set has one bit per node.
-            self._chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
+            chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
+        for pool, _ in new:
+            if pool.key in chosen and not self._slots.starts_together(chosen[pool.key][1]):
+                for _, unused in taken:
+                    self._slots.give_back(unused)
+                return f"new replicas of {pool.key} start on other nodes first"
+        self._chosen = chosen
         return None
 
     def _why_no_room(self, pool: PoolStats, other_replicas: int) -> str:
@@ -97,8 +104,13 @@ def no_scarcer(slots: Slots, demand: Demand, nodes: NodeSet) -> tuple[str, ...]:
     """The nodes that a replica may be on and that are no scarcer than ``nodes``, without cordoned ones.
 
     Empty: no node is scarcer. The scheduler hook then excludes cordoned nodes alone, and no list of all nodes is sent.
+    If some of ``nodes`` are possible ones, the first of them stands for their type.
     """
-    topology, candidates = slots.topology, slots.candidates(demand)
+    topology = slots.topology
+    possible = next(topology.listed(nodes & ~topology.existing), None)
+    if possible is not None:
+        return (possible.name,)
+    candidates = slots.candidates(demand) & topology.existing
     scarcest = topology.priority(nodes)
     # Each node is in one subgroup, so the sum of the sets is their union.
     no_scarcer_nodes = sum(subgroup for priority, subgroup in topology.subgroups.items() if priority <= scarcest)

@@ -147,19 +147,23 @@ def _plan_victims(app: str) -> tuple[str, ...]:
 
 
 def _narrowed(request: Any) -> Any:
-    """Serve's request for a replica's placement group, limited to the nodes that the plan allows."""
+    """Serve's request for a replica's placement group, limited to the nodes that the plan allows.
+
+    Ray's autoscaler adds a node for a request that no node satisfies. A node that does not exist has labels, but no id.
+    """
     # A name is SERVE_REPLICA::APPLICATION#DEPLOYMENT#REPLICA.
     app, _, rest = request.name.removeprefix(_REPLICA_PREFIX).partition("#")
     deployment = rest.rpartition("#")[0]
     allowed, cordoned = VICTIMS.allowed.get(app, {}).get(deployment), VICTIMS.cordoned.get(app)
+    narrower = dict(VICTIMS.labels.get(app, {}).get(deployment, {}))
     if allowed:
-        nodes = f"in({','.join(allowed)})"
+        narrower[_NODE_LABEL] = f"in({','.join(allowed)})"
     elif cordoned:
-        nodes = f"!in({','.join(cordoned)})"
-    else:
+        narrower[_NODE_LABEL] = f"!in({','.join(cordoned)})"
+    if not narrower:
         return request
     selectors = request.bundle_label_selector or [{}] * len(request.bundles)
-    return replace(request, bundle_label_selector=[{**selector, _NODE_LABEL: nodes} for selector in selectors])
+    return replace(request, bundle_label_selector=[{**selector, **narrower} for selector in selectors])
 
 
 def _stopping(

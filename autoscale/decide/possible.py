@@ -1,0 +1,85 @@
+"""Possible nodes of a cycle: those that Ray's autoscaler would add, and the types that did not come in time (pure)."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from autoscale.decide.limits import overdue_pools
+from autoscale.topology_config import NodeTypeConfig, TopologyConfig
+from autoscale.types import ControllerState, PoolKey
+from kvtransfer.topology import Node, Offer, Topology
+
+
+def possible_nodes(config: TopologyConfig, nodes: Sequence[Node], refused: Collection[str]) -> list[Node]:
+    """The nodes of each type that may still be added to ``nodes``, all of them empty.
+
+    A node counts as one of a type if it has all labels of the type and GPUs of the same kind. ``refused``: types of
+    which none is requested now.
+    """
+    possible = []
+    for name, kind in config.node_types.items():
+        if name not in refused:
+            present = sum(1 for node in nodes if _is_of(kind, node))
+            offer = Offer(
+                node_type=name, start_s=kind.start_s, retry_s=kind.retry_s, cost_per_gpu_hour=config.cost_of(kind)
+            )
+            possible += [_node(config, kind, offer, number) for number in range(1, kind.max_nodes - present + 1)]
+    return possible
+
+
+def _is_of(kind: NodeTypeConfig, node: Node) -> bool:
+    return node.gpu_type == kind.gpu_type and kind.labels.items() <= node.labels.items()
+
+
+def _node(config: TopologyConfig, kind: NodeTypeConfig, offer: Offer, number: int) -> Node:
+    return Node(
+        name=f"{offer.node_type}#{number}",
+        labels=kind.labels,
+        under=config.under(kind.labels, ()),
+        gpu_type=kind.gpu_type,
+        gpus=kind.gpus,
+        free_gpus=kind.gpus,
+        cpus=kind.cpus,
+        free_cpus=kind.cpus,
+        offer=offer,
+    )
+
+
+def refused_types(state: ControllerState, now_s: float) -> frozenset[str]:
+    """Node types that a service does not request now, since a node of the type did not come in time."""
+    return frozenset(kind for kind, until_s in state.refused.items() if now_s < until_s)
+
+
+def with_refusals(
+    state: ControllerState, now_s: float, no_node_s: float
+) -> tuple[dict[PoolKey, Offer], dict[str, float]]:
+    """The offers for which pools still wait, and the refused types with the end of each refusal.
+
+    An offer whose time is over refuses its type for ``retry_s``.
+    """
+    refused = {kind: until_s for kind, until_s in state.refused.items() if now_s < until_s}
+    late = overdue_pools(state, now_s, no_node_s) & state.offers.keys()
+    for key in late:
+        offer = state.offers[key]
+        refused[offer.node_type] = max(refused.get(offer.node_type, 0.0), now_s + offer.retry_s)
+    return {key: offer for key, offer in state.offers.items() if key not in late}, refused
+
+
+def labels_of_possible(
+    starts: Mapping[PoolKey, tuple[str, ...]], topology: Topology
+) -> dict[PoolKey, Mapping[str, str]]:
+    """The labels of the possible node on which replicas of a pool start; other pools are left out.
+
+    A node that does not exist has no id, so only its labels lead replicas to it. ``starts``: names of nodes, as
+    ``supply.start_nodes`` returns them.
+    """
+    index = topology.index
+    return {
+        key: topology.nodes[index[names[0]]].labels for key, names in starts.items() if names[0] in topology.offer_of
+    }
+
+
+def accepted(nodes: Mapping[PoolKey, tuple[str, ...]], offers: Mapping[str, Offer]) -> dict[PoolKey, Offer]:
+    """The offer for which each pool waits, if its new replicas start on a possible node.
+
+    ``nodes``: names of the nodes for new replicas of each pool. ``offers``: those of possible nodes, by name.
+    """
+    return {key: offers[names[0]] for key, names in nodes.items() if names and names[0] in offers}

@@ -1,0 +1,207 @@
+"""Nodes that Ray's autoscaler may add: when placement requests them, and what it does if they do not come."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from autoscale.decide.controller import Controller
+from autoscale.decide.cycle import tick_all
+from autoscale.decide.decision_log import config_line, decision_line, replay
+from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types
+from autoscale.decide.slots import Slots
+from autoscale.decide.supply import start_nodes
+from autoscale.topology_config import NodeTypeConfig, TopologyConfig
+from autoscale.types import Demand, NoteKind, Plan, PoolKey
+from kvtransfer.topology import Node, Role, Topology
+from tests.autoscale.decide.test_cycle import controller, node, pools, snapshot
+
+NOW_S = 1000.0
+D, P = Role.DECODE, Role.PREFILL
+
+
+def kind(name: str, **fields: object) -> NodeTypeConfig:
+    return NodeTypeConfig.model_validate(
+        {"labels": {"kind": name}, "gpu_type": "H100", "gpus": 2, "cpus": 8, "max_nodes": 2, "start_s": 300} | fields
+    )
+
+
+def topology_of(**types: NodeTypeConfig) -> TopologyConfig:
+    return TopologyConfig(node_types=types, cost_per_gpu_hour={"H100": 3.0})
+
+
+class Elastic:
+    """A service on a cluster that grows: its controller, and the nodes and replicas that there are."""
+
+    def __init__(self, controller: Controller, config: TopologyConfig, *nodes: Node, counts: tuple[int, int]) -> None:
+        self.controller, self.config, self.nodes = controller, config, list(nodes)
+        self.now_s, self.plan, self.before = NOW_S, None, dict[PoolKey, tuple[str, ...]]()
+        self.pools = pools("m", counts, at=nodes[0].name)
+
+    def tick(self, after_s: float = 5.0) -> Plan:
+        """One cycle; Serve then asks for the plan's counts, and no replica that waits gets a node."""
+        self.now_s += after_s
+        seen = snapshot(self.pools)
+        if self.plan is not None:
+            seen = replace(seen, state=self.plan.state)
+        fresh = tuple(
+            replace(pool, replicas=tuple(replace(one, observed_s=self.now_s) for one in pool.replicas))
+            for pool in seen.pools
+        )
+        seen = replace(seen, now_s=self.now_s, pools=fresh)
+        refused = refused_types(seen.state, self.now_s)
+        slots = Slots(Topology([*self.nodes, *possible_nodes(self.config, self.nodes, refused)]).with_scarcity())
+        self.snapshot, plan = tick_all({"m": self.controller}, {"m": seen}, slots=slots)["m"]
+        self.before = start_nodes(self.before, plan.nodes, plan.counts, self.pools, slots)
+        self.labels = labels_of_possible(self.before, slots.topology)
+        self.pools = tuple(replace(pool, target_replicas=plan.counts[pool.key]) for pool in self.pools)
+        self.plan = plan
+        return plan
+
+
+def key(role: Role) -> PoolKey:
+    return PoolKey("m-g", role)
+
+
+def kinds(labels: Mapping[PoolKey, Mapping[str, str]]) -> dict[Role, str]:
+    return {pool.role: one["kind"] for pool, one in labels.items()}
+
+
+def test_a_node_that_exists_is_taken_before_a_possible_one() -> None:
+    elastic = Elastic(controller(2), topology_of(spot=kind("spot")), node("a", 2.0), counts=(1, 1))
+    plan = elastic.tick()
+    assert plan.counts == {key(P): 2, key(D): 2}
+    assert elastic.labels == {}
+
+
+def test_replicas_wait_for_the_cheapest_type_when_no_node_has_room() -> None:
+    types = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0)}
+    elastic = Elastic(controller(2), topology_of(**types), node("a", 0.0), counts=(1, 1))
+    plan = elastic.tick()
+    assert plan.counts == {key(P): 2, key(D): 2}
+    assert plan.pending == {}
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+    # They go on waiting for it, for as long as such a node may take.
+    for _ in range(7):
+        plan = elastic.tick(after_s=40.0)
+        assert plan.counts == {key(P): 2, key(D): 2}
+        assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+
+
+def test_a_type_that_does_not_come_is_given_up_for_the_next_best_and_tried_again_later() -> None:
+    types = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0, retry_s=900)}
+    elastic = Elastic(controller(2), topology_of(**types), node("a", 0.0), counts=(1, 1))
+    for _ in range(10):
+        plan = elastic.tick(after_s=40.0)
+    notes = [note for note in plan.held_back if note.kind is NoteKind.NO_NODE]
+    assert [note.text for note in notes] == ["no node of type spot has come in time: none is requested for 900 s"]
+    assert plan.counts == {key(P): 1, key(D): 1}  # what waited is withdrawn, so Serve asks Ray for it no more
+    given_up_s = elastic.now_s
+    plan = elastic.tick()
+    assert plan.counts == {key(P): 2, key(D): 2}
+    assert kinds(elastic.labels) == {P: "dear", D: "dear"}
+    assert refused_types(plan.state, given_up_s + 899.0) == {"spot"}
+    assert refused_types(plan.state, given_up_s + 901.0) == frozenset()
+
+
+def test_a_type_of_which_all_nodes_exist_offers_none() -> None:
+    own = replace(node("a", 0.0), labels={"kind": "spot"})
+    config = topology_of(spot=kind("spot", max_nodes=1))
+    assert possible_nodes(config, [own], ()) == []
+    other = replace(own, labels={"kind": "other"})
+    (possible,) = possible_nodes(config, [other], ())
+    assert (possible.name, possible.free_gpus, possible.under) == ("spot#1", 2.0, ("", "", "", "", ""))
+    assert possible_nodes(config, [other], {"spot"}) == []
+
+
+def test_replicas_of_one_pool_start_on_nodes_that_one_selector_leads_to() -> None:
+    # One free GPU on an existing node without the type's labels, and possible nodes: not both for one pool at once.
+    elastic = Elastic(controller(4), topology_of(spot=kind("spot")), node("a", 2.0), counts=(1, 1))
+    plan = elastic.tick()
+    assert plan.counts == {key(P): 2, key(D): 2}
+    assert elastic.labels == {}
+    assert "start on other nodes first" in plan.passed_over["m-g"]
+    # Once these are on nodes, the others wait for the possible ones.
+    elastic.pools = tuple(
+        replace(made, limits=pool.limits, target_replicas=pool.target_replicas)
+        for made, pool in zip(pools("m", (2, 2)), elastic.pools, strict=True)
+    )
+    elastic.nodes = [node("a", 0.0)]
+    plan = elastic.tick()
+    assert plan.counts == {key(P): 4, key(D): 4}
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+
+
+def test_replicas_on_free_nodes_of_the_type_wait_for_more_of_them_at_once() -> None:
+    own = replace(node("a", 2.0), labels={"kind": "spot", "zone": "z"})
+    elastic = Elastic(controller(3), topology_of(spot=kind("spot", max_nodes=3)), own, counts=(1, 1))
+    assert elastic.tick().counts == {key(P): 3, key(D): 3}
+    assert kinds(elastic.labels) == {D: "spot", P: "spot"}
+
+
+def test_a_budget_holds_on_possible_nodes_too() -> None:
+    elastic = Elastic(
+        controller(4, quota_gpus={"H100": 4.0}),
+        topology_of(spot=kind("spot", max_nodes=8)),
+        node("a", 0.0),
+        counts=(1, 1),
+    )
+    assert elastic.tick().counts == {key(P): 2, key(D): 2}
+
+
+def test_a_plan_that_waits_for_a_possible_node_replays() -> None:
+    elastic = Elastic(controller(2), topology_of(spot=kind("spot")), node("a", 0.0), counts=(1, 1))
+    plan = elastic.tick()
+    lines = [config_line("m", elastic.controller.config, 0.0, "start"), decision_line("m", elastic.snapshot, plan)]
+    assert list(replay(lines)) == [None]
+
+
+def test_possible_nodes_make_no_existing_switch_scarce() -> None:
+    here = [node("a", 8.0, s1="m1"), node("b", 8.0, s1="m1")]
+    possible = possible_nodes(
+        TopologyConfig(
+            labels={"s1": "s1", "s2": "s2"},
+            node_types={"a100": kind("a100", labels={"s1": "m1", "kind": "a100"}, gpu_type="A100")},
+        ),
+        here,
+        (),
+    )
+    assert Topology([*here, *possible]).priority(1) == Topology(here).priority(1)
+
+
+def test_room_is_taken_step_by_step_and_given_back() -> None:
+    config = topology_of(dear=kind("dear", max_nodes=1), spot=kind("spot", max_nodes=1, cost_per_gpu_hour=1.0))
+    slots = Slots(Topology([node("a", 1.0), *possible_nodes(config, [], ())]))
+    one = Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)
+    taken = [slots.take(one) for _ in range(6)]
+    names = [None if part is None else slots.topology.nodes[part[0][0]].name for part in taken]
+    assert names == ["a", "spot#1", "spot#1", "dear#1", "dear#1", None]
+    slots.refuse(["spot"])
+    assert taken[1] is not None
+    slots.give_back(taken[1])
+    assert slots.take(one) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        ({"a": {"labels": {}, "cpus": 1, "max_nodes": 1}}, "at least 1"),
+        ({"a#": {"labels": {"k": "a"}, "cpus": 1, "max_nodes": 1}}, "rename it"),
+        ({"a": {"labels": {"k": "a"}, "cpus": 1, "max_nodes": 1, "gpus": 8}}, "give both or neither"),
+        ({"a": {"labels": {"k": "a"}, "cpus": 1, "max_nodes": 1, "cost_per_gpu_hour": -1}}, "greater than or equal"),
+        (
+            {name: {"labels": {"k": "same"}, "cpus": 1, "max_nodes": 1} for name in ("a", "b")},
+            "a and b have the same labels",
+        ),
+    ],
+)
+def test_types_that_cannot_be_used_are_refused(types: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TopologyConfig.model_validate({"node_types": types})
+
+
+def test_a_price_of_zero_is_a_price() -> None:
+    config = topology_of(free=kind("free", cost_per_gpu_hour=0.0), usual=kind("usual"))
+    costs = {one.offer.node_type: one.offer.cost_per_gpu_hour for one in possible_nodes(config, [], ()) if one.offer}
+    assert costs == {"free": 0.0, "usual": 3.0}
