@@ -19,7 +19,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import lacking_types, tick_all
 from autoscale.decide.decision_log import decision_line, is_news, is_traffic_due, traffic_line
-from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types
+from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types, with_savings
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.decide.tuning import Pools
@@ -344,7 +344,8 @@ class JointPolicy:
 def _slots(config: TopologyConfig, nodes: Sequence[Node], blanks: Iterable[Snapshot]) -> Slots:
     """The free room of nodes, and of possible nodes whose types no service has given up."""
     refused = {kind for blank in blanks for kind in refused_types(blank.state, blank.now_s)}
-    return Slots(Topology([*nodes, *possible_nodes(config, nodes, refused)]).with_scarcity())
+    possible = possible_nodes(config, nodes, refused)
+    return Slots(Topology([*with_savings(config, nodes), *possible]).with_scarcity())
 
 
 def _by_pool(places: Places) -> dict[PoolKey, dict[str, tuple[str, ...]]]:

@@ -99,6 +99,8 @@ class Node:
     scarcity: SubgroupPriority | None = None  # ``None``: follows from the other nodes of the topology
     contradiction: str = ""  # text about labels and resources that do not agree; empty: they agree
     offer: Offer | None = None  # ``None``: the node exists
+    # Cost of a GPU hour that the cluster saves when it removes the node; ``None``: the node stays.
+    saves_per_gpu_hour: float | None = None
 
 
 def path(node: Node, tier: LinkTier) -> Path | None:

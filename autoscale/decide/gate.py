@@ -17,6 +17,9 @@ from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats, ReplicaStats
 from kvtransfer.topology import Role
 
+# Which nodes are freed first, the lowest rank first: the scarcest ones; then those that Ray's autoscaler removes when
+# they are empty, the expensive ones first; and of these the ones with the fewest used GPUs, which are empty soonest.
+NodeRank = tuple[int, float, float]
 # Tolerance for rounding errors of a count times a ratio, replicas.
 _EPSILON = 1e-9
 
@@ -62,7 +65,7 @@ def _send_away(draft: Draft, pool: PoolStats, count: int, withdrawn: dict[str, f
     """
     admitted, leave_at_once = frozenset(draft.state.admitted), draft.is_exchange or draft.falls_asleep
     serving = [r for r in pool.replicas if r.replica_id not in withdrawn and r.replica_id not in victims]
-    for name in choose_victims(serving, admitted, count, scarcity(pool, draft.slots), draft.snapshot.claimed):
+    for name in choose_victims(serving, admitted, count, rank_of_nodes(pool, draft.slots), draft.snapshot.claimed):
         if name in admitted and not leave_at_once:
             withdrawn[name] = draft.now_s
         else:
@@ -98,7 +101,7 @@ def admit(draft: Draft) -> None:
         draft.counts[pool.key] = desired if config.is_observing else running
         if warm:  # the replicas that would leave first are the warm ones
             staying = [replica for replica in pool.replicas if replica.replica_id not in away]
-            idle = choose_victims(staying, before, len(staying) - desired, scarcity(pool, draft.slots))
+            idle = choose_victims(staying, before, len(staying) - desired, rank_of_nodes(pool, draft.slots))
             draft.held += idle
             names = [name for name in names if name not in idle]
         ready_in_group[pool.key.role] = names
@@ -179,31 +182,31 @@ def choose_victims(
     replicas: Sequence[ReplicaStats],
     admitted: frozenset[str],
     number: int,
-    scarcity: Mapping[str, int] = MappingProxyType({}),
+    ranks: Mapping[str, NodeRank] = MappingProxyType({}),
     claimed: Collection[str] = (),
 ) -> list[str]:
     """The ``number`` replicas of a pool that leave first.
 
-    Claimed ones leave first; then those that are not admitted, those on the scarcest nodes, those with the least work,
-    and the youngest.
+    Claimed ones leave first; then those that are not admitted, those on nodes of the lowest rank, those with the least
+    work, and the youngest.
 
     Args:
         replicas: replicas of one pool, the oldest first.
         admitted: replicas that get requests.
         number: number of replicas that leave.
-        scarcity: scarcity of the nodes of each replica, by replica id; a higher number is scarcer.
+        ranks: of the nodes of each replica, by replica id.
         claimed: replicas whose room a more important service needs.
     """
     if number <= 0:
         return []
 
-    def worth(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, int, float, float, int]:
+    def worth(entry: tuple[int, ReplicaStats]) -> tuple[bool, bool, NodeRank, float, float, int]:
         """The parts are compared from left to right; the lowest leaves first."""
         index, replica = entry
         return (
             replica.replica_id not in claimed,
             replica.replica_id in admitted,
-            -scarcity.get(replica.replica_id, 0),
+            ranks.get(replica.replica_id, (0, 0.0, 0.0)),
             (replica.running_requests or 0.0) + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0),
             replica.queued_prefill_tokens or 0.0,
             -index,
@@ -212,13 +215,16 @@ def choose_victims(
     return [replica.replica_id for _, replica in sorted(enumerate(replicas), key=worth)[:number]]
 
 
-def scarcity(pool: PoolStats, slots: Slots | None) -> dict[str, int]:
-    """Scarcity of the scarcest node of each replica, by replica id; empty without ``slots``."""
+def rank_of_nodes(pool: PoolStats, slots: Slots | None) -> dict[str, NodeRank]:
+    """The rank of the nodes of each replica, by replica id; empty without ``slots``."""
     if slots is None:
         return {}
     topology = slots.topology
-    result = {}
+    ranks = {}
     for replica, names in pool.on.items():
         nodes = sum(1 << topology.index[name] for name in names if name in topology.index)  # one bit per node
-        result[replica] = int(topology.priority(nodes))
-    return result
+        savings = [node.saves_per_gpu_hour for node in topology.listed(nodes)]
+        saved = max((each for each in savings if each is not None), default=None)
+        used_gpus = 0.0 if saved is None else slots.used_gpus(nodes)
+        ranks[replica] = (-int(topology.priority(nodes)), 1.0 if saved is None else -saved, used_gpus)
+    return ranks

@@ -1,6 +1,7 @@
 """Possible nodes of a cycle: those that Ray's autoscaler would add, and the types that did not come in time (pure)."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from autoscale.decide.limits import overdue_pools
 from autoscale.topology_config import NodeTypeConfig, TopologyConfig
@@ -23,6 +24,15 @@ def possible_nodes(config: TopologyConfig, nodes: Sequence[Node], refused: Colle
             )
             possible += [_node(config, kind, offer, number) for number in range(1, kind.max_nodes - present + 1)]
     return possible
+
+
+def with_savings(config: TopologyConfig, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, each with what is saved when it leaves: Ray's autoscaler removes empty nodes of its types."""
+    savings = []
+    for node in nodes:
+        kind = next((kind for kind in config.node_types.values() if _is_of(kind, node)), None)
+        savings.append(node if kind is None else replace(node, saves_per_gpu_hour=config.cost_of(kind)))
+    return savings
 
 
 def _is_of(kind: NodeTypeConfig, node: Node) -> bool:

@@ -114,6 +114,10 @@ class Slots:
         """Free GPUs on these nodes."""
         return math.fsum(free * (self._by_gpus[free] & nodes).bit_count() for free in self._by_gpus)
 
+    def used_gpus(self, nodes: NodeSet) -> float:
+        """GPUs in use on these nodes."""
+        return math.fsum(self.topology.nodes[index].gpus - self._gpus[index] for index in indices(nodes))
+
     def fragmented_frac(self, units: Iterable[Sequence[Demand]]) -> float | None:
         """Share of the free GPUs that no group can use, since no unit that fits may be there; ``None``: no GPU is free.
 

@@ -105,12 +105,15 @@ def choose_by_plan() -> None:
             ) -> set[Any]:
                 stock = super()._get_replicas_to_stop(deployment_id, max_num_to_stop, *args, **kwargs)
                 try:
-                    return _stopping(
+                    running = self._running_replicas[deployment_id]
+                    chosen = _stopping(
                         stock,
-                        running=self._running_replicas[deployment_id],
+                        running=running,
                         recovering=self._recovering_replicas[deployment_id],
                         victims=_plan_victims(deployment_id.app_name),
                     )
+                    _withdraw_requests(replica for replica in chosen if replica not in running)
+                    return chosen
                 except Exception:
                     logger.exception("Serve chooses which replicas stop: Tandem's choice failed")
                     return set(stock)
@@ -164,6 +167,25 @@ def _narrowed(request: Any) -> Any:
         return request
     selectors = request.bundle_label_selector or [{}] * len(request.bundles)
     return replace(request, bundle_label_selector=[{**selector, **narrower} for selector in selectors])
+
+
+def _withdraw_requests(replicas: Iterable[Any]) -> None:
+    """Withdraw the requests for nodes of replicas that stop before they have one.
+
+    Serve lets a replica end in order, and waits for it for as long as ``graceful_shutdown_timeout_s``, also if it waits
+    for a node. For all that time Ray's autoscaler would try to add a node for it.
+    """
+    import ray
+    from ray.util import get_placement_group, placement_group_table, remove_placement_group
+
+    for replica in replicas:
+        of = replica.deployment_id
+        try:
+            group = get_placement_group(f"{_REPLICA_PREFIX}{of.app_name}#{of.name}#{replica.unique_id}")
+            if placement_group_table(group)["state"] == "PENDING":
+                remove_placement_group(group)
+        except (ValueError, ray.exceptions.RayError) as error:  # it has none, or none any more
+            logger.debug("no request for a node of %s to withdraw: %s", replica, error)
 
 
 def _stopping(

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import tick_all
 from autoscale.decide.decision_log import config_line, decision_line, replay
-from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types
+from autoscale.decide.gate import choose_victims, rank_of_nodes
+from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types, with_savings
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.topology_config import NodeTypeConfig, TopologyConfig
@@ -51,7 +52,8 @@ class Elastic:
         )
         seen = replace(seen, now_s=self.now_s, pools=fresh)
         refused = refused_types(seen.state, self.now_s)
-        slots = Slots(Topology([*self.nodes, *possible_nodes(self.config, self.nodes, refused)]).with_scarcity())
+        nodes = [*with_savings(self.config, self.nodes), *possible_nodes(self.config, self.nodes, refused)]
+        slots = Slots(Topology(nodes).with_scarcity())
         self.snapshot, plan = tick_all({"m": self.controller}, {"m": seen}, slots=slots)["m"]
         self.before = start_nodes(self.before, plan.nodes, plan.counts, self.pools, slots)
         self.labels = labels_of_possible(self.before, slots.topology)
@@ -205,3 +207,16 @@ def test_a_price_of_zero_is_a_price() -> None:
     config = topology_of(free=kind("free", cost_per_gpu_hour=0.0), usual=kind("usual"))
     costs = {one.offer.node_type: one.offer.cost_per_gpu_hour for one in possible_nodes(config, [], ()) if one.offer}
     assert costs == {"free": 0.0, "usual": 3.0}
+
+
+def test_replicas_leave_the_expensive_nodes_first_and_of_these_the_one_that_is_empty_soonest() -> None:
+    config = topology_of(dear=kind("dear", cost_per_gpu_hour=9.0), spot=kind("spot", cost_per_gpu_hour=1.0))
+    names = {"stays": {}, "cheap": {"kind": "spot"}, "full": {"kind": "dear"}, "nearly-empty": {"kind": "dear"}}
+    free = {"stays": 7.0, "cheap": 7.0, "full": 0.0, "nearly-empty": 7.0}
+    nodes = [replace(node(name, free[name]), labels=labels) for name, labels in names.items()]
+    slots = Slots(Topology(with_savings(config, nodes)))
+    _, pool = pools("m", (1, 4))
+    pool = replace(pool, on={f"m-g-decode{index}": (name,) for index, name in enumerate(names)})
+    ids = [replica.replica_id for replica in pool.replicas]
+    order = choose_victims(pool.replicas, frozenset(ids), 4, rank_of_nodes(pool, slots))
+    assert [dict(zip(ids, names, strict=True))[name] for name in order] == ["nearly-empty", "full", "cheap", "stays"]

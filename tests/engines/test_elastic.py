@@ -1,0 +1,147 @@
+"""A cluster that grows and shrinks: Ray's autoscaler v2 adds the nodes that placement asks for, and removes empty ones.
+
+Engines are emulated and have one GPU each; these GPUs are only numbers in Ray's resources.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from autoscale.decide.decision_log import load_lines, replay
+from deployments.machine.claims import free_ports
+from serve_app.local.cluster import NodeSpec
+from tests.engines.endpoint import ROOT, forked_yaml
+from tests.lab.stand.elastic_cluster import ElasticCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+KIND = "example.com/kind"
+GPU = "gpu_h100"
+START_S, IDLE_S = 20.0, 15.0
+
+
+def gpu_node(kind: str) -> NodeSpec:
+    return NodeSpec(cpus=2, labels={KIND: kind}, resources={GPU: 2})
+
+
+def pool(replicas: int) -> dict[str, Any]:
+    return {
+        "replicas": replicas,
+        "max_replicas": 6,
+        "emulator": {
+            "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
+            "start_s": 0.0,
+            "time_factor": 20.0,
+        },
+        "placement": {"accelerator_type": "H100", "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
+    }
+
+
+def node_type(kind: str, **fields: Any) -> dict[str, Any]:
+    own = {"labels": {KIND: kind}, "gpu_type": "H100", "gpus": 2, "cpus": 2, "start_s": START_S, "retry_s": 600.0}
+    return own | fields
+
+
+def document() -> dict[str, Any]:
+    made = forked_yaml("elastic")
+    made["applications"][0]["args"] = {
+        "model": {"id": "chat", "source": "emulated/llama-70b"},
+        "groups": [{"name": "g", "prefill": pool(0), "decode": pool(0)}],
+        "autoscale": {
+            "pd_ratio": "1:1",
+            "policy": {"kind": "static", "prefill": 1, "decode": 1},
+            "slo": {"ttft_s": 60.0, "tpot_s": 5.0},
+            "guard": {"cooldown_out_s": 1.0, "cooldown_in_s": 1.0},
+            "gate": {"observation_s": 2.0},
+            "interval_s": 1.0,
+            "window_s": 6.0,
+            "no_node_s": 5.0,
+            "idle_to_zero_s": 1000.0,
+        },
+        "ingress": {"replicas": 1, "cpus_per_replica": 0.25, "metrics_port": free_ports(1)[0]},
+        "topology": {
+            "gpu_resources": {"H100": GPU},
+            "cost_per_gpu_hour": {"H100": 4.0},
+            "node_types": {
+                "spot": node_type("spot", max_nodes=4, cost_per_gpu_hour=1.0),
+                "reserved": node_type("reserved", max_nodes=3),
+            },
+        },
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    types = {"spot": gpu_node("spot"), "reserved": gpu_node("reserved")}
+    most = {"spot": 0, "reserved": 3}  # the cloud has no spot nodes
+    with (
+        ElasticCluster(NodeSpec(cpus=4, gpus=0), types, most=most, idle_s=IDLE_S) as cluster,
+        deploy(document(), address=cluster.address) as app,
+    ):
+        yield app
+
+
+def kinds() -> list[str]:
+    """The kinds of the nodes that Ray's autoscaler has added."""
+    import ray
+
+    return sorted(node["Labels"][KIND] for node in ray.nodes() if node["Alive"] and KIND in node["Labels"])
+
+
+def waiting() -> list[str]:
+    """Replicas that wait for a node."""
+    from ray.util import placement_group_table
+
+    return [group["name"] for group in placement_group_table().values() if group["state"] == "PENDING"]
+
+
+def until(app: Any, holds: Callable[[], bool], within_s: float = 300.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, (kinds(), app.control_of("chat").status())
+        time.sleep(0.5)
+
+
+def counts(app: Any) -> dict[str, int]:
+    return {str(key): len(names) for key, names in app.control_of("chat").status().last.running.items()}
+
+
+def answer(app: Any) -> int:
+    body = {"model": "chat", "prompt": "hello", "max_tokens": 4}
+    return requests.post(f"{app.url}/v1/completions", json=body, timeout=300).status_code
+
+
+def test_a_node_type_that_did_not_exist_serves_though_the_cheapest_one_never_comes(app: Any) -> None:
+    assert kinds() == []
+    began_s = time.monotonic()
+    assert answer(app) == 200  # the service sleeps, so this request wakes it
+    print(f"first answer after {time.monotonic() - began_s:.0f} s")
+    assert kinds() == ["reserved"]  # one node of two GPUs for both roles
+    assert set(app.control_of("chat").status().last.plan.state.refused) == {"spot"}
+    assert waiting() == []  # otherwise Ray would try to add spot nodes for as long as a replica may take to end
+
+
+def test_more_replicas_bring_more_nodes_and_fewer_replicas_empty_them(app: Any) -> None:
+    control = app.control_of("chat")
+    control.scale(3, 3)
+    until(app, lambda: counts(app) == {"prefill:g": 3, "decode:g": 3})
+    assert kinds() == ["reserved"] * 3
+    control.scale(1, 1)
+    until(app, lambda: counts(app) == {"prefill:g": 1, "decode:g": 1})
+    until(app, lambda: len(kinds()) == 1)  # Ray's autoscaler removes the empty nodes
+    assert answer(app) == 200
+
+
+def test_the_decision_log_replays(app: Any) -> None:
+    from serve_app.running.ray_control import status_of
+
+    lines = load_lines(Path(status_of(app.name).log_path))
+    assert any('"no_node"' in line for line in lines)
+    assert [one for one in replay(lines) if one is not None] == []
