@@ -95,6 +95,7 @@ class Node:
     cpus: float = 0.0
     free_cpus: float = 0.0
     is_cordoned: bool = False  # whether it takes no new replica
+    is_leaving: bool = False  # whether Ray has been told that the node will be taken away; then it is cordoned too
     host: str = ""  # its host name, which several nodes on one machine share
     scarcity: SubgroupPriority | None = None  # ``None``: follows from the other nodes of the topology
     contradiction: str = ""  # text about labels and resources that do not agree; empty: they agree

@@ -17,9 +17,12 @@ from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats, ReplicaStats
 from kvtransfer.topology import Role
 
-# Which nodes are freed first, the lowest rank first: the scarcest ones; then those that Ray's autoscaler removes when
-# they are empty, the expensive ones first; and of these the ones with the fewest used GPUs, which are empty soonest.
-NodeRank = tuple[int, float, float]
+# Which nodes are freed first, the lowest rank first: those that will be taken away; the scarcest ones; then those that
+# Ray's autoscaler removes when they are empty, the expensive ones first; and of these the ones with the fewest used
+# GPUs, which are empty soonest.
+NodeRank = tuple[bool, int, float, float]
+# The rank of nodes that are not known.
+_NO_RANK: NodeRank = (True, 0, 1.0, 0.0)
 # Tolerance for rounding errors of a count times a ratio, replicas.
 _EPSILON = 1e-9
 
@@ -206,7 +209,7 @@ def choose_victims(
         return (
             replica.replica_id not in claimed,
             replica.replica_id in admitted,
-            ranks.get(replica.replica_id, (0, 0.0, 0.0)),
+            ranks.get(replica.replica_id, _NO_RANK),
             (replica.running_requests or 0.0) + (replica.waiting_requests or 0.0) + (replica.deferred_requests or 0.0),
             replica.queued_prefill_tokens or 0.0,
             -index,
@@ -226,5 +229,6 @@ def rank_of_nodes(pool: PoolStats, slots: Slots | None) -> dict[str, NodeRank]:
         savings = [node.saves_per_gpu_hour for node in topology.listed(nodes)]
         saved = max((each for each in savings if each is not None), default=None)
         used_gpus = 0.0 if saved is None else slots.used_gpus(nodes)
-        ranks[replica] = (-int(topology.priority(nodes)), 1.0 if saved is None else -saved, used_gpus)
+        stays = not any(node.is_leaving for node in topology.listed(nodes))
+        ranks[replica] = (stays, -int(topology.priority(nodes)), 1.0 if saved is None else -saved, used_gpus)
     return ranks

@@ -131,7 +131,7 @@ def start_nodes(
     it goes on using its nodes of the last cycle (``before``), without those that are gone or cordoned by now. After
     that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on.
     """
-    index, usable = slots.topology.index, slots.topology.usable
+    index, usable, elastic = slots.topology.index, slots.topology.usable, bool(slots.topology.offers)
     allowed: dict[PoolKey, tuple[str, ...]] = {}
     for pool in pools:
         if pool.demand is None:
@@ -141,8 +141,9 @@ def start_nodes(
         elif (pool.held_replicas or 0) < counts[pool.key]:
             names = tuple(name for name in before.get(pool.key, ()) if name in index and usable >> index[name] & 1)
         else:
+            # On a cluster that grows, a node may come for it.
             own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
-            names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
+            names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own and not elastic else ()
         if names:
             allowed[pool.key] = names
     return allowed

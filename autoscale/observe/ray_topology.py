@@ -1,10 +1,11 @@
 """Ray's nodes with their free resources, and the nodes of each replica; read anew for each cycle."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
+from ray._private.state import available_resources_per_node, state
 from ray.util import placement_group_table
 
 from autoscale.topology_config import TopologyConfig
@@ -20,11 +21,17 @@ _TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 def read_nodes(config: TopologyConfig, cordoned: frozenset[str]) -> list[Node]:
     """The nodes that are alive; ``cordoned``: names of nodes and switches. Blocks for a few milliseconds.
 
-    Needs: ``ray._private.state.available_resources_per_node``; Ray's public functions give only the sum of all nodes.
+    Needs: ``ray._private.state.available_resources_per_node``, since Ray's public functions give only the sum of all
+    nodes, and ``state.get_draining_nodes``.
     Without it: the policy cannot be loaded, and Serve refuses the application.
     """
-    free = available_resources_per_node()
-    return [_node(raw, free.get(raw["NodeID"], {}), config, cordoned) for raw in ray.nodes() if raw.get("Alive")]
+    free, leaving = available_resources_per_node(), frozenset(state.get_draining_nodes())
+    cordoned |= leaving
+    return [
+        replace(_node(raw, free.get(raw["NodeID"], {}), config, cordoned), is_leaving=raw["NodeID"] in leaving)
+        for raw in ray.nodes()
+        if raw.get("Alive")
+    ]
 
 
 def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyConfig, cordoned: frozenset[str]) -> Node:

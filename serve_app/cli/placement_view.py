@@ -74,7 +74,9 @@ def _node_line(node: Node, pools: Iterable[str]) -> Text:
     text = Text(f"{name}: {gpus}, {node.free_cpus:g} of {node.cpus:g} CPUs")
     if counts := sorted(Counter(pools).items()):
         text.append("  " + ", ".join(f"{count} {pool}" for pool, count in counts), style="green")
-    if node.is_cordoned:
+    if node.is_leaving:
+        text.append("  will be taken away", style="bold red")
+    elif node.is_cordoned:
         text.append("  cordoned", style="bold red")
     return text
 

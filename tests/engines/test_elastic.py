@@ -3,8 +3,10 @@
 Engines are emulated and have one GPU each; these GPUs are only numbers in Ray's resources.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 import requests
 
 from autoscale.decide.decision_log import load_lines, replay
+from autoscale.traces.trace import TraceRequest
 from deployments.machine.claims import free_ports
+from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
 from tests.engines.endpoint import ROOT, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
@@ -22,6 +26,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KIND = "example.com/kind"
 GPU = "gpu_h100"
 START_S, IDLE_S = 20.0, 15.0
+# Time from the notice until the node is taken away, seconds, and requests of the load meanwhile.
+NOTICE_S, REQUESTS = 45.0, 120
 
 
 def gpu_node(kind: str) -> NodeSpec:
@@ -35,7 +41,7 @@ def pool(replicas: int) -> dict[str, Any]:
         "emulator": {
             "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
             "start_s": 0.0,
-            "time_factor": 20.0,
+            "time_factor": 1.0,
         },
         "placement": {"accelerator_type": "H100", "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
     }
@@ -137,6 +143,38 @@ def test_more_replicas_bring_more_nodes_and_fewer_replicas_empty_them(app: Any) 
     until(app, lambda: counts(app) == {"prefill:g": 1, "decode:g": 1})
     until(app, lambda: len(kinds()) == 1)  # Ray's autoscaler removes the empty nodes
     assert answer(app) == 200
+
+
+def notice(node_id: str, leaves_in_s: float) -> None:
+    """Tell Ray that a node will be taken away, as a cloud does with a spot node."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    is_accepted, why = client.drain_node(node_id, reason, "spot", int((time.time() + leaves_in_s) * 1000))
+    assert is_accepted, why
+
+
+def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any) -> None:
+    import ray
+
+    def added() -> set[str]:
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"] and KIND in node["Labels"]}
+
+    (leaves,) = added()
+    shapes = [TraceRequest(at_s=0.0, input_tokens=50, output_tokens=100)] * REQUESTS
+    with ThreadPoolExecutor(1) as thread:
+        load = thread.submit(asyncio.run, LoadGenerator(app.url, "chat", seed=1).keep_in_flight(shapes, 4))
+        time.sleep(3.0)
+        notice(leaves, NOTICE_S)
+        until(app, lambda: leaves not in added() and len(added()) == 1)
+        assert answer(app) == 200
+        records = load.result()
+    assert len(records) == REQUESTS
+    assert [record.error for record in records if record.error] == []
+    assert {record.output_tokens for record in records} == {100}
+    assert counts(app) == {"prefill:g": 1, "decode:g": 1}
 
 
 def test_the_decision_log_replays(app: Any) -> None:

@@ -220,3 +220,14 @@ def test_replicas_leave_the_expensive_nodes_first_and_of_these_the_one_that_is_e
     ids = [replica.replica_id for replica in pool.replicas]
     order = choose_victims(pool.replicas, frozenset(ids), 4, rank_of_nodes(pool, slots))
     assert [dict(zip(ids, names, strict=True))[name] for name in order] == ["nearly-empty", "full", "cheap", "stays"]
+
+
+def test_replicas_on_a_node_that_will_be_taken_away_leave_before_all_others() -> None:
+    nodes = [replace(node("goes", 1.0), is_leaving=True, is_cordoned=True), node("stays", 7.0)]
+    slots = Slots(Topology(nodes))
+    _, pool = pools("m", (1, 2))
+    pool = replace(pool, on={"m-g-decode0": ("goes",), "m-g-decode1": ("stays",)})
+    admitted = frozenset(replica.replica_id for replica in pool.replicas)
+    assert choose_victims(pool.replicas, admitted, 1, rank_of_nodes(pool, slots)) == ["m-g-decode0"]
+    assert slots.take(Demand(gpu_type="H100", workers=7, gpus_per_worker=1.0)) == [(1, 7.0, 0.0)]
+    assert slots.take(Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)) is None
