@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 
+from autoscale.topology_config import TopologyConfig
 from serve_app.checks.ray_schema import single_app_config
 from serve_app.cli.main import cli
 from serve_app.config import AppConfig, ServiceConfig
@@ -179,7 +180,8 @@ def test_the_readmes_configurations_are_valid(example: dict[str, Any]) -> None:
 
 
 def test_the_placement_pages_configuration_is_valid(example: dict[str, Any]) -> None:
-    block, _ = yaml_blocks("docs/placement.md")
+    block, elastic, _ = yaml_blocks("docs/placement.md")
+    TopologyConfig.model_validate(elastic["topology"])
     application = {
         **example["applications"][0],
         "autoscaling_policy": {"policy_function": "autoscale.ray_policy:JointPolicy"},
@@ -189,7 +191,7 @@ def test_the_placement_pages_configuration_is_valid(example: dict[str, Any]) -> 
 
 
 def test_the_placement_pages_variants_are_worth_what_it_says() -> None:
-    _, services = yaml_blocks("docs/placement.md")
+    _, _, services = yaml_blocks("docs/placement.md")
     (service,) = services
     for group in service["groups"]:
         for role in ("prefill", "decode"):

@@ -231,3 +231,10 @@ def test_replicas_on_a_node_that_will_be_taken_away_leave_before_all_others() ->
     assert choose_victims(pool.replicas, admitted, 1, rank_of_nodes(pool, slots)) == ["m-g-decode0"]
     assert slots.take(Demand(gpu_type="H100", workers=7, gpus_per_worker=1.0)) == [(1, 7.0, 0.0)]
     assert slots.take(Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)) is None
+
+
+def test_a_type_without_a_price_beside_priced_ones_is_refused() -> None:
+    types = {"a": {"labels": {"k": "a"}, "cpus": 1, "max_nodes": 1, "gpu_type": "A100", "gpus": 1}}
+    with pytest.raises(ValidationError, match="a has no price"):
+        TopologyConfig.model_validate({"node_types": types, "cost_per_gpu_hour": {"H100": 4.0}})
+    TopologyConfig.model_validate({"node_types": types})
