@@ -25,9 +25,12 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import tick_all
 from autoscale.decide.placement import Placed, place
+from autoscale.decide.possible import possible_nodes, with_savings
 from autoscale.decide.slots import Slots, least_units
 from autoscale.ratio import PdRatio
+from autoscale.topology_config import NodeTypeConfig, TopologyConfig
 from autoscale.types import ControllerState, Demand, PoolKey, PoolLimits, PoolStats, Snapshot
+from kvtransfer.labels import TopologyLabels
 from kvtransfer.topology import LinkTier, Node, Role, Topology
 from serve_app.output import write_file
 
@@ -42,6 +45,8 @@ _MIXED_S2_FRAC = 0.4
 _USED_FRAC = 1 / 3
 _SERVICES, _GROUPS, _REPLICAS = 500, 4, 2000
 _NOW_S = 1000.0
+# Nodes that an autoscaler may add below each S1 switch.
+_POSSIBLE_PER_S1 = 4
 _RATIOS = ("1:3", "1:2", "1:1", "2:1")
 
 
@@ -77,7 +82,7 @@ def cluster(rng: random.Random) -> list[Node]:
                 s1 = f"{s2}-m{number}"
                 node = Node(
                     name=f"n{len(nodes):04}",
-                    labels={"s2": s2, "s1": s1},
+                    labels={"dc": "d", "cluster": "c", "s2": s2, "s1": s1},
                     under=("d", "c", s2, s1, ""),
                     gpu_type=rng.choice(kinds),
                     gpus=_GPUS_PER_NODE,
@@ -163,8 +168,31 @@ def cycle(nodes: Sequence[Node], wanted: Sequence[Request], kind: type[Slots]) -
     return time.perf_counter() - started_s, slots, placed
 
 
-def whole_cycle(nodes: Sequence[Node], wanted: Sequence[Request]) -> tuple[float, int]:
-    """Seconds of one cycle as the policy runs it, with controllers, snapshots and claims; and the pending replicas."""
+def growing(nodes: Sequence[Node]) -> TopologyConfig:
+    """A topology in which Ray's autoscaler may add nodes below each S1 switch."""
+    first = {node.labels["s1"]: node for node in nodes}
+    types = {
+        name: NodeTypeConfig(
+            labels=dict(node.labels),
+            gpu_type=node.gpu_type,
+            gpus=_GPUS_PER_NODE,
+            cpus=node.cpus,
+            max_nodes=_NODES_PER_S1 + _POSSIBLE_PER_S1,
+        )
+        for name, node in first.items()
+    }
+    return TopologyConfig(
+        labels=TopologyLabels(data_centre="dc", cluster="cluster", s1="s1", s2="s2"), node_types=types
+    )
+
+
+def whole_cycle(
+    nodes: Sequence[Node], wanted: Sequence[Request], topology: TopologyConfig | None = None
+) -> tuple[float, int]:
+    """Seconds of one cycle as the policy runs it, with controllers, snapshots and claims; and the pending replicas.
+
+    ``topology``: with node types that may be added.
+    """
     controllers, snapshots = {}, {}
     for number, one in enumerate(one for one in wanted if one.pools):
         config = {
@@ -177,6 +205,8 @@ def whole_cycle(nodes: Sequence[Node], wanted: Sequence[Request]) -> tuple[float
         state = ControllerState(ticked_s=_NOW_S - 5.0, desired={pool.key: 0 for pool in one.pools})
         snapshots[f"s{number}"] = Snapshot(now_s=_NOW_S, pools=one.pools, state=state)
     started_s = time.perf_counter()
+    if topology is not None:
+        nodes = [*with_savings(topology, nodes), *possible_nodes(topology, nodes, ())]
     decided = tick_all(controllers, snapshots, slots=Slots(Topology(nodes).with_scarcity()))
     return time.perf_counter() - started_s, round(sum(sum(plan.pending.values()) for _, plan in decided.values()))
 
@@ -211,13 +241,15 @@ def main(
     rng = random.Random(0)
     nodes = cluster(rng)
     wanted = requests(nodes, rng)
+    may_grow = growing(nodes)
     units = [unit for one in wanted for unit in least_units(one.pools)]
     rows: dict[str, dict[str, Any]] = {}
     taken: dict[str, list[float]] = {"best fit": [], "first fit": []}
-    whole: dict[str, list[tuple[float, int]]] = {"as above": [], "nearly full": []}
+    whole: dict[str, list[tuple[float, int]]] = {"as above": [], "nearly full": [], "nearly full, and it may grow": []}
     for _ in range(rounds):  # in turns
         whole["as above"].append(whole_cycle(nodes, wanted))
         whole["nearly full"].append(whole_cycle(nearly_full(nodes), wanted))
+        whole["nearly full, and it may grow"].append(whole_cycle(nearly_full(nodes), wanted, may_grow))
         for name, kind in (("best fit", Slots), ("first fit", FirstFit)):
             seconds, slots, placed = cycle(nodes, wanted, kind)
             taken[name].append(seconds)
