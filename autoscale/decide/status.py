@@ -127,12 +127,14 @@ class CoordinatorState:
         version: version of the settings.
         cordoned: nodes and switches that get no new replica.
         cycle: the last plans; ``None`` before the first.
+        deployed_s: when the application was deployed last, as Serve says; ``None``: Serve did not say.
     """
 
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     version: int = 0
     cordoned: tuple[str, ...] = ()
     cycle: CycleRecord | None = None
+    deployed_s: float | None = None
 
     def to_json(self) -> bytes:
         """The state as JSON."""

@@ -14,12 +14,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
 from prometheus_client.metrics_core import Metric
 from pydantic import ValidationError
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 # The module, not its pydantic adapters (``CYCLE``): Serve copies this file's globals by value, so adapters as well.
 from autoscale.decide import status
@@ -58,6 +60,7 @@ _LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one o
 _CHECK_S = 5.0
 # Fields whose check loads policies and collectors of one's own.
 _LOADING_FIELDS = {"policy", "collector", "pd_ratio"}
+_STATUS_S = 10.0  # longest wait for Serve's answer when an application was deployed, seconds
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
@@ -96,7 +99,8 @@ class Coordinator:
         # A new version of the application gives the actor another name, under which no state is stored. An application
         # that was deleted and deployed again may have the same name, but the stored replicas are gone.
         state = stored_state(load_state(app, self._name))
-        if not _is_of_this_deployment(app, state):
+        self._deployed_s = _deployed_s(app)
+        if not _is_of_this_deployment(app, state, self._deployed_s):
             state = CoordinatorState()
         self._services = {}
         for document in services:
@@ -254,6 +258,7 @@ class Coordinator:
             version=self._version,
             cordoned=tuple(sorted(self._cordoned)),
             cycle=self._cycle,
+            deployed_s=self._deployed_s,
         )
         save_state(self._app, self._name, state.to_json())
 
@@ -272,8 +277,28 @@ class Coordinator:
             logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
 
 
-def _is_of_this_deployment(app: str, state: CoordinatorState) -> bool:
-    """Whether a replica of the stored plans still exists; if none does, the application has been deployed again."""
+def _deployed_s(app: str) -> float | None:
+    """When an application was deployed last, Unix time; ``None``: Serve does not say.
+
+    Serve stores this time with the configuration, so it outlives Serve's controller.
+    """
+    thread = ThreadPoolExecutor(1)  # Serve's function blocks without a limit, and Serve waits for this actor's start
+    try:
+        return thread.submit(serve.status).result(_STATUS_S).applications[app].last_deployed_time_s
+    except (KeyError, TimeoutError, RayServeException, ray.exceptions.RayError) as error:
+        logger.warning("when %s was deployed is unknown: %r", app, error)
+        return None
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _is_of_this_deployment(app: str, state: CoordinatorState, deployed_s: float | None) -> bool:
+    """Whether a stored state is of this deployment, and not of an earlier one with the same name.
+
+    It is if the application was not deployed since, or if a replica of the stored plans still exists.
+    """
+    if deployed_s is not None and state.deployed_s == deployed_s:
+        return True
     plans = () if state.cycle is None else state.cycle.services.values()
     running = [(str(pool), name) for plan in plans for pool, names in plan.running.items() for name in names]
     return any(is_alive(app, pool, name) for pool, name in running)

@@ -1,0 +1,74 @@
+"""What a person has set outlives all processes of an application, on emulated engines."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engines.endpoint import WAIT_S, forked_yaml
+from tests.lab.stand.processes import title
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    document = forked_yaml("lasting")
+    for role in ("prefill", "decode"):
+        document["applications"][0]["args"]["groups"][0][role]["emulator"]["start_s"] = 0.0
+    with deploy(document) as running:
+        yield running
+
+
+def until(holds: Callable[[], bool]) -> None:
+    from serve_app.local.cluster import DeployError
+
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            if holds():
+                return
+        except DeployError:  # the coordinator starts again
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def lose_everything(app: Any) -> None:
+    """Kill Serve's controller, the coordinator and all replicas at once."""
+    lost = [
+        process
+        for process in app.processes()
+        if any(name in title(process) for name in ("ServeController", "Coordinator", "ServeReplica"))
+    ]
+    assert len(lost) >= 5  # controller, coordinator, endpoint, and at least one replica of each role
+    for process in lost:
+        process.kill()
+    psutil.wait_procs(lost, timeout=60)
+
+
+def test_tunings_counts_a_pause_and_cordons_outlive_all_processes_at_once(app: Any) -> None:
+    control = app.control
+    control.scale(2, 2)
+    control.tune({"guard": {"cooldown_in_s": 77.0}}, "by hand")
+    control.cordon("switch-a")
+    until(lambda: {len(names) for names in control.status().last.running.values()} == {2})
+    control.pause()
+    lose_everything(app)
+
+    def is_back() -> bool:
+        last = control.status().last
+        return last is not None and {len(names) for names in last.running.values()} == {2}
+
+    until(is_back)
+    config = control.status().config
+    assert config.is_paused
+    assert config.guard.cooldown_in_s == 77.0
+    assert (config.override.prefill, config.override.decode) == (2, 2)
+    from serve_app.running.ray_control import status_of
+
+    assert status_of(app.name).cordoned == ("switch-a",)
