@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
+from serve_app.local.cluster import DeployError, LocalCluster, driver_environment
 from tests.engines.endpoint import WAIT_S, forked_yaml
 from tests.lab.stand.processes import title
 
@@ -14,19 +15,21 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Any]:
-    from serve_app.sdk import deploy
-
-    document = forked_yaml("lasting")
+def document() -> dict[str, Any]:
+    made = forked_yaml("lasting")
     for role in ("prefill", "decode"):
-        document["applications"][0]["args"]["groups"][0][role]["emulator"]["start_s"] = 0.0
-    with deploy(document) as running:
-        yield running
+        made["applications"][0]["args"]["groups"][0][role]["emulator"]["start_s"] = 0.0
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    driver_environment()
+    with LocalCluster() as cluster:
+        yield cluster
 
 
 def until(holds: Callable[[], bool]) -> None:
-    from serve_app.local.cluster import DeployError
-
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
@@ -38,11 +41,11 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def lose_everything(app: Any) -> None:
+def lose_everything(cluster: LocalCluster) -> None:
     """Kill Serve's controller, the coordinator and all replicas at once."""
     lost = [
         process
-        for process in app.processes()
+        for process in cluster.processes()
         if any(name in title(process) for name in ("ServeController", "Coordinator", "ServeReplica"))
     ]
     assert len(lost) >= 5  # controller, coordinator, endpoint, and at least one replica of each role
@@ -51,14 +54,29 @@ def lose_everything(app: Any) -> None:
     psutil.wait_procs(lost, timeout=60)
 
 
-def test_tunings_counts_a_pause_and_cordons_outlive_all_processes_at_once(app: Any) -> None:
+def test_what_a_person_has_set_outlives_all_processes_at_once_but_not_the_application(
+    document: dict[str, Any], cluster: LocalCluster
+) -> None:
+    from serve_app.sdk import deploy
+
+    with deploy(document, address=cluster.address) as app:
+        outlives_all_processes(app, cluster)
+        app.delete()
+    with deploy(document, address=cluster.address) as app:
+        assert app.control.status().tuned == {}
+        assert not app.control.status().config.is_paused
+
+
+def outlives_all_processes(app: Any, cluster: LocalCluster) -> None:
+    from serve_app.running.ray_control import status_of
+
     control = app.control
     control.scale(2, 2)
     control.tune({"guard": {"cooldown_in_s": 77.0}}, "by hand")
     control.cordon("switch-a")
     until(lambda: {len(names) for names in control.status().last.running.values()} == {2})
     control.pause()
-    lose_everything(app)
+    lose_everything(cluster)
 
     def is_back() -> bool:
         last = control.status().last
@@ -69,6 +87,4 @@ def test_tunings_counts_a_pause_and_cordons_outlive_all_processes_at_once(app: A
     assert config.is_paused
     assert config.guard.cooldown_in_s == 77.0
     assert (config.override.prefill, config.override.decode) == (2, 2)
-    from serve_app.running.ray_control import status_of
-
     assert status_of(app.name).cordoned == ("switch-a",)
