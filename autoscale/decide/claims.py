@@ -117,7 +117,7 @@ def claim(shortage: Shortage, others: Iterable[Snapshot], givers: Givers, claims
 
     Args:
         shortage: the claimant's replicas that lack room.
-        others: all other services; room of replicas that leave them already counts as free.
+        others: the other services that have leaving replicas; the room of these counts as free.
         givers: the givers, the least important first.
         claims: claims of this cycle, to which new ones are added.
     """
@@ -160,9 +160,12 @@ def _offered(shortage: Shortage, givers: Givers, claims: Mapping[str, Claimed]) 
     A group offers units if the claimant may use its nodes, or if a budget limits the GPUs that both use.
     """
     for service, (config, snapshot) in givers.items():
-        desired, most_replicas = snapshot.state.desired_and_warm, claims.get(service, Claimed()).most_replicas
-        leaving = {*snapshot.state.victims, *snapshot.state.withdrawn}
-        for pair in _pairs(config, snapshot) if any(desired.values()) else ():
+        state = snapshot.state
+        if not any(state.desired.values()) and not any(state.warm.values()):
+            continue  # before anything is copied: in a large cluster most services are asked often
+        desired, most_replicas = state.desired_and_warm, claims.get(service, Claimed()).most_replicas
+        leaving = {*state.victims, *state.withdrawn}
+        for pair in _pairs(config, snapshot):
             kinds = {kind for pool in pair for kind in pool.gpus_by_type()}
             if not kinds & shortage.types:
                 continue
@@ -186,6 +189,12 @@ def _needed(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> lis
 
 def _departures(units: Iterable[_Unit]) -> list[Departure]:
     return [departure for unit in units for departure in unit.departures.values()]
+
+
+def has_leaving(snapshot: Snapshot) -> bool:
+    """Whether replicas of a service leave already."""
+    state = snapshot.state
+    return bool(state.victims or state.withdrawn) or any(pool.draining for pool in snapshot.pools)
 
 
 def _leaving(snapshot: Snapshot) -> list[Departure]:

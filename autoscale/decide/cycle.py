@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
-from autoscale.decide.claims import Claimed, Shortage, claim
+from autoscale.decide.claims import Claimed, Shortage, claim, has_leaving
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.draft import unchanged
@@ -60,6 +60,7 @@ def tick_all(
         _spend(budget_left, held_gpus(snapshot.pools, snapshot.state.desired_and_warm))
     order = in_order({name: controllers[name].config for name in snapshots}, snapshots)
     warm = _warm_replicas(controllers, snapshots, order, warm_replicas, lacking_types)
+    with_leaving = [name for name in order if has_leaving(snapshots[name])]
     claims: dict[str, Claimed] = {}
     claimants = 0
     decided: dict[str, tuple[Snapshot, Plan]] = {}
@@ -76,7 +77,7 @@ def tick_all(
         _spend(budget_left, _added_gpus(snapshot, plan.state))
         if plan.pending and claimants < _MOST_CLAIMANTS:
             shortage = Shortage(controllers[name].config, snapshot, plan, slots, budget_left)
-            others = [snapshots[other] for other in order if other != name]
+            others = [snapshots[other] for other in with_leaving if other != name]
             givers = {  # the least important service first
                 other: (controllers[other].config, snapshots[other])
                 for other in reversed(order[number + 1 :])
