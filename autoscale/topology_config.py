@@ -50,6 +50,9 @@ class TopologyConfig(StrictConfig):
     """Switches above nodes whose labels do not name them, by host name, address or Ray's node id: {s0, s1, s2, cluster,
     data_centre: name}. Or the whole path of a YAML file with the same content, on the machine that builds the
     application. Labels win."""
+    node_types_file: str = ""
+    """Whole path of a configuration of Ray's cluster launcher or of KubeRay, on the machine that builds the
+    application. Its types with labels are read; node_types adds fields to them, such as a price, and other types."""
     node_types: dict[str, NodeTypeConfig] = Field(default_factory=dict)
     """Nodes that Ray's autoscaler may add, by the name of their type. Placement requests one if no node has room. Left
     out: replicas are placed on nodes that exist."""

@@ -16,6 +16,7 @@ from deployments.pool_config import GroupConfig, RoleConfig
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, ConnectorConfig
 from kvtransfer.labels import DEFAULT_LABELS, TopologyLabels
 from kvtransfer.strict_config import StrictConfig
+from serve_app.node_types import node_types
 
 # Largest rounding error of a sum of fractional GPUs, GPUs.
 _EPSILON = 1e-6
@@ -58,6 +59,25 @@ class AppConfig(StrictConfig):
                 f"inventory {path} is relative, and the application is built elsewhere: give the whole path"
             )
         return {**value, "inventory": load_mapping(path, "host names, each with the switches above it")}
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _read_node_types(cls, value: Any) -> Any:
+        """Add the node types of Ray's own configuration."""
+        if not isinstance(value, dict) or not value.get("node_types_file"):
+            return value
+        path = Path(str(value["node_types_file"]))
+        if not path.is_absolute():
+            raise ValueError(
+                f"node_types_file {path} is relative, and the application is built elsewhere: give the whole path"
+            )
+        document = load_mapping(path, "a configuration of Ray's cluster launcher or of KubeRay")
+        try:
+            types = node_types(document, value.get("gpu_resources") or {})
+        except ValueError as error:
+            raise ValueError(f"node_types_file {path}: {error}") from None
+        own = value.get("node_types") or {}
+        return {**value, "node_types": {name: types.get(name, {}) | own.get(name, {}) for name in {**types, **own}}}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

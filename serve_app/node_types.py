@@ -1,0 +1,87 @@
+"""Node types of Ray's autoscaler, read from a configuration of Ray's cluster launcher or of KubeRay (pure)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Ray shows a node's GPU type as a label, and as a resource with this beginning.
+_TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
+
+
+def node_types(document: Mapping[str, Any], gpu_resources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The fields of ``topology.node_types`` that a configuration of Ray states, by type.
+
+    Types without labels are left out: replicas could not wait for one of them. So is a type that may have no node.
+
+    Args:
+        document: a file of Ray's cluster launcher (``available_node_types``), or a RayCluster, RayService or RayJob of
+            KubeRay.
+        gpu_resources: Ray resource by GPU type, for types that Ray counts as a resource of their own.
+
+    Raises:
+        ValueError: the document is none of these, or a type does not state its CPUs or its GPU type.
+    """
+    if isinstance(document.get("available_node_types"), Mapping):
+        found = {
+            name: _of_launcher(kind, document.get("max_workers", 0))
+            for name, kind in document["available_node_types"].items()
+        }
+    else:
+        spec = document.get("spec") or {}
+        groups = (spec.get("rayClusterConfig") or spec.get("rayClusterSpec") or spec).get("workerGroupSpecs")
+        if not groups:
+            raise ValueError("it has neither available_node_types nor a RayCluster's workerGroupSpecs")
+        found = {str(group.get("groupName")): _of_kuberay(group) for group in groups}
+    return {
+        name: _fields(name, labels, resources, most, gpu_resources)
+        for name, (labels, resources, most) in found.items()
+        if labels and most
+    }
+
+
+# Labels, resources and the most nodes of a type.
+_Stated = tuple[dict[str, str], dict[str, float], int]
+
+
+def _of_launcher(kind: Mapping[str, Any], most: int) -> _Stated:
+    """A type of the launcher; ``most``: most nodes of the cluster, which hold for a type without an own limit."""
+    resources = {name: float(count) for name, count in (kind.get("resources") or {}).items()}
+    return dict(kind.get("labels") or {}), resources, int(kind.get("max_workers", most))
+
+
+def _of_kuberay(group: Mapping[str, Any]) -> _Stated:
+    """A worker group; what ``rayStartParams`` says wins over the limits of its container, as in Ray."""
+    start, labels = group.get("rayStartParams") or {}, dict(group.get("labels") or {})
+    containers = ((group.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    limits = (containers[0].get("resources") or {}).get("limits") or {}
+    resources = {
+        "CPU": _cpus(start.get("num-cpus", limits.get("cpu", 0))),
+        "GPU": sum(float(count) for name, count in limits.items() if name.endswith("/gpu")),
+        **{name: _cpus(count) for name, count in (group.get("resources") or {}).items() if name != "memory"},
+    }
+    if "num-gpus" in start:
+        resources["GPU"] = float(start["num-gpus"])
+    return labels, resources, int(group.get("maxReplicas") or 0)
+
+
+def _cpus(quantity: Any) -> float:
+    """CPUs of a Kubernetes quantity: ``4``, ``"4"`` or ``"4000m"``."""
+    text = str(quantity)
+    return float(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
+
+
+def _fields(
+    name: str, labels: dict[str, str], resources: dict[str, float], most: int, gpu_resources: Mapping[str, str]
+) -> dict[str, Any]:
+    if not resources.get("CPU"):
+        raise ValueError(f"type {name} does not state its CPUs: add them to its resources")
+    fields: dict[str, Any] = {"labels": labels, "cpus": resources["CPU"], "max_nodes": most}
+    gpus = {kind: resources[resource] for kind, resource in gpu_resources.items() if resources.get(resource)}
+    if not gpus and resources.get("GPU"):
+        stated = [key.removeprefix(_TYPE_RESOURCE) for key in resources if key.startswith(_TYPE_RESOURCE)]
+        kind = labels.get(_TYPE_LABEL) or next(iter(stated), None)
+        if kind is None:
+            raise ValueError(f"type {name} has GPUs, and does not state which: add the label {_TYPE_LABEL}")
+        gpus = {kind: resources["GPU"]}
+    if gpus:
+        fields["gpu_type"], fields["gpus"] = next(iter(gpus.items()))
+    return fields
