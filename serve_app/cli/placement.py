@@ -1,6 +1,7 @@
 """The commands that look at nodes and places: topology, explain, fits, cordon and uncordon."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from typer import Argument, Exit, Option, Typer
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import Status
 from autoscale.ratio import PdRatio, pd_text
-from autoscale.types import Plan
+from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Node, Role
 from serve_app.checks.yaml_checks import ConfigError
 from serve_app.cli import placement_view as view
@@ -32,6 +33,8 @@ def topology(app: App = "tandem", address: Address = "auto") -> None:
     pools = [pool for service in status.services.values() for pool in view.pools_now(service, places)]
     if (line := view.fragmentation(nodes, pools)) is not None:
         console.print(line, highlight=False)
+    for line in view.type_lines(status, nodes, time.time()):
+        console.print(line, highlight=False, markup=False)
     for finding in view.label_findings(nodes):
         console.print(f"labels: {finding}", highlight=False, markup=False)
 
@@ -52,9 +55,11 @@ def explain(
     if any(pending.values()):
         console.print(f"{pd_text(pending)} have no place yet, and are tried again every cycle", highlight=False)
     more = ratio.unit()
-    gained, placed = view.would_fit(pools, ratio, nodes, more, view.gpus_left(status, name))
+    all_nodes = [*nodes, *view.nodes_to_come(status, nodes, time.time())]
+    gained, placed = view.would_fit(pools, ratio, all_nodes, more, view.gpus_left(status, name))
+    new = view.waits_for(placed, (pool.key for pool in pools), all_nodes)
     where = ", ".join(f"{prefill}P{decode}D to {group}" for group, (prefill, decode) in gained.items()) or "nowhere"
-    console.print(f"{pd_text(more)} more would go {where}", highlight=False)
+    console.print(f"{pd_text(more)} more would go {where}{new}", highlight=False)
     if any(placed.pending.values()):
         console.print(f"of these {pd_text(placed.pending)} would be pending", highlight=False)
     for group, why in placed.passed_over.items():
@@ -76,9 +81,11 @@ def fits(
     name, _, _, ratio = _planned(app, status, service)
     pools = view.pools_now(status.services[name], status.places or {})
     more = {Role.PREFILL: prefill, Role.DECODE: decode}
-    gained, placed = view.would_fit(pools, ratio, nodes, more, view.gpus_left(status, name))
+    all_nodes = [*nodes, *view.nodes_to_come(status, nodes, time.time())]
+    gained, placed = view.would_fit(pools, ratio, all_nodes, more, view.gpus_left(status, name))
     for group, (more_prefill, more_decode) in gained.items():
-        console.print(f"{more_prefill}P{more_decode}D in {group}", highlight=False)
+        new = view.waits_for(placed, (PoolKey(group, role) for role in Role), all_nodes)
+        console.print(f"{more_prefill}P{more_decode}D in {group}{new}", highlight=False)
     for group, why in placed.passed_over.items():
         console.print(f"not in {group}: {why}", highlight=False, markup=False)
     if any(placed.pending.values()):

@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from autoscale.decide.limits import held_gpus, limited
 from autoscale.decide.placement import Placed, place
+from autoscale.decide.possible import possible_nodes, refused_types
 from autoscale.decide.slots import Slots, least_units
 from autoscale.decide.status import ServiceStatus, Status
 from autoscale.headcount import standard_replicas
@@ -122,6 +123,40 @@ def fragmentation(nodes: Sequence[Node], pools: Sequence[PoolStats]) -> str | No
     if share is None:
         return None
     return f"of {free:g} free GPUs {share * free:g} lie where no unit of any group fits"
+
+
+def nodes_to_come(status: Status, nodes: Sequence[Node], now_s: float) -> list[Node]:
+    """The nodes that Ray's autoscaler may add to ``nodes``, without types that did not come in time."""
+    if status.topology is None:
+        return []
+    refused = {
+        kind
+        for service in status.services.values()
+        if service.last is not None
+        for kind in refused_types(service.last.plan.state, now_s)
+    }
+    return possible_nodes(status.topology, nodes, refused)
+
+
+def type_lines(status: Status, nodes: Sequence[Node], now_s: float) -> Iterator[str]:
+    """One line for each node type that Ray's autoscaler may add."""
+    kinds = {} if status.topology is None else status.topology.node_types
+    more = Counter(node.offer.node_type for node in nodes_to_come(status, nodes, now_s) if node.offer is not None)
+    for name, kind in kinds.items():
+        until_s = max(
+            (s.last.plan.state.refused.get(name, 0.0) for s in status.services.values() if s.last is not None),
+            default=0.0,
+        )
+        what = f"{kind.gpus:g} {kind.gpu_type}" if kind.gpu_type else f"{kind.cpus:g} CPUs"
+        rest = f"up to {more[name]} more" if until_s <= now_s else f"none came, next request in {until_s - now_s:.0f} s"
+        yield f"node type {name} ({what}): {rest}"
+
+
+def waits_for(placed: Placed, pools: Iterable[PoolKey], nodes: Iterable[Node]) -> str:
+    """The node types for which new replicas of these pools would wait; empty: for none."""
+    offers = {node.name: node.offer.node_type for node in nodes if node.offer is not None}
+    types = dict.fromkeys(offers[name] for key in pools for name in placed.nodes.get(key, ()) if name in offers)
+    return f", on new nodes of type {' and '.join(types)}" if types else ""
 
 
 def pools_now(service: ServiceStatus, places: Places) -> list[PoolStats]:

@@ -28,8 +28,11 @@ from serve_app.cli.placement_view import (
     fragmentation,
     gpus_left,
     label_findings,
+    nodes_to_come,
     pools_now,
     topology_tree,
+    type_lines,
+    waits_for,
     would_fit,
 )
 
@@ -202,3 +205,27 @@ def test_would_fit_keeps_budgets_and_counts_replicas_that_still_end() -> None:
     assert gained == {} and placed.pending == {P: 1, D: 1}
     assert placed.passed_over == {"one": "a budget leaves 1 GPUs of type H100, and 4 are needed"}
     assert would_fit([prefill, decode], PdRatio(1, 1), NODES, {P: 1, D: 1}, limits[:1])[0] == {"one": (1, 1)}
+
+
+def test_nodes_that_may_come_are_shown_and_take_what_would_fit_nowhere_else() -> None:
+    kind = {"labels": {"s1": "m9", "kind": "spot"}, "gpu_type": "H100", "gpus": 8, "cpus": 64, "max_nodes": 2}
+    topology = TopologyConfig.model_validate(
+        {"node_types": {"spot": kind, "gone": {**kind, "labels": {"kind": "gone"}}}, "labels": {"s1": "s1"}}
+    )
+    one = service()
+    assert one.last is not None
+    state = replace(one.last.plan.state, refused={"gone": 1060.0})
+    one = replace(one, last=replace(one.last, plan=replace(one.last.plan, state=state)))
+    status = Status(log_path="", cordoned=(), topology=topology, services={"a": one})
+    assert list(type_lines(status, NODES, 1000.0)) == [
+        "node type spot (8 H100): up to 2 more",
+        "node type gone (8 H100): none came, next request in 60 s",
+    ]
+    assert list(type_lines(status, NODES, 1061.0))[1] == "node type gone (8 H100): up to 2 more"
+    nodes = [*NODES, *nodes_to_come(status, NODES, 1000.0)]
+    pools = group("new", "m9")
+    assert would_fit(pools, PdRatio(1, 1), NODES, {P: 1, D: 1})[0] == {}
+    gained, placed = would_fit(pools, PdRatio(1, 1), nodes, {P: 1, D: 1})
+    assert gained == {"new": (1, 1)}
+    assert waits_for(placed, (pool.key for pool in pools), nodes) == ", on new nodes of type spot"
+    assert waits_for(placed, (), nodes) == ""
