@@ -22,8 +22,9 @@ def node_types(document: Mapping[str, Any], gpu_resources: Mapping[str, str]) ->
     """
     if isinstance(document.get("available_node_types"), Mapping):
         found = {
-            name: _of_launcher(kind, document.get("max_workers", 0))
+            str(name): _of_launcher(kind or {}, document.get("max_workers") or 0)
             for name, kind in document["available_node_types"].items()
+            if name != document.get("head_node_type")
         }
     else:
         spec = document.get("spec") or {}
@@ -44,8 +45,12 @@ _Stated = tuple[dict[str, str], dict[str, float], int]
 
 def _of_launcher(kind: Mapping[str, Any], most: int) -> _Stated:
     """A type of the launcher; ``most``: most nodes of the cluster, which hold for a type without an own limit."""
-    resources = {name: float(count) for name, count in (kind.get("resources") or {}).items()}
-    return dict(kind.get("labels") or {}), resources, int(kind.get("max_workers", most))
+    resources = {name: _number(count) for name, count in (kind.get("resources") or {}).items()}
+    return (
+        dict(kind.get("labels") or {}),
+        resources,
+        int(most if kind.get("max_workers") is None else kind["max_workers"]),
+    )
 
 
 def _of_kuberay(group: Mapping[str, Any]) -> _Stated:
@@ -54,19 +59,22 @@ def _of_kuberay(group: Mapping[str, Any]) -> _Stated:
     containers = ((group.get("template") or {}).get("spec") or {}).get("containers") or [{}]
     limits = (containers[0].get("resources") or {}).get("limits") or {}
     resources = {
-        "CPU": _cpus(start.get("num-cpus", limits.get("cpu", 0))),
-        "GPU": sum(float(count) for name, count in limits.items() if name.endswith("/gpu")),
-        **{name: _cpus(count) for name, count in (group.get("resources") or {}).items() if name != "memory"},
+        "CPU": _number(start.get("num-cpus", limits.get("cpu", 0))),
+        "GPU": sum(_number(count) for name, count in limits.items() if name.endswith("/gpu")),
+        **{name: _number(count) for name, count in (group.get("resources") or {}).items() if name != "memory"},
     }
     if "num-gpus" in start:
-        resources["GPU"] = float(start["num-gpus"])
+        resources["GPU"] = _number(start["num-gpus"])
     return labels, resources, int(group.get("maxReplicas") or 0)
 
 
-def _cpus(quantity: Any) -> float:
-    """CPUs of a Kubernetes quantity: ``4``, ``"4"`` or ``"4000m"``."""
+def _number(quantity: Any) -> float:
+    """A quantity of Kubernetes or Ray: ``4``, ``"4"`` or ``"4000m"``; raises ValueError."""
     text = str(quantity)
-    return float(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
+    try:
+        return float(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of CPUs or GPUs: write it as 4, 0.5 or 500m") from None
 
 
 def _fields(

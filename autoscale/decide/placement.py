@@ -7,6 +7,7 @@ take stays pending: wanted, without room. Source: HeteroScale Algorithm 4 for on
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from autoscale.decide.group import Group
 from autoscale.decide.slots import Slots
@@ -15,7 +16,7 @@ from autoscale.decide.supply import Limit, Supply
 from autoscale.headcount import EPSILON_REPLICAS, smallest_replicas, standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey, PoolStats
-from kvtransfer.topology import Role
+from kvtransfer.topology import Offer, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ def place(
     limits: Sequence[Limit] = (),
     overdue: Collection[PoolKey] = (),
     spare_followers: float = 0.0,
+    offers: Mapping[PoolKey, Offer] = MappingProxyType({}),
 ) -> Placed:
     """Spread a service's replicas over its groups, each near the ratio, with as few moves as possible.
 
@@ -74,16 +76,12 @@ def place(
         overdue: pools with replicas that have waited for a node for too long; other groups get replicas in their place.
         spare_followers: standard followers that may be added beyond ``counts``. A group that serves has one replica of
             each role at any ratio, so a leader in an empty group may need a follower more than the ratio requires.
+        offers: pools that wait for a node which does not exist yet.
     """
-    by_group: dict[str, dict[Role, PoolStats]] = {}
-    for pool in pools:
-        by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
-    for name, by_role in by_group.items():
-        for role in set(Role).difference(by_role):  # an aggregated group has no prefill pool
-            by_role[role] = PoolStats.absent(PoolKey(name, role))
+    by_group = _by_group(pools)
     ratio = _ratio_of_pairs(counts, current, pools, ratio)
     groups = [Group(name, by_role, current, ratio, slots) for name, by_role in by_group.items()]
-    supply = Supply(groups, slots, limits)
+    supply = Supply(groups, slots, limits, offers)
     spread = Spread(groups, ratio, supply)
     spread.reserve(overdue)  # first, so that no new replica gets the room of a replica that is starting
     followers = spread.fit_leaders(counts, spare_followers)
@@ -111,3 +109,14 @@ def _ratio_of_pairs(
     work = standard_replicas({pool.key: current.get(pool.key, 0) for pool in aggregated}, aggregated)
     left = {role: counts[role] - work[role] for role in Role}
     return PdRatio.of(left, smallest_replicas(pool for pool in pools if not pool.limits.prompt_capacity))
+
+
+def _by_group(pools: Sequence[PoolStats]) -> dict[str, dict[Role, PoolStats]]:
+    """The pools of each group by role; an aggregated group gets an empty prefill pool."""
+    by_group: dict[str, dict[Role, PoolStats]] = {}
+    for pool in pools:
+        by_group.setdefault(pool.key.group, {})[pool.key.role] = pool
+    for name, by_role in by_group.items():
+        for role in set(Role).difference(by_role):
+            by_role[role] = PoolStats.absent(PoolKey(name, role))
+    return by_group

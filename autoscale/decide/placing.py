@@ -14,6 +14,7 @@ from autoscale.decide.draft import Draft
 from autoscale.decide.limits import kept_ratio, quota_left
 from autoscale.decide.placement import Placed
 from autoscale.decide.possible import accepted
+from autoscale.decide.supply import Supply
 from autoscale.headcount import EPSILON_REPLICAS, count_among, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
@@ -29,12 +30,24 @@ def place(draft: Draft) -> None:
     warm_replicas = draft.config.warm_replicas if assigned_warm is None else assigned_warm
     counts_with_warm = with_warm(draft.wanted, warm_replicas, ratio, draft.room, draft.census.ending)
     if not _is_change(draft, counts_with_warm):
+        _reserve_possible(draft)
         return
     draft.placed = _place_all(draft, counts_with_warm, ratio)
     offers = {} if draft.slots is None else accepted(draft.placed.nodes, draft.slots.topology.offer_of)
     draft.state = replace(draft.state, warm=draft.placed.warm, offers={**draft.state.offers, **offers})
     _note_woken_groups(draft, ratio)
     _remember_change(draft)
+
+
+def _reserve_possible(draft: Draft) -> None:
+    """Take the room of possible nodes for which replicas wait already, so that no later service counts on it too."""
+    if draft.slots is None or not draft.state.offers:
+        return
+    supply, wanted = Supply((), draft.slots, (), draft.state.offers), draft.state.desired_and_warm
+    for pool in draft.pools:
+        if pool.key in draft.state.offers:
+            for _ in range(wanted.get(pool.key, 0) - (pool.held_replicas or 0)):
+                supply.reserve(pool)
 
 
 def with_warm(
@@ -67,6 +80,7 @@ def _place_all(draft: Draft, counts_with_warm: Mapping[Role, float], ratio: PdRa
         limits=(dict(draft.snapshot.gpus_left), quota_left(draft.config, draft.snapshot.pools, state)),
         overdue=draft.overdue,
         spare_followers=spare_followers,
+        offers=state.offers,
     )
     placed = _within_budget(draft, placed, counts_with_warm)
     if counts_with_warm == counts and not state.warm:

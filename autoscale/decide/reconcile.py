@@ -112,6 +112,7 @@ def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:
         withdrawn=dict.fromkeys(state.withdrawn, now_s),
         missing_since_s={},
         unplaced_since_s={},
+        refused={},
         capped={},
         settled_s=None,
         idle_since_s=None,

@@ -9,8 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from operator import or_
 
 from autoscale.types import Demand, PoolStats
 from kvtransfer.topology import Node, NodeSet, Topology, indices
@@ -33,8 +31,8 @@ class Slots:
         for index, free in enumerate(self._gpus):
             self._by_gpus[_rounded(free)] |= 1 << index
         self._usable = topology.usable
-        # Each step adds nodes to those of the step before: existing nodes, then possible ones, the cheap ones first.
-        self._steps = list(accumulate([topology.existing, *topology.offers.values()], or_))
+        # A replica is on nodes of one step: on existing ones, or on possible ones of one type, the cheap types first.
+        self._steps = [topology.existing, *topology.offers.values()]
 
     def copy(self) -> "Slots":
         """An independent copy of the free room, for a trial."""
@@ -83,12 +81,26 @@ class Slots:
             nodes |= 0 if demand is None else self.candidates(demand)
         return nodes
 
-    def take(self, demand: Demand) -> Taken | None:
+    def take(self, demand: Demand, among: NodeSet | None = None) -> Taken | None:
         """Take room for one replica: on the least scarce nodes, and of these on the one with the least room to spare.
 
-        Nodes that exist come first, then possible ones from cheap to expensive. ``None``: there is no room.
+        Nodes that exist come first, then possible ones from cheap to expensive. ``among``: nodes that the replica may
+        be on; left out: all that its demand allows. ``None``: there is no room.
         """
-        return self._take_parts(demand) if demand.parts else self._take(demand, self.candidates(demand))
+        if among is None:
+            among = self.topology.everywhere
+        return self._take_parts(demand, among) if demand.parts else self._take(demand, self.candidates(demand) & among)
+
+    def nodes_of_offer(self, node_type: str | None) -> NodeSet:
+        """Nodes on which a replica may be that waits for a type: existing ones with its labels, and possible ones.
+
+        ``None``: it waits for room on existing nodes.
+        """
+        if node_type is None:
+            return self.topology.existing
+        possible = sum(nodes for offer, nodes in self.topology.offers.items() if offer.node_type == node_type)
+        first = next(self.topology.listed(possible), None)
+        return self.topology.existing if first is None else possible | self.topology.labelled(first.labels)
 
     def free(self) -> tuple[list[float], list[float]]:
         """Free GPUs and CPUs of each node, in the order of the topology's nodes."""
@@ -98,7 +110,9 @@ class Slots:
         """The nodes that any of these replicas may be on, with the room that ``free()`` returned earlier."""
         all_gpus, all_cpus = free
         nodes = []
-        for index in indices(self.candidates_of_any(demands)):
+        # Possible nodes of a type that is given up are left out, so that a log replays without the service that did it.
+        shown = self.topology.existing | self._usable
+        for index in indices(self.candidates_of_any(demands) & shown):
             node, gpus, cpus = self.topology.nodes[index], all_gpus[index], all_cpus[index]
             if (node.free_gpus, node.free_cpus) != (gpus, cpus):  # most nodes are unchanged, and a copy takes time
                 node = replace(node, free_gpus=gpus, free_cpus=cpus)
@@ -132,7 +146,7 @@ class Slots:
         free = self.free_gpus(self.topology.everywhere)
         return 1.0 - self.free_gpus(useful) / free if free else None
 
-    def _take_parts(self, demand: Demand) -> Taken | None:
+    def _take_parts(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room for all parts of a replica below one switch.
 
         The switch is the least scarce, and of equally scarce ones that with the fewest free GPUs, so that empty ones
@@ -143,7 +157,7 @@ class Slots:
         for nodes in ranked:
             taken: Taken = []
             for part in demand.parts:
-                room = self._take(part, self.candidates(part) & nodes)
+                room = self._take(part, self.candidates(part) & nodes & among)
                 if room is None:
                     self.give_back(taken)
                     break
@@ -155,12 +169,9 @@ class Slots:
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room ``among`` these nodes: on those that exist if they have it, else on the cheapest possible ones."""
         among &= self._usable
-        tried: NodeSet = 0
         for step in self._steps:
-            reachable = among & step
-            if reachable != tried and (taken := self._take_least_scarce(demand, reachable)) is not None:
+            if among & step and (taken := self._take_least_scarce(demand, among & step)) is not None:
                 return taken
-            tried = reachable
         return None
 
     def _take_least_scarce(self, demand: Demand, among: NodeSet) -> Taken | None:

@@ -40,7 +40,7 @@ class Spread:
                     continue
                 for _ in range(missing):
                     # Budgets count the replica already. If no node has room for it, it goes on waiting.
-                    self._supply.take_room([(pool, 1)])
+                    self._supply.reserve(pool)
 
     def fit_leaders(self, counts: Mapping[Role, float], spare_followers: float) -> float:
         """Add or remove leaders, and add followers that new leaders need; returns the wanted number of followers.

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import product
+from types import MappingProxyType
 
 from autoscale.decide.group import Group
 from autoscale.decide.slots import Slots, Taken
 from autoscale.types import Demand, PoolKey, PoolStats
-from kvtransfer.topology import NodeSet
+from kvtransfer.topology import NodeSet, Offer
 
 # Tolerance for rounding errors of GPUs.
 _EPSILON = 1e-9
@@ -20,11 +21,17 @@ Gain = tuple[PoolStats, int]
 class Supply:
     """Room on nodes and in budgets, which shrinks as it is taken.
 
-    ``groups``: all groups, before placement changes their counts.
+    ``groups``: all groups, before placement changes their counts. ``offers``: offers for which pools wait.
     """
 
-    def __init__(self, groups: Sequence[Group], slots: Slots | None, limits: Sequence[Limit]) -> None:
-        self._slots, self._limits = slots, limits
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        slots: Slots | None,
+        limits: Sequence[Limit],
+        offers: Mapping[PoolKey, Offer] = MappingProxyType({}),
+    ) -> None:
+        self._slots, self._limits, self._offers = slots, limits, offers
         # By pool: nodes on which room was taken for its new replicas.
         self._chosen: dict[PoolKey, tuple[PoolStats, NodeSet]] = {}
         # Replicas on nodes beyond a pool's count are withdrawn. They still hold their room, so a withdrawn replica that
@@ -55,14 +62,24 @@ class Supply:
                 limit[kind] -= needed
         return None
 
-    def take_room(self, new: Sequence[Gain]) -> str | None:
-        """Take room on nodes alone, not from budgets, for replicas that hold none yet; otherwise as ``take``."""
+    def reserve(self, pool: PoolStats) -> None:
+        """Take room for one replica that waits for a node: only where its request leads it."""
+        if self._slots is not None:
+            offer = self._offers.get(pool.key)
+            among = self._slots.nodes_of_offer(None if offer is None else offer.node_type)
+            self.take_room([(pool, 1)], among)
+
+    def take_room(self, new: Sequence[Gain], among: NodeSet | None = None) -> str | None:
+        """Take room on nodes alone, not from budgets, for replicas that hold none yet; otherwise as ``take``.
+
+        ``among``: nodes that the replicas may be on; left out: all that their demand allows.
+        """
         if self._slots is None:
             return None
         taken: list[tuple[PoolStats, Taken]] = []
         for pool, count in new:
             for _ in range(count):
-                room = [] if pool.demand is None else self._slots.take(pool.demand)
+                room = [] if pool.demand is None else self._slots.take(pool.demand, among)
                 if room is None:
                     for _, unused in taken:
                         self._slots.give_back(unused)

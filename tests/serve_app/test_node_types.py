@@ -87,3 +87,13 @@ def test_a_price_is_added_to_a_type_of_the_file(tmp_path: Path) -> None:
         args["topology"]["node_types_file"] = wrong
         with pytest.raises((ValidationError, ValueError), match=words):
             AppConfig.model_validate(args)
+
+
+def test_empty_fields_and_the_head_are_read_and_wrong_numbers_are_named() -> None:
+    kind = {"labels": {"k": "a"}, "max_workers": None, "resources": {"CPU": 4}}
+    types = {"head": {"labels": {"k": "head"}, "max_workers": 1}, "empty": None, "a": kind}
+    document = {"head_node_type": "head", "max_workers": 3, "available_node_types": types}
+    assert node_types(document, {}) == {"a": {"labels": {"k": "a"}, "cpus": 4.0, "max_nodes": 3}}
+    kind["resources"] = {"CPU": "1k"}
+    with pytest.raises(ValueError, match="'1k' is no number of CPUs or GPUs"):
+        node_types(document, {})

@@ -238,3 +238,64 @@ def test_a_type_without_a_price_beside_priced_ones_is_refused() -> None:
     with pytest.raises(ValidationError, match="a has no price"):
         TopologyConfig.model_validate({"node_types": types, "cost_per_gpu_hour": {"H100": 4.0}})
     TopologyConfig.model_validate({"node_types": types})
+
+
+def test_replicas_that_wait_for_one_type_are_not_counted_for_another() -> None:
+    types = {
+        "dear": kind("dear", max_nodes=1, start_s=900),
+        "spot": kind("spot", max_nodes=1, cost_per_gpu_hour=1.0, retry_s=100),
+    }
+    elastic = Elastic(controller(4), topology_of(**types), node("a", 0.0), counts=(1, 1))
+    given_up = []
+    for _ in range(70):
+        plan = elastic.tick(after_s=20.0)
+        given_up += [note.text.split()[4] for note in plan.held_back if note.kind is NoteKind.NO_NODE]
+    # Each type gets its whole time, although the other one is requested again in the meantime.
+    assert given_up == ["spot", "dear"]
+
+
+def test_a_replica_on_several_nodes_is_on_existing_or_on_possible_ones() -> None:
+    config = topology_of(spot=kind("spot", max_nodes=2))
+    slots = Slots(Topology([node("a", 2.0), *possible_nodes(config, [], ())]))
+    taken = slots.take(Demand(gpu_type="H100", workers=4, gpus_per_worker=1.0, strategy="PACK"))
+    assert taken is not None
+    assert [slots.topology.nodes[index].name for index, _, _ in taken] == ["spot#1", "spot#2"]
+
+
+def test_a_type_that_one_service_gives_up_is_not_logged_for_the_next_one() -> None:
+    config = topology_of(spot=kind("spot"))
+    slots = Slots(Topology([node("a", 1.0), *possible_nodes(config, [], ())]).with_scarcity())
+    one = Demand(gpu_type="H100", workers=1, gpus_per_worker=1.0)
+    assert [each.name for each in slots.nodes([one], slots.free())] == ["a", "spot#1", "spot#2"]
+    slots.refuse(["spot"])
+    assert [each.name for each in slots.nodes([one], slots.free())] == ["a"]
+
+
+def test_a_clock_that_is_set_back_prolongs_no_refusal() -> None:
+    elastic = Elastic(controller(2), topology_of(spot=kind("spot")), node("a", 0.0), counts=(1, 1))
+    for _ in range(10):
+        plan = elastic.tick(after_s=40.0)
+    assert set(plan.state.refused) == {"spot"}
+    assert elastic.tick(after_s=-86400.0).state.refused == {}
+
+
+def test_possible_nodes_for_which_a_service_waits_are_not_promised_to_another() -> None:
+    config = topology_of(spot=kind("spot", max_nodes=1))
+    services = {"hi": controller(2, priority=5), "lo": controller(2)}
+    seen = {name: snapshot(pools(name, (1, 1), at="a")) for name in services}
+    for tick in range(3):
+        slots = Slots(Topology([node("a", 0.0), *possible_nodes(config, [], ())]).with_scarcity())
+        at_s = NOW_S + 5.0 * tick
+        decided = tick_all(services, {name: replace(one, now_s=at_s) for name, one in seen.items()}, slots=slots)
+        assert {name: tuple(plan.counts.values()) for name, (_, plan) in decided.items()} == {
+            "hi": (2, 2),
+            "lo": (1, 1),
+        }
+        seen = {
+            name: replace(
+                seen[name],
+                state=plan.state,
+                pools=tuple(replace(pool, target_replicas=plan.counts[pool.key]) for pool in seen[name].pools),
+            )
+            for name, (_, plan) in decided.items()
+        }
