@@ -12,11 +12,18 @@ from kvtransfer.topology import TIERS, Path
 Level = Literal["s0", "s1", "s2", "cluster", "data_centre"]
 
 
+# Ray shows a node's GPU type as this label, and as a resource with this beginning.
+TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
+# Stands for the type of GPUs if neither shows it.
+UNKNOWN_GPU = "GPU"
+
+
 class NodeTypeConfig(StrictConfig):
     """Nodes that Ray's autoscaler adds when replicas wait for them: one of its node types (KubeRay: worker groups)."""
 
     labels: dict[str, str] = Field(min_length=1)
-    """Labels that all nodes of the type have, and no others. Replicas wait for a node with these labels."""
+    """Labels that all nodes of this type have, and no node of another type. Replicas that wait for a node of the type
+    require them."""
     gpu_type: str | None = None
     """Type of the nodes' GPUs. Left out: they have none."""
     gpus: float = Field(0.0, ge=0.0)
@@ -98,3 +105,32 @@ class TopologyConfig(StrictConfig):
             label or listed.get(tier.name.lower(), "")  # type: ignore[call-overload]
             for tier, label in zip(TIERS, self.labels.under(labels), strict=True)
         )
+
+
+def stated_gpus(
+    resources: Mapping[str, float], labels: Mapping[str, str], gpu_resources: Mapping[str, str]
+) -> tuple[str | None, str, str]:
+    """The type of a node's GPUs, the resource that counts them, and a contradiction between its types.
+
+    Args:
+        resources: Ray's resources of the node.
+        labels: Ray's labels of the node.
+        gpu_resources: as in ``TopologyConfig``.
+
+    Returns:
+        The type (``None``: no GPU; ``UNKNOWN_GPU``: GPUs of a type that is not stated), the resource, and a text, which
+        is empty if there is no contradiction.
+    """
+    # The resource that counts the GPUs, by each type that the node has: first types with a resource of their own.
+    found = {kind: resource for kind, resource in gpu_resources.items() if resources.get(resource)}
+    if resources.get("GPU"):
+        kinds = [name.removeprefix(_TYPE_RESOURCE) for name in resources if name.startswith(_TYPE_RESOURCE)]
+        if label := labels.get(TYPE_LABEL):
+            kinds.append(label)
+        found |= dict.fromkeys(kinds, "GPU")
+        found = found or {UNKNOWN_GPU: "GPU"}
+    if not found:
+        return None, "GPU", ""
+    first, *others = found
+    contradiction = f"it has GPUs of type {first} and of {', '.join(others)}, and counts as {first}" if others else ""
+    return first, found[first], contradiction

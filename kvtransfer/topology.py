@@ -211,12 +211,6 @@ class Topology:
             selected &= self._selected[label]
         return selected
 
-    def labelled(self, labels: Mapping[str, str]) -> NodeSet:
-        """Existing nodes that have all of these labels."""
-        return self.existing & sum(
-            1 << index for index, node in enumerate(self.nodes) if labels.items() <= node.labels.items()
-        )
-
     def _matching(self, key: str, wanted: str) -> NodeSet:
         """Nodes whose label ``key`` satisfies the selector ``wanted``."""
         if key not in self._labelled:

@@ -22,6 +22,14 @@ from serve_app.node_types import node_types
 _EPSILON = 1e-6
 
 
+def _whole_path(name: str, fields: Mapping[str, Any]) -> Path:
+    """The path in a field; raises ValueError if it is relative."""
+    path = Path(str(fields[name]))
+    if not path.is_absolute():
+        raise ValueError(f"{name} {path} is relative, and the application is built elsewhere: give the whole path")
+    return path
+
+
 class AppConfig(StrictConfig):
     """The ``args`` of an application in Serve's YAML: one service, or ``services`` that share a cluster."""
 
@@ -53,11 +61,7 @@ class AppConfig(StrictConfig):
         """Read the inventory if it is the path of a file."""
         if not isinstance(value, dict) or not isinstance(value.get("inventory"), str):
             return value
-        path = Path(value["inventory"])
-        if not path.is_absolute():
-            raise ValueError(
-                f"inventory {path} is relative, and the application is built elsewhere: give the whole path"
-            )
+        path = _whole_path("inventory", value)
         return {**value, "inventory": load_mapping(path, "host names, each with the switches above it")}
 
     @field_validator("topology", mode="before")
@@ -66,11 +70,7 @@ class AppConfig(StrictConfig):
         """Add the node types of Ray's own configuration."""
         if not isinstance(value, dict) or not value.get("node_types_file"):
             return value
-        path = Path(str(value["node_types_file"]))
-        if not path.is_absolute():
-            raise ValueError(
-                f"node_types_file {path} is relative, and the application is built elsewhere: give the whole path"
-            )
+        path = _whole_path("node_types_file", value)
         document = load_mapping(path, "a configuration of Ray's cluster launcher or of KubeRay")
         try:
             types = node_types(document, value.get("gpu_resources") or {})

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Ray shows a node's GPU type as a label, and as a resource with this beginning.
-_TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
+from autoscale.topology_config import TYPE_LABEL, UNKNOWN_GPU, stated_gpus
 
 
 def node_types(document: Mapping[str, Any], gpu_resources: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -83,13 +82,9 @@ def _fields(
     if not resources.get("CPU"):
         raise ValueError(f"type {name} does not state its CPUs: add them to its resources")
     fields: dict[str, Any] = {"labels": labels, "cpus": resources["CPU"], "max_nodes": most}
-    gpus = {kind: resources[resource] for kind, resource in gpu_resources.items() if resources.get(resource)}
-    if not gpus and resources.get("GPU"):
-        stated = [key.removeprefix(_TYPE_RESOURCE) for key in resources if key.startswith(_TYPE_RESOURCE)]
-        kind = labels.get(_TYPE_LABEL) or next(iter(stated), None)
-        if kind is None:
-            raise ValueError(f"type {name} has GPUs, and does not state which: add the label {_TYPE_LABEL}")
-        gpus = {kind: resources["GPU"]}
-    if gpus:
-        fields["gpu_type"], fields["gpus"] = next(iter(gpus.items()))
+    gpu_type, resource, _ = stated_gpus(resources, labels, gpu_resources)
+    if gpu_type == UNKNOWN_GPU:
+        raise ValueError(f"type {name} has GPUs, and does not state which: add the label {TYPE_LABEL}")
+    if gpu_type is not None:
+        fields["gpu_type"], fields["gpus"] = gpu_type, resources[resource]
     return fields

@@ -226,9 +226,9 @@ def rank_of_nodes(pool: PoolStats, slots: Slots | None) -> dict[str, NodeRank]:
     ranks = {}
     for replica, names in pool.on.items():
         nodes = sum(1 << topology.index[name] for name in names if name in topology.index)  # one bit per node
-        savings = [node.saves_per_gpu_hour for node in topology.listed(nodes)]
-        saved = max((each for each in savings if each is not None), default=None)
+        own = list(topology.listed(nodes))
+        saved = max((node.saves_per_gpu_hour for node in own if node.saves_per_gpu_hour is not None), default=None)
         used_gpus = 0.0 if saved is None else slots.used_gpus(nodes)
-        stays = not any(node.is_leaving for node in topology.listed(nodes))
+        stays = not any(node.is_leaving for node in own)
         ranks[replica] = (stays, -int(topology.priority(nodes)), 1.0 if saved is None else -saved, used_gpus)
     return ranks

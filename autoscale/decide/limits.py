@@ -90,7 +90,10 @@ def quota_left(config: AutoscaleConfig, pools: Sequence[PoolStats], state: Contr
 
 
 def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> frozenset[PoolKey]:
-    """Pools with replicas that have waited on no node for more than ``no_node_s`` and than a new node takes."""
+    """Pools with replicas that have waited for a node for too long.
+
+    That is more than ``no_node_s``, and more than the offer's ``start_s`` if they wait for a node that is to be added.
+    """
     return frozenset(
         key
         for key, (since_s, _) in state.unplaced_since_s.items()

@@ -13,7 +13,7 @@ from autoscale.decide.possible import with_refusals
 from autoscale.decide.starts import with_ended_starts, with_unknown_begins
 from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, Note, NoteKind, PoolKey, PoolStats, Snapshot
-from kvtransfer.topology import Role
+from kvtransfer.topology import Offer, Role
 
 # Longest gap between two ticks over which timers go on, as a multiple of ``interval_s``. A smaller number would restart
 # timers after a slow tick. A larger one would count time that no tick has observed.
@@ -89,7 +89,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
-        offers={key: offer for key, offer in state.offers.items() if _waits(snapshot, key)},
+        offers=_offers(snapshot),
         links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
@@ -98,11 +98,15 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     )
 
 
-def _waits(snapshot: Snapshot, key: PoolKey) -> bool:
-    """Whether a pool has fewer replicas on nodes than the last plan wanted."""
+def _offers(snapshot: Snapshot) -> dict[PoolKey, Offer]:
+    """The offers of pools that still have fewer replicas on nodes than the last plan wanted."""
     state = snapshot.state
-    wanted = state.desired.get(key, 0) + state.warm.get(key, 0)
-    return any(pool.key == key and (pool.held_replicas or 0) < wanted for pool in snapshot.pools)
+    return {
+        pool.key: state.offers[pool.key]
+        for pool in snapshot.pools
+        if pool.key in state.offers
+        and (pool.held_replicas or 0) < state.desired.get(pool.key, 0) + state.warm.get(pool.key, 0)
+    }
 
 
 def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:

@@ -54,12 +54,12 @@ class Slots:
 
         Replicas that wait for a possible node are led by the labels of its type.
         """
-        possible = list(self.topology.listed(nodes & ~self.topology.existing))
+        topology = self.topology
+        possible = list(topology.listed(nodes & ~topology.existing))
         if not possible:
             return True
-        labels, types = possible[0].labels, {node.offer.node_type for node in possible if node.offer is not None}
-        existing = self.topology.listed(nodes & self.topology.existing)
-        return len(types) == 1 and all(labels.items() <= node.labels.items() for node in existing)
+        types = {node.offer.node_type for node in possible if node.offer is not None}
+        return len(types) == 1 and not nodes & topology.existing & ~topology.selected(possible[0].labels)
 
     def refuse(self, node_types: Collection[str]) -> None:
         """Take no more possible nodes of these types in this cycle."""
@@ -96,11 +96,10 @@ class Slots:
 
         ``None``: it waits for room on existing nodes.
         """
-        if node_type is None:
-            return self.topology.existing
-        possible = sum(nodes for offer, nodes in self.topology.offers.items() if offer.node_type == node_type)
-        first = next(self.topology.listed(possible), None)
-        return self.topology.existing if first is None else possible | self.topology.labelled(first.labels)
+        topology = self.topology
+        possible = sum(nodes for offer, nodes in topology.offers.items() if offer.node_type == node_type)
+        first = next(topology.listed(possible), None)
+        return topology.existing if first is None else possible | topology.existing & topology.selected(first.labels)
 
     def free(self) -> tuple[list[float], list[float]]:
         """Free GPUs and CPUs of each node, in the order of the topology's nodes."""

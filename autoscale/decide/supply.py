@@ -81,8 +81,7 @@ class Supply:
             for _ in range(count):
                 room = [] if pool.demand is None else self._slots.take(pool.demand, among)
                 if room is None:
-                    for _, unused in taken:
-                        self._slots.give_back(unused)
+                    self._give_back(taken)
                     return self._why_no_room(pool, sum(count for _, count in new) - 1)
                 taken.append((pool, room))
         chosen = dict(self._chosen)
@@ -92,11 +91,15 @@ class Supply:
             chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
         for pool, _ in new:
             if pool.key in chosen and not self._slots.starts_together(chosen[pool.key][1]):
-                for _, unused in taken:
-                    self._slots.give_back(unused)
+                self._give_back(taken)
                 return f"new replicas of {pool.key} start on other nodes first"
         self._chosen = chosen
         return None
+
+    def _give_back(self, taken: Sequence[tuple[PoolStats, Taken]]) -> None:
+        assert self._slots is not None
+        for _, room in taken:
+            self._slots.give_back(room)
 
     def _why_no_room(self, pool: PoolStats, other_replicas: int) -> str:
         assert self._slots is not None and pool.demand is not None
@@ -148,7 +151,7 @@ def start_nodes(
     it goes on using its nodes of the last cycle (``before``), without those that are gone or cordoned by now. After
     that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on.
     """
-    index, usable, elastic = slots.topology.index, slots.topology.usable, bool(slots.topology.offers)
+    index, usable = slots.topology.index, slots.topology.usable
     allowed: dict[PoolKey, tuple[str, ...]] = {}
     for pool in pools:
         if pool.demand is None:
@@ -157,10 +160,11 @@ def start_nodes(
             names = planned[pool.key]
         elif (pool.held_replicas or 0) < counts[pool.key]:
             names = tuple(name for name in before.get(pool.key, ()) if name in index and usable >> index[name] & 1)
+        elif slots.topology.offers:
+            names = ()  # on a cluster that grows, a node may come for a replica that replaces a lost one
         else:
-            # On a cluster that grows, a node may come for it.
             own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
-            names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own and not elastic else ()
+            names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
         if names:
             allowed[pool.key] = names
     return allowed

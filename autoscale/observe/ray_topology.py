@@ -1,21 +1,18 @@
 """Ray's nodes with their free resources, and the nodes of each replica; read anew for each cycle."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node, state
 from ray.util import placement_group_table
 
-from autoscale.topology_config import TopologyConfig
+from autoscale.topology_config import TopologyConfig, stated_gpus
 from autoscale.types import Places, PoolKey
 from kvtransfer.topology import Node
 
 # Beginning of the name that Serve gives to the placement group of a replica.
 _REPLICA = "SERVE_REPLICA::"
-# Ray shows a node's GPU type as a label, and as a resource with this beginning.
-_TYPE_LABEL, _TYPE_RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 
 
 def read_nodes(config: TopologyConfig, cordoned: frozenset[str]) -> list[Node]:
@@ -26,17 +23,23 @@ def read_nodes(config: TopologyConfig, cordoned: frozenset[str]) -> list[Node]:
     Without it: the policy cannot be loaded, and Serve refuses the application.
     """
     free, leaving = available_resources_per_node(), frozenset(state.get_draining_nodes())
-    cordoned |= leaving
     return [
-        replace(_node(raw, free.get(raw["NodeID"], {}), config, cordoned), is_leaving=raw["NodeID"] in leaving)
+        _node(raw, free.get(raw["NodeID"], {}), config, cordoned, is_leaving=raw["NodeID"] in leaving)
         for raw in ray.nodes()
         if raw.get("Alive")
     ]
 
 
-def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyConfig, cordoned: frozenset[str]) -> Node:
+def _node(
+    raw: Mapping[str, Any],
+    free: Mapping[str, float],
+    config: TopologyConfig,
+    cordoned: frozenset[str],
+    *,
+    is_leaving: bool,
+) -> Node:
     total, labels = raw["Resources"], dict(raw.get("Labels") or {})
-    kind, resource, contradiction = _gpus(total, labels, config)
+    kind, resource, contradiction = stated_gpus(total, labels, config.gpu_resources)
     host = raw.get("NodeManagerHostname", "")
     under = config.under(labels, (host, raw.get("NodeManagerAddress", ""), raw["NodeID"]))
     return Node(
@@ -48,27 +51,11 @@ def _node(raw: Mapping[str, Any], free: Mapping[str, float], config: TopologyCon
         free_gpus=free.get(resource, 0.0),
         cpus=total.get("CPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
-        is_cordoned=bool(cordoned & {raw["NodeID"], host, *under}),
+        is_cordoned=is_leaving or bool(cordoned & {raw["NodeID"], host, *under}),
+        is_leaving=is_leaving,
         host=host,
         contradiction=contradiction,
     )
-
-
-def _gpus(total: Mapping[str, float], labels: Mapping[str, str], config: TopologyConfig) -> tuple[str | None, str, str]:
-    """The type of a node's GPUs, the resource that counts them, and a contradiction between its types; empty: none."""
-    # The resource that counts the GPUs, by each type that the node has: first types with a resource of their own.
-    resources = {kind: resource for kind, resource in config.gpu_resources.items() if total.get(resource)}
-    if total.get("GPU"):
-        kinds = [name.removeprefix(_TYPE_RESOURCE) for name in total if name.startswith(_TYPE_RESOURCE)]
-        if label := labels.get(_TYPE_LABEL):
-            kinds.append(label)
-        resources |= dict.fromkeys(kinds, "GPU")
-        resources = resources or {"GPU": "GPU"}  # no type is known
-    if not resources:
-        return None, "GPU", ""
-    first, *others = resources
-    contradiction = f"it has GPUs of type {first} and of {', '.join(others)}, and counts as {first}" if others else ""
-    return first, resources[first], contradiction
 
 
 def read_places(app: str) -> Places:

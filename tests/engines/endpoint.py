@@ -39,6 +39,20 @@ def emulated_document(**ingress: Any) -> dict[str, Any]:
     return forked(document)
 
 
+def emulated_pool(kind: str, *, lowest: int = 0, most: int, time_factor: float) -> dict[str, Any]:
+    """A pool of emulated engines of one GPU of a type, which start at once and need little of a node's CPUs."""
+    return {
+        "replicas": lowest,
+        "max_replicas": most,
+        "emulator": {
+            "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
+            "start_s": 0.0,
+            "time_factor": time_factor,
+        },
+        "placement": {"accelerator_type": kind, "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
+    }
+
+
 def replica_processes(app: Any, name: str = "") -> list[psutil.Process]:
     """The processes of an application's replicas; with ``name``, of deployments whose names begin with it."""
     found = []

@@ -18,7 +18,7 @@ from autoscale.traces.trace import TraceRequest
 from deployments.machine.claims import free_ports
 from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
-from tests.engines.endpoint import ROOT, forked_yaml
+from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -26,25 +26,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 KIND = "example.com/kind"
 GPU = "gpu_h100"
 START_S, IDLE_S = 20.0, 15.0
+POOL = emulated_pool("H100", most=6, time_factor=1.0)
 # Time from the notice until the node is taken away, seconds, and requests of the load meanwhile.
 NOTICE_S, REQUESTS = 45.0, 120
 
 
 def gpu_node(kind: str) -> NodeSpec:
     return NodeSpec(cpus=2, labels={KIND: kind}, resources={GPU: 2})
-
-
-def pool(replicas: int) -> dict[str, Any]:
-    return {
-        "replicas": replicas,
-        "max_replicas": 6,
-        "emulator": {
-            "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
-            "start_s": 0.0,
-            "time_factor": 1.0,
-        },
-        "placement": {"accelerator_type": "H100", "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
-    }
 
 
 def node_type(kind: str, **fields: Any) -> dict[str, Any]:
@@ -56,7 +44,7 @@ def document() -> dict[str, Any]:
     made = forked_yaml("elastic")
     made["applications"][0]["args"] = {
         "model": {"id": "chat", "source": "emulated/llama-70b"},
-        "groups": [{"name": "g", "prefill": pool(0), "decode": pool(0)}],
+        "groups": [{"name": "g", "prefill": POOL, "decode": POOL}],
         "autoscale": {
             "pd_ratio": "1:1",
             "policy": {"kind": "static", "prefill": 1, "decode": 1},

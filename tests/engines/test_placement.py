@@ -16,12 +16,11 @@ import requests
 from autoscale.decide.decision_log import load_lines, replay
 from deployments.machine.claims import free_ports
 from serve_app.local.cluster import LocalCluster, NodeSpec
-from tests.engines.endpoint import forked_yaml
+from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.processes import title
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 # S1 switch -> its S2 switch, and the GPU types of its nodes: b0 has one type, m2 two types, and m3 a third one.
 SWITCHES = {
     "m0": ("b0", ("H100", "H100")),
@@ -44,16 +43,7 @@ def group(
     name: str, switch: str, types: tuple[str, str] = ("H100", "H100"), lowest: int = 0, highest: int = 2, **more: Any
 ) -> dict[str, Any]:
     pools = {
-        role: {
-            "replicas": lowest,
-            "max_replicas": highest,
-            "emulator": {
-                "profile": str(ROOT / "configs/profiles/h100_llama70b_fp8_tp1.json"),
-                "start_s": 0.0,
-                "time_factor": 20.0,
-            },
-            "placement": {"accelerator_type": kind, "cpus_per_worker": 0.05, "cpus_per_replica": 0.05},
-        }
+        role: emulated_pool(kind, lowest=lowest, most=highest, time_factor=20.0)
         for role, kind in zip(("prefill", "decode"), types, strict=True)
     }
     return {"name": name, "affinity": "s1", "node_labels": {"tandem.io/s1": switch}, **pools, **more}

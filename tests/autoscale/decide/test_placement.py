@@ -299,15 +299,11 @@ def test_law_3_a_replica_that_starts_again_gets_no_scarcer_node() -> None:
 def test_law_6_in_one_group_the_replica_on_the_scarcest_node_leaves_first() -> None:
     names = [f"r{i}" for i in range(3)]
     replicas = tuple(ReplicaStats(replica_id=name, observed_s=0.0) for name in names)
-    assert choose_victims(
-        replicas, frozenset(names), 2, {"r0": (True, -2, 1, 0), "r1": (True, 0, 1, 0), "r2": (True, -1, 1, 0)}
-    ) == [
-        "r0",
-        "r2",
-    ]
-    assert choose_victims(replicas, frozenset(names[1:]), 1, {"r0": (True, 0, 1, 0), "r1": (True, -2, 1, 0)}) == [
-        "r0"
-    ]  # held replicas first
+    scarcer, scarce, common = ((True, -scarcity, 1.0, 0.0) for scarcity in (2, 1, 0))
+    ranks = {"r0": scarcer, "r1": common, "r2": scarce}
+    assert choose_victims(replicas, frozenset(names), 2, ranks) == ["r0", "r2"]
+    ranks = {"r0": common, "r1": scarcer}
+    assert choose_victims(replicas, frozenset(names[1:]), 1, ranks) == ["r0"]  # held replicas first
     assert choose_victims(replicas, frozenset(names), 1) == ["r2"]
 
 
