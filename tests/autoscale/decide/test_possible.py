@@ -161,14 +161,16 @@ def test_a_plan_that_waits_for_a_possible_node_replays() -> None:
 
 def test_possible_nodes_make_no_existing_switch_scarce() -> None:
     here = [node("a", 8.0, s1="m1"), node("b", 8.0, s1="m1")]
+    below_m1 = {"dc": "d", "cl": "c", "s2": "b", "s1": "m1"}
     possible = possible_nodes(
         TopologyConfig(
-            labels={"s1": "s1", "s2": "s2"},
-            node_types={"a100": kind("a100", labels={"s1": "m1", "kind": "a100"}, gpu_type="A100")},
+            labels={"data_centre": "dc", "cluster": "cl", "s2": "s2", "s1": "s1"},
+            node_types={"a100": kind("a100", labels=below_m1, gpu_type="A100")},
         ),
         here,
         (),
     )
+    assert possible[0].under == here[0].under
     assert Topology([*here, *possible]).priority(1) == Topology(here).priority(1)
 
 
@@ -211,7 +213,7 @@ def test_a_price_of_zero_is_a_price() -> None:
 
 def test_replicas_leave_the_expensive_nodes_first_and_of_these_the_one_that_is_empty_soonest() -> None:
     config = topology_of(dear=kind("dear", cost_per_gpu_hour=9.0), spot=kind("spot", cost_per_gpu_hour=1.0))
-    names = {"stays": {}, "cheap": {"kind": "spot"}, "full": {"kind": "dear"}, "nearly-empty": {"kind": "dear"}}
+    names = {"stays": {}, "cheap": {"kind": "spot"}, "nearly-empty": {"kind": "dear"}, "full": {"kind": "dear"}}
     free = {"stays": 7.0, "cheap": 7.0, "full": 0.0, "nearly-empty": 7.0}
     nodes = [replace(node(name, free[name]), labels=labels) for name, labels in names.items()]
     slots = Slots(Topology(with_savings(config, nodes)))
