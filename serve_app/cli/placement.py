@@ -26,7 +26,7 @@ _HISTORY_LINES = 20
 
 @commands.command()
 def topology(app: App = "tandem", address: Address = "auto") -> None:
-    """Show data centres, switches and nodes with their GPUs and replicas, and what is wrong with labels."""
+    """Show switches and nodes with their GPUs and replicas, nodes that may be added, and what is wrong with labels."""
     status, nodes = _status_and_nodes(app, address)
     places = status.places or {}
     console.print(view.topology_tree(nodes, places), highlight=False)
