@@ -17,7 +17,7 @@ def read(resources: dict[str, float], labels: dict[str, str] | None = None, **co
     from autoscale.observe.ray_topology import _node
 
     raw = {"NodeID": "n", "Resources": {"CPU": 8.0, **resources}, "Labels": labels or {}}
-    return _node(raw, {"CPU": 6.0, **resources}, TopologyConfig.model_validate(config), frozenset())
+    return _node(raw, {"CPU": 6.0, **resources}, TopologyConfig.model_validate(config), frozenset(), is_leaving=False)
 
 
 @pytest.mark.parametrize(

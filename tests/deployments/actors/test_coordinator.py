@@ -31,16 +31,21 @@ SERVICE = {
 
 @pytest.fixture(name="world")
 def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Ray's key-value store, the actor's name, which actors are alive, and where the log goes."""
+    """Ray's key-value store, the actor's name, which actors are alive, when Serve deployed, and where the log goes."""
     from deployments.actors import coordinator as module
     from router import ray_kv
 
     log = tmp_path / "serve" / "tandem_decisions_app.jsonl"
-    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, log=log)
+    world = SimpleNamespace(kv={}, actor="tandem-1", alive={"p1", "d1"}, deployed_s=5.0, log=log)
     monkeypatch.setattr(ray_kv, "get", world.kv.get)
     monkeypatch.setattr(ray_kv, "put", world.kv.__setitem__)
     monkeypatch.setattr(module.serve, "get_deployment_actor_context", lambda: SimpleNamespace(app_name="app"))
     context = SimpleNamespace(get_actor_name=lambda: world.actor)
+
+    def status() -> Any:
+        return SimpleNamespace(applications={"app": SimpleNamespace(last_deployed_time_s=world.deployed_s)})
+
+    monkeypatch.setattr(module.serve, "status", status)
     monkeypatch.setattr(module.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(module, "is_alive", lambda app, deployment, name: name in world.alive)
     monkeypatch.setattr(module, "serve_logs_folder", lambda: world.log.parent)
@@ -160,11 +165,20 @@ async def test_a_restarted_coordinator_has_its_states_and_tunings_again(world: A
     assert config_of(joined)["policy"]["target"] == 50.0
 
 
+async def test_tunings_outlive_the_death_of_all_replicas_and_of_the_coordinator(world: Any) -> None:
+    first = coordinator()
+    await first.tune("m", {"policy": {"target": 50.0}}, "test")
+    await first.sync(cycle("p1", "d1"), ["{}"])
+    world.alive.clear()
+    assert config_of(await coordinator().join())["policy"]["target"] == 50.0
+
+
 async def test_an_application_that_is_deployed_again_starts_as_its_config_says(world: Any) -> None:
     first = coordinator()
     await first.tune("m", {"policy": {"target": 50.0}}, "test")
     await first.sync(cycle("p1", "d1"), ["{}"])
     world.alive.clear()
+    world.deployed_s = 6.0
     joined = await coordinator().join()
     assert joined["states"] == {}
     assert config_of(joined)["policy"]["target"] == 100.0
