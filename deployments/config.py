@@ -66,6 +66,14 @@ class ModelConfig(StrictConfig):
             return Path(self.source)
 
 
+class StartHostsConfig(StrictConfig):
+    """Processes that wait on each node with everything imported, for the next replica of any service."""
+
+    per_node: int = Field(0, ge=0, le=64)
+    """Start hosts that wait on each node that could run a replica. Each takes about 1.5 GB of the node's memory, and no
+    GPU. A replica that starts takes one. 0: none, and replicas import everything at their start."""
+
+
 class ServiceConfig(StrictConfig):
     """One model: its engines, its groups, and how it is routed and sized."""
 

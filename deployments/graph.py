@@ -14,13 +14,16 @@ from autoscale.topology_config import TopologyConfig
 from autoscale.types import ENDPOINT
 from deployments.actors.coordinator import Coordinator
 from deployments.actors.health_board import HealthBoard
-from deployments.config import ServiceConfig
+from deployments.actors.start_hosts import HostPool, StartHosts
+from deployments.config import ServiceConfig, StartHostsConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.served_model import Service
-from deployments.options import llm_config, replica_bounds, serve_options
+from deployments.options import llm_config, replica_bounds, serve_options, worker_bundles
+from deployments.replicas import start_host
 from deployments.replicas.decode import DecodeServer
 from deployments.replicas.prefill import PrefillServer
+from deployments.serve_seam.start_hosts import runtime_env_of
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 
@@ -34,12 +37,14 @@ def build_graph(
     kv_transfer: ConnectorConfig,
     ingress: IngressConfig,
     topology: TopologyConfig | None,
+    start_hosts: StartHostsConfig,
 ) -> Application:
     """Bind every deployment of an application.
 
     Raises:
         ValueError: an engine argument that vLLM does not know, or a profile that cannot be read.
     """
+    bound = [_service(config, kv_transfer, ingress, topology, start_hosts) for config in services]
     outliers = {
         str(key): service.router.outlier.model_dump(mode="json")
         for service in services
@@ -51,7 +56,9 @@ def build_graph(
         plain = [service.model_dump(mode="json") for service in autoscaled]
         pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}
         plain_topology = None if topology is None else topology.model_dump(mode="json")
-        actors.append(_actor("coordinator", Coordinator, services=plain, pools=pools, topology=plain_topology))
+        hosts = _start_hosts(bound, start_hosts, topology).model_dump(mode="json")
+        arguments = {"services": plain, "pools": pools, "topology": plain_topology, "start_hosts": hosts}
+        actors.append(_actor("coordinator", Coordinator, **arguments))
     return (
         serve.deployment(Ingress)
         .options(
@@ -66,8 +73,28 @@ def build_graph(
             },
             deployment_actors=actors,
         )
-        .bind(services=[_service(config, kv_transfer, ingress, topology) for config in services], config=ingress)
+        .bind(services=bound, config=ingress)
     )
+
+
+def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology: TopologyConfig | None) -> StartHosts:
+    """What the coordinator must know to keep start hosts."""
+    gpu_resources = {} if topology is None else topology.gpu_resources
+    pools = []
+    for service in services:
+        for group in service.config.groups:
+            for key, pool in group.pools().items():
+                servers = service.prefills if key.role is Role.PREFILL else service.decodes
+                gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
+                pools.append(
+                    HostPool(
+                        kind=start_host.kind(pool.env),
+                        resources=worker_bundles(pool, gpu_resource)[0],
+                        node_labels=pool.placement.node_labels,
+                        runtime_env=runtime_env_of(servers[group.name]),
+                    )
+                )
+    return StartHosts(per_node=config.per_node, pools=tuple(pools))
 
 
 def _endpoint_replicas(services: Sequence[ServiceConfig], ingress: IngressConfig) -> dict[str, Any]:
@@ -90,7 +117,11 @@ def _actor(name: str, kind: type, **arguments: Any) -> DeploymentActorConfig:
 
 
 def _service(
-    config: ServiceConfig, kv_transfer: ConnectorConfig, ingress: IngressConfig, topology: TopologyConfig | None
+    config: ServiceConfig,
+    kv_transfer: ConnectorConfig,
+    ingress: IngressConfig,
+    topology: TopologyConfig | None,
+    start_hosts: StartHostsConfig,
 ) -> Service:
     """Bind the pools of one model."""
     prefills: dict[str, Application] = {}
@@ -101,6 +132,7 @@ def _service(
             bind: dict[str, Any] = {
                 "cores_per_worker": pool.cores_per_worker,
                 "engine_silence_s": pool.engine_silence_s,
+                "engine_sleep": pool.engine_sleep,
             }
             # Each replica that calls the pool has a router of its own.
             if key.role is Role.PREFILL:
@@ -116,7 +148,16 @@ def _service(
                 }
             gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
             servers[group.name] = build_llm_deployment(
-                llm_config(config, key.role, pool, kv_transfer=kv_transfer, routers=routers, gpu_resource=gpu_resource),
+                llm_config(
+                    config,
+                    key.role,
+                    pool,
+                    # vLLM's sleep mode would unmap memory that NIXL has registered, and this engine hands no KV over.
+                    kv_transfer=None if group.prefill is None and pool.engine_sleep else kv_transfer,
+                    routers=routers,
+                    gpu_resource=gpu_resource,
+                    has_start_hosts=start_hosts.per_node > 0,
+                ),
                 deployment_cls=PrefillServer if key.role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,
                 override_serve_options={"name": str(key), **serve_options(pool)},

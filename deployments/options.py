@@ -7,6 +7,7 @@ from ray.serve.llm import LLMConfig
 
 from deployments.config import STAGE_KEY, ServiceConfig
 from deployments.pool_config import EMULATOR_KEY, RoleConfig
+from deployments.replicas import start_host
 from deployments.vllm_seam.engine_arguments import check_known
 from deployments.vllm_seam.worker_extension import IMPORT_PATH as WORKER_EXTENSION
 from kvtransfer.connector import ConnectorConfig
@@ -22,19 +23,22 @@ def llm_config(
     role: Role,
     pool: RoleConfig,
     *,
-    kv_transfer: ConnectorConfig,
+    kv_transfer: ConnectorConfig | None,
     routers: int = 1,
     gpu_resource: str | None = None,
+    has_start_hosts: bool = False,
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool.
 
-    ``routers``: number of routers that send to the pool. ``gpu_resource``: name of Ray's resource for the pool's GPUs;
-    ``None``: ``GPU``. Raises ValueError: vLLM does not know an engine argument; the error has the most similar name.
+    ``kv_transfer``: ``None`` for an engine that hands no KV over. ``routers``: number of routers that send to the pool.
+    ``gpu_resource``: name of Ray's resource for the pool's GPUs; ``None``: ``GPU``. ``has_start_hosts``: whether start
+    hosts wait for its replicas. Raises ValueError: vLLM does not know an engine argument; the error has the most
+    similar name.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
-    env = dict(pool.env)
+    env = {**(start_host.variables(pool.env) if has_start_hosts else {}), **pool.env}
     # 0: each event of a stream is sent at once. By default Ray Serve LLM collects events for 50 ms.
     experimental: dict[str, Any] = {"stream_batching_interval_ms": 0}
     if model.stage_folder is not None:
@@ -54,11 +58,12 @@ def llm_config(
             **kwargs,
             "tensor_parallel_size": pool.tensor_parallel_size,
             "pipeline_parallel_size": pool.pipeline_parallel_size,
-            "kv_transfer_config": kv_transfer.kv_transfer_config(role),
             "worker_extension_cls": WORKER_EXTENSION,
+            **({} if kv_transfer is None else {"kv_transfer_config": kv_transfer.kv_transfer_config(role)}),
+            **({"enable_sleep_mode": True} if pool.engine_sleep and pool.gpus_per_replica else {}),
         },
         accelerator_type=None if gpu_resource else pool.placement.accelerator_type,
-        placement_group_config={"bundles": _bundles(pool, gpu_resource), "strategy": pool.placement.strategy},
+        placement_group_config={"bundles": worker_bundles(pool, gpu_resource), "strategy": pool.placement.strategy},
         runtime_env={"env_vars": env} if env else None,
         # vLLM then writes into the process's Prometheus registry, which /metrics collects. Ray's wrapper would send the
         # numbers to metrics that no code can read back.
@@ -131,7 +136,8 @@ def router_options(role: Role, router: RouterConfig, *, is_gated: bool, routers:
     }
 
 
-def _bundles(pool: RoleConfig, gpu_resource: str | None) -> list[dict[str, float]]:
+def worker_bundles(pool: RoleConfig, gpu_resource: str | None) -> list[dict[str, float]]:
+    """What Ray reserves for each worker of an engine; ``gpu_resource``: as for ``llm_config``."""
     bundle: dict[str, float] = {"CPU": pool.placement.cpus_per_worker}
     if pool.placement.accelerator_type:
         bundle[gpu_resource or "GPU"] = pool.placement.gpus_per_worker

@@ -81,6 +81,15 @@ class EmulatorConfig(StrictConfig):
     """The tokens of this time, seconds, are sent as one chunk."""
 
 
+class EngineSleepConfig(StrictConfig):
+    """vLLM's sleep mode: an idle engine keeps its process and frees its GPU's memory; the next request wakes it."""
+
+    after_s: float = Field(300.0, ge=1.0)
+    """Time without a request after which the engine sleeps, seconds."""
+    level: Literal[1, 2] = 1
+    """1: the weights move to the node's memory. 2: they are dropped, and read again from the model's files."""
+
+
 class RoleConfig(StrictConfig):
     """One pool: the replicas of one role in one group."""
 
@@ -118,8 +127,17 @@ class RoleConfig(StrictConfig):
     engine_silence_s: float = Field(15.0, gt=0.0, le=3600.0)
     """Time, seconds, without any answer after which an engine counts as hanging and its replica ends. An engine answers
     between two steps, so the time must be longer than the longest step."""
+    engine_sleep: EngineSleepConfig | None = None
+    """When idle engines sleep. Ray keeps a sleeping engine's GPUs reserved, so this helps pools whose workers share a
+    GPU (`gpus_per_worker` below 1). Left out, engines never sleep."""
     max_ongoing_requests: int = Field(1000, ge=1)
     """Most requests that Serve sends to one replica at a time; the engine itself queues and batches them."""
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> Self:
+        if self.engine_sleep is not None and self.emulator is not None:
+            raise ValueError("engine_sleep is given for an emulated engine, which has no memory to free: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -208,6 +226,16 @@ class GroupConfig(StrictConfig):
                 f"group {self.name!r}: prefill has {prefill.replicas} replicas and decode {self.decode.replicas}: "
                 "set both to 0, and the group sleeps, or both to 1 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sleeping_gpus(self) -> Self:
+        for key, pool in self.pools().items():
+            if self.prefill is not None and pool.engine_sleep is not None and pool.gpus_per_replica:
+                raise ValueError(
+                    f"group {self.name!r}: engine_sleep is given for {key.role} on GPUs, and vLLM's sleep mode unmaps "
+                    "the memory from which NIXL hands KV over: leave engine_sleep out, or set prefill to null"
+                )
         return self
 
     @model_validator(mode="after")

@@ -13,5 +13,9 @@ def build(args: dict[str, Any]) -> Application:
 
     config = parse_app_config(args)
     return build_graph(
-        config.services, kv_transfer=config.kv_transfer, ingress=config.ingress, topology=config.topology
+        config.services,
+        kv_transfer=config.kv_transfer,
+        ingress=config.ingress,
+        topology=config.topology,
+        start_hosts=config.start_hosts,
     )

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from autoscale.decide.tuning import Pools, check_fits
 from autoscale.documents import load_mapping
 from autoscale.topology_config import TopologyConfig
-from deployments.config import ModelConfig, ServiceConfig
+from deployments.config import ModelConfig, ServiceConfig, StartHostsConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.pool_config import GroupConfig, RoleConfig
 from kvtransfer.connector import MAX_KV_KEEP_LEASES, ConnectorConfig
@@ -40,6 +40,8 @@ class AppConfig(StrictConfig):
     topology: TopologyConfig | None = None
     """How nodes are read, and the budgets of all services. With it, replicas go to nodes with room. Without it, Ray
     places them, and they wait for room: right for a cluster whose autoscaler adds nodes."""
+
+    start_hosts: StartHostsConfig = StartHostsConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -100,6 +102,11 @@ class AppConfig(StrictConfig):
                     "give ttft_s, or add autoscale"
                 )
         self._check_autoscale()
+        if self.start_hosts.per_node and all(service.autoscale is None for service in self.services):
+            raise ValueError(
+                f"start_hosts.per_node is {self.start_hosts.per_node}, and no service has autoscale, so no replica "
+                "starts later: remove start_hosts, or add autoscale"
+            )
         return self
 
     def _check_lease(self, group: GroupConfig) -> None:

@@ -41,6 +41,7 @@ from autoscale.extension import DEFERRED
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState
 from deployments.actors.scaling_metrics import scaling_metrics
+from deployments.actors.start_hosts import StartHosts, keep_start_hosts
 from deployments.config import ServiceConfig
 from deployments.explain import explain
 from deployments.serve_seam.replica_process import serve_logs_folder
@@ -87,8 +88,9 @@ class Coordinator:
         services: Sequence[Mapping[str, Any]],
         pools: Mapping[str, Mapping[str, Any]],
         topology: Mapping[str, Any] | None,
+        start_hosts: Mapping[str, Any],
     ) -> None:
-        """Read plain values: ``ServiceConfig`` of the services, ``Pools`` by service, and ``TopologyConfig``.
+        """Read plain values: ``ServiceConfig`` of the services, ``Pools`` by service, and the other two configurations.
 
         The pools were computed by the process that built the application, which can read the engine profiles.
         """
@@ -120,6 +122,9 @@ class Coordinator:
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
         self._awaited_changed = Bell()  # wakes the caller of ``awaited``
         # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
+        hosts = StartHosts.model_validate(start_hosts)
+        if hosts.per_node:
+            self._hosting = asyncio.get_running_loop().create_task(keep_start_hosts(app, hosts))
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
     async def join(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from autoscale.observe.replica_report import ReplicaReport
 from autoscale.observe.request_stats import RequestStats
 from autoscale.slo import SloConfig
+from deployments.pool_config import EngineSleepConfig
 from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.replicas.generation import CURRENT_TRACE, RequestTrace
 from deployments.replicas.openai_layer import answer_frame, failure_frame, parse_request, requested_max_tokens
@@ -49,6 +50,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
         max_prompt_tokens: int | None,
         cores_per_worker: int,
         engine_silence_s: float,
+        engine_sleep: EngineSleepConfig | None,
         pull_timeout_s: float,
     ) -> None:
         await self._prepare_host(llm_config, cores_per_worker)
@@ -74,7 +76,7 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
             length=router.length,
             max_prompt_tokens=max_prompt_tokens,
         )
-        self._watch_host(engine_silence_s)
+        self._watch_host(engine_silence_s, engine_sleep)
 
     def _prefill_caller(self, prefill_server: DeploymentHandle, router: RouterConfig) -> PoolCaller[Any]:
         app_name = serve.get_replica_context().app_name
@@ -102,6 +104,11 @@ class DecodeServer(EngineHost, EngineDoor, PDDecodeServer):
 
         The first frame has the response's status.
         """
+        async with self._awake(), aclosing(self._respond(request)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def _respond(self, request: DecodeRequest) -> AsyncGenerator[Frame, None]:
         body: dict[str, Any] = json.loads(request.body.decode())
         fields = tuple(body)
         sent_again = None if request.sent is None else SentAgain(request.sent)

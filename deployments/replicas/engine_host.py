@@ -6,7 +6,8 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +21,9 @@ from autoscale.types import PoolKey
 from deployments.config import STAGE_KEY
 from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.metrics import process_metrics
-from deployments.pool_config import EMULATOR_KEY
+from deployments.pool_config import EMULATOR_KEY, EngineSleepConfig
+from deployments.replicas import start_host
+from deployments.replicas.engine_sleep import EngineSleep
 from deployments.replicas.staging import staged
 from deployments.serve_seam.llm_server import engine_client, report_no_usage, start_no_download
 from deployments.serve_seam.replica_process import listen_on_node_address, restore_replica_log
@@ -104,8 +107,12 @@ async def _end_with_engine(client: Any, silence_s: float) -> None:
 class EngineHost:
     """Mixed into the prefill and the decode server before Ray's own server class."""
 
+    _sleep: EngineSleep | None = None
+
     async def _prepare_host(self, llm_config: LLMConfig, cores_per_worker: int) -> None:
         """Claim what the engine needs on this machine, before it starts."""
+        context = serve.get_replica_context()
+        start_host.take(context.app_name)
         listen_on_node_address()
         self._start = StartBackoff()
         await self._start.wait()
@@ -115,7 +122,6 @@ class EngineHost:
             loading.model_source = str(await asyncio.to_thread(staged, source, Path(stage_folder)))
         start_no_download(llm_config)
         report_no_usage()
-        context = serve.get_replica_context()
         self.pool = PoolKey.parse(context.deployment)
         # An emulated engine reports figures of a GPU too.
         self._has_gpus = llm_config.accelerator_type is not None or EMULATOR_KEY in llm_config.experimental_configs
@@ -132,11 +138,22 @@ class EngineHost:
             self._core_claim = CoreClaim(CLAIMS, count=cores_per_worker * workers, from_end=from_end)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(self._core_claim.cores, workers)
 
-    def _watch_host(self, silence_s: float) -> None:
-        """Watch an engine that has started: this process ends with it."""
+    def _watch_host(self, silence_s: float, sleep: EngineSleepConfig | None) -> None:
+        """Watch an engine that has started: this process ends with it. It may sleep while it is idle."""
+        if sleep is not None:
+            self._sleep = EngineSleep(engine_client(self), sleep, self._has_nothing_left, partial(os._exit, 1))
+            self._sleeping = asyncio.create_task(self._sleep.run())
         restore_replica_log()
         self._start.ready()
         self._watch = asyncio.create_task(_end_with_engine(engine_client(self), silence_s))
+
+    def _awake(self) -> AbstractAsyncContextManager[None]:
+        """Context of a request: the engine is awake in it."""
+        return nullcontext() if self._sleep is None else self._sleep.awake()
+
+    async def _has_nothing_left(self) -> bool:
+        """Whether an engine without requests may sleep."""
+        return True
 
     async def __del__(self) -> None:
         """Called by Serve when it ends the replica."""

@@ -14,6 +14,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from autoscale.observe.replica_report import ReplicaReport
+from deployments.pool_config import EngineSleepConfig
 from deployments.replicas.engine_host import EngineHost, lease_s, named_cause
 from deployments.serve_seam.llm_server import engine_client
 from deployments.vllm_seam.engine_stats import engine_stats
@@ -42,13 +43,18 @@ class PrefillServer(EngineHost, PDPrefillServer):
     """Ray Serve LLM's prefill server with a method for rendered prompts."""
 
     async def __init__(  # type: ignore[misc]
-        self, llm_config: LLMConfig, *, cores_per_worker: int, engine_silence_s: float
+        self,
+        llm_config: LLMConfig,
+        *,
+        cores_per_worker: int,
+        engine_silence_s: float,
+        engine_sleep: EngineSleepConfig | None,
     ) -> None:
         self._lease_s = lease_s(llm_config)
         await self._prepare_host(llm_config, cores_per_worker)
         with self._start.failure_is_crash(), named_cause():
             await super().__init__(llm_config)
-        self._watch_host(engine_silence_s)
+        self._watch_host(engine_silence_s, engine_sleep)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's signals, which Serve passes on to the joint policy."""
@@ -64,6 +70,10 @@ class PrefillServer(EngineHost, PDPrefillServer):
     async def _unread_kv_requests(self) -> int | None:
         """Number of prompts whose KV decode has not pulled; ``None``: the engine does not answer."""
         return max(await self.worker_answers(METHOD_UNREAD_KV), default=None)
+
+    async def _has_nothing_left(self) -> bool:
+        """Whether decode has pulled all KV."""
+        return await self._unread_kv_requests() == 0
 
     async def __del__(self) -> None:
         """Called by Serve once no request is in flight.
@@ -89,8 +99,9 @@ class PrefillServer(EngineHost, PDPrefillServer):
         params, engine_s = None, None
         sampling, priority = prefill_sampling(), request.priority
         try:
-            async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
-                params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
+            async with self._awake():
+                async for output in client.generate(prompt, sampling, request.request_id, priority=priority):
+                    params, engine_s = output.kv_transfer_params, computed_s(output.metrics)
         except (GracefulHTTPError, VLLMClientError) as error:
             # Not raised: Serve cannot pickle some of vLLM's errors, and an error would count as a broken replica.
             yield PrefillRefusal(

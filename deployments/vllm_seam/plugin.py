@@ -10,9 +10,12 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from deployments.machine.claims import listener
+from deployments.vllm_seam import cpu_sleep
+from deployments.vllm_seam.fork_server import use_fork_server
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ def register() -> None:
     Without it: the engine runs on cores that it shares with others, and outlives a replica that was killed.
     """
     logging.getLogger(_DUMP_LOGGER).addFilter(_has_no_text)
+    use_fork_server()
     parent = multiprocessing.parent_process()
     if parent is None:  # the front end: Ray starts it, and vLLM starts the other processes by multiprocessing
         _keep_worker_in_engine_core()
@@ -38,6 +42,7 @@ def register() -> None:
     threading.Thread(target=_exit_with_parent, args=(parent,), name="tandem-parent-watch", daemon=True).start()
     _bind_cores()
     _quieten_nixl()
+    cpu_sleep.install()
     threading.excepthook = partial(_end_with_side_channel, threading.excepthook)
 
 
@@ -55,8 +60,9 @@ def _has_no_text(record: logging.LogRecord) -> bool:
 
 def _exit_with_parent(parent: multiprocessing.process.BaseProcess) -> None:
     # The engine core of a killed replica would keep its memory and its NIXL port, and the next replica would hang on
-    # that port. ``join`` returns as soon as the parent ends, unless another child has inherited the parent's sentinel.
-    while os.getppid() == parent.pid:
+    # that port. ``join`` returns as soon as the parent ends, unless another child has inherited the parent's sentinel;
+    # then the parent's own end is seen. A fork server's child has the server above it, and not its parent.
+    while parent.is_alive() and Path(f"/proc/{parent.pid}").exists():
         parent.join(timeout=_WATCH_INTERVAL_S)
     os._exit(1)
 

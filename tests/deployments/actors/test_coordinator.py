@@ -56,7 +56,7 @@ def coordinator() -> Any:
     from deployments.actors.coordinator import Coordinator
 
     pools = ServiceConfig.model_validate(SERVICE, context=DEFERRED).pool_limits().model_dump(mode="json")
-    return Coordinator(services=[SERVICE], pools={"m": pools}, topology=None)
+    return Coordinator(services=[SERVICE], pools={"m": pools}, topology=None, start_hosts={"per_node": 0, "pools": []})
 
 
 def config_of(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""Keeps the number of start hosts on each node that could run a pool of the application."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import ray
+
+from deployments.replicas.start_host import (
+    BEAT_S,
+    beat_keeper,
+    forget_host,
+    observed_environment,
+    waiting_hosts,
+)
+from deployments.serve_seam.start_hosts import prestart
+from kvtransfer.selectors import matches
+from kvtransfer.strict_config import StrictConfig
+
+logger = logging.getLogger(__name__)
+
+# Time for which a node's number of hosts must be too low before new ones start, seconds: the replica that has taken
+# a host needs the node's cores first.
+_SETTLE_S = 30.0
+_LOST_S = 4 * BEAT_S  # a host without a new note for this time has died, seconds
+_KEEP_S = 24 * 3600  # time for which Ray keeps an idle host, seconds; the host itself ends earlier if no app needs it
+
+Host = tuple[str, str, str]  # kind, node and process id
+
+
+class HostPool(StrictConfig):
+    """What a pool's replicas need of a start host and of its node."""
+
+    kind: str
+    resources: dict[str, float]  # of one worker
+    node_labels: dict[str, str]
+    runtime_env: str  # of its replicas, as Ray writes it
+
+
+class StartHosts(StrictConfig):
+    """The start hosts of an application."""
+
+    per_node: int
+    pools: tuple[HostPool, ...]
+
+
+class HostCount:
+    """The hosts that wait, and since when a node has had too few (pure)."""
+
+    def __init__(self, per_node: int) -> None:
+        self._per_node = per_node
+        self._notes: dict[Host, tuple[bytes, float]] = {}  # latest note of a host, and when it was new
+        self._short_s: dict[tuple[str, str], tuple[int, float]] = {}  # hosts of a kind and node, and since when
+
+    def lost(self, notes: Mapping[Host, bytes], now_s: float) -> list[Host]:
+        """Take in the latest notes. Returns the hosts that have died: their note has not changed for long."""
+        known = self._notes
+        self._notes = {
+            host: known[host] if host in known and known[host][0] == note else (note, now_s)
+            for host, note in notes.items()
+        }
+        return [host for host, (_, since_s) in self._notes.items() if now_s - since_s > _LOST_S]
+
+    def missing(self, wanted: Sequence[tuple[str, str]], now_s: float) -> dict[tuple[str, str], int]:
+        """How many hosts to start now, by kind and node; ``wanted``: all kinds and nodes that should have hosts."""
+        alive = Counter(host[:2] for host, (_, since_s) in self._notes.items() if now_s - since_s <= _LOST_S)
+        missing = {}
+        for place in wanted:
+            count, since_s = self._short_s.get(place, (-1, now_s - _SETTLE_S))
+            if count not in (-1, alive[place]):
+                since_s = now_s
+            if alive[place] < self._per_node and now_s - since_s >= _SETTLE_S:
+                missing[place] = self._per_node - alive[place]
+                since_s = now_s
+            self._short_s[place] = alive[place], since_s
+        return missing
+
+
+async def keep_start_hosts(app: str, hosts: StartHosts) -> None:
+    """Start hosts where they are missing, for ever.
+
+    An error is logged once for each cause, and the next round tries again.
+    """
+    counts, beat, logged = HostCount(hosts.per_node), 0, ""
+    while True:
+        try:
+            await asyncio.to_thread(_round, app, hosts.pools, counts, beat)
+            logged = ""
+        except (grpc.RpcError, ray.exceptions.RayError, OSError) as error:
+            if logged != (logged := f"{type(error).__name__}: {error}"):
+                logger.warning("start hosts are not kept: %s", logged)
+        beat += 1
+        await asyncio.sleep(BEAT_S)
+
+
+def _round(app: str, pools: Sequence[HostPool], counts: HostCount, beat: int) -> None:
+    for host_kind in {pool.kind for pool in pools}:
+        beat_keeper(host_kind, beat)
+    now_s = time.monotonic()
+    for host in counts.lost(waiting_hosts(), now_s):
+        logger.warning("the start host %s on node %s has died", host[2], host[1])
+        forget_host(host)
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node.get("Alive")}
+    wanted = {(pool.kind, name): pool for pool in pools for name, node in nodes.items() if fits(pool, node)}
+    for place, number in counts.missing(list(wanted), now_s).items():
+        logger.info("%d start hosts start on node %s", number, place[1])
+        environment = observed_environment(app, place[0]) or wanted[place].runtime_env
+        prestart(nodes[place[1]], environment, number, _KEEP_S)
+
+
+def fits(pool: HostPool, node: Mapping[str, Any]) -> bool:
+    """Whether a node, as ``ray.nodes()`` describes it, could run an engine's worker of this pool."""
+    has_room = all(node["Resources"].get(name, 0.0) >= amount for name, amount in pool.resources.items())
+    labels = node.get("Labels") or {}
+    return has_room and all(matches(labels.get(name), selector) for name, selector in pool.node_labels.items())
