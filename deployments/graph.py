@@ -20,9 +20,9 @@ from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.served_model import Service
 from deployments.options import llm_config, replica_bounds, serve_options, worker_bundles
-from deployments.replicas import start_host
 from deployments.replicas.decode import DecodeServer
 from deployments.replicas.prefill import PrefillServer
+from deployments.serve_seam.host_notes import kind
 from deployments.serve_seam.start_hosts import runtime_env_of
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
@@ -88,7 +88,7 @@ def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology
                 gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
                 pools.append(
                     HostPool(
-                        kind=start_host.kind(pool.env),
+                        kind=kind(pool.env),
                         resources=worker_bundles(pool, gpu_resource)[0],
                         node_labels=pool.placement.node_labels,
                         runtime_env=runtime_env_of(servers[group.name]),

@@ -14,6 +14,7 @@ from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
 from router.config import RouterConfig
 
+_ENGINE_CLASS = "RAYLLM_VLLM_ENGINE_CLS"
 _NEVER_S = 1e9  # period, seconds, of what should never happen
 _HEALTH_CHECK_S = 2.0  # longest time until Serve replaces a replica that has ended, seconds; Serve's default is 10
 
@@ -38,17 +39,7 @@ def llm_config(
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
-    env = {**(start_host.variables(pool.env) if has_start_hosts else {}), **pool.env}
-    # 0: each event of a stream is sent at once. By default Ray Serve LLM collects events for 50 ms.
-    experimental: dict[str, Any] = {"stream_batching_interval_ms": 0}
-    if model.stage_folder is not None:
-        experimental[STAGE_KEY] = str(model.stage_folder)
-    if pool.emulator is not None:
-        # Ray Serve LLM's own variable for another engine class.
-        env["RAYLLM_VLLM_ENGINE_CLS"] = "deployments.emulated.engine.EmulatedEngine"
-        # Replicas run in another folder, so the path must be absolute.
-        emulator = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
-        experimental[EMULATOR_KEY] = emulator.model_dump(mode="json")
+    env, experimental = _environment(pool, has_start_hosts), _experimental(service, pool)
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
@@ -80,6 +71,27 @@ def llm_config(
             ),
         },
     )
+
+
+def _environment(pool: RoleConfig, has_start_hosts: bool) -> dict[str, str]:
+    """Variables of the replicas' processes."""
+    own = start_host.variables(pool.env) if has_start_hosts else {}
+    # Ray Serve LLM's own variable for another engine class.
+    emulated = {} if pool.emulator is None else {_ENGINE_CLASS: "deployments.emulated.engine.EmulatedEngine"}
+    return {**own, **pool.env, **emulated}
+
+
+def _experimental(service: ServiceConfig, pool: RoleConfig) -> dict[str, Any]:
+    """What LLMConfig has no field for."""
+    # 0: each event of a stream is sent at once. By default Ray Serve LLM collects events for 50 ms.
+    values: dict[str, Any] = {"stream_batching_interval_ms": 0}
+    if service.model.stage_folder is not None:
+        values[STAGE_KEY] = str(service.model.stage_folder)
+    if pool.emulator is not None:
+        # Replicas run in another folder, so the path must be absolute.
+        emulator = pool.emulator.model_copy(update={"profile": pool.emulator.profile.absolute()})
+        values[EMULATOR_KEY] = emulator.model_dump(mode="json")
+    return values
 
 
 def _replica_options(pool: RoleConfig, report_s: float | None) -> dict[str, Any]:

@@ -10,16 +10,11 @@ from typing import Any
 import grpc
 import ray
 
-from deployments.replicas.start_host import (
-    BEAT_S,
-    beat_keeper,
-    forget_host,
-    observed_environment,
-    waiting_hosts,
-)
+from deployments.serve_seam.host_notes import BEAT_S, Host, environment_key, host_key, keeper_key, waiting_hosts
 from deployments.serve_seam.start_hosts import prestart
 from kvtransfer.selectors import matches
 from kvtransfer.strict_config import StrictConfig
+from router import ray_kv
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +23,6 @@ logger = logging.getLogger(__name__)
 _SETTLE_S = 30.0
 _LOST_S = 4 * BEAT_S  # a host without a new note for this time has died, seconds
 _KEEP_S = 24 * 3600  # time for which Ray keeps an idle host, seconds; the host itself ends earlier if no app needs it
-
-Host = tuple[str, str, str]  # kind, node and process id
 
 
 class HostPool(StrictConfig):
@@ -99,16 +92,18 @@ async def keep_start_hosts(app: str, hosts: StartHosts) -> None:
 
 def _round(app: str, pools: Sequence[HostPool], counts: HostCount, beat: int) -> None:
     for host_kind in {pool.kind for pool in pools}:
-        beat_keeper(host_kind, beat)
+        ray_kv.put(keeper_key(host_kind), str(beat).encode())
     now_s = time.monotonic()
     for host in counts.lost(waiting_hosts(), now_s):
         logger.warning("the start host %s on node %s has died", host[2], host[1])
-        forget_host(host)
+        ray_kv.delete(host_key(host))
     nodes = {node["NodeID"]: node for node in ray.nodes() if node.get("Alive")}
     wanted = {(pool.kind, name): pool for pool in pools for name, node in nodes.items() if fits(pool, node)}
     for place, number in counts.missing(list(wanted), now_s).items():
         logger.info("%d start hosts start on node %s", number, place[1])
-        environment = observed_environment(app, place[0]) or wanted[place].runtime_env
+        # The environment of a replica, as Ray has made it, is surer than the one that the build has computed.
+        observed = ray_kv.get(environment_key(app, place[0]))
+        environment = wanted[place].runtime_env if observed is None else observed.decode()
         prestart(nodes[place[1]], environment, number, _KEEP_S)
 
 

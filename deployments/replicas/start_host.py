@@ -4,8 +4,6 @@ It belongs to no model. Each host notes every few seconds in Ray's key-value sto
 coordinator can count the hosts of a node. It ends if no coordinator asks for hosts any more.
 """
 
-import hashlib
-import json
 import logging
 import os
 import threading
@@ -13,6 +11,7 @@ from collections.abc import Mapping
 
 import ray
 
+from deployments.serve_seam.host_notes import BEAT_S, environment_key, host_key, keeper_key, kind
 from deployments.serve_seam.start_hosts import hook_variables, own_runtime_env
 from deployments.vllm_seam.fork_server import start_fork_server
 from router import ray_kv
@@ -20,49 +19,16 @@ from router import ray_kv
 logger = logging.getLogger(__name__)
 
 _IMPORT_PATH = "deployments.replicas.start_host.prepare"  # of the function that Ray calls
-BEAT_S = 5.0  # time between two notes of a host or of a coordinator, seconds
 # A host without a coordinator's note for this time ends, seconds: a restart of a coordinator takes less.
 _ORPHAN_S = 120.0
-_HOSTS, _ENVIRONMENTS, _KEEPERS = (f"tandem:start_hosts:{name}:" for name in ("hosts", "environments", "keepers"))
 
 
 _KIND_VARIABLE = "TANDEM_START_HOST"  # has the kind of a host
 
 
-def kind(environment: Mapping[str, str]) -> str:
-    """Short name of a pool's own variables: the replicas of all pools with the same ones can take the same hosts."""
-    return hashlib.sha256(json.dumps(dict(environment), sort_keys=True).encode()).hexdigest()[:16]
-
-
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that make a process with a pool's own variables a start host."""
     return {**hook_variables(_IMPORT_PATH), _KIND_VARIABLE: kind(environment)}
-
-
-def waiting_hosts() -> dict[tuple[str, str, str], bytes]:
-    """The latest note of each host by kind, node and process id."""
-    notes = {}
-    for key in ray_kv.keys(_HOSTS.encode()):
-        host_kind, node, process = key.decode().removeprefix(_HOSTS).split(":")
-        if (note := ray_kv.get(key)) is not None:
-            notes[host_kind, node, process] = note
-    return notes
-
-
-def forget_host(host: tuple[str, str, str]) -> None:
-    """Delete the note of a host that has died."""
-    ray_kv.delete((_HOSTS + ":".join(host)).encode())
-
-
-def beat_keeper(host_kind: str, beat: int) -> None:
-    """Note that a coordinator still asks for hosts of this kind."""
-    ray_kv.put((_KEEPERS + host_kind).encode(), str(beat).encode())
-
-
-def observed_environment(app: str, host_kind: str) -> str | None:
-    """The runtime environment of the latest replica that took a host of this kind; ``None``: there was none yet."""
-    note = ray_kv.get(f"{_ENVIRONMENTS}{app}:{host_kind}".encode())
-    return None if note is None else note.decode()
 
 
 class _Waiting(threading.Thread):
@@ -72,8 +38,8 @@ class _Waiting(threading.Thread):
         super().__init__(name="tandem-start-host", daemon=True)
         self._kind, self._taken = host_kind, threading.Event()
         node = ray.get_runtime_context().get_node_id()
-        self._key = f"{_HOSTS}{host_kind}:{node}:{os.getpid()}".encode()
-        self._keeper = (_KEEPERS + host_kind).encode()
+        self._key = host_key((host_kind, node, str(os.getpid())))
+        self._keeper = keeper_key(host_kind)
 
     def run(self) -> None:
         keeper, unchanged_s, beat = ray_kv.get(self._keeper), 0.0, 0
@@ -89,19 +55,20 @@ class _Waiting(threading.Thread):
 
     def take(self, app: str) -> None:
         self._taken.set()
-        ray_kv.put(f"{_ENVIRONMENTS}{app}:{self._kind}".encode(), own_runtime_env().encode())
+        ray_kv.put(environment_key(app, self._kind), own_runtime_env().encode())
 
 
-_WAITING: _Waiting | None = None
+# Registry: the thread that notes that this process waits. Ray calls ``prepare``, and passes its result to no caller.
+_WAITING: list[_Waiting] = []
 
 
 def prepare() -> None:
     """Make this process a start host. An error is logged, and the process then imports later what it lacks."""
-    global _WAITING
     try:
         start_fork_server()
-        _WAITING = _Waiting(os.environ[_KIND_VARIABLE])
-        _WAITING.start()
+        waiting = _Waiting(os.environ[_KIND_VARIABLE])
+        waiting.start()
+        _WAITING.append(waiting)
         import deployments.replicas.decode
         import deployments.replicas.prefill  # noqa: F401
     except Exception:
@@ -110,5 +77,5 @@ def prepare() -> None:
 
 def take(app: str) -> None:
     """Called by a replica: this process waits no longer."""
-    if _WAITING is not None:
-        _WAITING.take(app)
+    for waiting in _WAITING:
+        waiting.take(app)

@@ -19,7 +19,7 @@ def hook_variables(import_path: str) -> dict[str, str]:
 
     Ray offers ``worker_process_setup_hook`` for a whole job alone, and ignores it in the options of an actor.
 
-    Needs: ``__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR``, which Ray's ``default_worker.py`` reads.
+    Needs: ``__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR``, which Ray reads at the start of a worker process.
     Without it: the process imports everything once a replica takes it, and start hosts gain nothing.
     """
     return {_HOOK_VARIABLE: import_path}
@@ -29,7 +29,7 @@ def own_runtime_env() -> str:
     """This process's runtime environment, as Ray writes it and compares it.
 
     Needs: ``get_current_runtime_env`` of Ray's core worker.
-    Without it: no start host is started.
+    Without it: no replica starts that has start hosts; the error names the missing part.
     """
     return str(ray._private.worker.global_worker.core_worker.get_current_runtime_env())
 

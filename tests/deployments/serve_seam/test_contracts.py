@@ -176,3 +176,28 @@ def test_contract_calls_answers_in_time() -> None:
 def test_contract_replica_process_serve_logs_folder() -> None:
     assert "_global_node" in installed_source("ray/_private/worker.py")
     assert "def get_logs_dir_path(self)" in installed_source("ray/_private/node.py")
+
+
+def test_contract_start_hosts_hook_variables() -> None:
+    from deployments.serve_seam.start_hosts import _HOOK_VARIABLE
+
+    assert f'"{_HOOK_VARIABLE}"' in installed_source("ray/_private/ray_constants.py")
+    worker = installed_source("ray/_private/workers/default_worker.py")
+    # The hook runs before the process takes work.
+    assert worker.index("load_and_execute_setup_hook(") < worker.index("worker.main_loop()")
+
+
+def test_contract_start_hosts_own_runtime_env() -> None:
+    assert "core_worker.get_current_runtime_env()" in installed_source("ray/_private/worker.py")
+
+
+def test_contract_start_hosts_runtime_env_of() -> None:
+    assert "_bound_deployment" in installed_source("ray/serve/deployment.py")
+
+
+def test_contract_start_hosts_prestart() -> None:
+    from ray.core.generated import node_manager_pb2
+
+    fields = node_manager_pb2.PrestartWorkersRequest.DESCRIPTOR.fields_by_name
+    assert {"language", "num_workers", "keep_alive_duration_secs", "runtime_env_info"} <= set(fields)
+    assert "def init_grpc_channel(" in installed_source("ray/_private/grpc_utils.py")

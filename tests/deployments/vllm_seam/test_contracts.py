@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deployments.vllm_seam.fork_server import _STARTERS
 from tests.installed_source import installed_source
 
 NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
@@ -184,3 +185,16 @@ def test_contract_output_side_first_tokens() -> None:
     processor = installed_source("vllm/v1/engine/output_processor.py")
     for name in ("self.external_req_ids", "self.request_states", "self.is_prefilling"):
         assert name in processor, name
+
+
+def test_contract_fork_server_use_fork_server() -> None:
+    for name in _STARTERS:
+        assert "get_mp_context()" in installed_source(name.replace(".", "/") + ".py")
+
+
+def test_contract_cpu_sleep_install() -> None:
+    worker = installed_source("vllm/v1/worker/cpu_worker.py")
+    assert "def sleep(self, level: int = 1)" in worker and "def wake_up(self" in worker
+    assert "sleep mode is not supported on CPU" in worker  # if vLLM has one of its own, ours goes
+    assert "self.kv_caches" in installed_source("vllm/v1/worker/gpu_model_runner.py")
+    assert "layer.cpu_linear = " in installed_source("vllm/model_executor/layers/utils.py")

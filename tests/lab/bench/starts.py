@@ -1,8 +1,10 @@
-"""Time from a raised target to a serving replica: cold, with staged weights, and warm: ``make bench-starts``.
+"""Time from a request for a model at zero to its first token: ``make bench-starts``.
 
-Real engines start one after another on this machine, with a random Llama of 1.6 GB that is not in the page cache. Cold:
-the node's folder is empty, so the model's files are copied and then loaded. Staged: the folder has the files. Warm: the
-replica runs already but gets no requests. ``--source FOLDER`` takes the files from another store than this disk.
+One application after another serves a random Llama of 1.6 GB on this machine, with real engines. Its model goes to zero
+(or its engine sleeps) when it is idle, and the benchmark then sends one request to the endpoint. Cold: the node's folder
+is empty, and the model's files are not in the page cache. Staged: the folder has the files. Start host: a process with
+all imports waits, and the folder has the files. Sleeping: the replica runs, and its engine sleeps at level 1 or 2.
+``--source FOLDER`` takes the files from another store than this disk.
 """
 
 import json
@@ -10,6 +12,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,23 +22,35 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from autoscale.types import PoolKey
-from kvtransfer.topology import Role
+from deployments.machine.claims import free_ports
 from serve_app.local.tiny_model import Shape, build_tiny_model
 from serve_app.output import write_file
 from tests.lab.stand.fixed_counts import fixed_counts
 
 _SHAPE = Shape(hidden=1536, layers=16, heads=24, kv_heads=8, head_dim=64, ffn=4096)
-_MODEL, _POOL = "big", PoolKey("g0", Role.DECODE)
+_MODEL = "big"
 # A replica must come or go within this time, in seconds.
 _START_S = 300.0
 # Time between two looks, in seconds.
-_POLL_S = 0.05
+_POLL_S = 0.25
+# Time that the machine rests before a request, in seconds: what the last start left behind is over.
+_REST_S = 5.0
+# Requests that come together while the model wakes; each must be answered.
+_TOGETHER = 8
+# What each way to wait sets: start hosts on the node, and the level at which the engine sleeps.
+_WAYS: dict[str, tuple[int, int]] = {
+    "cold": (0, 0),
+    "staged": (0, 0),
+    "start host": (1, 0),
+    "sleeping, level 1": (0, 1),
+    "sleeping, level 2": (0, 2),
+}
 
 
-def document(source: Path, stage_folder: Path) -> dict[str, Any]:
-    """One aggregated pool of one engine or two, and a controller without cooldowns."""
+def document(source: Path, stage_folder: Path, hosts: int, level: int) -> dict[str, Any]:
+    """One aggregated pool of at most one engine, which goes to zero after some idle seconds, or sleeps."""
     made = fixed_counts("cpu_tiny", 1)
+    made["http_options"]["port"] = free_ports(1)[0]
     application = made["applications"][0]
     application["name"] = "starts"
     application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
@@ -43,59 +58,74 @@ def document(source: Path, stage_folder: Path) -> dict[str, Any]:
     args["model"] = {"id": _MODEL, "source": str(source), "stage_folder": str(stage_folder)}
     args["engine_kwargs"] |= {"max_model_len": 1024, "max_num_batched_tokens": 1024}
     args["groups"][0] |= {"prefill": None}
-    args["groups"][0]["decode"]["max_replicas"] = 2
+    args["groups"][0]["decode"] |= {"replicas": 1 if level else 0, "max_replicas": 1}
+    if level:
+        args["groups"][0]["decode"]["engine_sleep"] = {"after_s": 2, "level": level}
+    args["start_hosts"] = {"per_node": hosts}
     args["autoscale"] = {
         "pd_ratio": "0:1",
-        "policy": {"kind": "static", "prefill": 0, "decode": 1},
+        "policy": {"kind": "wva"},
+        "slo": {"ttft_s": 60.0, "tpot_s": 1.0},
         "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
         "gate": {"observation_s": 0.0},
         "interval_s": 1.0,
+        **({} if level else {"idle_to_zero_s": 5.0}),
     }
     return made
 
 
 class Starts:
-    """The application; its second replica comes and goes."""
+    """An application whose model waits in one way."""
 
-    def __init__(self, control: Any, source: Path, stage_folder: Path) -> None:
-        self._control, self._source, self._stage_folder = control, source, stage_folder
+    def __init__(self, app: Any, name: str, source: Path, stage_folder: Path) -> None:
+        self._app, self._name, self._source, self._stage_folder = app, name, source, stage_folder
+        self._client = app.client()
 
-    def cold_s(self) -> float:
-        """Seconds of a start with nothing on the node's disk."""
-        shutil.rmtree(self._stage_folder, ignore_errors=True)
-        _forget(self._source)
-        return self._grow_s()
+    def first_token_s(self) -> float:
+        """Seconds from a request at the endpoint to its first token, while others come together with it."""
+        self._until_it_waits()
+        if self._name == "cold":
+            shutil.rmtree(self._stage_folder, ignore_errors=True)
+            _forget(self._source)
+        elif not self._name.startswith("sleeping"):
+            _forget(self._stage_folder)
+        answers: list[int] = []
+        others = [threading.Thread(target=lambda: answers.append(self._ask()[1])) for _ in range(_TOGETHER - 1)]
+        for other in others:
+            other.start()
+        first_s, tokens = self._ask()
+        for other in others:
+            other.join()
+        if len(answers) != len(others) or not tokens or not all(answers):
+            raise RuntimeError(f"{self._name}: a request was lost while the model woke: {answers}")
+        return first_s
 
-    def staged_s(self) -> float:
-        """Seconds of a start with the model's files on the node's disk, but not in memory."""
-        _forget(self._stage_folder)
-        return self._grow_s()
+    def _ask(self) -> tuple[float, int]:
+        """Seconds to the first token, and the number of tokens."""
+        began_s, first_s, tokens = time.monotonic(), 0.0, 0
+        request = {"model": _MODEL, "prompt": "Hello", "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+        for chunk in self._client.completions.create(**request, stream=True, timeout=_START_S):
+            if chunk.choices:
+                first_s, tokens = first_s or time.monotonic() - began_s, tokens + 1
+        return first_s, tokens
 
-    def warm_s(self) -> float:
-        """Seconds until a warm replica serves."""
-        self._control.tune({"warm_replicas": 1}, "bench")
-        _until(lambda: self._running() == 2 and self._admitted() == 1)
-        taken_s = self._grow_s()
-        self._control.tune({"warm_replicas": 0}, "bench")
-        return taken_s
+    def _until_it_waits(self) -> None:
+        if not self._name.startswith("sleeping"):
+            _until(lambda: not self._replicas())
+        if self._name == "start host":
+            _until(
+                lambda: any(process.name() == "ray::IDLE" and _is_host(process) for process in self._app.processes())
+            )
+        time.sleep(_REST_S)
 
-    def shrink(self) -> None:
-        """Back to one replica."""
-        self._control.scale(0, 1)
-        _until(lambda: self._running() == 1 and self._admitted() == 1)
+    def _replicas(self) -> int:
+        last = self._app.control.status().last
+        return 1 if last is None else sum(len(names) for names in (*last.running.values(), *last.draining.values()))
 
-    def _grow_s(self) -> float:
-        began_s = time.monotonic()
-        self._control.scale(0, 2)
-        _until(lambda: self._admitted() == 2)
-        return time.monotonic() - began_s
 
-    def _running(self) -> int:
-        last = self._control.status().last
-        return len(last.running[_POOL]) + len(last.draining[_POOL])
-
-    def _admitted(self) -> int:
-        return len(self._control.status().last.plan.admitted)
+def _is_host(process: Any) -> bool:
+    """Whether a process has imported everything: its fork server waits, and it uses no core."""
+    return process.memory_info().rss > 0.5e9 and process.cpu_percent(0.5) < 10.0
 
 
 def _forget(folder: Path) -> None:
@@ -127,16 +157,17 @@ def main(
         model, stage_folder = (source or Path(scratch)) / "model", Path(scratch) / "staged"
         build_tiny_model(model, shape=_SHAPE)
         size_gb = sum(path.stat().st_size for path in model.iterdir()) / 1e9
-        taken: dict[str, list[float]] = {"cold": [], "staged": [], "warm": []}
-        with deploy(document(model, stage_folder), on_status=lambda status: None) as app:
-            starts = Starts(app.control, model, stage_folder)
-            for number in range(rounds):  # in turns
-                for name, measure in (("cold", starts.cold_s), ("staged", starts.staged_s), ("warm", starts.warm_s)):
-                    taken[name].append(measure())
-                    console.print(f"round {number + 1}: {name} {taken[name][-1]:.1f} s", highlight=False)
-                    starts.shrink()
-    table = Table(title=f"A replica of {size_gb:.1f} GB", title_justify="left")
-    for column in ("start", "median s", "least s", "most s"):
+        taken: dict[str, list[float]] = {}
+        for name, (hosts, level) in _WAYS.items():
+            with deploy(document(model, stage_folder, hosts, level), on_status=lambda status: None) as app:
+                starts = Starts(app, name, model, stage_folder)
+                starts.first_token_s()  # the first start of an application fills caches
+                taken[name] = []
+                for number in range(rounds):
+                    taken[name].append(starts.first_token_s())
+                    console.print(f"{name}, round {number + 1}: {taken[name][-1]:.1f} s", highlight=False)
+    table = Table(title=f"First token of a model of {size_gb:.1f} GB that waits at zero", title_justify="left")
+    for column in ("the model waits", "median s", "least s", "most s"):
         table.add_column(column, justify="right")
     for name, seconds in taken.items():
         table.add_row(name, *(f"{value:.1f}" for value in (statistics.median(seconds), min(seconds), max(seconds))))
