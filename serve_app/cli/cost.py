@@ -8,12 +8,15 @@ Source: the queue-depth chapter, Exercise 23.4.3, here for any numbers.
 """
 
 import math
+import statistics
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 from rich.table import Table
 
+from autoscale.documents import load_mapping
 from serve_app.checks.yaml_checks import config_errors
 from serve_app.cli.terminal import console
 
@@ -81,13 +84,27 @@ def cost(
     call_s: Annotated[float, typer.Option(help="One call on a replica that is ready.")],
     deadline_s: Annotated[float, typer.Option(help="From a call to its answer.")],
     replica_cost_per_hour: Annotated[float, typer.Option(help="While it starts, serves or is kept.")],
-    cold_start_s: Annotated[float, typer.Option(help="From nothing to ready.")],
-    warm_start_s: Annotated[float, typer.Option(help="From the warm pool to ready.")],
     pool_cost_per_hour: Annotated[float, typer.Option(help="This model's part of the warm pool.")],
+    cold_start_s: Annotated[float | None, typer.Option(help="From nothing to ready.")] = None,
+    warm_start_s: Annotated[float | None, typer.Option(help="From the warm pool to ready.")] = None,
+    starts: Annotated[
+        Path | None, typer.Option(help="File of `make bench-starts`: its medians, cold and from a start host.")
+    ] = None,
     idle_s: Annotated[float, typer.Option(help="How long a replica stays after its last call.")] = 0.0,
 ) -> None:
     """Show the daily cost of a rarely used model, and the cheapest way to meet its deadline."""
-    budget = cold_start_budget(**locals())  # the first statement, so that the locals are the options alone
+    cold_start_s = _start_s(cold_start_s, "--cold-start-s", starts, "cold")
+    warm_start_s = _start_s(warm_start_s, "--warm-start-s", starts, "start host")
+    budget = cold_start_budget(
+        calls_per_hour=calls_per_hour,
+        call_s=call_s,
+        deadline_s=deadline_s,
+        replica_cost_per_hour=replica_cost_per_hour,
+        cold_start_s=cold_start_s,
+        warm_start_s=warm_start_s,
+        pool_cost_per_hour=pool_cost_per_hour,
+        idle_s=idle_s,
+    )
     table = Table(box=None, pad_edge=False)
     for column in ("", "cost per day", "a call without a replica waits", "in time"):
         table.add_column(column, justify="right" if column else "left")
@@ -110,6 +127,18 @@ def cost(
     console.print("\n".join(lines), highlight=False)
     if budget.choice is None:
         raise typer.Exit(1)
+
+
+def _start_s(given_s: float | None, option: str, starts: Path | None, name: str) -> float:
+    """The time of a start that is given, or the measured median; raises ValueError if there is neither."""
+    if given_s is not None:
+        return given_s
+    if starts is None:
+        raise ValueError(f"{option} is missing: give it, or give --starts with the file of a measurement")
+    try:
+        return float(statistics.median(load_mapping(starts, "the figures of make bench-starts")["seconds"][name]))
+    except (KeyError, TypeError, statistics.StatisticsError) as error:
+        raise ValueError(f"--starts {starts} has no times of {name!r} ({error!r}): measure again") from None
 
 
 def cold_start_budget(

@@ -1,9 +1,9 @@
 """Time from a request for a model at zero to its first token: ``make bench-starts``.
 
 One application after another serves a random Llama of 1.6 GB on this machine, with real engines. Its model goes to zero
-(or its engine sleeps) when it is idle, and the benchmark then sends one request to the endpoint. Cold: the node's folder
-is empty, and the model's files are not in the page cache. Staged: the folder has the files. Start host: a process with
-all imports waits, and the folder has the files. Sleeping: the replica runs, and its engine sleeps at level 1 or 2.
+when it is idle, or its engine sleeps, and the benchmark then sends requests to the endpoint. Cold: the node's folder is
+empty, and the model's files are not in the page cache. Staged: the folder has the files. Start host: a process with all
+imports waits, and the folder has the files. Sleeping: the replica runs, and its engine sleeps at level 1 or 2.
 ``--source FOLDER`` takes the files from another store than this disk.
 """
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,53 @@ def test_the_command_says_what_to_choose_and_what_would_change_the_choice(
     captured = capsys.readouterr()
     text = " ".join((captured.out + captured.err).split())
     assert all(part in text for part in said), text
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str) -> str:
+    monkeypatch.setattr("sys.argv", ["tandem", "cost", *options.split()])
+    with pytest.raises(SystemExit):
+        main()
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+UNTIMED = "--calls-per-hour 3 --call-s 20 --deadline-s 300 --replica-cost-per-hour 3 --pool-cost-per-hour 1"
+
+
+def test_the_starts_of_a_measurement_are_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured = tmp_path / "starts.json"
+    measured.write_text('{"seconds": {"cold": [70, 90, 95], "start host": [11, 12, 40]}}')
+    text = run(monkeypatch, capsys, f"{UNTIMED} --starts {measured}")
+    assert "90 s" in text and "12 s" in text and "choose from zero" in text
+    assert "7 s" in run(monkeypatch, capsys, f"{UNTIMED} --starts {measured} --warm-start-s 7")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("{}", "has no times of 'cold'"),
+        ('{"seconds": {"cold": []}}', "has no times of 'cold'"),
+        ('{"seconds": {"cold": [1]}}', "has no times of 'start host'"),
+        ("[1]", "expected the figures of make bench-starts"),
+    ],
+)
+def test_a_measurement_without_starts_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str | None,
+    said: str,
+) -> None:
+    measured = tmp_path / "starts.json"
+    if content is not None:
+        measured.write_text(content)
+    assert said in run(monkeypatch, capsys, f"{UNTIMED} --starts {measured}")
+
+
+def test_a_start_without_a_time_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--cold-start-s is missing: give it, or give --starts" in run(monkeypatch, capsys, UNTIMED)
