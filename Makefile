@@ -75,7 +75,7 @@ bench-hetero: setup ## Simulate placement with and without topology, and one GPU
 bench-variants: setup ## Simulate every policy on two variants, counted alike and by capacity (about a minute)
 	@$(VENV)/python -m tests.lab.bench.variants
 
-bench-starts: setup ## Measure how long a replica takes to start: cold, with staged weights, and warm (about 10 minutes)
+bench-starts: setup ## Measure the first token of a model at zero: cold, staged, from a start host, asleep (about 25 minutes)
 	@$(VENV)/python -m tests.lab.bench.starts
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
