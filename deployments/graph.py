@@ -19,7 +19,7 @@ from deployments.config import ServiceConfig, StartHostsConfig
 from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.served_model import Service
-from deployments.options import llm_config, replica_bounds, serve_options, worker_bundles
+from deployments.options import llm_config, pool_environment, replica_bounds, serve_options, worker_bundles
 from deployments.replicas.decode import DecodeServer
 from deployments.replicas.prefill import PrefillServer
 from deployments.serve_seam.host_notes import kind
@@ -88,7 +88,7 @@ def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology
                 gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
                 pools.append(
                     HostPool(
-                        kind=kind(pool.env),
+                        kind=kind(pool_environment(pool)),
                         resources=worker_bundles(pool, gpu_resource)[0],
                         node_labels=pool.placement.node_labels,
                         runtime_env=runtime_env_of(servers[group.name]),

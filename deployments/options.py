@@ -39,7 +39,9 @@ def llm_config(
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
-    env, experimental = _environment(pool, has_start_hosts), _experimental(service, pool)
+    env, experimental = pool_environment(pool), _experimental(service, pool)
+    if has_start_hosts:
+        env |= start_host.variables(env)
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={
@@ -73,12 +75,11 @@ def llm_config(
     )
 
 
-def _environment(pool: RoleConfig, has_start_hosts: bool) -> dict[str, str]:
-    """Variables of the replicas' processes."""
-    own = start_host.variables(pool.env) if has_start_hosts else {}
+def pool_environment(pool: RoleConfig) -> dict[str, str]:
+    """Variables in which the replicas of a pool may differ from those of others."""
     # Ray Serve LLM's own variable for another engine class.
     emulated = {} if pool.emulator is None else {_ENGINE_CLASS: "deployments.emulated.engine.EmulatedEngine"}
-    return {**own, **pool.env, **emulated}
+    return {**pool.env, **emulated}
 
 
 def _experimental(service: ServiceConfig, pool: RoleConfig) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 import ray
 
 from deployments.serve_seam.host_notes import BEAT_S, Host, environment_key, host_key, keeper_key, waiting_hosts
@@ -83,7 +82,7 @@ async def keep_start_hosts(app: str, hosts: StartHosts) -> None:
         try:
             await asyncio.to_thread(_round, app, hosts.pools, counts, beat)
             logged = ""
-        except (grpc.RpcError, ray.exceptions.RayError, OSError) as error:
+        except Exception as error:  # of gRPC, Ray or a node; without this loop no host is ever replaced
             if logged != (logged := f"{type(error).__name__}: {error}"):
                 logger.warning("start hosts are not kept: %s", logged)
         beat += 1

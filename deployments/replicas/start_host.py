@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 _IMPORT_PATH = "deployments.replicas.start_host.prepare"  # of the function that Ray calls
 # A host without a coordinator's note for this time ends, seconds: a restart of a coordinator takes less.
 _ORPHAN_S = 120.0
-
-
 _KIND_VARIABLE = "TANDEM_START_HOST"  # has the kind of a host
 
 

@@ -13,8 +13,16 @@ from router.config import RouterConfig
 
 pytestmark = pytest.mark.vllm
 
+CONNECTOR = ConnectorConfig()
 
-def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
+
+def configured(
+    pool: RoleConfig,
+    *,
+    kv_transfer: ConnectorConfig | None = CONNECTOR,
+    has_start_hosts: bool = False,
+    **engine_kwargs: Any,
+) -> Any:
     from deployments.options import llm_config
 
     service: Any = SimpleNamespace(
@@ -23,7 +31,7 @@ def configured(pool: RoleConfig, **engine_kwargs: Any) -> Any:
         router=RouterConfig(),
         autoscale=None if pool.max_replicas is None else SimpleNamespace(report_s=2.5),
     )
-    return llm_config(service, Role.DECODE, pool, kv_transfer=ConnectorConfig())
+    return llm_config(service, Role.DECODE, pool, kv_transfer=kv_transfer, has_start_hosts=has_start_hosts)
 
 
 def test_each_engine_worker_has_a_bundle_and_each_bundle_its_labels() -> None:
@@ -98,3 +106,23 @@ def test_an_emulated_pool_gives_its_engine_class_in_rays_own_variable() -> None:
     assert emulator["start_s"] == 3
     assert emulator["profile"].startswith("/")  # replicas run in another folder
     assert "tandem_emulator" not in configured(RoleConfig()).experimental_configs
+
+
+def test_pools_with_the_same_variables_share_start_hosts_and_others_do_not() -> None:
+    emulator = {"profile": "configs/p.json"}
+    changes: list[dict[str, Any]] = [{}, {"replicas": 2}, {"env": {"A": "b"}}, {"emulator": emulator}]
+    pools = [RoleConfig.model_validate(change) for change in changes]
+    kinds = [configured(pool, has_start_hosts=True).runtime_env["env_vars"]["TANDEM_START_HOST"] for pool in pools]
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds)) == 3
+    assert configured(pools[0]).runtime_env is None  # without start hosts no hook
+
+
+def test_an_engine_that_sleeps_on_gpus_is_told_so_and_one_without_handoff_has_no_connector() -> None:
+    pool = RoleConfig.model_validate({"placement": {"accelerator_type": "H100"}, "engine_sleep": {"level": 2}})
+    kwargs = configured(pool, kv_transfer=None).engine_kwargs
+    assert kwargs["enable_sleep_mode"] is True
+    assert "kv_transfer_config" not in kwargs
+    on_cpu = configured(RoleConfig.model_validate({"engine_sleep": {}})).engine_kwargs
+    assert "enable_sleep_mode" not in on_cpu  # vLLM refuses it there
+    assert on_cpu["kv_transfer_config"]["kv_connector"]

@@ -64,6 +64,15 @@ def test_the_example_has_two_services_and_one_of_them_may_sleep() -> None:
             "is_preemptible and must keep 1 prefill and 1 decode",
         ),
         (
+            lambda a: chat(a)["groups"][0]["decode"].update(engine_sleep={"level": 1}),
+            "engine_sleep is given for decode on GPUs",
+        ),
+        (
+            lambda a: chat(a)["groups"][0]["decode"].update(engine_sleep={}, emulator={"profile": "p.json"}),
+            "engine_sleep is given for an emulated engine",
+        ),
+        (lambda a: a.update(start_hosts={"per_node": 65}), "start_hosts.per_node"),
+        (
             lambda a: chat(a)["groups"][0]["decode"].update(replicas=0),
             "prefill has 1 replicas and decode 0: set both to 0, and the group sleeps",
         ),
@@ -179,4 +188,10 @@ def test_from_slo_of_a_service_without_autoscale_is_refused(make_app_args: Calla
     args = make_app_args()
     args["ingress"]["admission"] = {"from_slo": True}
     with pytest.raises(ConfigError, match=r"admission.from_slo of tiny: the service has no autoscale"):
+        parse_app_config(args)
+
+
+def test_start_hosts_without_a_service_that_grows_are_refused() -> None:
+    args = {"model": {"id": "m", "source": "o/m"}, "groups": [{"name": "g"}], "start_hosts": {"per_node": 2}}
+    with pytest.raises(ConfigError, match="start_hosts.per_node is 2, and no service has autoscale"):
         parse_app_config(args)
