@@ -193,5 +193,5 @@ def test_from_slo_of_a_service_without_autoscale_is_refused(make_app_args: Calla
 
 def test_start_hosts_without_a_service_that_grows_are_refused() -> None:
     args = {"model": {"id": "m", "source": "o/m"}, "groups": [{"name": "g"}], "start_hosts": {"per_node": 2}}
-    with pytest.raises(ConfigError, match="start_hosts.per_node is 2, and no service has autoscale"):
+    with pytest.raises(ConfigError, match=r"start_hosts\.per_node is 2, and no service has autoscale"):
         parse_app_config(args)
