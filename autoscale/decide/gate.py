@@ -116,8 +116,9 @@ def admit(draft: Draft) -> None:
             enter = names
         else:
             ratio = draft.ratio
-            if is_mixed:
-                # Beside aggregated groups each other group has the ratio that placement gave it.
+            if is_mixed or config.is_paused:
+                # Beside aggregated groups each other group has the ratio that placement gave it. Paused counts keep
+                # the ratio of the time before, also when another period has begun.
                 by_capacity = {role: state.desired[PoolKey(group, role)] * capacity[role] for role in Role}
                 ratio = PdRatio.of(by_capacity, capacity)
             share = ratio.follower_share * capacity[ratio.leader] / capacity[ratio.follower]

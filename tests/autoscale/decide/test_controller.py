@@ -708,6 +708,30 @@ def test_the_gate_of_a_paused_controller_keeps_the_ratio_of_the_period(make_auto
     assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
 
 
+def test_a_pause_keeps_the_counts_and_the_admitted_replicas_when_another_period_begins(
+    make_autoscale: MakeConfig,
+) -> None:
+    morning = {"begins": "0 * * * *", "prefill": 4, "decode": 2, "pd_ratio": "2:1"}
+    evening = {"begins": "20 * * * *", "prefill": 1, "decode": 4, "pd_ratio": "1:4"}
+    config = make_autoscale(pd_ratio="1:3", policy={"kind": "periodic", "periods": [morning, evening]})
+    cluster = serve(config)
+    boundary_s = (cluster.now_s // 3600.0 + 1.0) * 3600.0 + 20 * 60.0
+    while cluster.now_s < boundary_s - 60.0:
+        cluster.tick(None)
+    assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
+    cluster.controller = changed(config, is_paused=True)
+    while cluster.now_s < boundary_s + 600.0:
+        cluster.tick(None)
+        assert cluster.counts == (4, 2)
+        assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
+    cluster.lose(P)  # a replica that is replaced serves too
+    run(cluster, 20, None)
+    assert (len(cluster.serving(P)), len(cluster.serving(D))) == (4, 2)
+    cluster.controller = Controller(config)
+    run(cluster, 60, None)
+    assert cluster.counts == (1, 4)
+
+
 def test_late_requests_from_before_the_last_replica_entered_prevent_no_scale_in(make_autoscale: MakeConfig) -> None:
     policy = {"kind": "periodic", "periods": [{"begins": "* * * * *", "decode": 8}]}
     config = make_autoscale(policy=policy, guard={"step_in_replicas": 2})
