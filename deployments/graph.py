@@ -38,6 +38,7 @@ def build_graph(
     ingress: IngressConfig,
     topology: TopologyConfig | None,
     start_hosts: StartHostsConfig,
+    keeps_settings: bool,
 ) -> Application:
     """Bind every deployment of an application.
 
@@ -57,7 +58,13 @@ def build_graph(
         pools = {service.model.id: service.pool_limits(topology).model_dump(mode="json") for service in autoscaled}
         plain_topology = None if topology is None else topology.model_dump(mode="json")
         hosts = _start_hosts(bound, start_hosts, topology).model_dump(mode="json")
-        arguments = {"services": plain, "pools": pools, "topology": plain_topology, "start_hosts": hosts}
+        arguments = {
+            "services": plain,
+            "pools": pools,
+            "topology": plain_topology,
+            "start_hosts": hosts,
+            "keeps_settings": keeps_settings,
+        }
         actors.append(_actor("coordinator", Coordinator, **arguments))
     return (
         serve.deployment(Ingress)

@@ -18,4 +18,5 @@ def build(args: dict[str, Any]) -> Application:
         ingress=config.ingress,
         topology=config.topology,
         start_hosts=config.start_hosts,
+        keeps_settings=config.keeps_settings,
     )

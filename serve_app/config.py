@@ -42,6 +42,10 @@ class AppConfig(StrictConfig):
     places them, and they wait for room: right for a cluster whose autoscaler adds nodes."""
 
     start_hosts: StartHostsConfig = StartHostsConfig()
+    keeps_settings: bool = False
+    """Whether what people have tuned, paused, scaled and cordoned holds on after the application is deployed again, or
+    deleted and deployed again on the same cluster. Values that do not fit the new configuration are dropped and named
+    in the log. With false a new deployment starts as its configuration says."""
 
     @model_validator(mode="before")
     @classmethod

@@ -62,6 +62,7 @@ _CHECK_S = 5.0
 # Fields whose check loads policies and collectors of one's own.
 _LOADING_FIELDS = {"policy", "collector", "pd_ratio"}
 _STATUS_S = 10.0  # longest wait for Serve's answer when an application was deployed, seconds
+_KEPT = "kept"  # name under which settings are stored for the next deployment of the application
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call
 
 
@@ -89,6 +90,7 @@ class Coordinator:
         pools: Mapping[str, Mapping[str, Any]],
         topology: Mapping[str, Any] | None,
         start_hosts: Mapping[str, Any],
+        keeps_settings: bool = False,
     ) -> None:
         """Read plain values: ``ServiceConfig`` of the services, ``Pools`` by service, and the other two configurations.
 
@@ -103,7 +105,8 @@ class Coordinator:
         state = stored_state(load_state(app, self._name))
         self._deployed_s = _deployed_s(app)
         if not _is_of_this_deployment(app, state, self._deployed_s):
-            state = CoordinatorState()
+            state = stored_state(load_state(app, _KEPT)) if keeps_settings else CoordinatorState()
+        self._keeps_settings = keeps_settings
         self._services = {}
         for document in services:
             # The build has checked it. A policy of one's own is not loaded again, since this actor must start anyway.
@@ -111,7 +114,8 @@ class Coordinator:
             assert service.autoscale is not None  # ``build_graph`` passes autoscaled services alone
             name = service.model.id
             limits = Pools.model_validate(pools[name])
-            self._services[name] = _AutoscaledService(service.autoscale, limits, state.changes.get(name, {}))
+            changes = _fitting(name, service.autoscale, state.changes.get(name, {}), limits)
+            self._services[name] = _AutoscaledService(service.autoscale, limits, changes)
         self._version = state.version  # of the settings; a policy reads them again if it has another version
         self._cordoned = set(state.cordoned)
         self._cycle = state.cycle
@@ -121,10 +125,10 @@ class Coordinator:
         self._tuning = asyncio.Lock()
         self._woken_s: dict[str, float] = {}  # time of the latest ``wake`` of each service, monotonic
         self._awaited_changed = Bell()  # wakes the caller of ``awaited``
-        # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
         hosts = StartHosts.model_validate(start_hosts)
         if hosts.per_node:
             self._hosting = asyncio.get_running_loop().create_task(keep_start_hosts(app, hosts))
+        # Two versions of an application have one coordinator each; when the announced one ends, the other takes over.
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
     async def join(self) -> dict[str, Any]:
@@ -266,6 +270,9 @@ class Coordinator:
             deployed_s=self._deployed_s,
         )
         save_state(self._app, self._name, state.to_json())
+        if self._keeps_settings:
+            kept = CoordinatorState(changes=state.changes, cordoned=state.cordoned)
+            save_state(self._app, _KEPT, kept.to_json())
 
     def _write(self, lines: list[str]) -> None:
         """Append lines to the decision log. A file after a full one begins with all configurations."""
@@ -280,6 +287,16 @@ class Coordinator:
                 log.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
+
+
+def _fitting(service: str, base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> Mapping[str, Any]:
+    """The tuned values of a service if they fit its deployed configuration, otherwise none."""
+    try:
+        tuned(base, changes, pools, is_checked=True)
+    except ValueError as error:
+        logger.warning("what was tuned of %s does not fit its new deployment, and is dropped: %s", service, error)
+        return {}
+    return changes
 
 
 def _deployed_s(app: str) -> float | None:

@@ -52,11 +52,13 @@ def _world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return world
 
 
-def coordinator() -> Any:
+def coordinator(**options: Any) -> Any:
     from deployments.actors.coordinator import Coordinator
 
     pools = ServiceConfig.model_validate(SERVICE, context=DEFERRED).pool_limits().model_dump(mode="json")
-    return Coordinator(services=[SERVICE], pools={"m": pools}, topology=None, start_hosts={"per_node": 0, "pools": []})
+    return Coordinator(
+        services=[SERVICE], pools={"m": pools}, topology=None, start_hosts={"per_node": 0, "pools": []}, **options
+    )
 
 
 def config_of(settings: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +173,29 @@ async def test_tunings_outlive_the_death_of_all_replicas_and_of_the_coordinator(
     await first.sync(cycle("p1", "d1"), ["{}"])
     world.alive.clear()
     assert config_of(await coordinator().join())["policy"]["target"] == 50.0
+
+
+async def test_settings_are_kept_for_the_next_deployment_where_the_user_wants_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = coordinator(keeps_settings=True)
+    await first.tune("m", {"policy": {"target": 50.0}, "is_paused": True}, "test")
+    await first.cordon("node-a", True)
+    await first.sync(cycle("p1", "d1"), ["{}"])
+    world.alive.clear()
+    world.deployed_s, world.actor = 6.0, "tandem-2"
+    joined = await coordinator(keeps_settings=True).join()
+    assert joined["states"] == {}
+    config = config_of(joined)
+    assert (config["policy"]["target"], config["is_paused"]) == (50.0, True)
+    assert joined["cordoned"] == ["node-a"]
+    monkeypatch.setitem(
+        SERVICE, "autoscale", {**CONFIG, "pd_ratio": "1:2", "policy": {"kind": "static", "prefill": 1, "decode": 2}}
+    )
+    world.deployed_s, world.actor = 7.0, "tandem-3"
+    joined = await coordinator(keeps_settings=True).join()
+    assert config_of(joined)["is_paused"] is False
+    assert "what was tuned of m does not fit its new deployment" in caplog.text
 
 
 async def test_an_application_that_is_deployed_again_starts_as_its_config_says(world: Any) -> None:
