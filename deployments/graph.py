@@ -20,6 +20,7 @@ from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.served_model import Service
 from deployments.options import llm_config, pool_environment, replica_bounds, serve_options, worker_bundles
+from deployments.pool_config import RoleConfig
 from deployments.replicas.decode import DecodeServer
 from deployments.replicas.prefill import PrefillServer
 from deployments.serve_seam.host_notes import kind
@@ -84,18 +85,27 @@ def build_graph(
     )
 
 
+def _host_kind(pool: RoleConfig) -> str:
+    """Kind of a pool's start hosts: Ray gives a process only to a replica with the same runtime environment."""
+    # Ray Serve LLM adds this process's environment, and a variable with the GPUs of a worker.
+    built_in, gpus = dict(ray.get_runtime_context().runtime_env), pool.placement.gpus_per_worker
+    return kind({"own": pool_environment(pool), "built_in": built_in, "gpus_per_worker": gpus})
+
+
 def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology: TopologyConfig | None) -> StartHosts:
     """What the coordinator must know to keep start hosts."""
     gpu_resources = {} if topology is None else topology.gpu_resources
     pools = []
     for service in services:
+        if service.config.autoscale is None:  # none of its replicas starts later
+            continue
         for group in service.config.groups:
             for key, pool in group.pools().items():
                 servers = service.prefills if key.role is Role.PREFILL else service.decodes
                 gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
                 pools.append(
                     HostPool(
-                        kind=kind(pool_environment(pool)),
+                        kind=_host_kind(pool),
                         resources=worker_bundles(pool, gpu_resource)[0],
                         node_labels=pool.placement.node_labels,
                         runtime_env=runtime_env_of(servers[group.name]),
@@ -163,7 +173,7 @@ def _service(
                     kv_transfer=None if group.prefill is None and pool.engine_sleep else kv_transfer,
                     routers=routers,
                     gpu_resource=gpu_resource,
-                    has_start_hosts=start_hosts.per_node > 0,
+                    host_kind=_host_kind(pool) if start_hosts.per_node else None,
                 ),
                 deployment_cls=PrefillServer if key.role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,

@@ -27,21 +27,21 @@ def llm_config(
     kv_transfer: ConnectorConfig | None,
     routers: int = 1,
     gpu_resource: str | None = None,
-    has_start_hosts: bool = False,
+    host_kind: str | None = None,
 ) -> LLMConfig:
     """Ray Serve LLM's configuration of one pool.
 
     ``kv_transfer``: ``None`` for an engine that hands no KV over. ``routers``: number of routers that send to the pool.
-    ``gpu_resource``: name of Ray's resource for the pool's GPUs; ``None``: ``GPU``. ``has_start_hosts``: whether start
-    hosts wait for its replicas. Raises ValueError: vLLM does not know an engine argument; the error has the most
-    similar name.
+    ``gpu_resource``: name of Ray's resource for the pool's GPUs; ``None``: ``GPU``. ``host_kind``: kind of the start
+    hosts of its replicas; ``None``: it has none. Raises ValueError: vLLM does not know an engine argument; the error has
+    the most similar name.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
     check_known(kwargs)
     env, experimental = pool_environment(pool), _experimental(service, pool)
-    if has_start_hosts:
-        env |= start_host.variables(env)
+    if host_kind is not None:
+        env |= start_host.variables(host_kind)
     return LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": str(model.folder or model.source)},
         engine_kwargs={

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -107,6 +108,8 @@ class Coordinator:
         if not _is_of_this_deployment(app, state, self._deployed_s):
             state = stored_state(load_state(app, _KEPT)) if keeps_settings else CoordinatorState()
         self._keeps_settings = keeps_settings
+        if not keeps_settings and load_state(app, _KEPT) is not None:  # settings of long ago do not come back
+            save_state(app, _KEPT, CoordinatorState().to_json())
         self._services = {}
         for document in services:
             # The build has checked it. A policy of one's own is not loaded again, since this actor must start anyway.
@@ -290,13 +293,20 @@ class Coordinator:
 
 
 def _fitting(service: str, base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> Mapping[str, Any]:
-    """The tuned values of a service if they fit its deployed configuration, otherwise none."""
-    try:
+    """The tuned fields of a service that fit its deployed configuration: all, or those that fit one after the other."""
+    with suppress(ValueError):
         tuned(base, changes, pools, is_checked=True)
-    except ValueError as error:
-        logger.warning("what was tuned of %s does not fit its new deployment, and is dropped: %s", service, error)
-        return {}
-    return changes
+        return changes
+    fitting: dict[str, Any] = {}
+    for name, value in changes.items():
+        try:
+            tuned(base, {**fitting, name: value}, pools, is_checked=True)
+        except ValueError as error:
+            why = "was tuned before, does not fit the deployment, and is dropped"
+            logger.warning("%s of %s %s: %s", name, service, why, error)
+        else:
+            fitting[name] = value
+    return fitting
 
 
 def _deployed_s(app: str) -> float | None:

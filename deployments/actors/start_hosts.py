@@ -5,8 +5,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import ray
 
 from deployments.serve_seam.host_notes import BEAT_S, Host, environment_key, host_key, keeper_key, waiting_hosts
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 # Time for which a node's number of hosts must be too low before new ones start, seconds: the replica that has taken
 # a host needs the node's cores first.
 _SETTLE_S = 30.0
+_MOST_WAIT_S = 960.0  # longest time between two requests for hosts that do not come, seconds
 _LOST_S = 4 * BEAT_S  # a host without a new note for this time has died, seconds
 _KEEP_S = 24 * 3600  # time for which Ray keeps an idle host, seconds; the host itself ends earlier if no app needs it
 
@@ -40,13 +43,22 @@ class StartHosts(StrictConfig):
     pools: tuple[HostPool, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Short:
+    """The hosts of a kind on a node: how many wait, since when, and how long to wait before more are started."""
+
+    count: int
+    since_s: float
+    wait_s: float = _SETTLE_S
+
+
 class HostCount:
     """The hosts that wait, and since when a node has had too few (pure)."""
 
     def __init__(self, per_node: int) -> None:
         self._per_node = per_node
         self._notes: dict[Host, tuple[bytes, float]] = {}  # latest note of a host, and when it was new
-        self._short_s: dict[tuple[str, str], tuple[int, float]] = {}  # hosts of a kind and node, and since when
+        self._short: dict[tuple[str, str], _Short] = {}  # by kind and node
 
     def lost(self, notes: Mapping[Host, bytes], now_s: float) -> list[Host]:
         """Take in the latest notes. Returns the hosts that have died: their note has not changed for long."""
@@ -62,13 +74,16 @@ class HostCount:
         alive = Counter(host[:2] for host, (_, since_s) in self._notes.items() if now_s - since_s <= _LOST_S)
         missing = {}
         for place in wanted:
-            count, since_s = self._short_s.get(place, (-1, now_s - _SETTLE_S))
-            if count not in (-1, alive[place]):
-                since_s = now_s
-            if alive[place] < self._per_node and now_s - since_s >= _SETTLE_S:
+            short = self._short.get(place)
+            if short is None:
+                short = _Short(count=alive[place], since_s=now_s - _SETTLE_S)
+            elif short.count != alive[place]:
+                short = _Short(count=alive[place], since_s=now_s)
+            if alive[place] < self._per_node and now_s - short.since_s >= short.wait_s:
                 missing[place] = self._per_node - alive[place]
-                since_s = now_s
-            self._short_s[place] = alive[place], since_s
+                # Twice the wait: hosts whose environment takes long to make would pile up.
+                short = _Short(count=alive[place], since_s=now_s, wait_s=min(2.0 * short.wait_s, _MOST_WAIT_S))
+            self._short[place] = short
         return missing
 
 
@@ -98,12 +113,18 @@ def _round(app: str, pools: Sequence[HostPool], counts: HostCount, beat: int) ->
         ray_kv.delete(host_key(host))
     nodes = {node["NodeID"]: node for node in ray.nodes() if node.get("Alive")}
     wanted = {(pool.kind, name): pool for pool in pools for name, node in nodes.items() if fits(pool, node)}
+    errors = []
     for place, number in counts.missing(list(wanted), now_s).items():
         logger.info("%d start hosts start on node %s", number, place[1])
         # The environment of a replica, as Ray has made it, is surer than the one that the build has computed.
         observed = ray_kv.get(environment_key(app, place[0]))
         environment = wanted[place].runtime_env if observed is None else observed.decode()
-        prestart(nodes[place[1]], environment, number, _KEEP_S)
+        try:
+            prestart(nodes[place[1]], environment, number, _KEEP_S)
+        except grpc.RpcError as error:  # the other nodes get theirs
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def fits(pool: HostPool, node: Mapping[str, Any]) -> bool:

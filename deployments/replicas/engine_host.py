@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -71,8 +71,10 @@ def _own_log() -> str:
         return lines.read().decode(errors="replace")
 
 
-async def watch_engine(client: Any, silence_s: float) -> None:
+async def watch_engine(client: Any, silence_s: float, is_changing: Callable[[], bool] = bool) -> None:
     """Return once an engine has died, or has not answered a ping for ``silence_s``; it answers between two steps.
+
+    ``is_changing``: whether the engine goes to sleep or wakes, in which it answers nothing.
 
     A replica with a dead engine fails each request within milliseconds. So it seems the least loaded, and attracts
     every request. A replica whose engine hangs passes Serve's health checks for ever.
@@ -82,6 +84,8 @@ async def watch_engine(client: Any, silence_s: float) -> None:
     while True:
         await asyncio.sleep(_POLL_S)
         now_s = time.monotonic()
+        if is_changing():
+            answered_s = now_s
         if now_s - polled_s > _STALL_S:
             pinged_s = now_s  # this process stood still, and an answer may wait to be read
         polled_s = now_s
@@ -98,8 +102,8 @@ async def watch_engine(client: Any, silence_s: float) -> None:
             return
 
 
-async def _end_with_engine(client: Any, silence_s: float) -> None:
-    await watch_engine(client, silence_s)
+async def _end_with_engine(client: Any, silence_s: float, is_changing: Callable[[], bool]) -> None:
+    await watch_engine(client, silence_s, is_changing)
     await asyncio.sleep(_LAST_ERRORS_S)
     os._exit(1)
 
@@ -140,12 +144,14 @@ class EngineHost:
 
     def _watch_host(self, silence_s: float, sleep: EngineSleepConfig | None) -> None:
         """Watch an engine that has started: this process ends with it. It may sleep while it is idle."""
+        is_changing: Callable[[], bool] = bool
         if sleep is not None:
             self._sleep = EngineSleep(engine_client(self), sleep, self._has_nothing_left, partial(os._exit, 1))
             self._sleeping = asyncio.create_task(self._sleep.run())
+            is_changing = self._sleep.is_changing
         restore_replica_log()
         self._start.ready()
-        self._watch = asyncio.create_task(_end_with_engine(engine_client(self), silence_s))
+        self._watch = asyncio.create_task(_end_with_engine(engine_client(self), silence_s, is_changing))
 
     def _awake(self) -> AbstractAsyncContextManager[None]:
         """Context of a request: the engine is awake in it."""

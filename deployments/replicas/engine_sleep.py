@@ -11,6 +11,7 @@ from deployments.pool_config import EngineSleepConfig
 
 logger = logging.getLogger(__name__)
 
+_CHANGE_S = 600.0  # longest time of a sleep or a wake, in which the engine need not answer, seconds
 _POLL_S = 0.25  # time between two checks whether the engine is idle, seconds
 
 
@@ -26,7 +27,7 @@ class EngineSleep:
     ) -> None:
         self._client, self._config, self._is_idle, self._end = client, config, is_idle, end
         self._requests, self._used_s = 0, time.monotonic()
-        self._is_asleep = False
+        self._is_asleep, self._changed_s = False, 0.0
         self._changing = asyncio.Lock()
 
     @asynccontextmanager
@@ -35,8 +36,8 @@ class EngineSleep:
         self._requests += 1
         try:
             if self._is_asleep or self._changing.locked():
-                async with self._changing:
-                    await self._wake()
+                # A client that leaves ends its own wait, and not the wake.
+                await asyncio.shield(asyncio.ensure_future(self._wake()))
             yield
         finally:
             self._requests -= 1
@@ -55,29 +56,36 @@ class EngineSleep:
         is_over = time.monotonic() - self._used_s >= self._config.after_s
         return not self._is_asleep and not self._requests and is_over
 
+    def is_changing(self) -> bool:
+        """Whether the engine goes to sleep or wakes, for at most ``_CHANGE_S``."""
+        return self._changing.locked() and time.monotonic() - self._changed_s < _CHANGE_S
+
     async def _sleep(self) -> None:
-        began_s = time.monotonic()
+        began_s = self._changed_s = time.monotonic()
         try:
             await self._client.sleep(self._config.level, mode="wait")
         except Exception:
             # vLLM may have paused the engine already: a wake-up makes it serve again.
-            logger.exception("the engine cannot sleep, and stays awake until it has served another request")
+            logger.exception("the engine cannot sleep; it is woken by the next request")
+        else:
+            logger.info("the engine sleeps at level %d, after %.1f s", self._config.level, time.monotonic() - began_s)
         self._is_asleep = True
-        logger.info("the engine sleeps at level %d, after %.1f s", self._config.level, time.monotonic() - began_s)
 
     async def _wake(self) -> None:
-        if not self._is_asleep:
-            return
-        began_s = time.monotonic()
-        try:
-            if self._config.level == 2:
-                await self._client.wake_up(["weights"])
-                await self._client.collective_rpc("reload_weights")
-                await self._client.wake_up(["kv_cache"])
-            else:
-                await self._client.wake_up()
-        except Exception:
-            logger.exception("the engine does not wake, so this replica ends; its requests run on another one")
-            self._end()
-        self._is_asleep = False
-        logger.info("the engine is awake after %.1f s", time.monotonic() - began_s)
+        async with self._changing:
+            if not self._is_asleep:
+                return
+            began_s = self._changed_s = time.monotonic()
+            try:
+                if self._config.level == 2:
+                    await self._client.wake_up(["weights"])
+                    await self._client.collective_rpc("reload_weights")
+                    await self._client.wake_up(["kv_cache"])
+                else:
+                    await self._client.wake_up()
+            except Exception:
+                logger.exception("the engine does not wake, so this replica ends; its requests run on another one")
+                self._end()
+                raise
+            self._is_asleep = False
+            logger.info("the engine is awake after %.1f s", time.monotonic() - began_s)

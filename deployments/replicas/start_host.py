@@ -7,11 +7,11 @@ coordinator can count the hosts of a node. It ends if no coordinator asks for ho
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from contextlib import suppress
 
 import ray
 
-from deployments.serve_seam.host_notes import BEAT_S, environment_key, host_key, keeper_key, kind
+from deployments.serve_seam.host_notes import BEAT_S, environment_key, host_key, keeper_key
 from deployments.serve_seam.start_hosts import hook_variables, own_runtime_env
 from deployments.vllm_seam.fork_server import start_fork_server
 from router import ray_kv
@@ -24,9 +24,9 @@ _ORPHAN_S = 120.0
 _KIND_VARIABLE = "TANDEM_START_HOST"  # has the kind of a host
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make a process with a pool's own variables a start host."""
-    return {**hook_variables(_IMPORT_PATH), _KIND_VARIABLE: kind(environment)}
+def variables(host_kind: str) -> dict[str, str]:
+    """Variables that make a process a start host of a kind."""
+    return {**hook_variables(_IMPORT_PATH), _KIND_VARIABLE: host_kind}
 
 
 class _Waiting(threading.Thread):
@@ -40,20 +40,28 @@ class _Waiting(threading.Thread):
         self._keeper = keeper_key(host_kind)
 
     def run(self) -> None:
-        keeper, unchanged_s, beat = ray_kv.get(self._keeper), 0.0, 0
-        while not self._taken.is_set():
-            ray_kv.put(self._key, str(beat).encode())
-            self._taken.wait(BEAT_S)
-            beat, latest = beat + 1, ray_kv.get(self._keeper)
+        keeper, unchanged_s, beat = None, 0.0, 0
+        while not self._is_taken():
+            latest = keeper
+            with suppress(Exception):  # Ray's store restarts: this counts as no news, and the next round tries again
+                ray_kv.put(self._key, str(beat).encode())
+                latest = ray_kv.get(self._keeper)
             keeper, unchanged_s = latest, unchanged_s + BEAT_S if latest == keeper else 0.0
-            if unchanged_s > _ORPHAN_S and not self._taken.is_set():
-                ray_kv.delete(self._key)
+            if unchanged_s > _ORPHAN_S and not self._is_taken():
                 os._exit(0)
-        ray_kv.delete(self._key)
+            beat += 1
+            self._taken.wait(BEAT_S)
+        with suppress(Exception):  # a note that stays counts as that of a host that has died
+            ray_kv.delete(self._key)
+
+    def _is_taken(self) -> bool:
+        """Whether a replica has this process, or another actor: an engine's workers inherit a replica's environment."""
+        return self._taken.is_set() or ray.get_runtime_context().get_actor_id() is not None
 
     def take(self, app: str) -> None:
         self._taken.set()
-        ray_kv.put(environment_key(app, self._kind), own_runtime_env().encode())
+        with suppress(Exception):  # the coordinator then uses the environment that the build has computed
+            ray_kv.put(environment_key(app, self._kind), own_runtime_env().encode())
 
 
 # Registry: the thread that notes that this process waits. Ray calls ``prepare``, and passes its result to no caller.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from router import ray_kv
 
@@ -13,9 +14,9 @@ _HOSTS, _ENVIRONMENTS, _KEEPERS = (f"tandem:start_hosts:{name}:" for name in ("h
 Host = tuple[str, str, str]
 
 
-def kind(environment: Mapping[str, str]) -> str:
-    """Short name of a pool's own variables: the replicas of all pools with the same ones can take the same hosts."""
-    return hashlib.sha256(json.dumps(dict(environment), sort_keys=True).encode()).hexdigest()[:16]
+def kind(environment: Mapping[str, Any]) -> str:
+    """Short name of what a pool's processes may differ in: pools with the same can take the same hosts."""
+    return hashlib.sha256(json.dumps(dict(environment), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def host_key(host: Host) -> bytes:

@@ -11,7 +11,7 @@ from ray.serve import Application
 
 # Ray's variable with the import path of a function that a worker process calls before it takes work.
 _HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-_RPC_TIMEOUT_S = 10.0  # longest wait for a node's answer, seconds
+_RPC_TIMEOUT_S = 3.0  # longest wait for a node's answer, seconds
 
 
 def hook_variables(import_path: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ def configured(
     pool: RoleConfig,
     *,
     kv_transfer: ConnectorConfig | None = CONNECTOR,
-    has_start_hosts: bool = False,
+    host_kind: str | None = None,
     **engine_kwargs: Any,
 ) -> Any:
     from deployments.options import llm_config
@@ -31,7 +31,7 @@ def configured(
         router=RouterConfig(),
         autoscale=None if pool.max_replicas is None else SimpleNamespace(report_s=2.5),
     )
-    return llm_config(service, Role.DECODE, pool, kv_transfer=kv_transfer, has_start_hosts=has_start_hosts)
+    return llm_config(service, Role.DECODE, pool, kv_transfer=kv_transfer, host_kind=host_kind)
 
 
 def test_each_engine_worker_has_a_bundle_and_each_bundle_its_labels() -> None:
@@ -108,14 +108,11 @@ def test_an_emulated_pool_gives_its_engine_class_in_rays_own_variable() -> None:
     assert "tandem_emulator" not in configured(RoleConfig()).experimental_configs
 
 
-def test_pools_with_the_same_variables_share_start_hosts_and_others_do_not() -> None:
-    emulator = {"profile": "configs/p.json"}
-    changes: list[dict[str, Any]] = [{}, {"replicas": 2}, {"env": {"A": "b"}}, {"emulator": emulator}]
-    pools = [RoleConfig.model_validate(change) for change in changes]
-    kinds = [configured(pool, has_start_hosts=True).runtime_env["env_vars"]["TANDEM_START_HOST"] for pool in pools]
-    assert kinds[0] == kinds[1]
-    assert len(set(kinds)) == 3
-    assert configured(pools[0]).runtime_env is None  # without start hosts no hook
+def test_only_a_pool_with_start_hosts_has_their_hook() -> None:
+    variables = configured(RoleConfig(env={"A": "b"}), host_kind="k").runtime_env["env_vars"]
+    assert (variables["A"], variables["TANDEM_START_HOST"]) == ("b", "k")
+    assert "deployments.replicas.start_host.prepare" in variables.values()
+    assert configured(RoleConfig()).runtime_env is None
 
 
 def test_an_engine_that_sleeps_on_gpus_is_told_so_and_one_without_handoff_has_no_connector() -> None:

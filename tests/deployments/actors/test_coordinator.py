@@ -194,8 +194,11 @@ async def test_settings_are_kept_for_the_next_deployment_where_the_user_wants_it
     )
     world.deployed_s, world.actor = 7.0, "tandem-3"
     joined = await coordinator(keeps_settings=True).join()
-    assert config_of(joined)["is_paused"] is False
-    assert "what was tuned of m does not fit its new deployment" in caplog.text
+    assert config_of(joined)["is_paused"] is True
+    assert "policy of m was tuned before, does not fit the deployment, and is dropped" in caplog.text
+    coordinator()  # a deployment that keeps no settings
+    world.deployed_s, world.actor = 8.0, "tandem-4"
+    assert config_of(await coordinator(keeps_settings=True).join())["is_paused"] is False
 
 
 async def test_an_application_that_is_deployed_again_starts_as_its_config_says(world: Any) -> None:

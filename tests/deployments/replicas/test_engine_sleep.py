@@ -111,6 +111,25 @@ async def test_an_engine_that_cannot_sleep_serves_on(monkeypatch: pytest.MonkeyP
 async def test_a_replica_whose_engine_does_not_wake_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch, fails="wake_up")
     await stand.until_asleep()
-    async with stand.sleep.awake():
-        pass
+    with pytest.raises(RuntimeError, match="no wake_up"):
+        async with stand.sleep.awake():
+            raise AssertionError("a request runs on an engine that sleeps")
     assert stand.ended == 1
+
+
+async def test_a_client_that_leaves_does_not_stop_the_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand(monkeypatch, level=2)
+    await stand.until_asleep()
+
+    async def request() -> None:
+        async with stand.sleep.awake():
+            pass
+
+    leaving = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    async with asyncio.timeout(5.0):
+        while len([call for call in stand.engine.calls if call[0] == "sleep"]) < 2:  # it sleeps again
+            await asyncio.sleep(0.005)
+    assert stand.engine.calls[3] == ("wake_up", ["kv_cache"])
