@@ -33,8 +33,8 @@ def llm_config(
 
     ``kv_transfer``: ``None`` for an engine that hands no KV over. ``routers``: number of routers that send to the pool.
     ``gpu_resource``: name of Ray's resource for the pool's GPUs; ``None``: ``GPU``. ``host_kind``: kind of the start
-    hosts of its replicas; ``None``: it has none. Raises ValueError: vLLM does not know an engine argument; the error has
-    the most similar name.
+    hosts of its replicas; ``None``: it has none. Raises ValueError: vLLM does not know an engine argument; the error
+    has the most similar name.
     """
     model, report_s = service.model, None if service.autoscale is None else service.autoscale.report_s
     kwargs = {**service.engine_kwargs, **pool.engine_kwargs}
