@@ -85,6 +85,15 @@ async def test_an_engine_that_does_not_answer_counts_as_hanging() -> None:
     assert time.monotonic() - started_s >= 0.4
 
 
+async def test_an_engine_that_goes_to_sleep_or_wakes_need_not_answer() -> None:
+    is_changing, client = [True], Client(answer_s=60.0)
+    watch = asyncio.create_task(_engine_host().watch_engine(client, 0.2, lambda: is_changing[0]))
+    await asyncio.sleep(0.6)
+    assert not watch.done()
+    is_changing[0] = False
+    await asyncio.wait_for(watch, 30.0)
+
+
 async def test_an_engine_that_dies_during_a_ping_is_dead_without_an_error() -> None:
     class Dying(Client):
         async def is_paused(self) -> bool:
