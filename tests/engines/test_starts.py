@@ -9,37 +9,16 @@ from typing import Any
 import psutil
 import pytest
 
-from deployments.machine.claims import free_ports
 from serve_app.sdk import App, deploy
 from tests.engines.endpoint import WAIT_S, replica_processes
-from tests.lab.stand.fixed_counts import fixed_counts
-from tests.lab.stand.processes import title
+from tests.lab.stand.fixed_counts import one_autoscaled_engine
+from tests.lab.stand.processes import is_start_host, title
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 # Bytes that a sleeping engine frees at least: what a prompt has touched of the KV cache, and some weights.
 FREED_BYTES = 25e6
 PROMPT = "The engine sleeps, and this prompt wakes it."
-
-
-def document(**decode: Any) -> dict[str, Any]:
-    """One aggregated pool of the tiny model."""
-    made = fixed_counts("cpu_tiny", 1)
-    made["http_options"]["port"] = free_ports(1)[0]
-    application = made["applications"][0]
-    application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
-    args = application["args"]
-    args["groups"][0] |= {"prefill": None}
-    args["groups"][0]["decode"] |= {"max_replicas": 1, **decode}
-    args["autoscale"] = {
-        "pd_ratio": "0:1",
-        "policy": {"kind": "wva"},
-        "slo": {"ttft_s": 60.0, "tpot_s": 1.0},
-        "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
-        "gate": {"observation_s": 0.0},
-        "interval_s": 1.0,
-    }
-    return made
 
 
 def until(holds: Callable[[], Any]) -> Any:
@@ -69,7 +48,7 @@ def answers(app: App, number: int) -> list[str]:
 class TestStartHosts:
     @pytest.fixture(scope="class")
     def app(self) -> Iterator[App]:
-        made = document(replicas=0)
+        made = one_autoscaled_engine(replicas=0)
         args = made["applications"][0]["args"]
         args["start_hosts"] = {"per_node": 1}
         args["autoscale"]["idle_to_zero_s"] = 5.0
@@ -78,10 +57,7 @@ class TestStartHosts:
 
     def host(self, app: App) -> psutil.Process | None:
         """A process that waits with everything imported."""
-        for process in app.processes():
-            if "ray::IDLE" in title(process) and process.memory_info().rss > 0.5e9 and process.cpu_percent(0.5) < 10.0:
-                return process
-        return None
+        return next(filter(is_start_host, app.processes()), None)
 
     def test_a_replica_runs_in_the_process_that_waited_and_no_request_is_lost(self, app: App) -> None:
         waiting = until(lambda: self.host(app))
@@ -107,7 +83,7 @@ class TestStartHosts:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_idle_engine_gives_memory_back_and_answers_the_same_when_it_wakes(level: int) -> None:
-    with deploy(document(engine_sleep={"after_s": 2, "level": level})) as app:
+    with deploy(one_autoscaled_engine(engine_sleep={"after_s": 2, "level": level})) as app:
 
         def engine_bytes() -> int:
             return sum(process.memory_info().rss for process in app.processes() if "EngineCore" in title(process))

@@ -22,10 +22,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deployments.machine.claims import free_ports
 from serve_app.local.tiny_model import Shape, build_tiny_model
 from serve_app.output import write_file
-from tests.lab.stand.fixed_counts import fixed_counts
+from tests.lab.stand.fixed_counts import one_autoscaled_engine
+from tests.lab.stand.processes import is_start_host
 
 _SHAPE = Shape(hidden=1536, layers=16, heads=24, kv_heads=8, head_dim=64, ffn=4096)
 _MODEL = "big"
@@ -49,28 +49,16 @@ _WAYS: dict[str, tuple[int, int]] = {
 
 def document(source: Path, stage_folder: Path, hosts: int, level: int) -> dict[str, Any]:
     """One aggregated pool of at most one engine, which goes to zero after some idle seconds, or sleeps."""
-    made = fixed_counts("cpu_tiny", 1)
-    made["http_options"]["port"] = free_ports(1)[0]
+    sleep = {"engine_sleep": {"after_s": 2, "level": level}} if level else {}
+    made = one_autoscaled_engine(replicas=1 if level else 0, **sleep)
     application = made["applications"][0]
     application["name"] = "starts"
-    application["autoscaling_policy"] = {"policy_function": "autoscale.ray_policy:JointPolicy"}
     args = application["args"]
     args["model"] = {"id": _MODEL, "source": str(source), "stage_folder": str(stage_folder)}
     args["engine_kwargs"] |= {"max_model_len": 1024, "max_num_batched_tokens": 1024}
-    args["groups"][0] |= {"prefill": None}
-    args["groups"][0]["decode"] |= {"replicas": 1 if level else 0, "max_replicas": 1}
-    if level:
-        args["groups"][0]["decode"]["engine_sleep"] = {"after_s": 2, "level": level}
     args["start_hosts"] = {"per_node": hosts}
-    args["autoscale"] = {
-        "pd_ratio": "0:1",
-        "policy": {"kind": "wva"},
-        "slo": {"ttft_s": 60.0, "tpot_s": 1.0},
-        "guard": {"cooldown_out_s": 0.0, "cooldown_in_s": 0.0},
-        "gate": {"observation_s": 0.0},
-        "interval_s": 1.0,
-        **({} if level else {"idle_to_zero_s": 5.0}),
-    }
+    if not level:
+        args["autoscale"]["idle_to_zero_s"] = 5.0
     return made
 
 
@@ -113,19 +101,12 @@ class Starts:
         if not self._name.startswith("sleeping"):
             _until(lambda: not self._replicas())
         if self._name == "start host":
-            _until(
-                lambda: any(process.name() == "ray::IDLE" and _is_host(process) for process in self._app.processes())
-            )
+            _until(lambda: any(map(is_start_host, self._app.processes())))
         time.sleep(_REST_S)
 
     def _replicas(self) -> int:
         last = self._app.control.status().last
         return 1 if last is None else sum(len(names) for names in (*last.running.values(), *last.draining.values()))
-
-
-def _is_host(process: Any) -> bool:
-    """Whether a process has imported everything: its fork server waits, and it uses no core."""
-    return process.memory_info().rss > 0.5e9 and process.cpu_percent(0.5) < 10.0
 
 
 def _forget(folder: Path) -> None:
