@@ -94,6 +94,8 @@ def _host_kind(pool: RoleConfig) -> str:
 
 def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology: TopologyConfig | None) -> StartHosts:
     """What the coordinator must know to keep start hosts."""
+    if not config.per_node:
+        return StartHosts(per_node=0, pools=())
     gpu_resources = {} if topology is None else topology.gpu_resources
     pools = []
     for service in services:
