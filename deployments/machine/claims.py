@@ -31,6 +31,10 @@ EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104
 # Ports for servers. Outgoing connections have other ports (32768 and up), so they take none before its server starts.
 # Ray's workers (10002..19999) and Serve's direct ingress (30000..31000) have other ports too.
 _FREE_PORTS = range(28000, 30000)
+# In random order, so that processes that start clusters at one time rarely choose the same ports. A process goes on
+# where its last call ended: a server binds its port seconds later, and until then that port looks free. Otherwise one
+# port could be given to the endpoint and to HAProxy's statistics page, and HAProxy would not start.
+_next_ports = itertools.cycle(random.sample(_FREE_PORTS, len(_FREE_PORTS)))
 
 
 def own_folder(folder: Path) -> Path:
@@ -115,10 +119,12 @@ class PortClaim:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free on every address, for servers that start soon. Raises OSError: fewer are free."""
+    """Ports that are free on every address, for servers that start soon; a process gets none twice before all others.
+
+    Raises OSError: fewer are free.
+    """
     ports: list[int] = []
-    # In random order, so that clusters that start at one time rarely choose the same ports.
-    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+    for port in itertools.islice(_next_ports, len(_FREE_PORTS)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind(("", port))
             ports.append(port)

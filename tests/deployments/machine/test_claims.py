@@ -1,6 +1,7 @@
 """Claims of cores and ports, and the locks that hold them."""
 
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -228,9 +229,17 @@ def test_free_ports_are_different_bindable_and_none_that_the_kernel_gives_to_cli
             pass
 
 
+def test_a_process_gets_no_port_twice_before_all_others() -> None:
+    # Nothing binds these ports, so each of them still looks free at the next call.
+    ports = [port for _ in range(60) for port in free_ports(5)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_a_held_port_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.machine.claims._FREE_PORTS", range(28000, 28003))
+    monkeypatch.setattr("deployments.machine.claims._next_ports", itertools.cycle(range(28000, 28003)))
     with bound(28001):
+        assert free_ports(2) == [28000, 28002]
         assert sorted(free_ports(2)) == [28000, 28002]
         with pytest.raises(OSError, match=r"2 ports are free in 28000\.\.28002, 3 are needed"):
             free_ports(3)
