@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from autoscale.decide.again import ask_again
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.containment import PolicyCall, Run, directly
 from autoscale.decide.draft import Draft, emit, unchanged
@@ -19,7 +20,7 @@ from kvtransfer.topology import Topology
 Stage = Callable[[Draft], None]
 STAGES: tuple[Stage, ...] = (
     *(reconcile, hold, decide, sleep, bring_back, raise_to_floors),  # what is wanted
-    *(guard, exchange, place, note_floors, leave, admit),  # what is possible
+    *(guard, exchange, place, ask_again, note_floors, leave, admit),  # what is possible
     note_starts,
 )
 

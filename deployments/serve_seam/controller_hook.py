@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoscale.ray_victims import VICTIMS
+from deployments.serve_seam.replica_moves import REPLICA_PREFIX, move_by_plan, withdraw_requests
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,7 +25,6 @@ _POLL_S = 0.02  # seconds between two checks whether the routes have come
 # glibc returned that memory to the kernel and got it again page by page, 0.65 ms a request (DECISIONS 144). Other
 # processes do not have these settings: they would only use more memory.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
-_REPLICA_PREFIX = "SERVE_REPLICA::"  # begins the name of a replica's placement group in Serve
 _NODE_LABEL = "ray.io/node-id"  # Ray's label of every node
 # Value of RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH in the controller's environment.
 IMPORT_PATH = "deployments.serve_seam.controller_hook.install"
@@ -112,7 +112,7 @@ def choose_by_plan() -> None:
                         recovering=self._recovering_replicas[deployment_id],
                         victims=_plan_victims(deployment_id.app_name),
                     )
-                    _withdraw_requests(replica for replica in chosen if replica not in running)
+                    withdraw_requests(replica for replica in chosen if replica not in running)
                     return chosen
                 except Exception:
                     logger.exception("Serve chooses which replicas stop: Tandem's choice failed")
@@ -155,7 +155,7 @@ def _narrowed(request: Any) -> Any:
     Ray's autoscaler adds a node for a request that no node satisfies. A node that does not exist has labels, but no id.
     """
     # A name is SERVE_REPLICA::APPLICATION#DEPLOYMENT#REPLICA.
-    app, _, rest = request.name.removeprefix(_REPLICA_PREFIX).partition("#")
+    app, _, rest = request.name.removeprefix(REPLICA_PREFIX).partition("#")
     deployment = rest.rpartition("#")[0]
     allowed, cordoned = VICTIMS.allowed.get(app, {}).get(deployment), VICTIMS.cordoned.get(app)
     narrower = dict(VICTIMS.labels.get(app, {}).get(deployment, {}))
@@ -167,25 +167,6 @@ def _narrowed(request: Any) -> Any:
         return request
     selectors = request.bundle_label_selector or [{}] * len(request.bundles)
     return replace(request, bundle_label_selector=[{**selector, **narrower} for selector in selectors])
-
-
-def _withdraw_requests(replicas: Iterable[Any]) -> None:
-    """Withdraw the requests for nodes of replicas that stop before they have one.
-
-    Serve lets a replica end in order, and waits for it for as long as ``graceful_shutdown_timeout_s``, also if it waits
-    for a node. For all that time Ray's autoscaler would try to add a node for it.
-    """
-    import ray
-    from ray.util import get_placement_group, placement_group_table, remove_placement_group
-
-    for replica in replicas:
-        of = replica.deployment_id
-        try:
-            group = get_placement_group(f"{_REPLICA_PREFIX}{of.app_name}#{of.name}#{replica.unique_id}")
-            if placement_group_table(group)["state"] == "PENDING":
-                remove_placement_group(group)
-        except (ValueError, ray.exceptions.RayError) as error:  # it has none, or none any more
-            logger.debug("no request for a node of %s to withdraw: %s", replica, error)
 
 
 def _stopping(
@@ -209,8 +190,9 @@ def install() -> None:
     """Make every change that this version of Serve allows, and log the others.
 
     Needs: the variable ``RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH``, which Serve's controller reads at its start.
-    Without it: Serve chooses which replica stops (``tandem top`` says so), and a restarted HAProxy answers 404 for a
-    second.
+    Without it: Serve chooses which replica stops (``tandem top`` says so) and when replicas leave a node that goes, and
+    a restarted HAProxy answers 404 for a second.
     """
     choose_by_plan()
+    move_by_plan()
     start_proxies_with_routes()

@@ -20,31 +20,43 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
 from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
+from tests.lab.stand.spot import give_notice
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 KIND = "example.com/kind"
 GPU = "gpu_h100"
 START_S, IDLE_S = 20.0, 15.0
-POOL = emulated_pool("H100", most=6, time_factor=1.0)
 # Time from the notice until the node is taken away, seconds, and requests of the load meanwhile.
 NOTICE_S, REQUESTS = 45.0, 120
 
 
+# With fewer CPUs, a spot node is used better by what waits. So Ray chooses it where only Ray chooses.
+CPUS = {"spot": 2, "reserved": 4}
+
+
 def gpu_node(kind: str) -> NodeSpec:
-    return NodeSpec(cpus=2, labels={KIND: kind}, resources={GPU: 2})
+    return NodeSpec(cpus=CPUS[kind], labels={KIND: kind}, resources={GPU: 2})
 
 
 def node_type(kind: str, **fields: Any) -> dict[str, Any]:
-    own = {"labels": {KIND: kind}, "gpu_type": "H100", "gpus": 2, "cpus": 2, "start_s": START_S, "retry_s": 600.0}
+    own = {
+        "labels": {KIND: kind},
+        "gpu_type": "H100",
+        "gpus": 2,
+        "cpus": CPUS[kind],
+        "start_s": START_S,
+        "retry_s": 600.0,
+    }
     return own | fields
 
 
-def document() -> dict[str, Any]:
+def document(lowest: int = 0) -> dict[str, Any]:
+    pool = emulated_pool("H100", lowest=lowest, most=6, time_factor=1.0)
     made = forked_yaml("elastic")
     made["applications"][0]["args"] = {
         "model": {"id": "chat", "source": "emulated/llama-70b"},
-        "groups": [{"name": "g", "prefill": POOL, "decode": POOL}],
+        "groups": [{"name": "g", "prefill": pool, "decode": pool}],
         "autoscale": {
             "pd_ratio": "1:1",
             "policy": {"kind": "static", "prefill": 1, "decode": 1},
@@ -70,15 +82,18 @@ def document() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Any]:
-    from serve_app.sdk import deploy
-
+def cluster() -> Iterator[ElasticCluster]:
     types = {"spot": gpu_node("spot"), "reserved": gpu_node("reserved")}
     most = {"spot": 0, "reserved": 3}  # the cloud has no spot nodes
-    with (
-        ElasticCluster(NodeSpec(cpus=4, gpus=0), types, most=most, idle_s=IDLE_S) as cluster,
-        deploy(document(), address=cluster.address) as app,
-    ):
+    with ElasticCluster(NodeSpec(cpus=4, gpus=0), types, most=most, idle_s=IDLE_S) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def app(cluster: ElasticCluster) -> Iterator[Any]:
+    from serve_app.sdk import deploy
+
+    with deploy(document(), address=cluster.address) as app:
         yield app
 
 
@@ -133,17 +148,6 @@ def test_more_replicas_bring_more_nodes_and_fewer_replicas_empty_them(app: Any) 
     assert answer(app) == 200
 
 
-def notice(node_id: str, leaves_in_s: float) -> None:
-    """Tell Ray that a node will be taken away, as a cloud does with a spot node."""
-    import ray
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    is_accepted, why = client.drain_node(node_id, reason, "spot", int((time.time() + leaves_in_s) * 1000))
-    assert is_accepted, why
-
-
 def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any) -> None:
     import ray
 
@@ -155,7 +159,7 @@ def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any
     with ThreadPoolExecutor(1) as thread:
         load = thread.submit(asyncio.run, LoadGenerator(app.url, "chat", seed=1).keep_in_flight(shapes, 4))
         time.sleep(3.0)
-        notice(leaves, NOTICE_S)
+        give_notice(leaves, NOTICE_S)
         until(app, lambda: leaves not in added() and len(added()) == 1)
         assert answer(app) == 200
         records = load.result()
@@ -171,3 +175,22 @@ def test_the_decision_log_replays(app: Any) -> None:
     lines = load_lines(Path(status_of(app.name).log_path))
     assert any('"no_node"' in line for line in lines)
     assert [one for one in replay(lines) if one is not None] == []
+
+
+def test_replicas_of_the_lowest_count_ask_for_another_type_if_theirs_never_comes(
+    app: Any, cluster: ElasticCluster
+) -> None:
+    from serve_app.running.ray_control import status_of
+    from serve_app.sdk import deploy
+
+    app.control_of("chat").tune({"idle_to_zero_s": 1.0}, "asleep")
+    until(app, lambda: not kinds())
+    app.delete()
+    began_s = time.monotonic()
+    with deploy(document(lowest=1), address=cluster.address) as floors:  # it waits until both roles serve
+        print(f"serves after {time.monotonic() - began_s:.0f} s")
+        assert answer(floors) == 200
+        assert kinds() == ["reserved"]
+        assert waiting() == []
+        lines = load_lines(Path(status_of(floors.name).log_path))
+        assert any("it asks for a node of type reserved" in line for line in lines)

@@ -301,3 +301,17 @@ def test_possible_nodes_for_which_a_service_waits_are_not_promised_to_another() 
             )
             for name, (_, plan) in decided.items()
         }
+
+
+def test_a_replica_that_replaces_a_lost_one_is_led_to_the_best_type_that_may_come() -> None:
+    types = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0)}
+    elastic = Elastic(controller(1), topology_of(**types), node("a", 0.0), counts=(1, 1))
+    for refused, expected in (({}, "spot"), ({"spot": NOW_S + 1e6}, "dear")):
+        plan = elastic.tick()
+        elastic.plan = replace(plan, state=replace(plan.state, refused=refused))
+        plan = elastic.tick()
+        assert plan.nodes == {}
+        assert kinds(elastic.labels) == {P: expected, D: expected}
+    elastic.nodes = [node("a", 1.0)]
+    elastic.tick()
+    assert elastic.labels == {}  # a node that exists has room

@@ -26,10 +26,12 @@ from tests.lab.drill.faults import (
     NODE_LABEL,
     PART_LABEL,
     PREFILL_FAULTS,
+    SETTINGS_FAULTS,
     DrillError,
     expire_lease,
 )
 from tests.lab.drill.load import INPUT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS, Answer, run_load
+from tests.lab.drill.settings import set_by_hand, settings, unset
 from tests.lab.drill.stacks import STACKS, faults_of
 from tests.lab.drill.verdict import VERDICTS, verdict
 from tests.lab.stand.processes import SINGLE_KINDS, count_kinds, count_running, replica_pids
@@ -175,6 +177,9 @@ def _row(
         say(f"{stack}, {fault}: undisturbed run")
         undisturbed[tuple(more)] = asyncio.run(send_load(salt=f"{fault}-before"))
     before = undisturbed[tuple(more)]
+    if fault in SETTINGS_FAULTS:
+        set_by_hand(app)
+    by_hand = settings(app) if fault in SETTINGS_FAULTS else {}
     processes = app.processes()  # a busy machine takes seconds to list them, and the fault would come too late
     counted, replicas, whole = counters(app), replica_pids(processes), _running(app)
     broke_s: list[tuple[float, float]] = []
@@ -196,6 +201,9 @@ def _row(
         _wait_for_links(app, stack, counted, again)
     for name, value in (since(counted, counters(app)) if is_whole else {}).items():  # else the endpoint may not answer
         row[name] = row.get(name, 0) + value
+    if fault in SETTINGS_FAULTS:
+        row["settings"], row["settings_after"] = by_hand, settings(app)
+        unset(app)
     row["replicas_ended"] = len(replicas - replica_pids(app.processes()))
     row["held"] = STACKS[stack].held(app) if is_whole else {}
     return row
@@ -263,7 +271,10 @@ def compare(
 
 def failures(row: dict[str, Any]) -> list[str]:
     """What is wrong in a row of Tandem, a line for each fact."""
-    lines = [f"{name.replace('_', ' ')}: {row[name]} of {row['requests']}" for name in _MUST_BE_ZERO if row[name]]
+    must_be_zero = [name for name in _MUST_BE_ZERO if name != "lost" or row["fault"] not in SETTINGS_FAULTS]
+    lines = [f"{name.replace('_', ' ')}: {row[name]} of {row['requests']}" for name in must_be_zero if row[name]]
+    if row.get("settings") != row.get("settings_after"):
+        lines.append(f"set by hand: {row['settings']}; afterwards: {row['settings_after']}")
     if row["held"]:
         lines.append(f"still held by replicas: {row['held']}")
     if row["recovered_s"] is None:  # nothing was counted

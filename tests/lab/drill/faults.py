@@ -11,6 +11,7 @@ import psutil
 
 from tests.lab.drill.links import Connection, connections, cut, silence
 from tests.lab.stand.processes import ENGINE, Processes, cpu_s, title
+from tests.lab.stand.spot import give_notice
 
 # Labels of the nodes of a drill's cluster: the part that runs there (endpoint or engines), and the number of the node.
 PART_LABEL, NODE_LABEL = "tandem.io/part", "tandem.io/drill-node"
@@ -26,6 +27,10 @@ _GLANCE_S = 0.2
 _WORK_S = 8.0
 # A killed process keeps its connections until its last thread has left the kernel: 20 to 120 ms, and 9 s once.
 _GONE_S = 60.0
+# Time from a notice until the node is taken away, in seconds; short, so that it ends during the load.
+_NOTICE_S = 8.0
+# Parts of the titles of all processes of an application.
+_ALL = ("ServeController", "Coordinator", "HealthBoard", "ServeReplica", ENGINE)
 # Time between two looks at a process that ends, in seconds.
 _LOOK_S = 0.01
 
@@ -106,16 +111,50 @@ def kill_proxy(processes: Processes) -> str:
 
 def node_loss(processes: Processes) -> str:
     """End every process of a node that decodes."""
+    _, below = _node_that_decodes(processes)
+    return _end_node(below)
+
+
+def spot_notice(processes: Processes) -> str:
+    """Tell Ray that a node that decodes will be taken away, and end every process of it at that time."""
+    import ray
+
+    raylet, below = _node_that_decodes(processes)
+    node = next(node for node in ray.nodes() if node["RayletSocketName"] in title(raylet))
+    give_notice(node["NodeID"], _NOTICE_S)
+    time.sleep(_NOTICE_S)
+    return f"{_end_node(below)}, {_NOTICE_S:g} s after the notice"
+
+
+def _node_that_decodes(processes: Processes) -> tuple[psutil.Process, list[psutil.Process]]:
+    """The raylet of a node beside the head's with a decode replica that has work, and all processes of the node."""
     raylets = [one for one in processes if "raylet" in title(one).split(" ")[0] and NODE_LABEL in title(one)]
     replica = _at_work(processes, "decode")
     for raylet in raylets:
         below = [raylet, *raylet.children(recursive=True)]
         if replica in below:
-            for one in below:
-                with suppress(DrillError):  # it may have ended with its parent
-                    _kill(one)
-            return f"a node of {len(below)} processes"
+            return raylet, below
     raise DrillError("the decode replica that has work is not on a node beside the head's")
+
+
+def _end_node(below: Sequence[psutil.Process]) -> str:
+    for one in below:
+        with suppress(DrillError):  # it may have ended with its parent
+            _kill(one)
+    return f"a node of {len(below)} processes"
+
+
+def kill_everything(processes: Processes) -> str:
+    """End Serve's controller, the coordinator, the health board and every replica at once."""
+    lost = [one for one in processes if any(name in title(one) for name in _ALL)]
+    if not lost:
+        raise DrillError("there is no process of an application to end")
+    for one in lost:
+        with suppress(DrillError):  # it may have ended with its parent
+            _kill(one)
+    for one in lost:
+        _wait_until_gone(one)
+    return f"SIGKILL to {len(lost)} processes"
 
 
 def expire_lease(processes: Processes, *, seconds: float = 60.0) -> str:
@@ -158,15 +197,19 @@ FAULTS: dict[str, Callable[..., str]] = {
     "kill-ingress": kill_ingress,
     "kill-proxy": kill_proxy,
     "node-loss": node_loss,
+    "spot-notice": spot_notice,
+    "kill-everything": kill_everything,
 }
 # Faults that take a decode replica with all of its streams.
 DECODE_FAULTS = ("kill-decode", "kill-decode-engine", "hang-engine", "hang-decode", "node-loss")
+# Faults after which everything that a person has set must hold. No process is left that could go on with an answer.
+SETTINGS_FAULTS = ("kill-everything",)
 # Faults that take a prefill replica with all of its prompts.
 PREFILL_FAULTS = ("kill-prefill", "kill-engine-worker", "hang-prefill-engine", "hang-prefill")
 # Faults after which decode can pull no KV from prefill until both have made new links.
 LINK_FAULTS = ("break-nixl", "silence-nixl")
 # Faults after which streams end as transport errors, since their ingress replica or proxy has died.
-FRONT_FAULTS = ("kill-ingress", "kill-proxy")
+FRONT_FAULTS = ("kill-ingress", "kill-proxy", *SETTINGS_FAULTS)
 
 
 def _one(processes: Processes, what: str, *words: str) -> psutil.Process:

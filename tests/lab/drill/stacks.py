@@ -11,6 +11,7 @@ from serve_app.load.metrics_page import scrape
 from serve_app.local.cluster import LocalCluster, NodeSpec
 from serve_app.local.preflight import check_machine
 from serve_app.sdk import App, Status, deploy
+from tests.lab.drill.faults import SETTINGS_FAULTS
 from tests.lab.stand.reference_stack import peer_document
 
 # An application must serve this long after its start, in seconds.
@@ -80,7 +81,7 @@ def _tandem_held(app: App) -> dict[str, float]:
 
 STACKS = {
     "tandem": Stack(start=_start_tandem, counters=_tandem_counters, held=_tandem_held),
-    "ray-serve-llm": Stack(start=_start_peer, counters=lambda _: {}, lacks=("kill-coordinator",)),
+    "ray-serve-llm": Stack(start=_start_peer, counters=lambda _: {}, lacks=("kill-coordinator", *SETTINGS_FAULTS)),
 }
 
 

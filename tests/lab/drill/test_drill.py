@@ -127,6 +127,17 @@ def test_a_drill_that_shows_nothing_fails(fault: str, nothing: str, text: str) -
     assert text in line
 
 
+def test_answers_may_be_lost_if_everything_dies_but_nothing_that_a_person_has_set() -> None:
+    row = compared("kill-everything", [answer(1)], [answer(1, ended=False, error="HTTP 503", span_s=(9.0, 11.0))])
+    row |= {"recovered_s": 40.0, "held": {}, "retried": 1, "lost": 1}
+    by_hand = {"paused": True, "scaled": [2, 2], "tuned": 77.0, "cordoned": ["n"]}
+    assert failures({**row, "settings": by_hand, "settings_after": by_hand}) == []
+    (line,) = failures({**row, "settings": by_hand, "settings_after": {**by_hand, "paused": False}})
+    assert line.startswith("set by hand: ")
+    (line,) = failures({**row, "settings": by_hand, "settings_after": by_hand, "wrong_tokens": 1})
+    assert line == "wrong tokens: 1 of 1"
+
+
 def test_the_endpoint_and_the_engines_are_on_different_nodes() -> None:
     document = load_serve_yaml(CONFIG)
     document["applications"][0]["args"]["ingress"]["api_keys_file"] = "/keys"  # the drill's client has none

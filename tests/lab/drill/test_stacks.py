@@ -99,7 +99,9 @@ def test_a_stopped_process_does_not_count_as_running(make_process: MakeProcess, 
 
 def test_the_peer_has_no_coordinator_that_could_be_ended() -> None:
     assert faults_of("tandem", [*FAULTS]) == [*FAULTS]
-    assert faults_of("ray-serve-llm", [*FAULTS]) == [fault for fault in FAULTS if fault != "kill-coordinator"]
+    assert faults_of("ray-serve-llm", [*FAULTS]) == [
+        fault for fault in FAULTS if fault not in ("kill-coordinator", "kill-everything")
+    ]
 
 
 def test_counters_of_the_endpoint_and_of_decode_replicas_are_read_from_the_metrics_page(
