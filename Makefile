@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -98,6 +98,9 @@ soak: setup ## Cause a fault every 20 seconds under load on emulated engines, fo
 
 fuzz: model ## Send twenty thousand bad requests to every route, on emulated and on real engines (about six minutes)
 	@$(VENV)/python -m tests.lab.fuzz.run_all
+
+demo-elastic: model ## Replay a compressed day on a cluster that grows and shrinks, with a spot notice and a sleeping model (about 12 minutes)
+	@$(VENV)/python -m tests.lab.demo.elastic
 
 demo-autoscale: setup ## Replay compressed days through Ray Serve on emulated engines, both pools sized together (about 45 minutes)
 	@$(VENV)/python -m tests.lab.demo.autoscale

@@ -103,6 +103,8 @@ def _start_hosts(services: Sequence[Service], config: StartHostsConfig, topology
             continue
         for group in service.config.groups:
             for key, pool in group.pools().items():
+                if pool.emulator is not None:  # it imports no engine
+                    continue
                 servers = service.prefills if key.role is Role.PREFILL else service.decodes
                 gpu_resource = gpu_resources.get(pool.placement.accelerator_type or "")
                 pools.append(
@@ -175,7 +177,7 @@ def _service(
                     kv_transfer=None if group.prefill is None and pool.engine_sleep else kv_transfer,
                     routers=routers,
                     gpu_resource=gpu_resource,
-                    host_kind=_host_kind(pool) if start_hosts.per_node else None,
+                    host_kind=_host_kind(pool) if start_hosts.per_node and pool.emulator is None else None,
                 ),
                 deployment_cls=PrefillServer if key.role is Role.PREFILL else DecodeServer,
                 bind_kwargs=bind,

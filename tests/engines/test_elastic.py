@@ -183,7 +183,9 @@ def test_replicas_of_the_lowest_count_ask_for_another_type_if_theirs_never_comes
     from serve_app.running.ray_control import status_of
     from serve_app.sdk import deploy
 
-    app.control_of("chat").tune({"idle_to_zero_s": 1.0}, "asleep")
+    control = app.control_of("chat")
+    control.resume()  # the counts of an earlier test
+    control.tune({"idle_to_zero_s": 1.0}, "asleep")
     until(app, lambda: not kinds())
     app.delete()
     began_s = time.monotonic()
