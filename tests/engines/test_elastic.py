@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -188,8 +189,11 @@ def test_replicas_of_the_lowest_count_ask_for_another_type_if_theirs_never_comes
     control.tune({"idle_to_zero_s": 1.0}, "asleep")
     until(app, lambda: not kinds())
     app.delete()
+    made = document(lowest=1)
+    del made["applications"][0]["args"]["autoscale"]["idle_to_zero_s"]  # it would do nothing
+    made["http_options"]["port"] = urlsplit(app.url).port  # Serve runs there already
     began_s = time.monotonic()
-    with deploy(document(lowest=1), address=cluster.address) as floors:  # it waits until both roles serve
+    with deploy(made, address=cluster.address) as floors:  # it waits until both roles serve
         print(f"serves after {time.monotonic() - began_s:.0f} s")
         assert answer(floors) == 200
         assert kinds() == ["reserved"]
