@@ -21,6 +21,7 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
 from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
+from tests.lab.stand.processes import title
 from tests.lab.stand.spot import give_notice
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -33,7 +34,7 @@ NOTICE_S, REQUESTS = 45.0, 120
 
 
 # With fewer CPUs, a spot node is used better by what waits. So Ray chooses it where only Ray chooses.
-CPUS = {"spot": 2, "reserved": 4}
+CPUS = {"spot": 2, "lies": 3, "reserved": 4}
 
 
 def gpu_node(kind: str) -> NodeSpec:
@@ -75,6 +76,7 @@ def document(lowest: int = 0) -> dict[str, Any]:
             "cost_per_gpu_hour": {"H100": 4.0},
             "node_types": {
                 "spot": node_type("spot", max_nodes=4, cost_per_gpu_hour=1.0),
+                "lies": node_type("lies", max_nodes=1, cost_per_gpu_hour=2.0),
                 "reserved": node_type("reserved", max_nodes=3),
             },
         },
@@ -84,9 +86,10 @@ def document(lowest: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ElasticCluster]:
-    types = {"spot": gpu_node("spot"), "reserved": gpu_node("reserved")}
-    most = {"spot": 0, "reserved": 3}  # the cloud has no spot nodes
-    with ElasticCluster(NodeSpec(cpus=4, gpus=0), types, most=most, idle_s=IDLE_S) as cluster:
+    types = {kind: gpu_node(kind) for kind in CPUS}
+    most = {"spot": 0, "lies": 1, "reserved": 3}  # the cloud has no spot nodes
+    head, lacks = NodeSpec(cpus=4, gpus=0), {"lies": GPU}  # and nodes of one type come without their GPUs
+    with ElasticCluster(head, types, most=most, idle_s=IDLE_S, lacks=lacks) as cluster:
         yield cluster
 
 
@@ -99,10 +102,11 @@ def app(cluster: ElasticCluster) -> Iterator[Any]:
 
 
 def kinds() -> list[str]:
-    """The kinds of the nodes that Ray's autoscaler has added."""
+    """The kinds of the nodes with GPUs that Ray's autoscaler has added."""
     import ray
 
-    return sorted(node["Labels"][KIND] for node in ray.nodes() if node["Alive"] and KIND in node["Labels"])
+    added = [node for node in ray.nodes() if node["Alive"] and KIND in node["Labels"]]
+    return sorted(node["Labels"][KIND] for node in added if GPU in node["Resources"])
 
 
 def waiting() -> list[str]:
@@ -128,13 +132,13 @@ def answer(app: Any) -> int:
     return requests.post(f"{app.url}/v1/completions", json=body, timeout=300).status_code
 
 
-def test_a_node_type_that_did_not_exist_serves_though_the_cheapest_one_never_comes(app: Any) -> None:
+def test_a_node_type_that_did_not_exist_serves_though_one_never_comes_and_another_has_no_gpus(app: Any) -> None:
     assert kinds() == []
     began_s = time.monotonic()
     assert answer(app) == 200  # the service sleeps, so this request wakes it
     print(f"first answer after {time.monotonic() - began_s:.0f} s")
     assert kinds() == ["reserved"]  # one node of two GPUs for both roles
-    assert set(app.control_of("chat").status().last.plan.state.refused) == {"spot"}
+    assert set(app.control_of("chat").status().last.plan.state.refused) == {"spot", "lies"}
     assert waiting() == []  # otherwise Ray would try to add spot nodes for as long as a replica may take to end
 
 
@@ -153,7 +157,7 @@ def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any
     import ray
 
     def added() -> set[str]:
-        return {node["NodeID"] for node in ray.nodes() if node["Alive"] and KIND in node["Labels"]}
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"] and GPU in node["Resources"]}
 
     (leaves,) = added()
     shapes = [TraceRequest(at_s=0.0, input_tokens=50, output_tokens=100)] * REQUESTS
@@ -170,6 +174,26 @@ def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any
     assert counts(app) == {"prefill:g": 1, "decode:g": 1}
 
 
+def test_a_node_that_is_lost_while_its_replicas_start_is_replaced(app: Any, cluster: ElasticCluster) -> None:
+    import ray
+
+    control = app.control_of("chat")
+    control.resume()  # the counts of an earlier test
+    control.tune({"idle_to_zero_s": 1.0}, "asleep")
+    until(app, lambda: not kinds())
+    control.tune({}, "as deployed")
+    with ThreadPoolExecutor(1) as thread:
+        answered = thread.submit(answer, app)
+        until(app, lambda: bool(kinds()))
+        (node,) = (node for node in ray.nodes() if node["Alive"] and GPU in node["Resources"])
+        (raylet,) = (one for one in cluster.processes() if node["RayletSocketName"] in title(one))
+        for process in [raylet, *raylet.children(recursive=True)]:
+            process.kill()
+        assert not answered.done()
+        assert answered.result() == 200
+    assert node["NodeID"] not in {one["NodeID"] for one in ray.nodes() if one["Alive"]}
+
+
 def test_the_decision_log_replays(app: Any) -> None:
     from serve_app.running.ray_control import status_of
 
@@ -184,9 +208,7 @@ def test_replicas_of_the_lowest_count_ask_for_another_type_if_theirs_never_comes
     from serve_app.running.ray_control import status_of
     from serve_app.sdk import deploy
 
-    control = app.control_of("chat")
-    control.resume()  # the counts of an earlier test
-    control.tune({"idle_to_zero_s": 1.0}, "asleep")
+    app.control_of("chat").tune({"idle_to_zero_s": 1.0}, "asleep")
     until(app, lambda: not kinds())
     app.delete()
     made = document(lowest=1)

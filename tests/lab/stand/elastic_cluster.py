@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from serve_app.local.cluster import LocalCluster, NodeSpec
@@ -38,7 +39,13 @@ class ElasticCluster(LocalCluster):
     """A head, and node types of which Ray's autoscaler adds nodes when replicas wait, and removes empty ones."""
 
     def __init__(
-        self, head: NodeSpec, types: Mapping[str, NodeSpec], *, most: Mapping[str, int], idle_s: float
+        self,
+        head: NodeSpec,
+        types: Mapping[str, NodeSpec],
+        *,
+        most: Mapping[str, int],
+        idle_s: float,
+        lacks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start the head.
 
@@ -47,8 +54,9 @@ class ElasticCluster(LocalCluster):
             types: what a node of each type has.
             most: most nodes of each type; 0: a node of the type is requested, and never comes.
             idle_s: time after which an empty node is removed.
+            lacks: a resource that nodes of a type come without, although their type declares it.
         """
-        self._types, self._most, self._idle_s = types, most, idle_s
+        self._types, self._most, self._idle_s, self._lacks = types, most, idle_s, lacks
         super().__init__([head], environment=_ENVIRONMENT)
 
     def _arguments(self, node: NodeSpec, *, is_head: bool) -> list[str]:
@@ -66,7 +74,7 @@ class ElasticCluster(LocalCluster):
                     **node.resources,
                 },
                 "labels": node.labels,
-                "node_config": {"never_comes": self._most[name] == 0},
+                "node_config": {"never_comes": self._most[name] == 0, "lacks": self._lacks.get(name)},
                 "min_workers": 0,
                 "max_workers": self._most[name] or 1,
             }
