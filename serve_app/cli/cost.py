@@ -1,10 +1,11 @@
-"""What a rarely used model costs in a day: always on, from zero, or from a warm pool.
+"""What a rarely used model costs in a day: always on, from zero, from a warm pool, or with an engine that sleeps.
 
 Calls come at random, and one replica serves them. It stops if no further call has come during a call and ``idle_s``
-after it; a call that finds no replica waits for a start. A warm pool is machines on which a replica starts faster. Each
-model pays its part of the pool at all times.
+after it; a call that finds no replica waits for a start. A warm pool is machines on which a replica starts faster, such
+as those with start hosts. Each model pays its part of the pool at all times. An engine that sleeps keeps its
+reservation, and pays for it at all times.
 
-Source: the queue-depth chapter, Exercise 23.4.3, here for any numbers.
+Source: the queue-depth chapter, Exercise 23.4.3, here for any numbers, and with the last way added.
 """
 
 import math
@@ -27,6 +28,10 @@ _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
 _MANY_CALLS_PER_HOUR = 1e9
 # Halvings of the interval in which a rate is searched; far fewer reach the precision of a float.
 _HALVINGS = 100
+# Most start hosts that are away at once, in the mean; beyond that a pool of hosts is no answer.
+_MOST_AWAY = 10_000.0
+# Share of starts that may find no start host.
+_MOST_WITHOUT_HOST_FRAC = 0.01
 # Largest exponent that is used; exp of more than 709 is too large for a float.
 _MAX_EXPONENT = 700.0
 
@@ -47,16 +52,18 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """All ways, in the order always on, from zero, from a warm pool.
+    """All ways, in the order always on, from zero, from a warm pool, engine asleep (if it has a price).
 
     ``calls_in_system``: mean number of calls that wait for a start or are served, by Little's law, if each call has a
     cold start. Below 1 one replica suffices. ``always_on_from_per_hour``: calls per hour from which always on is the
-    cheapest way that is in time; ``None``: one replica cannot serve this many calls.
+    cheapest way that is in time; ``None``: one replica cannot serve this many calls. ``pool_starts_per_hour``: starts
+    from the warm pool.
     """
 
     options: tuple[Option, ...]
     calls_in_system: float
     always_on_from_per_hour: float | None
+    pool_starts_per_hour: float
 
     @property
     def choice(self) -> Option | None:
@@ -88,13 +95,21 @@ def cost(
     cold_start_s: Annotated[float | None, typer.Option(help="From nothing to ready.")] = None,
     warm_start_s: Annotated[float | None, typer.Option(help="From the warm pool to ready.")] = None,
     starts: Annotated[
-        Path | None, typer.Option(help="File of `make bench-starts`: its medians, cold and from a start host.")
+        Path | None, typer.Option(help="File of `make bench-starts`: its medians, cold, from a start host, asleep.")
     ] = None,
+    sleeping_cost_per_hour: Annotated[
+        float | None, typer.Option(help="What a replica reserves whose engine may sleep; left out: it may not.")
+    ] = None,
+    wake_s: Annotated[float | None, typer.Option(help="From a sleeping engine to ready.")] = None,
+    models: Annotated[int, typer.Option(min=1, help="Models with as many calls that share the warm pool.")] = 1,
+    refill_s: Annotated[float, typer.Option(help="From a start until the pool has a new start host.")] = 60.0,
     idle_s: Annotated[float, typer.Option(help="How long a replica stays after its last call.")] = 0.0,
 ) -> None:
     """Show the daily cost of a rarely used model, and the cheapest way to meet its deadline."""
     cold_start_s = _start_s(cold_start_s, "--cold-start-s", starts, "cold")
     warm_start_s = _start_s(warm_start_s, "--warm-start-s", starts, "start host")
+    if sleeping_cost_per_hour is not None:
+        wake_s = _start_s(wake_s, "--wake-s", starts, "sleeping, level 1")
     budget = cold_start_budget(
         calls_per_hour=calls_per_hour,
         call_s=call_s,
@@ -103,6 +118,8 @@ def cost(
         cold_start_s=cold_start_s,
         warm_start_s=warm_start_s,
         pool_cost_per_hour=pool_cost_per_hour,
+        sleeping_cost_per_hour=sleeping_cost_per_hour,
+        wake_s=wake_s,
         idle_s=idle_s,
     )
     table = Table(box=None, pad_edge=False)
@@ -124,6 +141,11 @@ def cost(
             lines.append("and always on is never cheaper, as long as one replica suffices")
         else:
             lines.append(f"and always on is cheapest from {from_per_hour:.3g} calls per hour on")
+    hosts, without_frac = start_hosts(models * budget.pool_starts_per_hour, refill_s)
+    lines.append(
+        f"a warm pool for {models} such model{'s' * (models > 1)} needs {hosts} start host{'s' * (hosts > 1)}: "
+        f"{without_frac:.1%} of starts find none"
+    )
     console.print("\n".join(lines), highlight=False)
     if budget.choice is None:
         raise typer.Exit(1)
@@ -150,26 +172,33 @@ def cold_start_budget(
     cold_start_s: float,
     warm_start_s: float,
     pool_cost_per_hour: float,
+    sleeping_cost_per_hour: float | None = None,
+    wake_s: float | None = None,
     idle_s: float = 0.0,
 ) -> Budget:
-    """Compare the three ways; the arguments are the options of ``tandem cost``.
+    """Compare the ways; the arguments are the options of ``tandem cost``.
 
     Raises:
         ValueError: a number is negative or not finite.
     """
     for name, value in locals().copy().items():
-        if not (math.isfinite(value) and value >= 0.0):
+        if value is not None and not (math.isfinite(value) and value >= 0.0):
             raise ValueError(f"{name} is {value!r}: give a number of at least 0")
 
-    ways = (
+    warm = _Way("from a warm pool", warm_start_s, standing_cost=pool_cost_per_hour, replica_cost=replica_cost_per_hour)
+    ways = [
         _Way("always on", start_s=0.0, standing_cost=replica_cost_per_hour, replica_cost=0.0),
         _Way("from zero", start_s=cold_start_s, standing_cost=0.0, replica_cost=replica_cost_per_hour),
-        _Way("from a warm pool", warm_start_s, standing_cost=pool_cost_per_hour, replica_cost=replica_cost_per_hour),
-    )
+        warm,
+    ]
+    if sleeping_cost_per_hour is not None and wake_s is not None:
+        ways.append(_Way("engine asleep", wake_s, standing_cost=sleeping_cost_per_hour, replica_cost=0.0))
+
+    def share_of_time(way: _Way, calls_per_hour: float) -> float:
+        return _share_of_time(calls_per_hour / _S_PER_HOUR, way.start_s, call_s + idle_s)
 
     def cost_per_hour(way: _Way, calls_per_hour: float) -> float:
-        share = _share_of_time(calls_per_hour / _S_PER_HOUR, way.start_s, call_s + idle_s)
-        return way.standing_cost + way.replica_cost * share
+        return way.standing_cost + way.replica_cost * share_of_time(way, calls_per_hour)
 
     def is_start_cheaper(calls_per_hour: float) -> bool:
         """Whether another way that is in time costs less than always on."""
@@ -195,7 +224,30 @@ def cold_start_budget(
         ),
         calls_in_system=calls_per_hour / _S_PER_HOUR * (cold_start_s + call_s),  # Little's law: L = lambda W
         always_on_from_per_hour=None if is_start_cheaper(most_calls_per_hour) else low,
+        # A call that comes while no replica is there starts one.
+        pool_starts_per_hour=calls_per_hour * (1.0 - share_of_time(warm, calls_per_hour)),
     )
+
+
+def start_hosts(starts_per_hour: float, refill_s: float) -> tuple[int, float]:
+    """Fewest start hosts of which at most 1 % of the starts find none, and the share that does.
+
+    A start that finds no host does not wait for one: a loss system with ``starts_per_hour`` random starts, in which a
+    host is away for ``refill_s`` after each start. Source: Erlang's loss formula (B), in its recursive form.
+    """
+    if not (math.isfinite(refill_s) and refill_s >= 0.0):
+        raise ValueError(f"--refill-s is {refill_s!r}: give a number of at least 0")
+    away = starts_per_hour / _S_PER_HOUR * refill_s
+    if away > _MOST_AWAY:
+        raise ValueError(
+            f"{starts_per_hour:g} starts per hour, each of which takes a host for {refill_s:g} s, are too many for "
+            "start hosts: keep replicas for longer (--idle-s), or check --models and --refill-s"
+        )
+    hosts, without_frac = 0, 1.0
+    while without_frac > _MOST_WITHOUT_HOST_FRAC:
+        hosts += 1
+        without_frac = away * without_frac / (hosts + away * without_frac)
+    return hosts, without_frac
 
 
 def _share_of_time(calls_per_s: float, start_s: float, kept_s: float) -> float:

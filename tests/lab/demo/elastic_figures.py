@@ -98,7 +98,10 @@ class Day:
             ("cheapest type, which never comes", _given_up(figures["given_up_s"]["cheapest"])),
             ("most nodes at once", ", ".join(f"{count} {name}" for name, count in figures["most_nodes"].items())),
             ("nodes at the end", f"{sum(figures['nodes_at_end'].values())}, {figures['given_back_s']:.0f} s later"),
-            ("cost of the nodes", f"{figures['cost']:.0f}; as many reserved ones all day: {figures['fixed_cost']:.0f}"),
+            (
+                "cost of a day of 24 hours",
+                f"{figures['cost']:.0f}; as many reserved nodes all day: {figures['fixed_cost']:.0f}",
+            ),
         ]
         if self.notice_s is not None:
             at_s, gone_s = self.notice_s
@@ -142,7 +145,7 @@ def plot(day: Day, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(4, 1, figsize=(9.0, 11.0), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(4, 1, figsize=(10.0, 11.0), sharex=True, layout="constrained")
     at_s = [one.at_s for one in day.samples]
     edges = np.linspace(0.0, day.day_s, 61)
     load = np.histogram([record.sent_s for record in day.records], edges)[0] / np.diff(edges)
@@ -171,9 +174,11 @@ def plot(day: Day, path: Path) -> None:
         axes[1].axvline(given_up_s, color=_COLOURS["cheapest"], linestyle="--", label="cheapest given up")
     if day.notice_s is not None:
         for axis in axes:
-            axis.axvspan(day.notice_s[0], day.notice_s[1] or at_s[-1], color="0.9", label="notice of a spot node")
+            axis.axvspan(
+                day.notice_s[0], day.notice_s[1] or at_s[-1], color="0.9", zorder=0, label="notice of a spot node"
+            )
     for axis in axes[1:]:
-        axis.legend(fontsize=7, loc="upper left")
+        axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)

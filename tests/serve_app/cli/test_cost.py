@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.cost import Budget, cold_start_budget
+from serve_app.cli.cost import Budget, cold_start_budget, start_hosts
 from serve_app.cli.main import main
 
 EXERCISE: dict[str, float] = {
@@ -182,3 +182,66 @@ def test_a_start_without_a_time_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "--cold-start-s is missing: give it, or give --starts" in run(monkeypatch, capsys, UNTIMED)
+
+
+def test_a_sleeping_engine_pays_for_what_it_reserves_and_wakes_soon() -> None:
+    found = budget(deadline_s=10.0, sleeping_cost_per_hour=0.75, wake_s=2.0)
+    assert cost(found)["engine asleep"] == 18.0
+    assert found.choice is not None and found.choice.name == "engine asleep"
+    assert "engine asleep" not in cost(budget())
+
+
+@pytest.mark.parametrize("name", ["sleeping_cost_per_hour", "wake_s"])
+def test_a_wrong_number_for_a_sleeping_engine_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is -1.0"):
+        budget(**{"sleeping_cost_per_hour": 1.0, "wake_s": 1.0, name: -1.0})
+
+
+def test_starts_from_the_pool_are_calls_that_find_no_replica() -> None:
+    # One cycle: a start of 12 s, and 20 min until the next call.
+    assert budget().pool_starts_per_hour == pytest.approx(3600.0 / 1212.0)
+
+
+def test_start_hosts_by_hand() -> None:
+    # One host is away in the mean: with n hosts, 1 / n! over the sum of 1 / k! for k from 0 to n find none.
+    shares = {n: 1 / math.factorial(n) / sum(1 / math.factorial(k) for k in range(n + 1)) for n in range(1, 7)}
+    fewest = min(n for n, share in shares.items() if share <= 0.01)
+    assert start_hosts(60.0, 60.0) == (fewest, pytest.approx(shares[fewest]))
+    assert start_hosts(0.0, 60.0) == (1, 0.0)
+    assert start_hosts(3.0, 0.0) == (1, 0.0)
+
+
+def test_start_hosts_of_random_starts() -> None:
+    hosts, share = start_hosts(120.0, 60.0)
+    rng, now_s, away_until_s, missed, starts = random.Random(2), 0.0, list[float](), 0, 200_000
+    for _ in range(starts):
+        now_s += rng.expovariate(120.0 / 3600.0)
+        away_until_s = [until_s for until_s in away_until_s if until_s > now_s]
+        if len(away_until_s) == hosts:
+            missed += 1
+        else:
+            away_until_s.append(now_s + 60.0)
+    assert missed / starts == pytest.approx(share, rel=0.15)  # 700 misses
+
+
+@pytest.mark.parametrize(
+    ("starts_per_hour", "refill_s", "words"),
+    [(3.0, -1.0, "refill-s is -1.0"), (1e12, 60.0, "too many for start hosts")],
+)
+def test_a_number_that_start_hosts_cannot_answer_is_refused(
+    starts_per_hour: float, refill_s: float, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        start_hosts(starts_per_hour, refill_s)
+
+
+def test_the_command_shows_sleeping_engines_and_start_hosts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured = tmp_path / "starts.json"
+    measured.write_text('{"seconds": {"cold": [90], "start host": [12], "sleeping, level 1": [0.5, 0.7, 0.9]}}')
+    text = run(monkeypatch, capsys, f"{UNTIMED} --starts {measured} --sleeping-cost-per-hour 0.75 --models 40")
+    assert "engine asleep 18.00 0.7 s yes" in text
+    assert "a warm pool for 40 such models needs 7 start hosts" in text
+    text = run(monkeypatch, capsys, f"{UNTIMED} --cold-start-s 90 --warm-start-s 12 --sleeping-cost-per-hour 1")
+    assert "--wake-s is missing" in text
