@@ -10,6 +10,7 @@ Source: the queue-depth chapter, Exercise 23.4.3, here for any numbers, and with
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -205,13 +206,8 @@ def cold_start_budget(
         in_time = (way for way in ways[1:] if way.start_s + call_s <= deadline_s)
         return min((cost_per_hour(way, calls_per_hour) for way in in_time), default=math.inf) < replica_cost_per_hour
 
-    # The other ways cost more with every further call, so bisection finds the rate from which always on is cheapest.
-    # At the highest rate, a replica with one call at a time is always busy.
+    # At this rate, a replica with one call at a time is always busy.
     most_calls_per_hour = _S_PER_HOUR / call_s if call_s else _MANY_CALLS_PER_HOUR
-    low, high = 0.0, most_calls_per_hour
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if is_start_cheaper(middle) else (low, middle)
     return Budget(
         options=tuple(
             Option(
@@ -223,10 +219,24 @@ def cold_start_budget(
             for way in ways
         ),
         calls_in_system=calls_per_hour / _S_PER_HOUR * (cold_start_s + call_s),  # Little's law: L = lambda W
-        always_on_from_per_hour=None if is_start_cheaper(most_calls_per_hour) else low,
+        always_on_from_per_hour=_end_of(is_start_cheaper, most_calls_per_hour),
         # A call that comes while no replica is there starts one.
         pool_starts_per_hour=calls_per_hour * (1.0 - share_of_time(warm, calls_per_hour)),
     )
+
+
+def _end_of(is_start_cheaper: Callable[[float], bool], most_calls_per_hour: float) -> float | None:
+    """The rate from which always on is the cheapest way; ``None``: it is not even at the highest rate.
+
+    All other ways cost more with every further call, so bisection finds it.
+    """
+    if is_start_cheaper(most_calls_per_hour):
+        return None
+    low, high = 0.0, most_calls_per_hour
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if is_start_cheaper(middle) else (low, middle)
+    return low
 
 
 def start_hosts(starts_per_hour: float, refill_s: float) -> tuple[int, float]:

@@ -21,7 +21,7 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
 from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
-from tests.lab.stand.processes import title
+from tests.lab.stand.processes import kind, title
 from tests.lab.stand.spot import give_notice
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -37,16 +37,16 @@ NOTICE_S, REQUESTS = 45.0, 120
 CPUS = {"spot": 2, "lies": 3, "reserved": 4}
 
 
-def gpu_node(kind: str) -> NodeSpec:
-    return NodeSpec(cpus=CPUS[kind], labels={KIND: kind}, resources={GPU: 2})
+def gpu_node(name: str) -> NodeSpec:
+    return NodeSpec(cpus=CPUS[name], labels={KIND: name}, resources={GPU: 2})
 
 
-def node_type(kind: str, **fields: Any) -> dict[str, Any]:
+def node_type(name: str, **fields: Any) -> dict[str, Any]:
     own = {
-        "labels": {KIND: kind},
+        "labels": {KIND: name},
         "gpu_type": "H100",
         "gpus": 2,
-        "cpus": CPUS[kind],
+        "cpus": CPUS[name],
         "start_s": START_S,
         "retry_s": 600.0,
     }
@@ -86,7 +86,7 @@ def document(lowest: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ElasticCluster]:
-    types = {kind: gpu_node(kind) for kind in CPUS}
+    types = {name: gpu_node(name) for name in CPUS}
     most = {"spot": 0, "lies": 1, "reserved": 3}  # the cloud has no spot nodes
     head, lacks = NodeSpec(cpus=4, gpus=0), {"lies": GPU}  # and nodes of one type come without their GPUs
     with ElasticCluster(head, types, most=most, idle_s=IDLE_S, lacks=lacks) as cluster:
@@ -186,7 +186,8 @@ def test_a_node_that_is_lost_while_its_replicas_start_is_replaced(app: Any, clus
         answered = thread.submit(answer, app)
         until(app, lambda: bool(kinds()))
         (node,) = (node for node in ray.nodes() if node["Alive"] and GPU in node["Resources"])
-        (raylet,) = (one for one in cluster.processes() if node["RayletSocketName"] in title(one))
+        raylets = (one for one in cluster.processes() if kind(one) == "raylet")
+        (raylet,) = (one for one in raylets if node["RayletSocketName"] in title(one))
         for process in [raylet, *raylet.children(recursive=True)]:
             process.kill()
         assert not answered.done()
