@@ -123,13 +123,30 @@ def cost(
         wake_s=wake_s,
         idle_s=idle_s,
     )
+    console.print(_table(budget))
+    lines = _lines(budget, call_s, deadline_s)
+    hosts, without_frac = start_hosts(models * budget.pool_starts_per_hour, refill_s)
+    lines.append(
+        f"a warm pool for {models} such model{'s' * (models > 1)} needs {hosts} start host{'s' * (hosts > 1)}: "
+        f"{without_frac:.1%} of starts find none"
+    )
+    console.print("\n".join(lines), highlight=False)
+    if budget.choice is None:
+        raise typer.Exit(1)
+
+
+def _table(budget: Budget) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("", "cost per day", "a call without a replica waits", "in time"):
         table.add_column(column, justify="right" if column else "left")
     for option in budget.options:
         figures = f"{option.cost_per_day:.2f}", f"{option.wait_s:g} s", "yes" if option.is_in_time else "no"
         table.add_row(option.name, *figures, style="bold" if option is budget.choice else "")
-    console.print(table)
+    return table
+
+
+def _lines(budget: Budget, call_s: float, deadline_s: float) -> list[str]:
+    """What to choose, and what would change the choice."""
     enough = "one replica suffices" if budget.calls_in_system < 1.0 else "one replica does not suffice"
     lines = [f"{budget.calls_in_system:.3g} calls are in the system on average (Little's law): {enough}"]
     if budget.choice is None:
@@ -142,14 +159,7 @@ def cost(
             lines.append("and always on is never cheaper, as long as one replica suffices")
         else:
             lines.append(f"and always on is cheapest from {from_per_hour:.3g} calls per hour on")
-    hosts, without_frac = start_hosts(models * budget.pool_starts_per_hour, refill_s)
-    lines.append(
-        f"a warm pool for {models} such model{'s' * (models > 1)} needs {hosts} start host{'s' * (hosts > 1)}: "
-        f"{without_frac:.1%} of starts find none"
-    )
-    console.print("\n".join(lines), highlight=False)
-    if budget.choice is None:
-        raise typer.Exit(1)
+    return lines
 
 
 def _start_s(given_s: float | None, option: str, starts: Path | None, name: str) -> float:
