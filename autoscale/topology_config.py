@@ -1,7 +1,8 @@
 """TopologyConfig: where nodes are, and the limits that all services of an application share (pure)."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from itertools import permutations
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -74,7 +75,6 @@ class TopologyConfig(StrictConfig):
     @model_validator(mode="after")
     def _check_node_types(self) -> Self:
         """Refuse types whose nodes cannot be told apart, and types without a price beside types that have one."""
-        types: dict[Any, str] = {}
         for name, kind in self.node_types.items():
             if "#" in name:
                 raise ValueError(f"node_types: {name!r} contains '#', which separates a type from a number: rename it")
@@ -84,11 +84,11 @@ class TopologyConfig(StrictConfig):
                     f"node_types: {name} has no price, and other GPUs have one: give cost_per_gpu_hour for the type or "
                     f"for {kind.gpu_type}"
                 )
-            twin = types.setdefault(tuple(sorted(kind.labels.items())), name)
-            if twin != name:
+        for (name, kind), (other, wider) in permutations(self.node_types.items(), 2):
+            if kind.labels.items() <= wider.labels.items():
                 raise ValueError(
-                    f"node_types: {twin} and {name} have the same labels, so replicas that wait for one may get the "
-                    "other: give each type a label of its own"
+                    f"node_types: {other} has all labels of {name}, so replicas that wait for {name} may get a node of "
+                    f"{other}: give each type a label of its own"
                 )
         return self
 

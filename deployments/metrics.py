@@ -30,6 +30,7 @@ CACHED_TOKENS_ERROR = Histogram(
 PREFILL_BACKLOG = Gauge(
     "tandem_prefill_backlog_tokens", "Prompt tokens that wait on prefill, by this decode replica's estimate"
 )
+ENGINE_ASLEEP = Gauge("tandem_engine_asleep", "1 while the engine of this replica sleeps, until it is awake")
 LINK_FAILURES = Counter("tandem_link_failures", "Breaks of links from this decode replica to prefill replicas", ["why"])
 LINK_REPAIRS = Counter("tandem_link_repairs", "Broken links over which KV came again")
 RETRIED = Counter("tandem_retried", "Requests that lost their decode replica before any output, answered by another")

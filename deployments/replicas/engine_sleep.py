@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from deployments.metrics import ENGINE_ASLEEP
 from deployments.pool_config import EngineSleepConfig
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class EngineSleep:
         else:
             logger.info("the engine sleeps at level %d, after %.1f s", self._config.level, time.monotonic() - began_s)
         self._is_asleep = True
+        ENGINE_ASLEEP.set(1.0)
 
     async def _wake(self) -> None:
         async with self._changing:
@@ -88,4 +90,5 @@ class EngineSleep:
                 self._end()
                 raise
             self._is_asleep = False
+            ENGINE_ASLEEP.set(0.0)
             logger.info("the engine is awake after %.1f s", time.monotonic() - began_s)

@@ -196,7 +196,14 @@ def test_room_is_taken_step_by_step_and_given_back() -> None:
         ({"a": {"labels": {"k": "a"}, "cpus": 1, "max_nodes": 1, "cost_per_gpu_hour": -1}}, "greater than or equal"),
         (
             {name: {"labels": {"k": "same"}, "cpus": 1, "max_nodes": 1} for name in ("a", "b")},
-            "a and b have the same labels",
+            "b has all labels of a, so replicas that wait for a may get a node of b: give each type a label",
+        ),
+        (
+            {
+                "a": {"labels": {"k": "x", "zone": "z"}, "cpus": 1, "max_nodes": 1},
+                "b": {"labels": {"k": "x"}, "cpus": 1, "max_nodes": 1},
+            },
+            "a has all labels of b",
         ),
     ],
 )

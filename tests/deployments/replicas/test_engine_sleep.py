@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from deployments.metrics import ENGINE_ASLEEP
 from deployments.pool_config import EngineSleepConfig
 from deployments.replicas.engine_sleep import EngineSleep
 
@@ -61,8 +62,10 @@ async def test_an_idle_engine_sleeps_once_and_wakes_for_the_next_request(monkeyp
     await stand.until_asleep()
     await asyncio.sleep(0.1)
     assert stand.engine.calls == [("sleep", 1, "wait")]
+    assert ENGINE_ASLEEP._value.get() == 1.0
     async with stand.sleep.awake():
         assert stand.engine.calls[1:] == [("wake_up", None)]
+        assert ENGINE_ASLEEP._value.get() == 0.0
 
 
 async def test_requests_that_come_together_wake_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:

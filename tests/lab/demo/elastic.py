@@ -28,6 +28,7 @@ from deployments.machine.claims import free_ports
 from kvtransfer.topology import Role
 from serve_app.checks.yaml_checks import load_serve_yaml
 from serve_app.load.generator import LoadGenerator
+from serve_app.load.metrics_page import scrape
 from serve_app.local.cluster import NodeSpec, driver_environment
 from serve_app.local.tiny_model import build_tiny_model
 from serve_app.output import write_file
@@ -200,19 +201,22 @@ class Demo:
 
     def _use_the_rare_model(self) -> list[Wake]:
         wakes: list[Wake] = []
-        used_s = 0.0
         for frac in _RARE_AT_FRAC:
             self._at(frac)
-            last = self._app.control_of("tiny").status().last
-            is_running = last is not None and any(last.running.values())
-            before = f"idle for {self._now_s() - used_s:.0f} s" if is_running else "at zero"
+            before = self._rare_state()
             load = LoadGenerator(self._app.url, "tiny", seed=len(wakes))
             at_s = self._now_s()
             (record,) = asyncio.run(load.replay([TraceRequest(at_s=0.0, input_tokens=20, output_tokens=8)]))
-            used_s = self._now_s()
             wakes.append(Wake(at_s=at_s, before=before, ttft_s=record.ttft_s, error=record.error))
             self._console.print(f"{at_s:.0f} s: rare model {before}: first token after {record.ttft_s or 0.0:.1f} s")
         return wakes
+
+    def _rare_state(self) -> str:
+        last = self._app.control_of("tiny").status().last
+        if last is None or not any(last.running.values()):
+            return "at zero"
+        is_asleep = any(sample.value for sample in scrape(self._app.metrics_url, "tandem_engine_asleep"))
+        return "asleep" if is_asleep else "awake"
 
     @contextmanager
     def _sampling(self) -> Iterator[list[Sample]]:

@@ -130,8 +130,8 @@ class Day:
             yield f"nodes were not given back: {figures['nodes_at_end']}"
         if self.notice_s is None or self.notice_s[1] is None:
             yield "no node was taken away"
-        if not {"at zero"} < {wake.before for wake in self.wakes}:
-            yield "the rare model was never at zero, or always"
+        if missing := {"at zero", "asleep"} - {wake.before for wake in self.wakes}:
+            yield f"no request of the rare model came while it was {' or '.join(sorted(missing))}"
 
 
 def _given_up(at_s: float | None) -> str:
@@ -163,8 +163,8 @@ def plot(day: Day, path: Path) -> None:
     axes[2].set_ylabel("replicas (dotted: planned)")
     answered = [(record.sent_s, record.ttft_s) for record in day.records if record.ttft_s is not None]
     axes[3].plot(*zip(*answered, strict=True), ".", markersize=3, color="tab:purple", label="service on GPUs")
-    for word, marker in (("at zero", "^"), ("idle", "o")):
-        ours = [(wake.at_s, wake.ttft_s) for wake in day.wakes if wake.before.startswith(word) and wake.ttft_s]
+    for word, marker in (("at zero", "^"), ("asleep", "o"), ("awake", "s")):
+        ours = [(wake.at_s, wake.ttft_s) for wake in day.wakes if wake.before == word and wake.ttft_s]
         if ours:
             axes[3].plot(*zip(*ours, strict=True), marker, color="tab:red", label=f"rare model, {word}")
     axes[3].set_yscale("log")

@@ -24,7 +24,7 @@ def record(error: str | None = None) -> RequestRecord:
 
 WAKES = (
     Wake(at_s=5.0, before="at zero", ttft_s=7.0, error=None),
-    Wake(at_s=50.0, before="idle for 40 s", ttft_s=0.5, error=None),
+    Wake(at_s=50.0, before="asleep", ttft_s=0.5, error=None),
 )
 DAY = Day(
     day_s=240.0,
@@ -57,8 +57,8 @@ def test_nodes_cost_what_they_cost_for_as_long_as_they_are_there() -> None:
     [
         ({"records": [record(), record("HTTP 500")], "slos": [Slo(ttft_s=2.0, tpot_s=1.0)] * 2}, "requests were lost"),
         ({"wakes": (replace(WAKES[0], error="HTTP 500"), WAKES[1])}, "the rare model were lost"),
-        ({"wakes": WAKES[1:]}, "never at zero"),
-        ({"wakes": WAKES[:1]}, "or always"),
+        ({"wakes": WAKES[1:]}, "while it was at zero"),
+        ({"wakes": WAKES[:1]}, "while it was asleep"),
         ({"samples": [sample(0.0, ("cheapest",), spot=1)] * 2}, "not given back: {'spot': 1}"),
         ({"samples": [sample(0.0, spot=1), sample(1.0)]}, "was not given up"),
         ({"samples": [sample(0.0, ("cheapest",), reserved=1), sample(1.0)]}, "no spot node"),
