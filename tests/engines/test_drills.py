@@ -20,6 +20,8 @@ FAULTS = [
     "hang-decode",
     "kill-ingress",
     "node-loss",
+    "spot-notice",
+    "kill-everything",
 ]
 
 
@@ -38,11 +40,12 @@ def _rows(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_answer_is_lost_and_everything_runs_again(rows: dict[str, dict[str, Any]], fault: str) -> None:
     from tests.lab.drill.drill import failures
+    from tests.lab.drill.faults import FRONT_FAULTS
 
     row = rows[fault]
     # A stream of a lost decode replica that did not go on, or a link that was not made anew, is a failure too.
     assert failures(row) == [], json.dumps(row)
-    if fault != "kill-ingress":
+    if fault not in FRONT_FAULTS:
         assert row["cut_at_front"] == 0
 
 

@@ -21,7 +21,7 @@ from serve_app.load.generator import LoadGenerator
 from serve_app.local.cluster import NodeSpec
 from tests.engines.endpoint import emulated_pool, forked_yaml
 from tests.lab.stand.elastic_cluster import ElasticCluster
-from tests.lab.stand.processes import kind, title
+from tests.lab.stand.processes import raylet_socket
 from tests.lab.stand.spot import give_notice
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -186,8 +186,7 @@ def test_a_node_that_is_lost_while_its_replicas_start_is_replaced(app: Any, clus
         answered = thread.submit(answer, app)
         until(app, lambda: bool(kinds()))
         (node,) = (node for node in ray.nodes() if node["Alive"] and GPU in node["Resources"])
-        raylets = (one for one in cluster.processes() if kind(one) == "raylet")
-        (raylet,) = (one for one in raylets if node["RayletSocketName"] in title(one))
+        (raylet,) = (one for one in cluster.processes() if raylet_socket(one) == node["RayletSocketName"])
         for process in [raylet, *raylet.children(recursive=True)]:
             process.kill()
         assert not answered.done()

@@ -10,7 +10,7 @@ from itertools import chain, product
 import psutil
 
 from tests.lab.drill.links import Connection, connections, cut, silence
-from tests.lab.stand.processes import ENGINE, Processes, cpu_s, title
+from tests.lab.stand.processes import ENGINE, Processes, cpu_s, raylet_socket, title
 from tests.lab.stand.spot import give_notice
 
 # Labels of the nodes of a drill's cluster: the part that runs there (endpoint or engines), and the number of the node.
@@ -120,7 +120,7 @@ def spot_notice(processes: Processes) -> str:
     import ray
 
     raylet, below = _node_that_decodes(processes)
-    node = next(node for node in ray.nodes() if node["RayletSocketName"] in title(raylet))
+    node = next(node for node in ray.nodes() if node["RayletSocketName"] == raylet_socket(raylet))
     give_notice(node["NodeID"], _NOTICE_S)
     time.sleep(_NOTICE_S)
     return f"{_end_node(below)}, {_NOTICE_S:g} s after the notice"

@@ -43,6 +43,12 @@ def kind(process: psutil.Process) -> str:
     return next((name for word, name in _KINDS if word.lower() in text.lower()), OTHER)
 
 
+def raylet_socket(process: psutil.Process) -> str:
+    """The name of a raylet's socket, which ``ray.nodes()`` has as ``RayletSocketName``; empty for other processes."""
+    words = title(process).split() if kind(process) == "raylet" else []
+    return next((word.partition("=")[2] for word in words if word.startswith("--raylet_socket_name=")), "")
+
+
 def count_kinds(processes: Processes) -> Counter[str]:
     """Number of processes of each kind."""
     return Counter(kind(process) for process in processes)
