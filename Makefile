@@ -90,7 +90,7 @@ reproduce: setup ## Compare the papers' claims with the results of this code (ab
 quality: setup ## Compare all policies on four real traces in TRACES=folder: tuned on one slice, reported on another (about two hours)
 	@$(VENV)/python -m tests.lab.truth.quality $(TRACES)
 
-drill: model ## Break parts of Tandem and of Ray Serve LLM's P/D under load, check every token (80 minutes or more); DRILL='--fault kill-decode' selects faults
+drill: model ## Break parts of Tandem and of Ray Serve LLM's P/D under load, check every token (90 minutes or more); DRILL='--fault kill-decode' selects faults
 	@$(VENV)/python -m tests.lab.drill.cli $(DRILL)
 
 soak: setup ## Cause a fault every 20 seconds under load on emulated engines, for MINUTES=20
