@@ -85,7 +85,8 @@ class TopologyConfig(StrictConfig):
                     f"for {kind.gpu_type}"
                 )
         for (name, kind), (other, wider) in permutations(self.node_types.items(), 2):
-            if kind.labels.items() <= wider.labels.items():
+            is_same_gpu = kind.gpu_type == wider.gpu_type  # otherwise replicas tell the nodes apart by their GPUs
+            if kind.labels == wider.labels or (is_same_gpu and kind.labels.items() <= wider.labels.items()):
                 raise ValueError(
                     f"node_types: {other} has all labels of {name}, so replicas that wait for {name} may get a node of "
                     f"{other}: give each type a label of its own"

@@ -315,6 +315,8 @@ class ControllerState:
         starts_s: durations of the last starts of each pool, seconds, the oldest first.
         offers: pools with replicas that wait for a node which does not exist yet, and for what kind of node.
         refused: node types that are not requested, since a node did not come in time. For each: until when.
+        again_s: pools with replicas that waited for a node type which was given up, until all of the pool are on nodes.
+            For each: when they last asked for a node, or looked for one.
         links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
@@ -344,6 +346,7 @@ class ControllerState:
     links: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     offers: Mapping[PoolKey, Offer] = field(default_factory=dict)
     refused: Mapping[str, float] = field(default_factory=dict)
+    again_s: Mapping[PoolKey, float] = field(default_factory=dict)
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -496,7 +499,8 @@ class Plan:
         pending: standard replicas of each role that no group has room for.
         passed_over: groups without room for a new replica, each with the reason.
         nodes: nodes on which new replicas of a pool may start; a pool that is left out may use all nodes.
-        again: pools whose replicas that wait for a node must be stopped, so that Serve starts them again on ``nodes``.
+        again: number of replicas of a pool that wait for a node and must be stopped, so that Serve starts them again on
+            ``nodes``.
     """
 
     counts: Mapping[PoolKey, int]
@@ -510,7 +514,7 @@ class Plan:
     pending: Mapping[Role, float] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
-    again: tuple[PoolKey, ...] = ()
+    again: Mapping[PoolKey, int] = field(default_factory=dict)
 
 
 # Pool and nodes of each replica that is on nodes, by replica id.

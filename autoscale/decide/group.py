@@ -61,7 +61,7 @@ class Group:
         }
         leader, follower = self.leader.limits, self.follower.limits
         self._preference = leader.preference + follower.preference
-        self._cost = (leader.cost + self._followers_per_leader * follower.cost) / self.leader_capacity
+        self._cost = self._cost_of_leader(leader.cost, follower.cost)
         self._slots = slots
         self._scarcity, self.cannot_grow = _scarcity_and_fault(pools.values(), slots)
 
@@ -77,30 +77,42 @@ class Group:
         self.passed_over = self.why_full(pool)
 
     def rank_to_grow(self) -> tuple[float, ...]:
-        """The group with the lowest rank gets the next leader; the scarcity is that of nodes with free room."""
-        return self._rank(max(self._scarcity_of_room(pool) for pool in self.pools.values()))
+        """The group with the lowest rank gets the next leader; scarcity and cost are those of nodes with free room."""
+        leader_scarcity, leader_cost = self._room(self.leader)
+        follower_scarcity, follower_cost = self._room(self.follower)
+        return self._rank(max(leader_scarcity, follower_scarcity), self._cost_of_leader(leader_cost, follower_cost))
 
     def rank_to_shrink(self) -> tuple[float, ...]:
         """The group with the highest rank loses the next leader; the scarcity is that of all its nodes."""
-        return self._rank(self._scarcity)
+        return self._rank(self._scarcity, self._cost)
 
-    def _rank(self, scarcity: SubgroupPriority) -> tuple[float, ...]:
+    def _rank(self, scarcity: SubgroupPriority, cost: float) -> tuple[float, ...]:
         """The six parts of rule 1 of ``placement.place``, compared from left to right."""
         tier, leaders = self.leader.limits.link_tier, self.leaders
-        return scarcity, self._preference, self._cost, tier, not leaders, self.standard(self._ratio.leader)
+        return scarcity, self._preference, cost, tier, not leaders, self.standard(self._ratio.leader)
 
-    def _scarcity_of_room(self, pool: PoolStats) -> SubgroupPriority:
-        """Scarcity of the nodes that one more replica would be on; without room, that of all nodes of the group."""
+    def _cost_of_leader(self, leader: float, follower: float) -> float:
+        """Cost per hour of a standard leader with its followers, from the costs of one replica of each role."""
+        return (leader + self._followers_per_leader * follower) / self.leader_capacity
+
+    def _room(self, pool: PoolStats) -> tuple[SubgroupPriority, float]:
+        """Scarcity of the nodes that one more replica would be on, and its cost of an hour there.
+
+        Without room: the scarcity of all nodes of the group. A node of a declared type may have a price of its own.
+        """
         if self._slots is None or pool.demand is None:
-            return SubgroupPriority.S2_HOMOGENEOUS
+            return SubgroupPriority.S2_HOMOGENEOUS, pool.limits.cost
         # Room is taken only to see where it is.
         taken = self._slots.take(pool.demand)
         if taken is None:
-            return self._scarcity
+            return self._scarcity, pool.limits.cost
         self._slots.give_back(taken)
+        topology = self._slots.topology
+        node = topology.nodes[taken[0][0]]
+        price = node.saves_per_gpu_hour if node.offer is None else node.offer.cost_per_gpu_hour
         # A node set has one bit per node. Two parts of a replica may be on one node.
         nodes = sum({1 << index for index, _, _ in taken})
-        return self._slots.topology.priority(nodes)
+        return topology.priority(nodes), pool.limits.cost if price is None else price * pool.demand.gpus
 
     @property
     def leaders(self) -> int:

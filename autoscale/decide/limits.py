@@ -4,6 +4,7 @@ A replica is stuck if its pool's lowest count requires it but no node has had ro
 replicas that have waited for a node for too long are overdue.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -93,11 +94,24 @@ def overdue_pools(state: ControllerState, now_s: float, no_node_s: float) -> fro
     """Pools with replicas that have waited for a node for too long.
 
     That is more than ``no_node_s``, and more than the offer's ``start_s`` if they wait for a node that is to be added.
+    Replicas that have asked for another node go on being overdue: others stand in for them until they are on nodes.
     """
     return frozenset(
         key
         for key, (since_s, _) in state.unplaced_since_s.items()
-        if now_s - since_s > max(no_node_s, state.offers[key].start_s if key in state.offers else 0.0)
+        if key in state.again_s
+        or now_s - since_s > max(no_node_s, state.offers[key].start_s if key in state.offers else 0.0)
+    )
+
+
+def late_offers(state: ControllerState, now_s: float, no_node_s: float) -> frozenset[PoolKey]:
+    """Pools whose offer is to be given up: since it was made, no node has come in time."""
+    return frozenset(
+        key
+        for key, offer in state.offers.items()
+        if key in state.unplaced_since_s
+        and now_s - max(state.unplaced_since_s[key][0], state.again_s.get(key, -math.inf))
+        > max(no_node_s, offer.start_s)
     )
 
 

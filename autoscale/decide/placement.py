@@ -55,9 +55,10 @@ def place(
     """Spread a service's replicas over its groups, each near the ratio, with as few moves as possible.
 
     1. A leader goes to the first group in this order: least scarce switches (HeteroScale section 3.4); preferred GPU
-       types; lowest cost of a standard leader with its followers; shortest way of KV; groups with leaders before empty
-       ones; fewest leaders. So an expensive variant grows only when all cheaper ones are full (WVA section V-C). It
-       grows no sooner if a small replica of it would be enough: a load that rises in small steps would fill it first.
+       types; lowest cost of a standard leader with its followers, on the nodes that they would be on; shortest way of
+       KV; groups with leaders before empty ones; fewest leaders. So an expensive variant grows only when all cheaper
+       ones are full (WVA section V-C). It grows no sooner if a small replica of it would be enough: a load that rises
+       in small steps would fill it first.
     2. Leaders are removed in the opposite order.
     3. A group keeps only the leaders for which it can have followers. Followers that the lowest counts of other groups
        require stay there.

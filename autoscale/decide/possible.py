@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from autoscale.decide.limits import overdue_pools
+from autoscale.decide.limits import late_offers
 from autoscale.topology_config import NodeTypeConfig, TopologyConfig
 from autoscale.types import ControllerState, PoolKey
 from kvtransfer.topology import Node, Offer, Topology
@@ -66,7 +66,7 @@ def with_refusals(
     An offer whose time is over refuses its type for ``retry_s``.
     """
     refused = {kind: until_s for kind, until_s in state.refused.items() if now_s < until_s}
-    late = overdue_pools(state, now_s, no_node_s) & state.offers.keys()
+    late = late_offers(state, now_s, no_node_s)
     for key in late:
         offer = state.offers[key]
         refused[offer.node_type] = max(refused.get(offer.node_type, 0.0), now_s + offer.retry_s)

@@ -51,7 +51,13 @@ def _give_up_offers(draft: Draft) -> None:
         draft.notes.append(Note(NoteKind.NO_NODE, text))
     if draft.slots is not None:
         draft.slots.refuse(refused)
-    draft.state = replace(draft.state, offers=offers, refused=refused)
+    state = draft.state
+    asked_s = {
+        key: max(state.unplaced_since_s[key][0], state.again_s.get(key, -math.inf))
+        for key in state.offers
+        if key not in offers
+    }
+    draft.state = replace(state, offers=offers, refused=refused, again_s={**state.again_s, **asked_s})
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:
@@ -77,6 +83,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     desired = {pool.key: last_desired.get(pool.key, pool.target_replicas) for pool in snapshot.pools}
     victims = _victims(snapshot, desired, withdrawn, present)
     missing = _below_target(snapshot, state.missing_since_s, lambda pool: len(pool.replicas))
+    unplaced = _below_target(snapshot, state.unplaced_since_s, lambda pool: pool.held_replicas)
     return replace(
         state,
         desired=desired,
@@ -85,11 +92,12 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         victims=() if config.is_observing else tuple(victims),
         backlog=_backlog(snapshot, config.window_s),
         missing_since_s=missing,
-        unplaced_since_s=_below_target(snapshot, state.unplaced_since_s, lambda pool: pool.held_replicas),
+        unplaced_since_s=unplaced,
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
         offers=_offers(snapshot),
+        again_s={key: min(asked_s, now_s) for key, asked_s in state.again_s.items() if key in unplaced},
         links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
@@ -117,6 +125,7 @@ def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:
         missing_since_s={},
         unplaced_since_s={},
         refused={},
+        again_s={},
         capped={},
         settled_s=None,
         idle_since_s=None,

@@ -30,14 +30,14 @@ class Spread:
         """Take room for replicas that Serve is starting; give up those that have waited for a node for too long.
 
         Another group starts the replicas that are given up. If none can, the same group starts them in the next cycle:
-        it may have other nodes by then.
+        it may have other nodes by then. Stuck ones keep the room of the possible node for which they wait by now.
         """
         for group in self._groups:
             for role, pool in group.pools.items():
                 missing = 0 if pool.held_replicas is None else group.placed(role) - pool.held_replicas
                 if missing > 0 and pool.key in overdue:
                     group.close(role)
-                    continue
+                    missing = group.stuck[role] if self._supply.has_offer(pool) else 0
                 for _ in range(missing):
                     # Budgets count the replica already. If no node has room for it, it goes on waiting.
                     self._supply.reserve(pool)

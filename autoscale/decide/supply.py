@@ -62,6 +62,10 @@ class Supply:
                 limit[kind] -= needed
         return None
 
+    def has_offer(self, pool: PoolStats) -> bool:
+        """Whether replicas of a pool wait for a possible node."""
+        return pool.key in self._offers
+
     def reserve(self, pool: PoolStats) -> None:
         """Take room for one replica that waits for a node: only where its request leads it."""
         if self._slots is not None:
@@ -149,9 +153,7 @@ def start_nodes(
 
     A pool that grows in this cycle uses its ``planned`` nodes (``Placed.nodes``). Until it has its count (``counts``),
     it goes on using its nodes of the last cycle (``before``), without those that are gone or cordoned by now. After
-    that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on; on a cluster
-    that grows, it goes to any node with room, or else to a possible node of the best type. Serve starts such a replica
-    before the next cycle.
+    that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on.
     """
     index, usable = slots.topology.index, slots.topology.usable
     allowed: dict[PoolKey, tuple[str, ...]] = {}
@@ -163,20 +165,10 @@ def start_nodes(
         elif (pool.held_replicas or 0) < counts[pool.key]:
             names = tuple(name for name in before.get(pool.key, ()) if name in index and usable >> index[name] & 1)
         elif slots.topology.offers:
-            names = _possible_start(slots, pool.demand) if pool.held_replicas else ()
+            names = ()  # on a cluster that grows, a node may come for a replica that replaces a lost one
         else:
             own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
             names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
         if names:
             allowed[pool.key] = names
     return allowed
-
-
-def _possible_start(slots: Slots, demand: Demand) -> tuple[str, ...]:
-    """The possible node on which one more replica would start; empty: a node that exists has room, or none has any."""
-    room = slots.take(demand)
-    if room is None:
-        return ()
-    slots.give_back(room)
-    node = slots.topology.nodes[room[0][0]]
-    return () if node.offer is None else (node.name,)

@@ -67,11 +67,11 @@ class EngineSleep:
             await self._client.sleep(self._config.level, mode="wait")
         except Exception:
             # vLLM may have paused the engine already: a wake-up makes it serve again.
-            logger.exception("the engine cannot sleep; it is woken by the next request")
+            logger.exception("the engine could not sleep, and goes on serving")
         else:
+            ENGINE_ASLEEP.set(1.0)
             logger.info("the engine sleeps at level %d, after %.1f s", self._config.level, time.monotonic() - began_s)
         self._is_asleep = True
-        ENGINE_ASLEEP.set(1.0)
 
     async def _wake(self) -> None:
         async with self._changing:

@@ -39,7 +39,12 @@ def move_by_plan() -> None:
 
         def timeout_ms(group: list[Any]) -> float:
             stock = stock_timeout_ms(group)
-            return min(stock, _STOPS_BEFORE_S * 1e3) if _is_of_pool(group[0].replica_id.deployment_id.name) else stock
+            try:
+                is_of_pool = _is_of_pool(group[0].replica_id.deployment_id.name)
+            except Exception:
+                logger.exception("a replica leaves its node when Serve says: Tandem cannot read what it is")
+                return stock
+            return min(stock, _STOPS_BEFORE_S * 1e3) if is_of_pool else stock
 
         def migrate(self: Any, draining_nodes: Mapping[str, float], *args: Any, **kwargs: Any) -> None:
             try:
@@ -65,14 +70,16 @@ def _is_of_pool(deployment: str) -> bool:
 
 
 def _start_again(state: Any, starting: Any) -> None:
-    """Stop the replicas of a deployment that wait for a node if the plan says so; Serve then starts others.
+    """Stop replicas of a deployment that wait for a node, as many as the plan says; Serve then starts others.
 
     ``state``: Serve's state of the deployment. ``starting``: Serve's state of a replica that starts.
     """
-    names = VICTIMS.again.get(state._id.app_name, ())
-    if state._id.name in names:
-        VICTIMS.again[state._id.app_name].discard(state._id.name)
-        state.stop_replicas(withdraw_requests(replica.replica_id for replica in state._replicas.get([starting])))
+    counts = VICTIMS.again.get(state._id.app_name, {})
+    for replica in list(state._replicas.get([starting])) if counts.get(state._id.name) else ():
+        if counts[state._id.name] and withdraw_requests([replica.replica_id]):
+            state.stop_replicas([replica.replica_id])
+            counts[state._id.name] -= 1
+    counts.pop(state._id.name, None)
 
 
 def withdraw_requests(replicas: Iterable[Any]) -> list[Any]:
@@ -96,9 +103,9 @@ def withdraw_requests(replicas: Iterable[Any]) -> list[Any]:
         name = f"{REPLICA_PREFIX}{of.app_name}#{of.name}#{replica.unique_id}"
         try:
             group = get_placement_group(name)
-            if placement_group_table(group)["state"] == "PENDING":
-                waited.append(replica)
+            if placement_group_table(group).get("state") == "PENDING":
                 remove_placement_group(group)
+                waited.append(replica)
                 ray.kill(ray.get_actor(name, SERVE_NAMESPACE))
         except (ValueError, ray.exceptions.RayError) as error:  # it has none, or none any more
             logger.debug("no request for a node of %s to withdraw: %s", replica, error)

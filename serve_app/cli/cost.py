@@ -96,21 +96,28 @@ def cost(
     cold_start_s: Annotated[float | None, typer.Option(help="From nothing to ready.")] = None,
     warm_start_s: Annotated[float | None, typer.Option(help="From the warm pool to ready.")] = None,
     starts: Annotated[
-        Path | None, typer.Option(help="File of `make bench-starts`: its medians, cold, from a start host, asleep.")
+        Path | None, typer.Option(help="File of `make bench-starts`: its medians replace the times that are left out.")
     ] = None,
+    staged: Annotated[bool, typer.Option("--staged", help="With --starts: the files are on the node already.")] = False,
+    level: Annotated[int, typer.Option(min=1, max=2, help="With --starts: the level at which the engine sleeps.")] = 1,
     sleeping_cost_per_hour: Annotated[
         float | None, typer.Option(help="What a replica reserves whose engine may sleep; left out: it may not.")
     ] = None,
     wake_s: Annotated[float | None, typer.Option(help="From a sleeping engine to ready.")] = None,
     models: Annotated[int, typer.Option(min=1, help="Models with as many calls that share the warm pool.")] = 1,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes with start hosts, each with an equal share of the starts.")
+    ] = 1,
     refill_s: Annotated[float, typer.Option(help="From a start until the pool has a new start host.")] = 60.0,
     idle_s: Annotated[float, typer.Option(help="How long a replica stays after its last call.")] = 0.0,
 ) -> None:
     """Show the daily cost of a rarely used model, and the cheapest way to meet its deadline."""
-    cold_start_s = _start_s(cold_start_s, "--cold-start-s", starts, "cold")
+    cold_start_s = _start_s(cold_start_s, "--cold-start-s", starts, "staged" if staged else "cold")
     warm_start_s = _start_s(warm_start_s, "--warm-start-s", starts, "start host")
+    if sleeping_cost_per_hour is None and wake_s is not None:
+        raise ValueError("--wake-s is given without --sleeping-cost-per-hour: give both, or leave it out")
     if sleeping_cost_per_hour is not None:
-        wake_s = _start_s(wake_s, "--wake-s", starts, "sleeping, level 1")
+        wake_s = _start_s(wake_s, "--wake-s", starts, f"sleeping, level {level}")
     budget = cold_start_budget(
         calls_per_hour=calls_per_hour,
         call_s=call_s,
@@ -125,10 +132,10 @@ def cost(
     )
     console.print(_table(budget))
     lines = _lines(budget, call_s, deadline_s)
-    hosts, without_frac = start_hosts(models * budget.pool_starts_per_hour, refill_s)
+    hosts, without_frac = start_hosts(models * budget.pool_starts_per_hour / nodes, refill_s)
     lines.append(
-        f"a warm pool for {models} such model{'s' * (models > 1)} needs {hosts} start host{'s' * (hosts > 1)}: "
-        f"{without_frac:.1%} of starts find none"
+        f"{models} such model{'s' * (models > 1)} need {hosts} start host{'s' * (hosts > 1)} on "
+        f"{f'each of {nodes} nodes' if nodes > 1 else 'one node'}: {without_frac:.1%} of starts find none"
     )
     console.print("\n".join(lines), highlight=False)
     if budget.choice is None:

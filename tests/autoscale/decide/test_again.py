@@ -2,71 +2,187 @@
 
 from dataclasses import replace
 
+from autoscale.decide.controller import Controller
+from autoscale.decide.cycle import tick_all
 from autoscale.decide.decision_log import config_line, decision_line, replay
-from autoscale.types import NoteKind
-from kvtransfer.topology import Node
-from tests.autoscale.decide.test_cycle import controller, node
-from tests.autoscale.decide.test_possible import D, Elastic, P, key, kind, kinds, topology_of
+from autoscale.decide.possible import possible_nodes
+from autoscale.decide.slots import Slots
+from autoscale.types import NoteKind, Plan, PoolKey, Snapshot
+from kvtransfer.topology import Node, Topology
+from tests.autoscale.decide.test_cycle import controller, node, pools, snapshot
+from tests.autoscale.decide.test_possible import NOW_S, D, Elastic, P, key, kind, kinds, topology_of
 
 START_S = 300.0
 TYPES = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0, retry_s=1e5)}
+BOTH = {"prefill": 1, "decode": 1}
 
 
-def waiting(*nodes: Node, types: dict[str, object] = TYPES, **config: object) -> Elastic:
-    """A service with one replica of each role as its lowest count; both wait for a node, and Ray chose its type."""
-    elastic = Elastic(controller(1, **config), topology_of(**types), *nodes, counts=(1, 1))  # type: ignore[arg-type]
-    elastic.pools = tuple(replace(pool, replicas=(), held_replicas=0, on={}) for pool in elastic.pools)
-    return elastic
+class Waiting(Elastic):
+    """A service whose replicas, as many as its lowest counts, all wait for a node; the log of every tick replays."""
 
+    def __init__(
+        self, *nodes: Node, types: dict[str, object] = TYPES, lowest: int = 1, own: Controller | None = None
+    ) -> None:
+        super().__init__(own or controller(lowest), topology_of(**types), *nodes, counts=(lowest, lowest))  # type: ignore[arg-type]
+        self.pools = tuple(
+            replace(pool, replicas=(), held_replicas=0, on={}, limits=replace(pool.limits, lowest_replicas=lowest))
+            for pool in self.pools
+        )
+        self.began_s, self.lowest = self.now_s, lowest
+        self.asked: list[tuple[float, dict[str, int], dict[object, str]]] = []
 
-def again(elastic: Elastic, for_s: float) -> list[tuple[float, dict[object, str]]]:
-    """The plans that let replicas ask again: when, and which node types they ask for."""
-    plans, until_s = [], elastic.now_s + for_s
-    while elastic.now_s < until_s:
-        plan = elastic.tick(after_s=10.0)
-        assert plan.counts == {key(P): 1, key(D): 1}  # Serve never gets fewer than the lowest count
+    def tick(self, after_s: float = 10.0) -> Plan:
+        plan = super().tick(after_s)
+        assert min(plan.counts[key(P)], plan.counts[key(D)]) >= self.lowest  # Serve never gets fewer
+        lines = [config_line("m", self.controller.config, 0.0, "start"), decision_line("m", self.snapshot, plan)]
+        assert list(replay(lines)) == [None]
         if plan.again:
-            assert set(plan.again) == {key(P), key(D)}
-            plans.append((elastic.now_s, kinds(elastic.labels)))
-    return plans
+            numbers = {str(pool.role): number for pool, number in plan.again.items()}
+            self.asked.append((self.now_s - self.began_s, numbers, kinds(self.labels)))  # type: ignore[arg-type]
+        return plan
+
+    def run(self, for_s: float) -> list[tuple[float, dict[str, int], dict[object, str]]]:
+        """When replicas asked again, how many of each role, and for which node types; none: for existing nodes."""
+        until_s = self.now_s + for_s
+        while self.now_s < until_s:
+            self.tick()
+        return self.asked
 
 
 def test_they_wait_for_any_type_before_the_first_plan_and_then_ask_for_the_cheapest_and_the_next_best() -> None:
-    elastic = waiting(node("a", 0.0))
-    began_s = elastic.now_s
-    (first_s, cheapest), (second_s, next_best) = again(elastic, 2.5 * START_S)
-    assert cheapest == {P: "spot", D: "spot"}
-    assert next_best == {P: "dear", D: "dear"}
-    assert START_S < first_s - began_s <= START_S + 20.0
-    assert START_S < second_s - first_s <= START_S + 20.0
+    first, second = Waiting(node("a", 0.0)).run(2.5 * START_S)
+    assert first[1:] == (BOTH, {P: "spot", D: "spot"})
+    assert second[1:] == (BOTH, {P: "dear", D: "dear"})
+    assert START_S < first[0] <= START_S + 20.0
+    assert START_S < second[0] - first[0] <= START_S + 20.0
 
 
-def test_the_log_says_what_they_ask_for_and_replays() -> None:
-    elastic = waiting(node("a", 0.0))
-    while not (plan := elastic.tick(after_s=10.0)).again:
+def test_a_type_that_no_replica_can_use_delays_nothing() -> None:
+    slow = {"a100": kind("a100", gpu_type="A100", start_s=1800, cost_per_gpu_hour=0.1)}
+    elastic = Waiting(node("a", 0.0), types={**TYPES, **slow})
+    assert elastic.run(1.5 * START_S)[0][0] <= START_S + 20.0
+
+
+def test_the_log_says_what_they_wait_for() -> None:
+    elastic = Waiting(node("a", 0.0))
+    while not (plan := elastic.tick()).again:
         pass
     texts = [note.text for note in plan.held_back if note.kind is NoteKind.NO_NODE]
-    assert texts == [f"no node has come for 1 of {key(role)}: it asks for a node of type spot" for role in (P, D)]
-    lines = [config_line("m", elastic.controller.config, 0.0, "start"), decision_line("m", elastic.snapshot, plan)]
-    assert list(replay(lines)) == [None]
+    assert texts == [
+        f"1 of {key(role)} waited for a node that did not come, and now wait for a node of type spot" for role in (P, D)
+    ]
 
 
-def test_a_node_that_exists_by_then_is_taken_first() -> None:
-    elastic = waiting(node("a", 0.0))
-    elastic.tick(after_s=10.0)
+def test_room_on_a_node_that_exists_is_taken_as_soon_as_the_type_is_given_up() -> None:
+    elastic = Waiting(node("a", 0.0))
+    elastic.run(1.5 * START_S)  # they wait for a spot node
     elastic.nodes = [node("a", 2.0)]
-    (only, *_) = again(elastic, START_S + 20.0)
-    assert only[1] == {}  # no labels: nodes that exist are chosen by their ids, or all are allowed
+    _, second = elastic.run(0.7 * START_S)
+    assert second[1:] == (BOTH, {})
+
+
+def test_room_that_comes_after_all_types_are_given_up_is_found() -> None:
+    elastic = Waiting(node("a", 0.0), types={"spot": kind("spot", retry_s=1e5)})
+    elastic.run(3.5 * START_S)
+    assert [labels for _, _, labels in elastic.asked] == [{P: "spot", D: "spot"}]
+    elastic.nodes, elastic.config = [node("a", 2.0)], topology_of()  # no node may come any more
+    room_s = elastic.now_s - elastic.began_s
+    second = elastic.run(0.5 * START_S)[1]
+    assert second[1:] == (BOTH, {})
+    assert second[0] - room_s <= elastic.controller.config.no_node_s + 20.0
+
+
+def test_as_many_ask_as_one_selector_leads_to_nodes_with_room() -> None:
+    # Each role has two replicas that wait, and one GPU is free on a node that exists.
+    elastic = Waiting(node("a", 0.0), lowest=2)
+    elastic.run(1.5 * START_S)  # they wait for spot nodes
+    elastic.nodes = [node("a", 1.0)]
+    elastic.run(START_S)
+    assert elastic.asked[0][1] == {"prefill": 2, "decode": 2}
+    _, numbers, labels = elastic.asked[1]
+    assert numbers == {"prefill": 1, "decode": 2}
+    assert labels == {D: "dear"}
+
+
+def test_other_groups_stand_in_until_the_replicas_are_on_nodes() -> None:
+    elastic = Waiting(node("a", 0.0), types={name: kind(name, labels={"kind": name, "s1": "m9"}) for name in TYPES})
+    far = pools("m", (0, 0), group="h", lowest=0, selector={"s1": "m1"})
+    near = pools("m", (0, 0), lowest=1, selector={"s1": "m9"})
+    elastic.pools = (*(replace(pool, target_replicas=1) for pool in near), *far)
+    elastic.nodes = [node("a", 8.0)]
+    elastic.controller = controller(1)
+    counts, asked = [], 0
+    for _ in range(150):
+        plan = Elastic.tick(elastic, 10.0)
+        asked += bool(plan.again)
+        counts.append(sum(count for pool, count in plan.counts.items() if pool.group == "m-h"))
+        elastic.pools = tuple(
+            replace(made, target_replicas=plan.counts[made.key], limits=pool.limits)
+            if (made := next((one for one in stood if one.key == pool.key), None)) is not None
+            else pool
+            for pool in elastic.pools
+            for stood in [pools("m", (plan.counts[far[0].key], plan.counts[far[1].key]), group="h")]
+        )
+    assert counts[10:] == [2] * 140
+    assert asked >= 2
+
+
+def reported(seen: Snapshot, now_s: float) -> Snapshot:
+    """A snapshot at another time, in which every replica has just reported."""
+    fresh = (
+        replace(pool, replicas=tuple(replace(one, observed_s=now_s) for one in pool.replicas)) for pool in seen.pools
+    )
+    return replace(seen, now_s=now_s, pools=tuple(fresh))
+
+
+def test_the_node_for_which_they_wait_is_not_promised_to_a_less_important_service() -> None:
+    config = topology_of(spot=kind("spot", max_nodes=1, start_s=1000))
+    services = {"hi": controller(1, priority=5), "lo": controller(2)}
+    stuck = tuple(replace(pool, replicas=(), held_replicas=0, on={}) for pool in pools("hi", (1, 1)))
+    seen = {"hi": snapshot(stuck), "lo": snapshot(pools("lo", (1, 1), at="a"))}
+    for tick in range(130):
+        at_s = NOW_S + 10.0 * tick
+        slots = Slots(Topology([node("a", 0.0), *possible_nodes(config, [], ())]).with_scarcity())
+        services["lo"] = controller(2 if tick > 105 else 1)  # the important service has asked for the node by then
+        seen = {name: reported(one, at_s) for name, one in seen.items()}
+        decided = tick_all(services, seen, slots=slots)
+        lo = decided["lo"][1].counts
+        seen = {name: replace(seen[name], state=plan.state) for name, (_, plan) in decided.items()}
+    assert set(seen["hi"].state.offers) == {PoolKey("hi-g", P), PoolKey("hi-g", D)}
+    assert set(lo.values()) == {1}
+    assert decided["lo"][1].pending == {P: 1, D: 1}
 
 
 def test_without_another_type_they_go_on_waiting() -> None:
-    elastic = waiting(node("a", 0.0), types={"spot": kind("spot", retry_s=1e5)})
-    assert [asked for _, asked in again(elastic, 3.5 * START_S)] == [{P: "spot", D: "spot"}]
+    elastic = Waiting(node("a", 0.0), types={"spot": kind("spot", retry_s=1e5)})
+    assert [labels for _, _, labels in elastic.run(3.5 * START_S)] == [{P: "spot", D: "spot"}]
 
 
 def test_a_paused_service_asks_for_nothing() -> None:
-    assert again(waiting(node("a", 0.0), is_paused=True), 2.5 * START_S) == []
+    assert Waiting(node("a", 0.0), own=controller(1, is_paused=True)).run(2.5 * START_S) == []
 
 
 def test_on_a_cluster_that_does_not_grow_nothing_is_asked_again() -> None:
-    assert again(waiting(node("a", 0.0), types={}), 2.5 * START_S) == []
+    assert Waiting(node("a", 0.0), types={}).run(2.5 * START_S) == []
+
+
+def test_a_replica_that_is_on_a_node_at_last_is_no_longer_in_the_state() -> None:
+    elastic = Waiting(node("a", 0.0))
+    elastic.run(1.5 * START_S)
+    assert set(elastic.tick().state.again_s) == {key(P), key(D)}
+    elastic.pools = pools("m", (1, 1))
+    state = Elastic.tick(elastic, 10.0).state
+    assert (state.again_s, state.offers) == ({}, {})
+
+
+def test_the_clock_may_be_set_back() -> None:
+    elastic = Waiting(node("a", 0.0))
+    elastic.run(1.5 * START_S)
+    assert elastic.tick(after_s=-86400.0).state.again_s == {}
+    assert snapshot(elastic.pools).now_s == NOW_S  # the factory's own time is another one
+    elastic.began_s = elastic.now_s
+    elastic.asked.clear()
+    # They wait for the spot node again, for its whole time.
+    ((asked_s, _, labels),) = elastic.run(1.5 * START_S)
+    assert asked_s > START_S
+    assert labels == {P: "dear", D: "dear"}

@@ -212,6 +212,31 @@ def test_types_that_cannot_be_used_are_refused(types: dict[str, object], words: 
         TopologyConfig.model_validate({"node_types": types})
 
 
+def test_types_with_other_gpus_may_share_labels_but_not_all() -> None:
+    wider = kind("h", labels={"k": "x", "net": "ib"})
+    assert topology_of(a=kind("a", labels={"k": "x"}, gpu_type="A100", cost_per_gpu_hour=1.0), h=wider)
+    with pytest.raises(ValidationError, match="h has all labels of a"):
+        topology_of(a=kind("a", labels={"k": "x"}), h=wider)
+
+
+def test_the_group_on_the_cheapest_type_grows_first_by_the_price_of_the_type() -> None:
+    # By list prices an A100 (2 per hour) is cheaper than an H100 (3 per hour), but spot nodes have H100s for 1.
+    types = {
+        "spot": kind("spot", cost_per_gpu_hour=1.0),
+        "a100": kind("a100", gpu_type="A100", cost_per_gpu_hour=2.0),
+    }
+    config = TopologyConfig(node_types=types, cost_per_gpu_hour={"H100": 3.0, "A100": 2.0})
+    both = (
+        *pools("m", (1, 1), group="h", cost=3.0, at="a"),
+        *pools("m", (0, 0), group="a", lowest=0, cost=2.0, gpu_type="A100"),
+    )
+    for refused, grown in (((), "m-h"), (["spot"], "m-a")):
+        slots = Slots(Topology([node("a", 0.0), *possible_nodes(config, [], refused)]).with_scarcity())
+        _, plan = tick_all({"m": controller(2)}, {"m": snapshot(both)}, slots=slots)["m"]
+        before = {pool.key: pool.target_replicas for pool in both}
+        assert {key.group for key, count in plan.counts.items() if count > before[key]} == {grown}
+
+
 def test_a_price_of_zero_is_a_price() -> None:
     config = topology_of(free=kind("free", cost_per_gpu_hour=0.0), usual=kind("usual"))
     costs = {one.offer.node_type: one.offer.cost_per_gpu_hour for one in possible_nodes(config, [], ()) if one.offer}
@@ -308,17 +333,3 @@ def test_possible_nodes_for_which_a_service_waits_are_not_promised_to_another() 
             )
             for name, (_, plan) in decided.items()
         }
-
-
-def test_a_replica_that_replaces_a_lost_one_is_led_to_the_best_type_that_may_come() -> None:
-    types = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0)}
-    elastic = Elastic(controller(1), topology_of(**types), node("a", 0.0), counts=(1, 1))
-    for refused, expected in (({}, "spot"), ({"spot": NOW_S + 1e6}, "dear")):
-        plan = elastic.tick()
-        elastic.plan = replace(plan, state=replace(plan.state, refused=refused))
-        plan = elastic.tick()
-        assert plan.nodes == {}
-        assert kinds(elastic.labels) == {P: expected, D: expected}
-    elastic.nodes = [node("a", 1.0)]
-    elastic.tick()
-    assert elastic.labels == {}  # a node that exists has room

@@ -105,6 +105,7 @@ async def test_an_engine_with_a_request_or_with_kv_for_decode_does_not_sleep(mon
 async def test_an_engine_that_cannot_sleep_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch, fails="sleep")
     await stand.until_asleep()
+    assert ENGINE_ASLEEP._value.get() == 0.0
     async with stand.sleep.awake():
         assert stand.engine.calls == [("sleep", 1, "wait"), ("wake_up", None)]
     assert not stand.task.done()

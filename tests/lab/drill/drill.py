@@ -273,7 +273,7 @@ def failures(row: dict[str, Any]) -> list[str]:
     """What is wrong in a row of Tandem, a line for each fact."""
     must_be_zero = [name for name in _MUST_BE_ZERO if name != "lost" or row["fault"] not in SETTINGS_FAULTS]
     lines = [f"{name.replace('_', ' ')}: {row[name]} of {row['requests']}" for name in must_be_zero if row[name]]
-    if row.get("settings") != row.get("settings_after"):
+    if "settings" in row and not (row["settings"] and row["settings"] == row["settings_after"]):
         lines.append(f"set by hand: {row['settings']}; afterwards: {row['settings_after']}")
     if row["held"]:
         lines.append(f"still held by replicas: {row['held']}")

@@ -134,6 +134,8 @@ def test_answers_may_be_lost_if_everything_dies_but_nothing_that_a_person_has_se
     assert failures({**row, "settings": by_hand, "settings_after": by_hand}) == []
     (line,) = failures({**row, "settings": by_hand, "settings_after": {**by_hand, "paused": False}})
     assert line.startswith("set by hand: ")
+    (line,) = failures({**row, "settings": {}, "settings_after": {}})  # no coordinator has answered
+    assert line.startswith("set by hand: ")
     (line,) = failures({**row, "settings": by_hand, "settings_after": by_hand, "wrong_tokens": 1})
     assert line == "wrong tokens: 1 of 1"
 

@@ -239,9 +239,17 @@ def test_the_command_shows_sleeping_engines_and_start_hosts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     measured = tmp_path / "starts.json"
-    measured.write_text('{"seconds": {"cold": [90], "start host": [12], "sleeping, level 1": [0.5, 0.7, 0.9]}}')
+    measured.write_text(
+        '{"seconds": {"cold": [90], "start host": [12], "sleeping, level 1": [0.5, 0.7, 0.9], '
+        '"staged": [70], "sleeping, level 2": [3]}}'
+    )
     text = run(monkeypatch, capsys, f"{UNTIMED} --starts {measured} --sleeping-cost-per-hour 0.75 --models 40")
     assert "engine asleep 18.00 0.7 s yes" in text
-    assert "a warm pool for 40 such models needs 7 start hosts" in text
+    assert "40 such models need 7 start hosts on one node" in text
+    options = f"{UNTIMED} --starts {measured} --sleeping-cost-per-hour 0.75 --models 40 --nodes 4"
+    assert "40 such models need 4 start hosts on each of 4 nodes" in run(monkeypatch, capsys, options)
+    text = run(monkeypatch, capsys, f"{options} --staged --level 2")
+    assert "70 s" in text and "3 s yes" in text
+    assert "--wake-s is given without" in run(monkeypatch, capsys, f"{UNTIMED} --starts {measured} --wake-s 1")
     text = run(monkeypatch, capsys, f"{UNTIMED} --cold-start-s 90 --warm-start-s 12 --sleeping-cost-per-hour 1")
     assert "--wake-s is missing" in text
