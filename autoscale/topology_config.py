@@ -34,12 +34,13 @@ class NodeTypeConfig(StrictConfig):
     max_nodes: int = Field(ge=1, le=4096)
     """Most nodes of the type."""
     start_s: float = Field(600.0, gt=0.0)
-    """Longest wait for a node. After it, the replicas go where the next best room is."""
+    """Longest wait for a node. After it, the replicas go where the next best room is. It must be less than
+    autoscale.no_room_s of every service."""
     retry_s: float = Field(900.0, gt=0.0)
     """Time without requests of the type after a node did not come in time."""
     cost_per_gpu_hour: float | None = Field(None, ge=0.0)
     """Cost of a GPU hour, in the currency of topology.cost_per_gpu_hour, for instance of a spot node. Left out: that of
-    the GPU type. Among possible nodes the cheapest ones are requested first."""
+    the GPU type. The cheapest nodes are requested first, also between groups on different GPU types."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

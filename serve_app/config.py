@@ -38,9 +38,8 @@ class AppConfig(StrictConfig):
     kv_transfer: ConnectorConfig = ConnectorConfig()
     ingress: IngressConfig = IngressConfig()
     topology: TopologyConfig | None = None
-    """How nodes are read, and the budgets of all services. With it, replicas go to nodes with room. Without it, Ray
-    places them, and they wait for room: right for a cluster whose autoscaler adds nodes."""
-
+    """How nodes are read, and the budgets of all services. With it, replicas go to nodes with room, or to nodes that
+    Ray's autoscaler may add (node_types). Without it, Ray alone places them, and they wait for room."""
     start_hosts: StartHostsConfig = StartHostsConfig()
     keeps_settings: bool = False
     """Whether what people have tuned, paused, scaled and cordoned holds on after the application is deployed again, or
@@ -182,6 +181,8 @@ class AppConfig(StrictConfig):
             )
         for name, (limit, limited_pools) in limits.items():
             _check_limit(name, limit, limited_pools)
+        for model, autoscale in autoscales.items():
+            _check_node_starts(model, autoscale.no_room_s, topology)
         for service in self.services:
             _check_idle(service)
 
@@ -208,6 +209,16 @@ class AppConfig(StrictConfig):
     def pools(self) -> dict[str, Pools]:
         """Limits of each pool, by service."""
         return {service.model.id: service.pool_limits(self.topology) for service in self.services}
+
+
+def _check_node_starts(model: str, no_room_s: float, topology: TopologyConfig) -> None:
+    """Check that replicas may wait for a node of each type for as long as it may take."""
+    for name, kind in topology.node_types.items():
+        if kind.start_s >= no_room_s:
+            raise ValueError(
+                f"topology.node_types.{name}.start_s ({kind.start_s:g}) is not less than autoscale.no_room_s of "
+                f"{model} ({no_room_s:g}): its replicas would be given up before such a node comes; raise the second"
+            )
 
 
 def _check_limit(name: str, limit: Mapping[str, float], pools: Iterable[RoleConfig]) -> None:

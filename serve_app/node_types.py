@@ -17,7 +17,8 @@ def node_types(document: Mapping[str, Any], gpu_resources: Mapping[str, str]) ->
         gpu_resources: Ray resource by GPU type, for types that Ray counts as a resource of their own.
 
     Raises:
-        ValueError: the document is none of these, or a type does not state its CPUs or its GPU type.
+        ValueError: the document is none of these, has no type that replicas could wait for, or a type does not state
+            its CPUs or its GPU type.
     """
     if isinstance(document.get("available_node_types"), Mapping):
         found = {
@@ -31,11 +32,17 @@ def node_types(document: Mapping[str, Any], gpu_resources: Mapping[str, str]) ->
         if not groups:
             raise ValueError("it has neither available_node_types nor a RayCluster's workerGroupSpecs")
         found = {str(group.get("groupName")): _of_kuberay(group) for group in groups}
-    return {
+    types = {
         name: _fields(name, labels, resources, most, gpu_resources)
         for name, (labels, resources, most) in found.items()
         if labels and most
     }
+    if not types:
+        names = ", ".join(found) or "none"
+        raise ValueError(
+            f"it has no node type with labels and at least one node (it has {names}): give each type a label of its own"
+        )
+    return types
 
 
 # Labels, resources and the most nodes of a type.

@@ -12,7 +12,7 @@ from deployments.endpoint.config import IngressConfig
 from deployments.machine.claims import EVERY_ADDRESS
 from deployments.serve_seam.environment import serve_environment
 from kvtransfer.topology import Role
-from serve_app.checks.yaml_checks import sole_application
+from serve_app.checks.yaml_checks import ConfigError, sole_application
 from serve_app.config import AppConfig
 from serve_app.kube.worker_groups import WorkerGroup, worker_groups
 
@@ -20,6 +20,8 @@ from serve_app.kube.worker_groups import WorkerGroup, worker_groups
 RAY_VERSION = "2.60.0"
 # Label of Kubernetes nodes that names their GPU type.
 GPU_TYPE_LABEL = "tandem.io/gpu-type"
+# Ray's autoscaler, in version 2: version 1 ignores the labels that replicas require of their nodes.
+_AUTOSCALING = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"}}
 # Label of Ray nodes that names their worker group (``worker_groups``).
 WORKER_GROUP_LABEL = "tandem.io/worker-group"
 # The annotation beside nodeSelector that says what to choose.
@@ -69,8 +71,13 @@ def render_rayservice(
     no pod for an engine that needs both.
 
     Raises:
-        ConfigError: there is not exactly one application, or a node label is an expression.
+        ConfigError: there is not exactly one application, a node label is an expression, or node types are declared.
     """
+    if config.topology is not None and config.topology.node_types:
+        raise ConfigError(
+            "topology.node_types: `tandem render` makes one worker group for each pool, and no other nodes: leave them "
+            "out, or write the RayService yourself and give it as topology.node_types_file"
+        )
     groups = worker_groups(config)
     serve_config = _pod_serve_config(serve_yaml, groups)
     port = int(serve_config["http_options"].get("port", _SERVE_PORT))
@@ -85,7 +92,7 @@ def render_rayservice(
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
                 # Replicas that the joint policy adds may wait for nodes, which Ray's autoscaler requests from KubeRay.
-                **({"enableInTreeAutoscaling": True} if any(g.most_pods > g.pods for g in groups) else {}),
+                **(_AUTOSCALING if any(g.most_pods > g.pods for g in groups) else {}),
                 "headGroupSpec": _head_group(config.ingress, image, port),
                 "workerGroupSpecs": [_worker_group(group, config.ingress, image, port) for group in groups],
             },

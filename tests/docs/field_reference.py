@@ -37,7 +37,7 @@ Tandem also needs these fields of Serve:
 How to read the tables:
 
 - A path without `services` belongs to one model. An application with several models has the same fields in each entry
-  of `services`, and `kv_transfer`, `ingress` and `topology` once, beside `services`.
+  of `services`, and `kv_transfer`, `ingress`, `topology`, `start_hosts` and `keeps_settings` once, beside `services`.
 - `[]` is each entry of a list. `*` is each key of a mapping. `policy(dopd)` is a policy whose `kind` is `dopd`.
 - The unit is the last word of a name: `_s` seconds, `_frac` a share from 0 to 1, `_bytes`, `_tokens`, `_gpus`,
   `_replicas`.
@@ -58,7 +58,7 @@ def page() -> str:
 
 def sections() -> Iterator[str]:
     """One heading and one table for each class, in the order of the YAML."""
-    paths: dict[type[BaseModel], list[str]] = {}
+    paths: dict[type[BaseModel], list[str]] = {AppConfig: []}
     _collect(ServiceConfig, "", paths)
     for name, field in AppConfig.model_fields.items():
         if name != "services":
@@ -80,7 +80,9 @@ def slug(heading: str) -> str:
 
 
 def _title(section: type[BaseModel], places: list[str]) -> str:
-    title = ", ".join(f"`{place}`" for place in places) or "One model"
+    if not places:
+        return "The application" if section is AppConfig else "One model"
+    title = ", ".join(f"`{place}`" for place in places)
     return title if (kind := _kind(section)) is None else f"{title}, kind `{kind}`"
 
 

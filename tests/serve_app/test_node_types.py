@@ -58,6 +58,10 @@ def test_a_gpu_that_ray_counts_as_a_resource_of_its_own_has_its_type() -> None:
     [
         ({}, "neither available_node_types nor"),
         ({"spec": None}, "neither available_node_types nor"),
+        (
+            {"available_node_types": {"a": {"resources": {"CPU": 1}, "max_workers": 2}, "b": {"labels": {"k": "b"}}}},
+            r"no node type with labels and at least one node \(it has a, b\)",
+        ),
         ({"available_node_types": {"a": {"labels": {"k": "a"}, "max_workers": 1}}}, "type a does not state its CPUs"),
         (
             {
@@ -87,6 +91,19 @@ def test_a_price_is_added_to_a_type_of_the_file(tmp_path: Path) -> None:
         args["topology"]["node_types_file"] = wrong
         with pytest.raises((ValidationError, ValueError), match=words):
             AppConfig.model_validate(args)
+
+
+def test_replicas_may_wait_for_as_long_as_a_node_takes() -> None:
+    document = yaml.safe_load((Path(__file__).parents[2] / "configs" / "two_services.yaml").read_text())
+    args = document["applications"][0]["args"]
+    slow = {"labels": {"k": "slow"}, "cpus": 8, "max_nodes": 1, "start_s": 900.0}
+    args["topology"] |= {"node_types": {"slow": slow}}
+    with pytest.raises(
+        ValidationError, match=r"node_types\.slow\.start_s \(900\) is not less than autoscale\.no_room_s"
+    ):
+        AppConfig.model_validate(args)
+    slow["start_s"] = 899.0
+    AppConfig.model_validate(args)
 
 
 def test_empty_fields_and_the_head_are_read_and_wrong_numbers_are_named() -> None:

@@ -40,6 +40,7 @@ class Stand:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, level: int = 1, fails: str = "", is_idle: bool = True) -> None:
         monkeypatch.setattr("deployments.replicas.engine_sleep._POLL_S", 0.005)
+        ENGINE_ASLEEP.set(0.0)  # one gauge for the whole process
         self.engine, self.is_idle, self.ended = Engine(fails), is_idle, 0
         config = EngineSleepConfig.model_construct(after_s=0.02, level=level)
         self.sleep = EngineSleep(self.engine, config, self._idle, self._end)

@@ -141,7 +141,8 @@ def test_a_shell_takes_the_environment_as_it_is(run: Run) -> None:
     assert serve_environment().items() <= dict(one.partition("=")[::2] for one in shown.split("\0")).items()
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+# Declared node types are refused: `tandem render` writes worker groups of its own.
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem != "elastic"], ids=lambda path: path.stem)
 def test_render_prints_the_manifest_and_nothing_else(run: Run, path: Path) -> None:
     code, out, err = run("render", path, "--image", "i:1", "--namespace", "ns", "--name", "n")
     assert (code, err) == (0, "")

@@ -15,7 +15,8 @@ from serve_app.kube.manifest import WORKER_GROUP_LABEL, manifest_text, render_ra
 from serve_app.kube.worker_groups import worker_groups
 
 ROOT = Path(__file__).parents[3]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+# Declared node types are refused: `tandem render` writes worker groups of its own.
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "elastic")
 IMAGE = "tandem:0.1.0"
 
 
@@ -227,6 +228,16 @@ def test_an_autoscaled_application_gets_nodes_up_to_its_most_replicas() -> None:
     (group,) = worker_specs(rendered)
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 12)
     assert rendered["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] is True
+    # Version 1 of Ray's autoscaler adds nodes of any labels.
+    assert rendered["spec"]["rayClusterConfig"]["autoscalerOptions"] == {"version": "v2"}
     fixed = render(app_args(prefill={"replicas": 1}, decode={"replicas": 2}))
     assert "enableInTreeAutoscaling" not in fixed["spec"]["rayClusterConfig"]
     assert [(g["replicas"], g["maxReplicas"]) for g in worker_specs(fixed)] == [(3, 3)]
+
+
+def test_declared_node_types_are_refused() -> None:
+    args = app_args(prefill={"replicas": 1, "max_replicas": 2}, decode={"replicas": 1, "max_replicas": 2})
+    args["autoscale"] = {"pd_ratio": "1:1", "policy": {"kind": "static", "prefill": 1, "decode": 1}}
+    args["topology"] = {"node_types": {"spot": {"labels": {"k": "spot"}, "cpus": 8, "max_nodes": 2}}}
+    with pytest.raises(ConfigError, match=r"topology\.node_types: `tandem render` makes one worker group"):
+        render(args)
