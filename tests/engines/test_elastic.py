@@ -164,7 +164,10 @@ def test_no_answer_is_lost_when_the_only_node_is_taken_away_with_notice(app: Any
     with ThreadPoolExecutor(1) as thread:
         load = thread.submit(asyncio.run, LoadGenerator(app.url, "chat", seed=1).keep_in_flight(shapes, 4))
         time.sleep(3.0)
+        serving = set(app.control_of("chat").status().last.plan.admitted)
         give_notice(leaves, NOTICE_S)
+        time.sleep(5.0)  # Serve alone would have stopped both at once
+        assert set(app.control_of("chat").status().last.plan.admitted) >= serving
         until(app, lambda: leaves not in added() and len(added()) == 1)
         assert answer(app) == 200
         records = load.result()

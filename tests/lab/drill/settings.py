@@ -7,7 +7,7 @@ from serve_app.local.cluster import DeployError
 from serve_app.sdk import App
 
 _NODE = "cordoned-by-the-drill"  # no node has this name, so the cordon changes nothing else
-_COOLDOWN_S = 77.0
+_COOLDOWN_S, _RATIO = 77.0, "1:7"  # no configuration has these values
 # Longest time until a coordinator answers again, seconds.
 _ANSWER_S = 240.0
 _POLL_S = 0.5
@@ -22,9 +22,9 @@ def set_by_hand(app: App) -> None:
         sum(len(names) for key, names in last.running.items() if key.role == role) for role in ("prefill", "decode")
     )
     control.scale(prefill, decode)
-    control.tune({"guard": {"cooldown_in_s": _COOLDOWN_S}}, "drill")
-    control.cordon(_NODE)
     control.pause()
+    control.tune({"guard": {"cooldown_in_s": _COOLDOWN_S}, "pd_ratio": _RATIO}, "drill")
+    control.cordon(_NODE)
 
 
 def settings(app: App) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def settings(app: App) -> dict[str, Any]:
         "paused": config.is_paused,
         "scaled": None if config.override is None else [config.override.prefill, config.override.decode],
         "tuned": config.guard.cooldown_in_s,
+        "ratio": str(config.pd_ratio),
         "cordoned": list(status.cordoned),
     }
 
