@@ -96,7 +96,7 @@ class Supply:
         for pool, _ in new:
             if pool.key in chosen and not self._slots.starts_together(chosen[pool.key][1]):
                 self._give_back(taken)
-                return f"new replicas of {pool.key} start on other nodes first"
+                return f"other new replicas of {pool.key} start first, on nodes that this one's labels do not lead to"
         self._chosen = chosen
         return None
 

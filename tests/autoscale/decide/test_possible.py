@@ -97,7 +97,9 @@ def test_a_type_that_does_not_come_is_given_up_for_the_next_best_and_tried_again
     for _ in range(10):
         plan = elastic.tick(after_s=40.0)
     notes = [note for note in plan.held_back if note.kind is NoteKind.NO_NODE]
-    assert [note.text for note in notes] == ["no node of type spot has come in time: none is requested for 900 s"]
+    assert [note.text for note in notes] == [
+        "no node of type spot has come in time as declared: none is requested for 900 s"
+    ]
     assert plan.counts == {key(P): 1, key(D): 1}  # what waited is withdrawn, so Serve asks Ray for it no more
     given_up_s = elastic.now_s
     plan = elastic.tick()
@@ -123,7 +125,7 @@ def test_replicas_of_one_pool_start_on_nodes_that_one_selector_leads_to() -> Non
     plan = elastic.tick()
     assert plan.counts == {key(P): 2, key(D): 2}
     assert elastic.labels == {}
-    assert "start on other nodes first" in plan.passed_over["m-g"]
+    assert "start first, on nodes that this one's labels do not lead to" in plan.passed_over["m-g"]
     # Once these are on nodes, the others wait for the possible ones.
     elastic.pools = tuple(
         replace(made, limits=pool.limits, target_replicas=pool.target_replicas)
