@@ -47,7 +47,8 @@ def _give_up_offers(draft: Draft) -> None:
     """Give up the node types of which no node has come in time; nothing in this cycle uses them."""
     offers, refused = with_refusals(draft.state, draft.now_s, draft.config.no_node_s)
     for kind in sorted(refused.keys() - draft.snapshot.state.refused.keys()):
-        text = f"no node of type {kind} has come in time as declared: none is requested for {refused[kind] - draft.now_s:.0f} s"
+        ends_s = refused[kind] - draft.now_s
+        text = f"no node of type {kind} has come in time as declared: none is requested for {ends_s:.0f} s"
         draft.notes.append(Note(NoteKind.NO_NODE, text))
     if draft.slots is not None:
         draft.slots.refuse(refused)
