@@ -323,9 +323,7 @@ class JointPolicy:
             str(key): names for key, names in ticked.starts.items() if key not in ticked.labels
         }
         victims.labels[link.app] = {str(key): labels for key, labels in ticked.labels.items()}
-        victims.again.setdefault(link.app, {}).update(
-            (str(key), count) for plan in plans.values() for key, count in plan.again.items()
-        )
+        victims.again.setdefault(link.app, set()).update(str(key) for plan in plans.values() for key in plan.again)
         victims.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)
         now_s = next(iter(ticked.decided.values()))[0].now_s  # all snapshots of a cycle have the same
         lines = [*link.take_config_lines(self._configs_to_log, now_s), *ticked.lines]

@@ -17,8 +17,8 @@ class Victims:
         allowed: for each deployment, the nodes on which its replicas may start; one that is left out may use all.
         labels: for each deployment whose new replicas wait for a node that does not exist yet: the labels of that node.
         cordoned: nodes on which no replica may start.
-        again: for each deployment, the number of replicas that wait for a node and are to be stopped, and started again
-            on other nodes. The hook removes what it has done.
+        again: deployments whose replicas that wait for a node are to be stopped, and started again on other nodes. The
+            hook removes what it has done.
     """
 
     is_hooked: bool = False
@@ -26,7 +26,7 @@ class Victims:
     allowed: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     labels: dict[str, dict[str, Mapping[str, str]]] = field(default_factory=dict)
     cordoned: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    again: dict[str, dict[str, int]] = field(default_factory=dict)
+    again: dict[str, set[str]] = field(default_factory=dict)
 
 
 # Registry: Serve copies the policy into its controller by value, with the objects that its module imports by name. So

@@ -76,11 +76,13 @@ class TopologyConfig(StrictConfig):
     @model_validator(mode="after")
     def _check_node_types(self) -> Self:
         """Refuse types whose nodes cannot be told apart, and types without a price beside types that have one."""
+        own_prices = any(kind.cost_per_gpu_hour is not None for kind in self.node_types.values())
+        has_prices = bool(self.cost_per_gpu_hour) or own_prices
         for name, kind in self.node_types.items():
             if "#" in name:
                 raise ValueError(f"node_types: {name!r} contains '#', which separates a type from a number: rename it")
             is_priced = kind.gpu_type is None or kind.gpu_type in self.cost_per_gpu_hour
-            if self.cost_per_gpu_hour and kind.cost_per_gpu_hour is None and not is_priced:
+            if has_prices and kind.cost_per_gpu_hour is None and not is_priced:
                 raise ValueError(
                     f"node_types: {name} has no price, and other GPUs have one: give cost_per_gpu_hour for the type or "
                     f"for {kind.gpu_type}"

@@ -499,8 +499,7 @@ class Plan:
         pending: standard replicas of each role that no group has room for.
         passed_over: groups without room for a new replica, each with the reason.
         nodes: nodes on which new replicas of a pool may start; a pool that is left out may use all nodes.
-        again: number of replicas of a pool that wait for a node and must be stopped, so that Serve starts them again on
-            ``nodes``.
+        again: pools whose replicas that wait for a node must be stopped, so that Serve starts them again on ``nodes``.
     """
 
     counts: Mapping[PoolKey, int]
@@ -514,7 +513,7 @@ class Plan:
     pending: Mapping[Role, float] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
-    again: Mapping[PoolKey, int] = field(default_factory=dict)
+    again: tuple[PoolKey, ...] = ()
 
 
 # Pool and nodes of each replica that is on nodes, by replica id.

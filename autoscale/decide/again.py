@@ -1,8 +1,7 @@
-"""Replicas that a lowest count requires ask for another node if the one that they wait for does not come (pure).
+"""Replicas that wait for a node ask for another one if theirs does not come, or if another has room by now (pure).
 
-Other replicas are withdrawn if their node does not come, and requested again elsewhere. Serve never has fewer replicas
-of a pool than its lowest count, so these go on waiting, and a placement group that waits keeps its labels. So Serve
-must stop such a replica and start it again, with the labels of another node.
+A placement group that waits keeps its labels. So Serve must stop such a replica and start it again, with the labels of
+another node. It never has fewer replicas of a pool than its lowest count, so those cannot be withdrawn instead.
 """
 
 import math
@@ -13,70 +12,98 @@ from autoscale.decide.limits import stuck_replicas
 from autoscale.decide.slots import Slots, Taken
 from autoscale.decide.supply import no_scarcer
 from autoscale.types import Note, NoteKind, PoolStats
-from kvtransfer.topology import Node
+from kvtransfer.topology import NodeSet
 
 
 def ask_again(draft: Draft) -> None:
-    """A stage: choose other nodes for stuck replicas that wait for a possible node; ``Plan.again`` has their number.
+    """A stage: choose other nodes for replicas that wait for a node; ``Plan.again`` names their pools.
 
-    They ask again if the type that they wait for is given up, and later as soon as any node has room. Replicas whose
-    type Ray chose, before the first plan, wait as long as a node of the next type may take.
+    Stuck replicas ask if their node type was given up, and then every ``no_node_s`` if any node has room. Replicas
+    whose type Ray chose, before the first plan, wait as long as a node of the next type may take. Replicas that still
+    wait for a possible node ask for an existing one that has room by now.
     """
-    draft.again = {}
-    overdue = [pool for pool in draft.pools if pool.key in draft.overdue]
+    draft.again = []
+    overdue, before = draft.overdue, draft.snapshot.state.desired_and_warm
     if draft.slots is None or draft.config.is_frozen:
         return
-    for pool in overdue:
-        count = stuck_replicas(pool, draft.state.desired_and_warm.get(pool.key, 0))
-        if count and pool.demand is not None and _waits_in_vain(draft, pool):
-            _choose_other_nodes(draft, draft.slots, pool, count)
+    for pool in draft.pools:
+        wanted = draft.state.desired_and_warm.get(pool.key, 0)
+        if pool.demand is None or pool.key not in draft.state.unplaced_since_s or wanted > before.get(pool.key, 0):
+            continue  # it waits for nothing, or it has just got nodes for more replicas
+        if pool.key in draft.state.offers:
+            _ask_for_existing(draft, draft.slots, pool, wanted - (pool.held_replicas or 0))
+        elif pool.key in overdue and (count := stuck_replicas(pool, wanted)):
+            _ask_for_any(draft, draft.slots, pool, count)
 
 
-def _waits_in_vain(draft: Draft, pool: PoolStats) -> bool:
-    """Whether no node is to be added for the stuck replicas of a pool, or no more time is left for it."""
-    asked_s = draft.state.again_s.get(pool.key, -math.inf)
-    return pool.key not in draft.state.offers and draft.now_s - asked_s > draft.config.no_node_s
-
-
-def _choose_other_nodes(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> None:
-    """Let as many of the stuck replicas ask again as one label selector can lead to nodes with room."""
-    state, placed, now_s = draft.state, draft.placed, draft.now_s
-    has_waited_by_labels = pool.key in state.again_s
-    taken = _take(slots, pool, count)
-    first = slots.topology.nodes[taken[0][0][0]] if taken else None
-    if first is None or (not has_waited_by_labels and not _is_worth_it(draft, pool, first)):
-        for room in taken:
-            slots.give_back(room)
-        if has_waited_by_labels:  # it goes on waiting by the same labels, and looks for room later
-            draft.state = replace(state, again_s={**state.again_s, pool.key: now_s})
+def _ask_for_existing(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> None:
+    """Let replicas that wait for a possible node ask for existing ones to which their labels do not lead."""
+    if not _is_due(draft, pool):
         return
+    offered = slots.nodes_of_offer(draft.state.offers[pool.key].node_type)
+    taken = _take(slots, pool, count, slots.topology.existing & ~offered)
+    if taken:
+        _choose(draft, slots, pool, taken)
+
+
+def _ask_for_any(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> None:
+    """Let stuck replicas for which no node will come ask for any node with room."""
+    key, state = pool.key, draft.state
+    if key not in state.again_s:  # Ray chose their type; if an existing node has room, Ray itself leads them there
+        taken = _take(slots, pool, count, slots.topology.everywhere & ~slots.topology.existing)
+        since_s, _ = state.unplaced_since_s[key]
+        offer = slots.topology.nodes[taken[0][0][0]].offer if taken else None
+        if offer is not None and draft.now_s - since_s > offer.start_s:
+            _choose(draft, slots, pool, taken)
+        else:
+            for room in taken:
+                slots.give_back(room)
+        return
+    if not _is_due(draft, pool):
+        return
+    taken = []
+    if key not in draft.snapshot.state.offers:  # existing nodes were tried last
+        taken = _take(slots, pool, count, slots.topology.everywhere & ~slots.topology.existing)
+    taken = taken or _take(slots, pool, count, slots.topology.everywhere)
+    if taken:
+        _choose(draft, slots, pool, taken)
+    else:  # it goes on waiting by the same labels, and looks for room later
+        draft.state = replace(state, again_s={**state.again_s, key: draft.now_s})
+
+
+def _is_due(draft: Draft, pool: PoolStats) -> bool:
+    """Whether the replicas of a pool have waited for ``no_node_s`` since they last asked."""
+    since_s, _ = draft.state.unplaced_since_s[pool.key]
+    asked_s = max(since_s, draft.state.again_s.get(pool.key, -math.inf))
+    return draft.now_s - asked_s > draft.config.no_node_s
+
+
+def _choose(draft: Draft, slots: Slots, pool: PoolStats, taken: list[Taken]) -> None:
+    """Write other nodes for the replicas of a pool that wait into the draft."""
     assert pool.demand is not None
+    key, state, now_s = pool.key, draft.state, draft.now_s
+    first = slots.topology.nodes[taken[0][0][0]]
     nodes = sum({1 << index for room in taken for index, _, _ in room})
-    offers = {} if first.offer is None else {pool.key: first.offer}
-    draft.again[pool.key] = len(taken)
-    draft.placed = replace(placed, nodes={**placed.nodes, pool.key: no_scarcer(slots, pool.demand, nodes)})
-    draft.state = replace(state, offers={**state.offers, **offers}, again_s={**state.again_s, pool.key: now_s})
+    others = {other: offer for other, offer in state.offers.items() if other != key}
+    draft.again.append(key)
+    draft.placed = replace(draft.placed, nodes={**draft.placed.nodes, key: no_scarcer(slots, pool.demand, nodes)})
+    state = replace(state, offers=others if first.offer is None else {**others, key: first.offer})
+    if key in draft.overdue:
+        draft.state = replace(state, again_s={**state.again_s, key: now_s})
+    else:  # no other group stands in for them: they get the whole time again
+        held = pool.held_replicas or 0
+        draft.state = replace(state, unplaced_since_s={**state.unplaced_since_s, key: (now_s, held)})
     where = "a node that exists" if first.offer is None else f"a node of type {first.offer.node_type}"
-    text = f"{len(taken)} of {pool.key} waited for a node that did not come, and now wait for {where}"
-    draft.notes.append(Note(NoteKind.NO_NODE, text))
+    draft.notes.append(Note(NoteKind.NO_NODE, f"{key} waited for a node that has not come, and asks for {where}"))
 
 
-def _take(slots: Slots, pool: PoolStats, count: int) -> list[Taken]:
+def _take(slots: Slots, pool: PoolStats, count: int, among: NodeSet) -> list[Taken]:
     """Take room for at most ``count`` replicas, on nodes to which one label selector leads."""
     assert pool.demand is not None
     taken: list[Taken] = []
-    while len(taken) < count and (room := slots.take(pool.demand)) is not None:
+    while len(taken) < count and (room := slots.take(pool.demand, among)) is not None:
         if not slots.starts_together(sum({1 << index for each in (*taken, room) for index, _, _ in each})):
             slots.give_back(room)
             break
         taken.append(room)
     return taken
-
-
-def _is_worth_it(draft: Draft, pool: PoolStats, node: Node) -> bool:
-    """Whether replicas whose type Ray chose have waited for longer than the possible node may take.
-
-    If an existing node has room, Ray itself leads them there.
-    """
-    since_s, _ = draft.state.unplaced_since_s[pool.key]
-    return node.offer is not None and draft.now_s - since_s > node.offer.start_s

@@ -47,7 +47,7 @@ class Draft:
         final_counts: as ``wanted``, with the replicas that start only when leaving replicas have freed their GPUs.
         is_exchange: whether one role gives GPUs to the other although latency misses its objective.
         placed: the placement of ``wanted``; the state's counts, if no count or place changes.
-        again: number of stuck replicas of each pool that ask for another node.
+        again: pools whose replicas that wait for a node ask for another one.
         counts: replicas of each pool for Serve, with warm and withdrawn ones.
         admitted: replicas that get requests.
         held: running replicas that get no requests: they wait for the other role, or are warm.
@@ -86,7 +86,7 @@ class Draft:
     # place
     placed: Placed = field(init=False)
     # ask_again
-    again: dict[PoolKey, int] = field(init=False)
+    again: list[PoolKey] = field(init=False)
     # admit
     counts: dict[PoolKey, int] = field(init=False)
     admitted: list[str] = field(init=False)
@@ -131,7 +131,7 @@ def emit(draft: Draft) -> Plan:
         pending=placed.pending if any(placed.pending.values()) else {},
         passed_over=placed.passed_over,
         nodes=placed.nodes,
-        again=draft.again,
+        again=tuple(draft.again),
     )
 
 

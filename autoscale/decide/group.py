@@ -61,7 +61,6 @@ class Group:
         }
         leader, follower = self.leader.limits, self.follower.limits
         self._preference = leader.preference + follower.preference
-        self._cost = self._cost_of_leader(leader.cost, follower.cost)
         self._slots = slots
         self._scarcity, self.cannot_grow = _scarcity_and_fault(pools.values(), slots)
 
@@ -83,8 +82,18 @@ class Group:
         return self._rank(max(leader_scarcity, follower_scarcity), self._cost_of_leader(leader_cost, follower_cost))
 
     def rank_to_shrink(self) -> tuple[float, ...]:
-        """The group with the highest rank loses the next leader; the scarcity is that of all its nodes."""
-        return self._rank(self._scarcity, self._cost)
+        """The group with the highest rank loses the next leader; scarcity and cost are those of its nodes."""
+        cost = self._cost_of_leader(self._cost_on_nodes(self.leader), self._cost_on_nodes(self.follower))
+        return self._rank(self._scarcity, cost)
+
+    def _cost_on_nodes(self, pool: PoolStats) -> float:
+        """Mean cost per hour of the replicas of a pool, by the prices of their nodes as far as these have their own."""
+        if self._slots is None or pool.demand is None:
+            return pool.limits.cost
+        nodes, index = self._slots.topology.nodes, self._slots.topology.index
+        own = (nodes[index[name]].saves_per_gpu_hour for names in pool.on.values() for name in names if name in index)
+        prices = [price for price in own if price is not None]
+        return math.fsum(prices) / len(prices) * pool.demand.gpus if prices else pool.limits.cost
 
     def _rank(self, scarcity: SubgroupPriority, cost: float) -> tuple[float, ...]:
         """The six parts of rule 1 of ``placement.place``, compared from left to right."""

@@ -40,14 +40,13 @@ def place(draft: Draft) -> None:
 
 
 def _reserve_possible(draft: Draft) -> None:
-    """Take the room of possible nodes for which replicas wait already, so that no later service counts on it too."""
+    """Take the room for which replicas wait, if some wait for possible nodes, so that nothing else counts on it too."""
     if draft.slots is None or not draft.state.offers:
         return
     supply, wanted = Supply((), draft.slots, (), draft.state.offers), draft.state.desired_and_warm
     for pool in draft.pools:
-        if pool.key in draft.state.offers:
-            for _ in range(wanted.get(pool.key, 0) - (pool.held_replicas or 0)):
-                supply.reserve(pool)
+        for _ in range(wanted.get(pool.key, 0) - (pool.held_replicas or 0)):
+            supply.reserve(pool)
 
 
 def with_warm(

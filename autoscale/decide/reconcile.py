@@ -126,7 +126,7 @@ def _with_new_timers(state: ControllerState, now_s: float) -> ControllerState:
         missing_since_s={},
         unplaced_since_s={},
         refused={},
-        again_s={},
+        again_s=dict.fromkeys(state.again_s, now_s),  # their labels stay
         capped={},
         settled_s=None,
         idle_since_s=None,

@@ -70,16 +70,16 @@ def _is_of_pool(deployment: str) -> bool:
 
 
 def _start_again(state: Any, starting: Any) -> None:
-    """Stop replicas of a deployment that wait for a node, as many as the plan says; Serve then starts others.
+    """Stop the replicas of a deployment that wait for a node if the plan says so; Serve then starts others.
 
     ``state``: Serve's state of the deployment. ``starting``: Serve's state of a replica that starts.
     """
-    counts = VICTIMS.again.get(state._id.app_name, {})
-    for replica in list(state._replicas.get([starting])) if counts.get(state._id.name) else ():
-        if counts[state._id.name] and withdraw_requests([replica.replica_id]):
-            state.stop_replicas([replica.replica_id])
-            counts[state._id.name] -= 1
-    counts.pop(state._id.name, None)
+    names = VICTIMS.again.get(state._id.app_name, set())
+    if state._id.name not in names:
+        return
+    for replica in list(state._replicas.get([starting])):
+        state.stop_replicas(withdraw_requests([replica.replica_id]))  # one by one: an error then leaves none half done
+    names.discard(state._id.name)
 
 
 def withdraw_requests(replicas: Iterable[Any]) -> list[Any]:

@@ -22,6 +22,9 @@ NOW_S = 1000.0
 D, P = Role.DECODE, Role.PREFILL
 
 
+PRICE = {"cost_per_gpu_hour": 1.0}
+
+
 def kind(name: str, **fields: object) -> NodeTypeConfig:
     return NodeTypeConfig.model_validate(
         {"labels": {"kind": name}, "gpu_type": "H100", "gpus": 2, "cpus": 8, "max_nodes": 2, "start_s": 300} | fields
@@ -239,6 +242,26 @@ def test_the_group_on_the_cheapest_type_grows_first_by_the_price_of_the_type() -
         assert {key.group for key, count in plan.counts.items() if count > before[key]} == {grown}
 
 
+def test_the_group_on_the_dearest_nodes_shrinks_first_by_their_prices() -> None:
+    # By list prices the H100s are dearer, but theirs are on a spot node.
+    types = {
+        "spot": kind("spot", cost_per_gpu_hour=1.0),
+        "a100": kind("a100", gpu_type="A100", cost_per_gpu_hour=2.0),
+    }
+    config = TopologyConfig(node_types=types, cost_per_gpu_hour={"H100": 3.0, "A100": 2.0})
+    nodes = [
+        replace(node("h", 4.0), labels={"kind": "spot"}),
+        replace(node("g", 4.0, gpu_type="A100"), labels={"kind": "a100"}),
+    ]
+    both = (
+        *pools("m", (2, 2), group="h", cost=3.0, at="h"),
+        *pools("m", (2, 2), group="a", cost=2.0, gpu_type="A100", at="g"),
+    )
+    slots = Slots(Topology(with_savings(config, nodes)).with_scarcity())
+    _, plan = tick_all({"m": controller(3)}, {"m": snapshot(both)}, slots=slots)["m"]
+    assert {key.group: plan.state.desired[key] for key in plan.state.desired} == {"m-h": 2, "m-a": 1}
+
+
 def test_a_price_of_zero_is_a_price() -> None:
     config = topology_of(free=kind("free", cost_per_gpu_hour=0.0), usual=kind("usual"))
     costs = {one.offer.node_type: one.offer.cost_per_gpu_hour for one in possible_nodes(config, [], ()) if one.offer}
@@ -274,6 +297,8 @@ def test_a_type_without_a_price_beside_priced_ones_is_refused() -> None:
     with pytest.raises(ValidationError, match="a has no price"):
         TopologyConfig.model_validate({"node_types": types, "cost_per_gpu_hour": {"H100": 4.0}})
     TopologyConfig.model_validate({"node_types": types})
+    with pytest.raises(ValidationError, match="a has no price"):
+        TopologyConfig.model_validate({"node_types": {**types, "b": {**types["a"], "labels": {"k": "b"}, **PRICE}}})
 
 
 def test_replicas_that_wait_for_one_type_are_not_counted_for_another() -> None:

@@ -55,7 +55,7 @@ print(json.dumps([DeploymentState._group_shutdown_timeout_ms(group) for group in
     assert run_python(script) == [30000.0, 5000.0, 600000.0]
 
 
-def test_as_many_replicas_as_the_plan_says_stop_once_if_they_wait_for_a_node(run_python: Callable[..., Any]) -> None:
+def test_replicas_that_wait_for_a_node_stop_once_if_the_plan_names_their_pool(run_python: Callable[..., Any]) -> None:
     script = f"""{SCRIPT}
 moves.move_by_plan()
 moves.withdraw_requests = lambda ids: [one for one in ids if one.unique_id != "has-a-node"]
@@ -68,19 +68,19 @@ state = Made(
 )
 other = Made(_id=DeploymentID("prefill:g0", "app"))
 migrate = DeploymentState.migrate_replicas_on_draining_nodes
-VICTIMS.again["app"] = {{"decode:g0": 1}}
+VICTIMS.again["app"] = {{"decode:g0"}}
 for one in (other, state, state):
     migrate(one, {{}}, compacting_node_id="n")
 del state._replicas  # another version of Serve
-VICTIMS.again["app"] = {{"decode:g0": 1}}
+VICTIMS.again["app"] = {{"decode:g0"}}
 migrate(state, {{"leaves": 1.0}})
-left = VICTIMS.again["app"]
+left = list(VICTIMS.again["app"])
 print(json.dumps([stopped, migrated, said, left]))
 """
     stopped, migrated, said, left = run_python(script)
-    assert stopped == [["waits"]]
+    assert stopped == [[], ["waits"], ["waits-too"]]
     assert migrated == [[{}, "n"]] * 3 + [[{"leaves": 1.0}, None]]  # Serve's own part always runs
-    assert left == {"decode:g0": 1}  # not done, so it is tried again
+    assert left == ["decode:g0"]  # not done, so it is tried again
     assert len(said) == 1
     assert "go on waiting for their nodes" in said[0]
 
