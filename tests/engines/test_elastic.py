@@ -224,4 +224,4 @@ def test_replicas_of_the_lowest_count_ask_for_another_type_if_theirs_never_comes
         assert kinds() == ["reserved"]
         assert waiting() == []
         lines = load_lines(Path(status_of(floors.name).log_path))
-        assert any("it asks for a node of type reserved" in line for line in lines)
+        assert any("and asks for a node of type reserved" in line for line in lines)
