@@ -4,12 +4,11 @@ A placement group that waits keeps its labels. So Serve must stop such a replica
 another node. It never has fewer replicas of a pool than its lowest count, so those cannot be withdrawn instead.
 """
 
-import math
 from dataclasses import replace
 
 from autoscale.decide.draft import Draft
-from autoscale.decide.limits import stuck_replicas
-from autoscale.decide.slots import Slots, Taken
+from autoscale.decide.limits import asked_s, stuck_replicas
+from autoscale.decide.slots import Slots, Taken, nodes_of
 from autoscale.decide.supply import no_scarcer
 from autoscale.types import Note, NoteKind, PoolStats
 from kvtransfer.topology import NodeSet
@@ -49,8 +48,9 @@ def _ask_for_existing(draft: Draft, slots: Slots, pool: PoolStats, count: int) -
 def _ask_for_any(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> None:
     """Let stuck replicas for which no node will come ask for any node with room."""
     key, state = pool.key, draft.state
+    possible = slots.topology.everywhere & ~slots.topology.existing
     if key not in state.again_s:  # Ray chose their type; if an existing node has room, Ray itself leads them there
-        taken = _take(slots, pool, count, slots.topology.everywhere & ~slots.topology.existing)
+        taken = _take(slots, pool, count, possible)
         since_s, _ = state.unplaced_since_s[key]
         offer = slots.topology.nodes[taken[0][0][0]].offer if taken else None
         if offer is not None and draft.now_s - since_s > offer.start_s:
@@ -63,7 +63,7 @@ def _ask_for_any(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> Non
         return
     taken = []
     if key not in draft.snapshot.state.offers:  # existing nodes were tried last
-        taken = _take(slots, pool, count, slots.topology.everywhere & ~slots.topology.existing)
+        taken = _take(slots, pool, count, possible)
     taken = taken or _take(slots, pool, count, slots.topology.everywhere)
     if taken:
         _choose(draft, slots, pool, taken)
@@ -73,9 +73,7 @@ def _ask_for_any(draft: Draft, slots: Slots, pool: PoolStats, count: int) -> Non
 
 def _is_due(draft: Draft, pool: PoolStats) -> bool:
     """Whether the replicas of a pool have waited for ``no_node_s`` since they last asked."""
-    since_s, _ = draft.state.unplaced_since_s[pool.key]
-    asked_s = max(since_s, draft.state.again_s.get(pool.key, -math.inf))
-    return draft.now_s - asked_s > draft.config.no_node_s
+    return draft.now_s - asked_s(draft.state, pool.key) > draft.config.no_node_s
 
 
 def _choose(draft: Draft, slots: Slots, pool: PoolStats, taken: list[Taken]) -> None:
@@ -83,10 +81,11 @@ def _choose(draft: Draft, slots: Slots, pool: PoolStats, taken: list[Taken]) -> 
     assert pool.demand is not None
     key, state, now_s = pool.key, draft.state, draft.now_s
     first = slots.topology.nodes[taken[0][0][0]]
-    nodes = sum({1 << index for room in taken for index, _, _ in room})
     others = {other: offer for other, offer in state.offers.items() if other != key}
     draft.again.append(key)
-    draft.placed = replace(draft.placed, nodes={**draft.placed.nodes, key: no_scarcer(slots, pool.demand, nodes)})
+    draft.placed = replace(
+        draft.placed, nodes={**draft.placed.nodes, key: no_scarcer(slots, pool.demand, nodes_of(taken))}
+    )
     state = replace(state, offers=others if first.offer is None else {**others, key: first.offer})
     if key in draft.overdue:
         draft.state = replace(state, again_s={**state.again_s, key: now_s})
@@ -102,7 +101,7 @@ def _take(slots: Slots, pool: PoolStats, count: int, among: NodeSet) -> list[Tak
     assert pool.demand is not None
     taken: list[Taken] = []
     while len(taken) < count and (room := slots.take(pool.demand, among)) is not None:
-        if not slots.starts_together(sum({1 << index for each in (*taken, room) for index, _, _ in each})):
+        if not slots.starts_together(nodes_of((*taken, room))):
             slots.give_back(room)
             break
         taken.append(room)

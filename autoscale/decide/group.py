@@ -7,9 +7,10 @@ The rank decides which group gets the next leader, and which group loses one.
 
 import math
 from collections.abc import Collection, Mapping
+from functools import cached_property
 
 from autoscale.decide.limits import stuck_replicas
-from autoscale.decide.slots import Slots
+from autoscale.decide.slots import Slots, nodes_of
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import PoolKey, PoolStats
 from kvtransfer.topology import Role, SubgroupPriority
@@ -83,8 +84,12 @@ class Group:
 
     def rank_to_shrink(self) -> tuple[float, ...]:
         """The group with the highest rank loses the next leader; scarcity and cost are those of its nodes."""
-        cost = self._cost_of_leader(self._cost_on_nodes(self.leader), self._cost_on_nodes(self.follower))
-        return self._rank(self._scarcity, cost)
+        return self._rank(self._scarcity, self._cost)
+
+    @cached_property
+    def _cost(self) -> float:
+        """Cost per hour of a standard leader with its followers on the group's nodes of now."""
+        return self._cost_of_leader(self._cost_on_nodes(self.leader), self._cost_on_nodes(self.follower))
 
     def _cost_on_nodes(self, pool: PoolStats) -> float:
         """Mean cost per hour of the replicas of a pool, by the prices of their nodes as far as these have their own."""
@@ -119,9 +124,7 @@ class Group:
         topology = self._slots.topology
         node = topology.nodes[taken[0][0]]
         price = node.saves_per_gpu_hour if node.offer is None else node.offer.cost_per_gpu_hour
-        # A node set has one bit per node. Two parts of a replica may be on one node.
-        nodes = sum({1 << index for index, _, _ in taken})
-        return topology.priority(nodes), pool.limits.cost if price is None else price * pool.demand.gpus
+        return topology.priority(nodes_of([taken])), pool.limits.cost if price is None else price * pool.demand.gpus
 
     @property
     def leaders(self) -> int:

@@ -109,10 +109,14 @@ def late_offers(state: ControllerState, now_s: float, no_node_s: float) -> froze
     return frozenset(
         key
         for key, offer in state.offers.items()
-        if key in state.unplaced_since_s
-        and now_s - max(state.unplaced_since_s[key][0], state.again_s.get(key, -math.inf))
-        > max(no_node_s, offer.start_s)
+        if key in state.unplaced_since_s and now_s - asked_s(state, key) > max(no_node_s, offer.start_s)
     )
+
+
+def asked_s(state: ControllerState, key: PoolKey) -> float:
+    """When the replicas of a pool that wait for a node last asked for one."""
+    since_s, _ = state.unplaced_since_s[key]
+    return max(since_s, state.again_s.get(key, -math.inf))
 
 
 def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:

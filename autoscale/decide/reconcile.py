@@ -7,7 +7,7 @@ from dataclasses import replace
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.draft import Draft
 from autoscale.decide.floor import lead_s
-from autoscale.decide.limits import limited, overdue_pools, room_of
+from autoscale.decide.limits import asked_s, limited, overdue_pools, room_of
 from autoscale.decide.links import with_window
 from autoscale.decide.possible import with_refusals
 from autoscale.decide.starts import with_ended_starts, with_unknown_begins
@@ -53,12 +53,8 @@ def _give_up_offers(draft: Draft) -> None:
     if draft.slots is not None:
         draft.slots.refuse(refused)
     state = draft.state
-    asked_s = {
-        key: max(state.unplaced_since_s[key][0], state.again_s.get(key, -math.inf))
-        for key in state.offers
-        if key not in offers
-    }
-    draft.state = replace(state, offers=offers, refused=refused, again_s={**state.again_s, **asked_s})
+    given_up = {key: asked_s(state, key) for key in state.offers if key not in offers}
+    draft.state = replace(state, offers=offers, refused=refused, again_s={**state.again_s, **given_up})
 
 
 def is_after_a_gap(snapshot: Snapshot, config: AutoscaleConfig) -> bool:

@@ -19,6 +19,11 @@ _EPSILON = 1e-6
 Taken = list[tuple[int, float, float]]
 
 
+def nodes_of(taken: Iterable[Taken]) -> NodeSet:
+    """The nodes on which room was taken. Two parts of a replica may share a node."""
+    return sum({1 << index for room in taken for index, _, _ in room})
+
+
 class Slots:
     """Free GPUs and CPUs of the nodes of a topology, in one cycle."""
 

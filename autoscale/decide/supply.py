@@ -6,7 +6,7 @@ from itertools import product
 from types import MappingProxyType
 
 from autoscale.decide.group import Group
-from autoscale.decide.slots import Slots, Taken
+from autoscale.decide.slots import Slots, Taken, nodes_of
 from autoscale.types import Demand, PoolKey, PoolStats
 from kvtransfer.topology import NodeSet, Offer
 
@@ -91,8 +91,7 @@ class Supply:
         chosen = dict(self._chosen)
         for pool, room in taken:
             _, nodes = chosen.get(pool.key, (pool, 0))
-            # A set, since parts of one replica may share a node. A node set has one bit per node.
-            chosen[pool.key] = pool, nodes | sum({1 << index for index, _, _ in room})
+            chosen[pool.key] = pool, nodes | nodes_of([room])
         for pool, _ in new:
             if pool.key in chosen and not self._slots.starts_together(chosen[pool.key][1]):
                 self._give_back(taken)
