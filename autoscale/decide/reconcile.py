@@ -94,7 +94,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
         offers=_offers(snapshot),
-        again_s={key: min(asked_s, now_s) for key, asked_s in state.again_s.items() if key in unplaced},
+        again_s={key: min(at_s, now_s) for key, at_s in state.again_s.items() if key in unplaced},
         links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,

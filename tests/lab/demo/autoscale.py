@@ -9,8 +9,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ from tests.lab.demo.day import (
     objectives,
 )
 from tests.lab.demo.figures import Run, Sample, plot, summary
+from tests.lab.demo.sampling import sampling
 from tests.lab.stand.static_search import StaticCounts, StaticSearch
 
 _ROOT = Path(__file__).parents[3]
@@ -150,7 +150,7 @@ class Demo:
             f"{time.strftime('%H:%M:%S')} {service.name} {service.ratio}, {kind}: {len(trace)} requests"
         )
         before = psutil.cpu_times()
-        with _sampling(self._sample) as samples:
+        with sampling(self._sample, _SAMPLE_S) as samples:
             records = asyncio.run(generator.replay(trace))
         run = Run(
             service=service.name,
@@ -185,28 +185,6 @@ class Demo:
             planned={role: last.plan.counts[PoolKey(_GROUP, role)] for role in Role},
             held_gpus={role: sum(held[names[role]].values()) for role in Role},
         )
-
-
-@contextmanager
-def _sampling(sample: Callable[[float], Sample]) -> Any:
-    """A sample every second while the block runs, in a list that grows."""
-    samples: list[Sample] = []
-    ended = threading.Event()
-    started_s = time.monotonic()
-
-    def run() -> None:
-        while True:
-            samples.append(sample(time.monotonic() - started_s))
-            if ended.wait(_SAMPLE_S - (time.monotonic() - started_s) % _SAMPLE_S):
-                return
-
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        sampled = thread.submit(run)
-        try:
-            yield samples
-        finally:
-            ended.set()
-        sampled.result()  # figures from a part of the samples would look too good
 
 
 @contextmanager

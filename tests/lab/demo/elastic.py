@@ -8,11 +8,9 @@ is at zero, or its engine sleeps, when a request comes.
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +32,7 @@ from serve_app.local.tiny_model import build_tiny_model
 from serve_app.output import write_file
 from tests.lab.demo.day import CHAT, objectives
 from tests.lab.demo.elastic_figures import Day, Sample, Wake, plot
+from tests.lab.demo.sampling import sampling
 from tests.lab.stand.elastic_cluster import ElasticCluster
 from tests.lab.stand.forked_worker import forked
 from tests.lab.stand.spot import give_notice
@@ -158,7 +157,7 @@ class Demo:
         trace = day(self._day_s)
         self._console.print(f"{len(trace)} requests in {self._day_s:g} s; {len(_RARE_AT_FRAC)} for the rare model")
         self._began_s = time.monotonic()
-        with self._sampling() as samples, ThreadPoolExecutor(2) as threads:
+        with sampling(self._sample, _SAMPLE_S) as samples, ThreadPoolExecutor(2) as threads:
             taken = threads.submit(self._take_a_node_away)
             wakes = threads.submit(self._use_the_rare_model)
             records = asyncio.run(LoadGenerator(self._app.url, "chat", seed=1).replay(trace))
@@ -218,24 +217,7 @@ class Demo:
         is_asleep = any(sample.value for sample in scrape(self._app.metrics_url, "tandem_engine_asleep"))
         return "asleep" if is_asleep else "awake"
 
-    @contextmanager
-    def _sampling(self) -> Iterator[list[Sample]]:
-        samples: list[Sample] = [self._sample()]
-        ended = threading.Event()
-
-        def run() -> None:
-            while not ended.wait(_SAMPLE_S):
-                samples.append(self._sample())
-
-        with ThreadPoolExecutor(1) as thread:
-            sampled = thread.submit(run)
-            try:
-                yield samples
-            finally:
-                ended.set()
-            sampled.result()  # figures from a part of the samples would look too good
-
-    def _sample(self) -> Sample:
+    def _sample(self, at_s: float) -> Sample:
         last = self._app.control_of("chat").status().last
         kinds = [node["Labels"][_KIND] for node in _nodes()]
         serving, planned, refused = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0), ()
@@ -247,7 +229,7 @@ class Demo:
                 planned[key.role] += count
             refused = tuple(last.plan.state.refused)
         return Sample(
-            at_s=self._now_s(),
+            at_s=at_s,
             nodes={name: kinds.count(name) for name in _PRICES if name in kinds},
             serving=serving,
             planned=planned,
