@@ -1,5 +1,6 @@
 """Possible nodes of a cycle: those that Ray's autoscaler would add, and the types that did not come in time (pure)."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,28 +16,42 @@ def possible_nodes(config: TopologyConfig, nodes: Sequence[Node], refused: Colle
     A node counts as one of a type if it has all labels of the type and GPUs of the same kind. ``refused``: types of
     which none is requested now.
     """
+    present = Counter(name for types in _types_of(config, nodes) for name in types)
     possible = []
     for name, kind in config.node_types.items():
         if name not in refused:
-            present = sum(1 for node in nodes if _is_of(kind, node))
             offer = Offer(
                 node_type=name, start_s=kind.start_s, retry_s=kind.retry_s, cost_per_gpu_hour=config.cost_of(kind)
             )
-            possible += [_node(config, kind, offer, number) for number in range(1, kind.max_nodes - present + 1)]
+            possible += [_node(config, kind, offer, number) for number in range(1, kind.max_nodes - present[name] + 1)]
     return possible
 
 
 def with_savings(config: TopologyConfig, nodes: Sequence[Node]) -> list[Node]:
     """The nodes, each with what is saved when it leaves: Ray's autoscaler removes empty nodes of its types."""
-    savings = []
-    for node in nodes:
-        kind = next((kind for kind in config.node_types.values() if _is_of(kind, node)), None)
-        savings.append(node if kind is None else replace(node, saves_per_gpu_hour=config.cost_of(kind)))
-    return savings
+    costs = {name: config.cost_of(kind) for name, kind in config.node_types.items()}
+    return [
+        replace(node, saves_per_gpu_hour=costs[types[0]]) if types else node
+        for node, types in zip(nodes, _types_of(config, nodes), strict=True)
+    ]
 
 
-def _is_of(kind: NodeTypeConfig, node: Node) -> bool:
-    return node.gpu_type == kind.gpu_type and kind.labels.items() <= node.labels.items()
+def _types_of(config: TopologyConfig, nodes: Sequence[Node]) -> list[list[str]]:
+    """The node types of each node; a cluster may have thousands of nodes and hundreds of types."""
+    # By the labels that types name: the types by the GPU type and the values of these labels.
+    kinds: dict[tuple[str, ...], dict[tuple[str | None, ...], list[str]]] = {}
+    for name, kind in config.node_types.items():
+        labels = tuple(sorted(kind.labels))
+        values = kind.gpu_type, *(kind.labels[label] for label in labels)
+        kinds.setdefault(labels, {}).setdefault(values, []).append(name)
+    return [
+        [
+            name
+            for labels, types in kinds.items()
+            for name in types.get((node.gpu_type, *(node.labels.get(label) for label in labels)), ())
+        ]
+        for node in nodes
+    ]
 
 
 def _node(config: TopologyConfig, kind: NodeTypeConfig, offer: Offer, number: int) -> Node:

@@ -7,7 +7,7 @@ A ``NodeSet`` is an integer with one bit per node: ``&`` is what two sets share,
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autoscale.types import Demand, PoolStats
@@ -38,13 +38,21 @@ class Slots:
         self._usable = topology.usable
         # A replica is on nodes of one step: on existing ones, or on possible ones of one type, the cheap types first.
         self._steps = [topology.existing, *topology.offers.values()]
+        # The step of each node, so that a search visits the steps of its nodes alone.
+        self._step_of = [0] * len(topology.nodes)
+        for number, step in enumerate(self._steps[1:], start=1):
+            for index in indices(step):
+                self._step_of[index] = number
+        # Nodes as ``nodes`` last returned them: the next service mostly sees the same, and a copy takes time.
+        self._shown = list(topology.nodes)
 
     def copy(self) -> "Slots":
         """An independent copy of the free room, for a trial."""
         copied = object.__new__(type(self))  # without __init__, which would start from the nodes again
         copied.topology = self.topology
         copied._gpus, copied._cpus, copied._by_gpus = self._gpus[:], self._cpus[:], self._by_gpus.copy()
-        copied._usable, copied._steps = self._usable, self._steps
+        copied._usable, copied._steps, copied._step_of = self._usable, self._steps, self._step_of
+        copied._shown = self._shown[:]
         return copied
 
     def vacate(self, demand: Demand, names: Iterable[str]) -> None:
@@ -115,11 +123,11 @@ class Slots:
         all_gpus, all_cpus = free
         nodes = []
         # Possible nodes of a type that is given up are left out, so that a log replays without the service that did it.
-        shown = self.topology.existing | self._usable
-        for index in indices(self.candidates_of_any(demands) & shown):
-            node, gpus, cpus = self.topology.nodes[index], all_gpus[index], all_cpus[index]
-            if (node.free_gpus, node.free_cpus) != (gpus, cpus):  # most nodes are unchanged, and a copy takes time
-                node = replace(node, free_gpus=gpus, free_cpus=cpus)
+        among, shown = self.topology.existing | self._usable, self._shown
+        for index in indices(self.candidates_of_any(demands) & among):
+            node, gpus, cpus = shown[index], all_gpus[index], all_cpus[index]
+            if node.free_gpus != gpus or node.free_cpus != cpus:
+                node = shown[index] = replace(node, free_gpus=gpus, free_cpus=cpus)
             nodes.append(node)
         return tuple(nodes)
 
@@ -172,11 +180,33 @@ class Slots:
 
     def _take(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room ``among`` these nodes: on those that exist if they have it, else on the cheapest possible ones."""
-        among &= self._usable
-        for step in self._steps:
-            if among & step and (taken := self._take_least_scarce(demand, among & step)) is not None:
+        # Most nodes of a nearly full cluster are left out here at once.
+        among &= self._usable & self._with(demand.gpus if demand.strategy == "STRICT_PACK" else demand.gpus_per_worker)
+        for step in self._steps_of(among):
+            if (taken := self._take_least_scarce(demand, among & step)) is not None:
                 return taken
         return None
+
+    def _with(self, gpus: float) -> NodeSet:
+        """The nodes that have at least this number of free GPUs."""
+        found: NodeSet = 0
+        for free, nodes in self._by_gpus.items():
+            if free >= gpus - _EPSILON:
+                found |= nodes
+        return found
+
+    def _steps_of(self, nodes: NodeSet) -> Iterator[NodeSet]:
+        """The steps that have some of these nodes, in order."""
+        existing = self._steps[0]
+        if nodes & existing:
+            yield existing
+        possible = nodes & ~existing
+        numbers = []
+        while possible:
+            number = self._step_of[(possible & -possible).bit_length() - 1]  # that of the lowest node
+            numbers.append(number)
+            possible &= ~self._steps[number]
+        yield from (self._steps[number] for number in sorted(numbers))
 
     def _take_least_scarce(self, demand: Demand, among: NodeSet) -> Taken | None:
         """Take room ``among`` these nodes, on the least scarce that have it, as the replica's strategy requires.
@@ -206,9 +236,9 @@ class Slots:
         gpus = demand.gpus
         cpus = demand.workers * demand.cpus_per_worker + demand.cpus_per_replica
         for free in sorted(self._by_gpus):
-            if free < gpus - _EPSILON:
+            if free < gpus - _EPSILON or not (nodes := self._by_gpus[free] & among):
                 continue
-            for index in indices(self._by_gpus[free] & among):
+            for index in indices(nodes):
                 if self._cpus[index] >= cpus - _EPSILON:
                     return index
         return None
