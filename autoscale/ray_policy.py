@@ -19,7 +19,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import lacking_types, tick_all
 from autoscale.decide.decision_log import decision_line, is_news, is_traffic_due, traffic_line
-from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types, with_savings
+from autoscale.decide.possible import possible_nodes, refused_types, with_savings
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.decide.tuning import Pools
@@ -237,19 +237,23 @@ class JointPolicy:
             else:
                 continue
             self._logged_s[name] = snapshot.now_s
-        starts = {} if slots is None else self._start_nodes(decided.values(), slots)
-        labels = {} if slots is None else labels_of_possible(starts, slots.topology)
+        starts, labels = ({}, {}) if slots is None else self._start_nodes(decided.values(), slots)
         faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
         # Here, not in ``Link.publish``: that runs in Serve's control loop.
         signals = {name: observed_signals(snapshot) for name, (snapshot, _) in decided.items()}
         return Ticked(decided, lines, nodes, places, starts, labels, faults, signals)
 
-    def _start_nodes(self, decided: Iterable[tuple[Snapshot, Plan]], slots: Slots) -> dict[PoolKey, tuple[str, ...]]:
-        """Nodes on which new replicas of each pool may start, from the plans of all services."""
+    def _start_nodes(
+        self, decided: Iterable[tuple[Snapshot, Plan]], slots: Slots
+    ) -> tuple[dict[PoolKey, tuple[str, ...]], dict[PoolKey, Mapping[str, str]]]:
+        """Where new replicas of each pool may start, from the plans of all services: ``supply.start_nodes``."""
         starts: dict[PoolKey, tuple[str, ...]] = {}
+        labels: dict[PoolKey, Mapping[str, str]] = {}
         for snapshot, plan in decided:
-            starts |= start_nodes(self._starts, plan.nodes, plan.counts, snapshot.pools, slots)
-        return starts
+            counts, offers = plan.counts, plan.state.offers
+            own = start_nodes(self._starts, plan.nodes, counts, snapshot.pools, slots, offers)
+            starts, labels = starts | own[0], labels | own[1]
+        return starts, labels
 
     def _collected(
         self, name: str, config: AutoscaleConfig, running: frozenset[str]
@@ -319,9 +323,7 @@ class JointPolicy:
         self._starts = ticked.starts
         victims = ray_victims.VICTIMS
         victims.chosen[link.app] = tuple(victim for plan in plans.values() for victim in plan.victims)
-        victims.allowed[link.app] = {
-            str(key): names for key, names in ticked.starts.items() if key not in ticked.labels
-        }
+        victims.allowed[link.app] = {str(key): names for key, names in ticked.starts.items()}
         victims.labels[link.app] = {str(key): labels for key, labels in ticked.labels.items()}
         victims.again.setdefault(link.app, set()).update(str(key) for plan in plans.values() for key in plan.again)
         victims.cordoned[link.app] = tuple(node.name for node in ticked.nodes or () if node.is_cordoned)

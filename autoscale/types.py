@@ -316,7 +316,8 @@ class ControllerState:
         offers: pools with replicas that wait for a node which does not exist yet, and for what kind of node.
         refused: node types that are not requested, since a node did not come in time. For each: until when.
         again_s: pools with replicas that waited for a node type which was given up, until all of the pool are on nodes.
-            For each: when they last asked for a node, or looked for one.
+            For each: when they last asked for a node.
+        existing_tried: pools in ``offers`` whose replicas asked for room on existing nodes before, and got none.
         links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
@@ -347,6 +348,7 @@ class ControllerState:
     offers: Mapping[PoolKey, Offer] = field(default_factory=dict)
     refused: Mapping[str, float] = field(default_factory=dict)
     again_s: Mapping[PoolKey, float] = field(default_factory=dict)
+    existing_tried: tuple[PoolKey, ...] = ()
 
     @property
     def link_bytes_per_s(self) -> float | None:

@@ -80,6 +80,7 @@ class Offer:
     start_s: float  # longest wait for such a node, seconds
     retry_s: float  # time without requests of the type after one did not come, seconds
     cost_per_gpu_hour: float = 0.0  # in any currency
+    labels: tuple[tuple[str, str], ...] = ()  # of all nodes of the type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,11 @@ class Topology:
     def offer_of(self) -> Mapping[str, Offer]:
         """The offer of each possible node, by name."""
         return {node.name: offer for offer, nodes in self.offers.items() for node in self.listed(nodes)}
+
+    @cached_property
+    def may_grow(self) -> bool:
+        """Whether Ray's autoscaler adds and removes some of the nodes."""
+        return any(node.offer is not None or node.saves_per_gpu_hour is not None for node in self.nodes)
 
     @cached_property
     def existing(self) -> NodeSet:

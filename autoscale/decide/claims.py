@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from autoscale.decide.config import AutoscaleConfig
-from autoscale.decide.limits import bounded, kept_ratio, limited, quota_left
+from autoscale.decide.limits import bounded, kept_ratio, limited, overdue_pools, quota_left, stuck_in
 from autoscale.decide.placement import place
 from autoscale.decide.slots import Slots
+from autoscale.decide.supply import Gain, Limit
 from autoscale.headcount import EPSILON_REPLICAS, standard_replicas
 from autoscale.ratio import PdRatio, whole
 from autoscale.types import Plan, PoolKey, PoolStats, Snapshot
@@ -56,16 +57,24 @@ class Shortage:
     ) -> None:
         ratio, override = plan.decision.ratio or config.pd_ratio, config.override
         self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts, snapshot.pools)
-        self._current = plan.state.desired
-        # Replicas that the plan placed have their room already, so a trial must not take room for them again.
+        pools, state = limited(config, snapshot.pools, plan.state), plan.state
+        stuck = stuck_in(pools, state, overdue_pools(state, snapshot.now_s, config.no_node_s) - state.offers.keys())
+        self._current = {key: count - stuck.get(key, 0) for key, count in state.desired.items()}
+        # Replicas that the plan placed have their room already, so a trial must not take room for them again. Stuck
+        # ones have none, though the counts include them.
         self._pools = [
-            replace(pool, held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)))
-            for pool in limited(config, snapshot.pools, plan.state)
+            replace(
+                pool.bounded(pool.limits.lowest_replicas - stuck.get(pool.key, 0), pool.limits.highest_replicas),
+                held_replicas=max(pool.held_replicas or 0, self._current.get(pool.key, 0)),
+            )
+            for pool in pools
         ]
         desired = standard_replicas(self._current, self._pools)
         self._wanted = {role: count + desired[role] for role, count in plan.pending.items()}
-        self._slots, self._budget = slots, budget_gpus
-        self._quota = quota_left(config, snapshot.pools, plan.state)
+        self._slots, self._budget = slots, dict(budget_gpus)
+        self._quota = quota_left(config, snapshot.pools, state)
+        for limit in (self._budget, self._quota):  # which count the stuck replicas too
+            _add_gpus(limit, ((pool, stuck.get(pool.key, 0)) for pool in pools))
         self.types = {kind for pool in self._pools for kind in pool.gpus_by_type()}  # GPU types of the claimant
         self._candidates = 0 if slots is None else slots.candidates_of_any(pool.demand for pool in self._pools)
 
@@ -89,11 +98,17 @@ class Shortage:
             assert pool.demand is not None
             if slots is not None and nodes:
                 slots.vacate(pool.demand, nodes)
-            for kind, gpus in pool.gpus_by_type().items():
-                if kind in budget:
-                    budget[kind] += gpus
+            _add_gpus(budget, [(pool, 1)])
         placed = place(self._wanted, self._current, self._pools, self._ratio, slots=slots, limits=(budget, quota))
         return sum(placed.pending.values())
+
+
+def _add_gpus(limit: Limit, gone: Iterable[Gain]) -> None:
+    """Add the GPUs of replicas to a limit, for the types that it limits."""
+    for pool, count in gone:
+        for kind, gpus in pool.gpus_by_type().items():
+            if kind in limit:
+                limit[kind] += count * gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,13 +126,17 @@ def stuck_replicas(pool: PoolStats, wanted_replicas: int) -> int:
     return max(0, min(pool.limits.lowest_replicas, wanted_replicas) - pool.held_replicas)
 
 
+def stuck_in(pools: Iterable[PoolStats], state: ControllerState, overdue: Collection[PoolKey]) -> dict[PoolKey, int]:
+    """Number of stuck replicas of each of the ``overdue`` pools."""
+    wanted = state.desired_and_warm
+    return {pool.key: stuck_replicas(pool, wanted.get(pool.key, 0)) for pool in pools if pool.key in overdue}
+
+
 def stuck_by_role(
     pools: Sequence[PoolStats], state: ControllerState, overdue: Collection[PoolKey]
 ) -> dict[Role, float]:
     """Stuck replicas of each role, in standard replicas; ``overdue``: the overdue pools."""
-    stuck = dict.fromkeys(Role, 0.0)
+    stuck, by_pool = dict.fromkeys(Role, 0.0), stuck_in(pools, state, overdue)
     for pool in pools:
-        if pool.key in overdue:
-            wanted = state.desired.get(pool.key, 0) + state.warm.get(pool.key, 0)
-            add_replicas(stuck, pool, stuck_replicas(pool, wanted))
+        add_replicas(stuck, pool, by_pool.get(pool.key, 0))
     return stuck

@@ -18,8 +18,8 @@ from autoscale.decide.supply import Supply
 from autoscale.headcount import EPSILON_REPLICAS, count_among, standard_replicas
 from autoscale.ratio import PdRatio, pd_text
 from autoscale.room import Room
-from autoscale.types import Note, NoteKind, PoolKey
-from kvtransfer.topology import Role
+from autoscale.types import ControllerState, Note, NoteKind, PoolKey
+from kvtransfer.topology import Offer, Role
 
 
 def place(draft: Draft) -> None:
@@ -34,9 +34,23 @@ def place(draft: Draft) -> None:
         return
     draft.placed = _place_all(draft, counts_with_warm, ratio)
     offers = {} if draft.slots is None else accepted(draft.placed.nodes, draft.slots.topology.offer_of)
-    draft.state = replace(draft.state, warm=draft.placed.warm, offers={**draft.state.offers, **offers})
+    draft.state = replace(_with_offers(draft, offers), warm=draft.placed.warm)
     _note_woken_groups(draft, ratio)
     _remember_change(draft)
+
+
+def _with_offers(draft: Draft, offers: Mapping[PoolKey, Offer]) -> ControllerState:
+    """The state in which pools wait for these ``offers``; the wait for a new one begins now."""
+    state = draft.state
+    held = {pool.key: pool.held_replicas or 0 for pool in draft.pools}
+    new = {key for key, offer in offers.items() if state.offers.get(key) != offer}
+    since_s = {key: (draft.now_s, held[key]) for key in new if key in state.unplaced_since_s}
+    return replace(
+        state,
+        offers={**state.offers, **offers},
+        unplaced_since_s={**state.unplaced_since_s, **since_s},
+        again_s={key: at_s for key, at_s in state.again_s.items() if key not in new},
+    )
 
 
 def _reserve_possible(draft: Draft) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autoscale.decide.limits import late_offers
 from autoscale.topology_config import NodeTypeConfig, TopologyConfig
 from autoscale.types import ControllerState, PoolKey
-from kvtransfer.topology import Node, Offer, Topology
+from kvtransfer.topology import Node, Offer
 
 
 def possible_nodes(config: TopologyConfig, nodes: Sequence[Node], refused: Collection[str]) -> list[Node]:
@@ -21,7 +21,11 @@ def possible_nodes(config: TopologyConfig, nodes: Sequence[Node], refused: Colle
     for name, kind in config.node_types.items():
         if name not in refused:
             offer = Offer(
-                node_type=name, start_s=kind.start_s, retry_s=kind.retry_s, cost_per_gpu_hour=config.cost_of(kind)
+                node_type=name,
+                start_s=kind.start_s,
+                retry_s=kind.retry_s,
+                cost_per_gpu_hour=config.cost_of(kind),
+                labels=tuple(sorted(kind.labels.items())),
             )
             possible += [_node(config, kind, offer, number) for number in range(1, kind.max_nodes - present[name] + 1)]
     return possible
@@ -86,20 +90,6 @@ def with_refusals(
         offer = state.offers[key]
         refused[offer.node_type] = max(refused.get(offer.node_type, 0.0), now_s + offer.retry_s)
     return {key: offer for key, offer in state.offers.items() if key not in late}, refused
-
-
-def labels_of_possible(
-    starts: Mapping[PoolKey, tuple[str, ...]], topology: Topology
-) -> dict[PoolKey, Mapping[str, str]]:
-    """The labels of the possible node on which replicas of a pool start; other pools are left out.
-
-    A node that does not exist has no id, so only its labels lead replicas to it. ``starts``: names of nodes, as
-    ``supply.start_nodes`` returns them.
-    """
-    index = topology.index
-    return {
-        key: topology.nodes[index[names[0]]].labels for key, names in starts.items() if names[0] in topology.offer_of
-    }
 
 
 def accepted(nodes: Mapping[PoolKey, tuple[str, ...]], offers: Mapping[str, Offer]) -> dict[PoolKey, Offer]:

@@ -81,6 +81,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
     victims = _victims(snapshot, desired, withdrawn, present)
     missing = _below_target(snapshot, state.missing_since_s, lambda pool: len(pool.replicas))
     unplaced = _below_target(snapshot, state.unplaced_since_s, lambda pool: pool.held_replicas)
+    offers = _offers(snapshot)
     return replace(
         state,
         desired=desired,
@@ -93,7 +94,8 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         capped=_capped(snapshot, state.capped, config, missing, victims),
         yielding=_yielding(snapshot),
         idle_since_s=_idle_since_s(snapshot, state.idle_since_s),
-        offers=_offers(snapshot),
+        offers=offers,
+        existing_tried=tuple(key for key in state.existing_tried if key in offers),
         again_s={key: min(at_s, now_s) for key, at_s in state.again_s.items() if key in unplaced},
         links=with_window(state.links, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autoscale.types import Demand, PoolStats
-from kvtransfer.topology import Node, NodeSet, Topology, indices
+from kvtransfer.topology import Node, NodeSet, Offer, Topology, indices
 
 # Tolerance for rounding errors of GPUs and CPUs.
 _EPSILON = 1e-6
@@ -104,15 +104,16 @@ class Slots:
             among = self.topology.everywhere
         return self._take_parts(demand, among) if demand.parts else self._take(demand, self.candidates(demand) & among)
 
-    def nodes_of_offer(self, node_type: str | None) -> NodeSet:
+    def nodes_of_offer(self, offer: Offer | None) -> NodeSet:
         """Nodes on which a replica may be that waits for a type: existing ones with its labels, and possible ones.
 
         ``None``: it waits for room on existing nodes.
         """
         topology = self.topology
-        possible = sum(nodes for offer, nodes in topology.offers.items() if offer.node_type == node_type)
-        first = next(topology.listed(possible), None)
-        return topology.existing if first is None else possible | topology.existing & topology.selected(first.labels)
+        if offer is None:
+            return topology.existing
+        possible = sum(nodes for other, nodes in topology.offers.items() if other.node_type == offer.node_type)
+        return possible | topology.existing & topology.selected(dict(offer.labels))
 
     def free(self) -> tuple[list[float], list[float]]:
         """Free GPUs and CPUs of each node, in the order of the topology's nodes."""

@@ -69,9 +69,7 @@ class Supply:
     def reserve(self, pool: PoolStats) -> None:
         """Take room for one replica that waits for a node: only where its request leads it."""
         if self._slots is not None:
-            offer = self._offers.get(pool.key)
-            among = self._slots.nodes_of_offer(None if offer is None else offer.node_type)
-            self.take_room([(pool, 1)], among)
+            self.take_room([(pool, 1)], self._slots.nodes_of_offer(self._offers.get(pool.key)))
 
     def take_room(self, new: Sequence[Gain], among: NodeSet | None = None) -> str | None:
         """Take room on nodes alone, not from budgets, for replicas that hold none yet; otherwise as ``take``.
@@ -147,27 +145,36 @@ def start_nodes(
     counts: Mapping[PoolKey, int],
     pools: Sequence[PoolStats],
     slots: Slots,
-) -> dict[PoolKey, tuple[str, ...]]:
-    """The nodes that replicas of each pool may start on; a pool that is left out may use all that its demand allows.
+    offers: Mapping[PoolKey, Offer],
+) -> tuple[dict[PoolKey, tuple[str, ...]], dict[PoolKey, Mapping[str, str]]]:
+    """Where replicas of each pool may start: the first result names existing nodes, the second one labels of nodes.
 
-    A pool that grows in this cycle uses its ``planned`` nodes (``Placed.nodes``). Until it has its count (``counts``),
-    it goes on using its nodes of the last cycle (``before``), without those that are gone or cordoned by now. After
-    that, a replica that replaces a lost one goes to no scarcer node than the pool's other replicas are on.
+    A pool that is in neither may use all nodes that its demand allows. A pool that grows in this cycle uses its
+    ``planned`` nodes (``Placed.nodes``). Until it has its count (``counts``), it goes on using its nodes of the last
+    cycle (``before``), without those that are gone or cordoned by now. After that, a replica that replaces a lost one
+    goes to no scarcer node than the pool's other replicas are on. A node that does not exist has no id, so the labels
+    of its type (``offers``) lead replicas to it.
     """
-    index, usable = slots.topology.index, slots.topology.usable
-    allowed: dict[PoolKey, tuple[str, ...]] = {}
+    topology = slots.topology
+    index, usable = topology.index, topology.usable
+    nodes: dict[PoolKey, tuple[str, ...]] = {}
+    labels: dict[PoolKey, Mapping[str, str]] = {}
     for pool in pools:
         if pool.demand is None:
             continue
-        if pool.key in planned:
-            names = planned[pool.key]
-        elif (pool.held_replicas or 0) < counts[pool.key]:
-            names = tuple(name for name in before.get(pool.key, ()) if name in index and usable >> index[name] & 1)
-        elif slots.topology.offers:
-            names = ()  # on a cluster that grows, a node may come for a replica that replaces a lost one
+        key, is_growing = pool.key, (pool.held_replicas or 0) < counts[pool.key]
+        if key in planned:
+            names = planned[key]
+        elif is_growing:
+            names = tuple(name for name in before.get(key, ()) if name in index and usable >> index[name] & 1)
+        elif topology.may_grow:  # a node may come for a replica that replaces a lost one
+            names = ()
         else:
-            own = {index[name] for nodes in pool.on.values() for name in nodes if name in index}
+            own = {index[name] for on in pool.on.values() for name in on if name in index}
             names = no_scarcer(slots, pool.demand, sum(1 << at for at in own)) if own else ()
-        if names:
-            allowed[pool.key] = names
-    return allowed
+        waits_for_offer = names[0] in topology.offer_of if names else is_growing and key not in planned
+        if waits_for_offer and key in offers:
+            labels[key] = dict(offers[key].labels)
+        elif names:
+            nodes[key] = names
+    return nodes, labels

@@ -46,11 +46,15 @@ def move_by_plan() -> None:
                 return stock
             return min(stock, _STOPS_BEFORE_S * 1e3) if is_of_pool else stock
 
+        causes: set[str] = set()  # in Serve's control loop, each cause is logged once
+
         def migrate(self: Any, draining_nodes: Mapping[str, float], *args: Any, **kwargs: Any) -> None:
             try:
                 _start_again(self, ReplicaState.STARTING)
-            except Exception:
-                logger.exception("replicas of %s go on waiting for their nodes: Tandem cannot stop them", self._id)
+            except Exception as error:
+                if type(error).__name__ not in causes:
+                    causes.add(type(error).__name__)
+                    logger.exception("replicas of %s go on waiting for their nodes: Tandem cannot stop them", self._id)
             stock_migrate(self, draining_nodes, *args, **kwargs)
 
         DeploymentState._group_shutdown_timeout_ms = staticmethod(timeout_ms)

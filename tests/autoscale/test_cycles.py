@@ -212,7 +212,8 @@ class Cluster:
             assert self.controllers[name].tick(own) == plan  # law 16
             self.states[name] = plan.state
             self.targets |= plan.counts
-            starts |= start_nodes(self.starts, plan.nodes, plan.counts, own.pools, Slots(Topology(nodes)))
+            own_starts, _ = start_nodes(self.starts, plan.nodes, plan.counts, own.pools, Slots(Topology(nodes)), {})
+            starts |= own_starts
             if any(self._is_ready(r) for r in self.replicas if self.pools[r.key][0] == name):
                 self.awaited.discard(name)
         self.starts = starts

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import tick_all
 from autoscale.decide.decision_log import config_line, decision_line, replay
-from autoscale.decide.possible import possible_nodes
+from autoscale.decide.possible import possible_nodes, refused_types
 from autoscale.decide.slots import Slots
+from autoscale.topology_config import TopologyConfig
 from autoscale.types import NoteKind, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node, Role, Topology
 from tests.autoscale.decide.test_cycle import controller, node, pools, snapshot
@@ -79,9 +82,136 @@ def test_room_on_a_node_that_exists_is_taken_although_a_possible_node_may_still_
     assert elastic.tick().again == (key(P), key(D))
     assert kinds(elastic.labels) == {}
     assert elastic.tick().state.refused == {}  # the type is not to blame
-    # If Ray gives them no node there, possible nodes get their turn.
-    _, _, third = elastic.run(START_S)[:3]
-    assert third[1:] == (BOTH, {P: "spot", D: "spot"})
+
+
+def test_room_on_nodes_that_exist_of_which_ray_makes_no_use_delays_no_type() -> None:
+    elastic = Waiting(node("a", 0.0))
+    elastic.run(1.2 * START_S)  # they wait for a spot node
+    elastic.nodes = [node("a", 2.0)]  # such as two halves of two GPUs each
+    elastic.asked.clear()
+    asked = [(at_s, labels.get(P, "existing")) for at_s, _, labels in elastic.run(4.0 * START_S)]
+    assert [name for _, name in asked[:5]] == ["existing", "spot", "existing", "dear", "existing"]
+    assert asked[2][0] - asked[1][0] > START_S
+    assert asked[4][0] - asked[3][0] > START_S
+
+
+def test_room_on_nodes_that_exist_is_left_alone_if_it_is_not_enough_for_all_that_wait() -> None:
+    elastic = Elastic(controller(3), topology_of(spot=kind("spot", start_s=900)), node("a", 0.0), counts=(1, 1))
+    elastic.tick(10.0)
+    elastic.nodes = [node("a", 1.0)]
+    for _ in range(10):
+        assert elastic.tick(10.0).again == ()
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2])
+def test_room_on_nodes_that_exist_is_taken_also_once_no_node_of_the_type_may_come(max_nodes: int) -> None:
+    spot = kind("spot", start_s=900, max_nodes=1)
+    elastic = Elastic(controller(2), topology_of(spot=spot), node("a", 0.0), counts=(1, 1))
+    for _ in range(5):
+        elastic.tick(10.0)
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+    # Another service's replicas took the node. Or a node of the type is free: there the labels lead, so none asks.
+    others = [replace(node(f"s{number}", 0.0), labels={"kind": "spot"}) for number in range(1)]
+    elastic.nodes = [node("a", 2.0), *others] if max_nodes == 1 else [replace(node("a", 2.0), labels={"kind": "spot"})]
+    asked = [pool for _ in range(10) for pool in elastic.tick(10.0).again]
+    assert asked == ([key(P), key(D)] if max_nodes == 1 else [])
+
+
+def test_labels_of_replicas_that_wait_survive_a_restart_of_the_controller() -> None:
+    elastic = Elastic(controller(2), topology_of(spot=kind("spot", start_s=900)), node("a", 0.0), counts=(1, 1))
+    elastic.tick(10.0)
+    elastic.before = {}
+    elastic.tick(10.0)
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+
+
+def test_labels_stay_once_the_last_node_of_the_type_has_come_for_another_pool() -> None:
+    spot = kind("spot", start_s=900, max_nodes=1)
+    elastic = Elastic(controller(2), topology_of(spot=spot), node("a", 0.0), counts=(1, 1))
+    elastic.tick(10.0)
+    elastic.nodes.append(replace(node("s", 0.0), labels={"kind": "spot"}))
+    elastic.tick(10.0)
+    assert kinds(elastic.labels) == {P: "spot", D: "spot"}
+
+
+def test_a_replica_whose_node_came_back_under_another_name_asks_again() -> None:
+    # Serve started a replica for the lost one before a tick saw that the node was gone, so it waits for the old name.
+    elastic = Waiting(node("a", 0.0), types={})
+    elastic.run(30.0)
+    elastic.nodes = [node("a2", 8.0)]
+    asked = elastic.run(60.0)
+    assert asked[0][1:] == (BOTH, {})
+
+
+def test_a_type_is_offered_for_its_whole_time_while_serve_still_has_the_count_before() -> None:
+    types = {"dear": kind("dear"), "spot": kind("spot", cost_per_gpu_hour=1.0)}
+    elastic = Elastic(controller(2), topology_of(**types), node("a", 0.0), counts=(1, 1))
+    while not elastic.tick(10.0).state.refused:
+        pass
+    for _ in range(2):
+        elastic.pools = tuple(replace(pool, target_replicas=2) for pool in elastic.pools)
+        plan = elastic.tick(5.0)
+    assert kinds(elastic.labels) == {P: "dear", D: "dear"}
+    assert set(plan.state.refused) == {"spot"}
+
+
+class Rivals:
+    """A more important service whose replicas are stuck, and a less important one, on one existing node."""
+
+    def __init__(self, config: TopologyConfig, highest: int = 32, lo: int = 1, **fields: object) -> None:
+        self.config, self.free_gpus, self.at_s = config, 0.0, NOW_S
+        self.services = {"hi": controller(1, priority=5, **fields), "lo": controller(lo)}
+        stuck = (
+            replace(pool, replicas=(), held_replicas=0, on={}, limits=replace(pool.limits, highest_replicas=highest))
+            for pool in pools("hi", (1, 1))
+        )
+        self.seen = {"hi": snapshot(tuple(stuck)), "lo": snapshot(pools("lo", (lo, lo), at="a"))}
+        self.plans: dict[str, Plan] = {}
+
+    def tick(self, after_s: float) -> dict[str, Plan]:
+        self.at_s += after_s
+        refused = refused_types(self.seen["hi"].state, self.at_s)
+        nodes = [node("a", self.free_gpus), *possible_nodes(self.config, [], refused)]
+        self.seen = {name: reported(one, self.at_s) for name, one in self.seen.items()}
+        decided = tick_all(self.services, self.seen, slots=Slots(Topology(nodes).with_scarcity()))
+        for name, (seen, plan) in decided.items():
+            lines = [config_line(name, self.services[name].config, 0.0, "start"), decision_line(name, seen, plan)]
+            assert list(replay(lines)) == [None]
+        self.plans = {name: plan for name, (_, plan) in decided.items()}
+        self.seen = {
+            name: replace(
+                one,
+                state=self.plans[name].state,
+                pools=tuple(
+                    replace(pool, target_replicas=self.plans[name].counts[pool.key]) for pool in self.seen[name].pools
+                ),
+            )
+            for name, one in self.seen.items()
+        }
+        return self.plans
+
+
+@pytest.mark.parametrize("ticks", range(140, 150))
+def test_a_stuck_service_looks_for_room_in_every_tick_so_that_a_less_important_one_does_not_get_it(ticks: int) -> None:
+    rivals = Rivals(topology_of(spot=kind("spot", retry_s=1e5)))
+    for _ in range(ticks):
+        rivals.tick(5.0)
+    rivals.services["lo"] = controller(2)
+    rivals.tick(5.0)
+    rivals.free_gpus = 2.0
+    plans = rivals.tick(5.0)
+    assert plans["hi"].again == (PoolKey("hi-g", P), PoolKey("hi-g", D))
+    assert set(plans["lo"].counts.values()) == {1}
+
+
+@pytest.mark.parametrize("highest", [1, 32])
+def test_a_stuck_service_claims_room_of_a_less_important_one(highest: int) -> None:
+    rivals = Rivals(topology_of(), highest=highest, lo=2, quota_gpus={"H100": 2.0})
+    for _ in range(20):
+        plans = rivals.tick(10.0)
+    assert set(plans["lo"].counts.values()) == {1}
+    assert rivals.seen["hi"].claims == {}
 
 
 def test_replicas_above_the_lowest_count_take_existing_room_too() -> None:

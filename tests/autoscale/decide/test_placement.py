@@ -279,7 +279,7 @@ def test_law_3_a_replica_that_starts_again_gets_no_scarcer_node() -> None:
     key, common, everywhere = prefill.key, ("common", "common-too"), ()
 
     def starts(planned: Mapping[PoolKey, tuple[str, ...]], before: tuple[str, ...], wanted: int) -> tuple[str, ...]:
-        found = start_nodes({key: before}, planned, {key: wanted}, [prefill], slots)
+        found, _ = start_nodes({key: before}, planned, {key: wanted}, [prefill], slots, {})
         return found.get(key, everywhere)
 
     assert starts({}, everywhere, 1) == common  # no scarcer than the nodes of its pool
@@ -288,7 +288,7 @@ def test_law_3_a_replica_that_starts_again_gets_no_scarcer_node() -> None:
     assert starts({key: everywhere}, common, 2) == everywhere  # a later plan found room only on scarcer nodes
     assert starts({}, everywhere, 2) == everywhere
     scarce = replace(decode, on={"r": ("common",), "s": ("scarce",)}, held_replicas=2)
-    assert start_nodes({}, {}, {scarce.key: 2}, [scarce], slots) == {}
+    assert start_nodes({}, {}, {scarce.key: 2}, [scarce], slots, {}) == ({}, {})
     # A node that was cordoned while the pool grew takes no further replica.
     slots = Slots(Topology([replace(one, is_cordoned=one.name == "common-too") for one in nodes]))
     assert starts({}, common, 2) == ("common",)

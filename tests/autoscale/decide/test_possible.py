@@ -10,7 +10,7 @@ from autoscale.decide.controller import Controller
 from autoscale.decide.cycle import tick_all
 from autoscale.decide.decision_log import config_line, decision_line, replay
 from autoscale.decide.gate import choose_victims, rank_of_nodes
-from autoscale.decide.possible import labels_of_possible, possible_nodes, refused_types, with_savings
+from autoscale.decide.possible import possible_nodes, refused_types, with_savings
 from autoscale.decide.slots import Slots
 from autoscale.decide.supply import start_nodes
 from autoscale.topology_config import NodeTypeConfig, TopologyConfig
@@ -58,8 +58,8 @@ class Elastic:
         nodes = [*with_savings(self.config, self.nodes), *possible_nodes(self.config, self.nodes, refused)]
         slots = Slots(Topology(nodes).with_scarcity())
         self.snapshot, plan = tick_all({"m": self.controller}, {"m": seen}, slots=slots)["m"]
-        self.before = start_nodes(self.before, plan.nodes, plan.counts, self.pools, slots)
-        self.labels = labels_of_possible(self.before, slots.topology)
+        offers = plan.state.offers
+        self.before, self.labels = start_nodes(self.before, plan.nodes, plan.counts, self.pools, slots, offers)
         self.pools = tuple(replace(pool, target_replicas=plan.counts[pool.key]) for pool in self.pools)
         self.plan = plan
         return plan
