@@ -104,18 +104,19 @@ def test_room_on_nodes_that_exist_is_left_alone_if_it_is_not_enough_for_all_that
     assert kinds(elastic.labels) == {P: "spot", D: "spot"}
 
 
-@pytest.mark.parametrize("max_nodes", [1, 2])
-def test_room_on_nodes_that_exist_is_taken_also_once_no_node_of_the_type_may_come(max_nodes: int) -> None:
+@pytest.mark.parametrize("is_of_the_type", [False, True])
+def test_room_on_nodes_that_exist_is_taken_also_once_no_node_of_the_type_may_come(is_of_the_type: bool) -> None:
     spot = kind("spot", start_s=900, max_nodes=1)
     elastic = Elastic(controller(2), topology_of(spot=spot), node("a", 0.0), counts=(1, 1))
     for _ in range(5):
         elastic.tick(10.0)
     assert kinds(elastic.labels) == {P: "spot", D: "spot"}
-    # Another service's replicas took the node. Or a node of the type is free: there the labels lead, so none asks.
-    others = [replace(node(f"s{number}", 0.0), labels={"kind": "spot"}) for number in range(1)]
-    elastic.nodes = [node("a", 2.0), *others] if max_nodes == 1 else [replace(node("a", 2.0), labels={"kind": "spot"})]
+    # The last node of the type has come, and another service has it; there is room on a node of the type or another.
+    labels = {"kind": "spot"}
+    free = replace(node("b", 2.0), labels=labels if is_of_the_type else {})
+    elastic.nodes += [replace(node("s", 0.0), labels=labels), free]
     asked = [pool for _ in range(10) for pool in elastic.tick(10.0).again]
-    assert asked == ([key(P), key(D)] if max_nodes == 1 else [])
+    assert asked == ([] if is_of_the_type else [key(P), key(D)])  # their labels lead them to nodes of the type
 
 
 def test_labels_of_replicas_that_wait_survive_a_restart_of_the_controller() -> None:
