@@ -24,7 +24,7 @@ from deployments.metrics import process_metrics
 from deployments.pool_config import EMULATOR_KEY, EngineSleepConfig
 from deployments.replicas import start_host
 from deployments.replicas.engine_sleep import EngineSleep
-from deployments.replicas.staging import staged
+from deployments.replicas.staging import read_ahead, staged
 from deployments.serve_seam.llm_server import engine_client, report_no_usage, start_no_download
 from deployments.serve_seam.replica_process import listen_on_node_address, restore_replica_log
 from deployments.serve_seam.start_backoff import StartBackoff
@@ -123,7 +123,9 @@ class EngineHost:
         if (stage_folder := llm_config.experimental_configs.get(STAGE_KEY)) is not None:
             loading = llm_config.model_loading_config
             source = Path(str(loading.model_source))
-            loading.model_source = str(await asyncio.to_thread(staged, source, Path(stage_folder)))
+            folder = await asyncio.to_thread(staged, source, Path(stage_folder))
+            await asyncio.to_thread(read_ahead, folder)
+            loading.model_source = str(folder)
         start_no_download(llm_config)
         report_no_usage()
         self.pool = PoolKey.parse(context.deployment)

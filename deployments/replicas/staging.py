@@ -1,13 +1,20 @@
-"""A copy of a model's files on a node's own disk, made once for all replicas that load them there (pure)."""
+"""A copy of a model's files on a node's own disk, made once for all replicas that load them there."""
 
 import fcntl
 import hashlib
 import logging
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
+import psutil
+
 logger = logging.getLogger(__name__)
+
+_READ_BYTES = 4 << 20  # length of one read, bytes: the speed of a disk depends little on it from 1 MB on
+# Most of the node's available memory that files may fill which are read ahead: the engine that starts needs some too.
+_READ_AHEAD_FRAC = 0.5
 
 
 def staged(source: Path, into: Path) -> Path:
@@ -29,6 +36,30 @@ def staged(source: Path, into: Path) -> Path:
     except OSError as error:
         logger.warning("%s cannot be staged in %s, so it is loaded from its own folder: %s", source, into, error)
         return source
+
+
+def read_ahead(folder: Path) -> threading.Thread | None:
+    """Begin to read a folder's files into the node's page cache, so that the disk works while the engine is built.
+
+    Returns the thread that reads; ``None``: the files are too large for the memory that is available.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if sum(path.stat().st_size for path in files) > _READ_AHEAD_FRAC * psutil.virtual_memory().available:
+        return None
+    thread = threading.Thread(target=_read, args=(files,), name="tandem-read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read(files: list[Path]) -> None:
+    buffer = bytearray(_READ_BYTES)
+    try:
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+    except OSError as error:  # the engine reads the files too, and says what is wrong with them
+        logger.debug("a file is not read ahead: %s", error)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -1,14 +1,17 @@
 """A model's files are copied to a node's own disk once, and only a whole copy counts."""
 
+import ctypes
 import logging
+import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.replicas import staging
-from deployments.replicas.staging import staged
+from deployments.replicas.staging import read_ahead, staged
 
 
 @pytest.fixture(name="model")
@@ -30,6 +33,40 @@ def test_a_copy_is_made_once_and_found_again(model: Path, tmp_path: Path) -> Non
     made_s = copy.stat().st_mtime_ns
     assert staged(model, tmp_path / "disk") == copy
     assert copy.stat().st_mtime_ns == made_s
+
+
+def test_files_are_read_ahead_into_the_page_cache(model: Path) -> None:
+    weights = model / "sub" / "weights.safetensors"
+    weights.write_bytes(os.urandom(16 << 20))
+    with weights.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert cached_frac(weights) < 0.5
+    thread = read_ahead(model)
+    assert thread is not None
+    thread.join()
+    assert cached_frac(weights) == 1.0
+
+
+def test_files_larger_than_half_of_the_memory_are_not_read_ahead(model: Path) -> None:
+    with (model / "huge.safetensors").open("wb") as file:
+        file.truncate(psutil.virtual_memory().total)  # a hole, which takes no room on the disk
+    assert read_ahead(model) is None
+
+
+def test_files_that_vanish_are_no_error_of_the_thread(model: Path) -> None:
+    staging._read([model / "gone", model / "config.json"])
+
+
+def cached_frac(path: Path) -> float:
+    """Share of a file's pages that are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = path.stat().st_size
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as pages:
+        states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        assert libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), states) == 0
+        return sum(state & 1 for state in states) / len(states)
 
 
 def test_changed_files_make_another_copy(model: Path, tmp_path: Path) -> None:
