@@ -1,6 +1,8 @@
 """The private parts of vLLM and NIXL are where our functions expect them; tests/engines/test_contracts.py uses some."""
 
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,3 +200,21 @@ def test_contract_cpu_sleep_install() -> None:
     assert "sleep mode is not supported on CPU" in worker  # if vLLM has one of its own, ours goes
     assert "self.kv_caches" in installed_source("vllm/v1/worker/gpu_model_runner.py")
     assert "layer.cpu_linear = " in installed_source("vllm/model_executor/layers/utils.py")
+
+
+def test_contract_engine_imports_compile_sampler() -> None:
+    """A fork server has compiled the sampler for one row and for several, so its forks compile nothing."""
+    script = """
+import deployments.vllm_seam.engine_imports
+import torch
+from torch._dynamo.utils import counters
+from vllm.v1.sample.ops.topk_topp_sampler import compiled_random_sample
+compiled = counters["stats"]["unique_graphs"]
+torch.set_num_threads(1)
+with torch.inference_mode():
+    for rows in (1, 5):
+        compiled_random_sample(torch.randn(rows, 300))
+print(compiled, counters["stats"]["unique_graphs"])
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split()[-2:] == ["2", "2"]
