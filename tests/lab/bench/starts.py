@@ -128,18 +128,25 @@ def _until(holds: Callable[[], bool]) -> None:
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     source: Annotated[Path | None, typer.Option(help="Folder for the model's files, such as your store.")] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help=f"Measure this way alone: {', '.join(_WAYS)}. May be repeated.")
+    ] = None,
     out: Annotated[Path, typer.Option("--json", help="Write the figures here.")] = Path("reports/starts.json"),
 ) -> None:
     """Measure, show and write."""
     from serve_app.sdk import deploy
 
     console = Console()
+    if unknown := set(way or ()) - set(_WAYS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: give {', '.join(_WAYS)}")
     with tempfile.TemporaryDirectory(prefix="tandem-starts-") as scratch:
         model, stage_folder = (source or Path(scratch)) / "model", Path(scratch) / "staged"
         build_tiny_model(model, shape=_SHAPE)
         size_gb = sum(path.stat().st_size for path in model.iterdir()) / 1e9
         taken: dict[str, list[float]] = {}
         for name, (hosts, level) in _WAYS.items():
+            if way and name not in way:
+                continue
             with deploy(document(model, stage_folder, hosts, level), on_status=lambda status: None) as app:
                 starts = Starts(app, name, model, stage_folder)
                 starts.first_token_s()  # the first start of an application fills caches
