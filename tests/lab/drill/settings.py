@@ -7,7 +7,7 @@ from serve_app.local.cluster import DeployError
 from serve_app.sdk import App
 
 _NODE = "cordoned-by-the-drill"  # no node has this name, so the cordon changes nothing else
-_COOLDOWN_S, _RATIO = 77.0, "1:7"  # no configuration has these values
+_COOLDOWN_S = 77.0  # no configuration has this value
 # Longest time until a coordinator answers again, seconds.
 _ANSWER_S = 240.0
 _POLL_S = 0.5
@@ -23,7 +23,8 @@ def set_by_hand(app: App) -> None:
     )
     control.scale(prefill, decode)
     control.pause()
-    control.tune({"guard": {"cooldown_in_s": _COOLDOWN_S}, "pd_ratio": _RATIO}, "drill")
+    # Not the ratio: the counts of the drill's groups are fixed. tests/engines/test_comes_back.py tunes it too.
+    control.tune({"guard": {"cooldown_in_s": _COOLDOWN_S}}, "drill")
     control.cordon(_NODE)
 
 
@@ -44,7 +45,6 @@ def settings(app: App) -> dict[str, Any]:
         "paused": config.is_paused,
         "scaled": None if config.override is None else [config.override.prefill, config.override.decode],
         "tuned": config.guard.cooldown_in_s,
-        "ratio": str(config.pd_ratio),
         "cordoned": list(status.cordoned),
     }
 
