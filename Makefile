@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-placement bench-hetero bench-variants bench-starts bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -80,6 +80,12 @@ bench-starts: setup ## Measure the first token of a model at zero: cold, staged,
 
 bench-sim: setup ## Measure how fast the simulator is on one core (about 6 minutes)
 	@$(VENV)/python -m tests.lab.bench.sim
+
+fit-profiles: setup ## Fit the shipped H100 profiles to operating points measured on GPUs, and say how far off they are (a minute)
+	@$(VENV)/python -m tests.lab.truth.h100_fit
+
+plot-profile: setup ## Draw a measured profile with its points, PROFILE=my.json, into reports/profile.png
+	@$(VENV)/python -m tests.lab.truth.profile_plot $(PROFILE)
 
 sim-vs-real: model ## Compare the simulator with real engines on this machine (about 20 minutes)
 	@$(VENV)/python -m tests.lab.truth.sim_vs_real

@@ -94,6 +94,15 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStep:
+    """Means over steps of an engine in which no prompt was computed: batch, context of a request, and duration."""
+
+    batch: float
+    context_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStats:
     """One running replica, and the load of its engine in the last window; ``None``: not observed.
 
@@ -108,6 +117,7 @@ class ReplicaStats:
         unread_kv_requests: prompts whose KV a prefill engine keeps until decode has pulled it.
         handoff_s: mean time of the window's handoffs, from prefill's answer to the first token.
         pull_bytes_per_s: mean bandwidth of the window's pulls of KV.
+        decode_step: the window's steps without prompts.
     """
 
     replica_id: str
@@ -124,6 +134,7 @@ class ReplicaStats:
     sm_activity_frac: float | None = None
     handoff_s: float | None = None
     pull_bytes_per_s: float | None = None
+    decode_step: DecodeStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +329,7 @@ class ControllerState:
         again_s: pools with replicas that waited for a node type which was given up, until all of the pool are on nodes.
             For each: when they last asked for a node.
         existing_tried: pools in ``offers`` whose replicas asked for room on existing nodes before, and got none.
+        steps: of the last windows, the time, and a mean step of the decode replicas that are standard replicas.
         links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
@@ -345,6 +357,7 @@ class ControllerState:
     asked_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     starts_s: Mapping[PoolKey, tuple[float, ...]] = field(default_factory=dict)
     links: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    steps: tuple[tuple[float, DecodeStep], ...] = ()
     offers: Mapping[PoolKey, Offer] = field(default_factory=dict)
     refused: Mapping[str, float] = field(default_factory=dict)
     again_s: Mapping[PoolKey, float] = field(default_factory=dict)

@@ -53,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "deployments/endpoint": {"machine", "wire", "serve_seam"},
     "deployments/replicas": {"machine", "wire", "serve_seam", "vllm_seam"},
     "deployments/emulated": {"machine", "wire", "serve_seam", "vllm_seam", "replicas"},
+    "deployments/profiler": {"machine", "wire", "serve_seam", "vllm_seam", "replicas"},
     "serve_app/checks": set(),
     "serve_app/load": set(),
     "serve_app/kube": {"checks"},

@@ -11,6 +11,7 @@ from autoscale.decide.limits import asked_s, limited, overdue_pools, room_of
 from autoscale.decide.links import with_window
 from autoscale.decide.possible import with_refusals
 from autoscale.decide.starts import with_ended_starts, with_unknown_begins
+from autoscale.decide.steps import with_steps
 from autoscale.headcount import Census, count_among
 from autoscale.types import ControllerState, Note, NoteKind, PoolKey, PoolStats, Snapshot
 from kvtransfer.topology import Offer, Role
@@ -98,6 +99,7 @@ def reconciled(snapshot: Snapshot, config: AutoscaleConfig) -> ControllerState:
         existing_tried=tuple(key for key in state.existing_tried if key in offers),
         again_s={key: min(at_s, now_s) for key, at_s in state.again_s.items() if key in unplaced},
         links=with_window(state.links, snapshot, config.window_s),
+        steps=with_steps(state.steps, snapshot, config.window_s),
         # A replica that served is lost if it neither runs nor drains now.
         lost_s=_not_after(state.lost_s, now_s) if present.issuperset(state.admitted) else now_s,
         scaled_out_s=_not_after(state.scaled_out_s, now_s),

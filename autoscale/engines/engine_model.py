@@ -104,8 +104,9 @@ class EngineModel:
             return self._decode_steps(most_steps) if self._decoding else None
         prefill = self.profile.prefill
         duration_s = self._decode_line()[0] if self._decoding else prefill.step_s
+        factor = self.profile.mixed_prefill_frac if self._decoding else 1.0
         for request, tokens in chunks:
-            duration_s += prefill.chunk_s(request.computed_tokens, request.computed_tokens + tokens)
+            duration_s += factor * prefill.chunk_s(request.computed_tokens, request.computed_tokens + tokens)
         return Step(first_s=duration_s, chunks=tuple(chunks))
 
     def apply(self, step: Step, steps: int | None = None) -> tuple[list[ModelRequest], list[ModelRequest]]:
@@ -120,6 +121,12 @@ class EngineModel:
         counters.steps += done
         decoding, context_tokens, prompt_tokens = self._decoding, self._context_tokens, 0
         counters.output_tokens += decoding * done
+        if not step.chunks:
+            counters.decode_steps += done
+            counters.decode_steps_s += step.time_s(done)
+            counters.decode_steps_requests += decoding * done
+            # Each request gains a token in each step.
+            counters.decode_steps_kv_tokens += done * context_tokens + decoding * (done * (done - 1) // 2)
         first, self._without_token = self._without_token, []
         for request in first:
             self._cache(request)

@@ -99,6 +99,7 @@ class ModelCounters:
 
     ``cached_tokens``: prompt tokens that were in the prefix cache. ``busy_s``: time of its steps. ``sm_active_s``: time
     for which its SMs had work, by the roofline of each step: the longer of arithmetic and memory traffic.
+    ``decode_steps``: steps without prompts; the three below are sums over them, of durations, batches and KV.
     """
 
     output_tokens: int = 0
@@ -108,6 +109,10 @@ class ModelCounters:
     busy_s: float = 0.0
     sm_active_s: float = 0.0
     steps: int = 0
+    decode_steps: int = 0
+    decode_steps_s: float = 0.0
+    decode_steps_requests: int = 0
+    decode_steps_kv_tokens: int = 0
 
     def since(self, before: "ModelCounters") -> "ModelCounters":
         """The work since an earlier state of the same counters."""

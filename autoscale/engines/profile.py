@@ -150,6 +150,14 @@ class Memory(StrictConfig):
     peak_bytes_per_s: float = Field(gt=0.0)
 
 
+class LeftOut(StrictConfig):
+    """How far a measured profile is off at points that were left out of it, 90th percentiles of the relative error."""
+
+    points: int = Field(ge=1)
+    prefill_error_frac_p90: float = Field(ge=0.0)
+    decode_error_frac_p90: float = Field(ge=0.0)
+
+
 class EngineProfile(StrictConfig):
     """One engine: model, hardware and parallelism, its KV and its speed."""
 
@@ -163,12 +171,15 @@ class EngineProfile(StrictConfig):
     max_running: int = Field(gt=0, description="Requests in the batch at one time.")
     prefill: PrefillCurve
     decode: DecodeSurface
+    mixed_prefill_frac: float = Field(1.0, gt=0.0)
+    """Time that prompt tokens add to a step in which requests decode, as a share of what they add to an idle engine."""
     handoff: Handoff
     start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
     flops_per_token: float = Field(gt=0.0)  # floating-point operations, without attention
     peak_flops: float = Field(gt=0.0)  # floating-point operations per second, of all its GPUs together
     memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline counts only arithmetic.")
     sources: tuple[Source, ...] = Field(min_length=1)
+    left_out: LeftOut | None = Field(None, description="None: no point was left out to test the profile.")
 
     def roofline_s(self, tokens: int, context_tokens: int = 0, *, more_tokens: int = 0, steps: int = 1) -> float:
         """Least time of steps on the hardware, seconds: for each step the longer of its arithmetic and memory traffic.
@@ -191,6 +202,14 @@ class EngineProfile(StrictConfig):
         # The other steps, from number ``compute_bound`` to ``steps - 1``, take the mean of the first and the last one.
         memory_bound = steps - compute_bound
         return compute_bound * compute_s + memory_bound * (first_s + more_s * (compute_bound + steps - 1) / 2)
+
+    def with_steps(self, factor: float) -> Self:
+        """The profile of an engine whose decode steps take ``factor`` times as long; the rest stays."""
+        surface = self.decode
+        rows = tuple(tuple(factor * step_s for step_s in row) for row in surface.step_s)
+        # A copy of the surface would keep rows that were computed from the old times.
+        changed = DecodeSurface(batch=surface.batch, context_tokens=surface.context_tokens, step_s=rows)
+        return self.model_copy(update={"decode": changed})
 
     def at_speed(self, factor: float) -> Self:
         """The profile of an engine that computes ``factor`` times as fast; its links and its start stay."""

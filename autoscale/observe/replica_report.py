@@ -24,6 +24,11 @@ class ReplicaReport:
     handoff_s: float | None = None  # sum of the durations of these handoffs
     pulled_bytes: float | None = None  # KV that the engine has pulled
     pull_s: float | None = None  # sum of the times of these transfers, without what goes before and after each
+    # Steps in which no prompt was computed: their number, and the sums of durations, batches and tokens of KV.
+    decode_steps: int | None = None
+    decode_steps_s: float | None = None
+    decode_steps_requests: int | None = None
+    decode_steps_kv_tokens: float | None = None
 
     def values(self, requests: RequestStats | None = None) -> dict[str, float]:
         """Figures by name, as Serve carries them; a test checks that ``requests`` uses none of the names here."""

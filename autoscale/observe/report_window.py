@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from autoscale.types import ReplicaStats
+from autoscale.types import DecodeStep, ReplicaStats
 
 # From one report to the next, the replica's clock and the controller's clock may advance by different times. If they
 # differ by more than this, seconds, a clock was set.
@@ -109,6 +109,14 @@ class ReportWindow:
         gained = self.gained(name)
         return None if gained is None else gained / self.span_s
 
+    def _decode_step(self) -> DecodeStep | None:
+        """The mean step without prompts; ``None``: there was none."""
+        names = ("decode_steps", "decode_steps_s", "decode_steps_requests", "decode_steps_kv_tokens")
+        steps, seconds, requests, kv_tokens = self.gained_each(names)
+        if not (steps and seconds and requests):
+            return None
+        return DecodeStep(batch=requests / steps, context_tokens=kv_tokens / requests, seconds=seconds / steps)
+
     def stats(self, replica_id: str) -> ReplicaStats:
         """The replica as a snapshot shows it."""
         handoffs, handoff_s = self.gained("handoffs"), self.gained("handoff_s")
@@ -120,6 +128,7 @@ class ReportWindow:
             prefill_tokens_per_s=self.rate("prefill_tokens"),
             handoff_s=handoff_s / handoffs if handoffs and handoff_s is not None else None,
             pull_bytes_per_s=pulled_bytes / pull_s if pulled_bytes and pull_s else None,
+            decode_step=self._decode_step(),
             **{name: self.latest(name) for name in _GAUGES},
             **{name: self.mean(name) for name in _AVERAGED},
         )

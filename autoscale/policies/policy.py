@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
@@ -20,6 +21,9 @@ C = TypeVar("C", bound=StrictConfig)  # configuration class of a policy
 # Share of a configured start time, bandwidth or rate by which the observed one may differ before a decision names it. A
 # smaller one would name ordinary variations.
 DRIFT_FRAC = 0.25
+# Observed decode steps replace those of a profile only beyond this share: a mean over batches of different size may be
+# this far from a step of the mean batch, and times vary from window to window.
+STEP_NOISE_FRAC = 0.1
 # Refused requests of this time count as waiting, seconds: one interval of decisions by default. They are part of the
 # offered rate too, so a whole window of them would count the demand twice.
 _REFUSED_S = 5.0
@@ -174,15 +178,30 @@ class ProfiledConfig(StrictConfig):
     until the first start has been observed; then the median of the last starts does."""
 
     def with_observed(self, state: ControllerState) -> Self:
-        """The configuration with the start times and the link that were observed; before that, the configured ones."""
+        """The configuration with start times, link and decode steps as observed; before that, as configured."""
         learned = {f"{role}_start_s": state.start_s(role) for role in Role}
         changes: dict[str, Any] = {name: seconds for name, seconds in learned.items() if seconds is not None}
-        for name in ("prefill", "decode"):
-            if (bytes_per_s := state.link_bytes_per_s) is not None:
-                profile: EngineProfile = getattr(self, name)
+        profiles: dict[str, EngineProfile] = {"prefill": self.prefill, "decode": self.decode}
+        if (bytes_per_s := state.link_bytes_per_s) is not None:
+            for name, profile in profiles.items():
                 handoff = profile.handoff.model_copy(update={"bytes_per_s": bytes_per_s})
-                changes[name] = profile.model_copy(update={"handoff": handoff})
+                changes[name] = profiles[name] = profile.model_copy(update={"handoff": handoff})
+        factor = self.step_factor(state)
+        if factor is not None and abs(factor - 1.0) > STEP_NOISE_FRAC:
+            changes["decode"] = profiles["decode"].with_steps(factor)
         return self.model_copy(update=changes) if changes else self
+
+    def step_factor(self, state: ControllerState) -> float | None:
+        """Duration of the observed decode steps, in multiples of the profile's; ``None``: none was observed.
+
+        Steps outside the profile's points do not count, since there the profile itself is uncertain.
+        """
+        factors = [
+            step.seconds / self.decode.decode.seconds_for(round(step.batch), step.context_tokens)
+            for _, step in state.steps
+            if self.decode.decode.covers(step.batch, step.context_tokens)
+        ]
+        return median(factors) if factors else None
 
     def start_s(self, role: Role) -> float:
         """Seconds from the request for a replica of a role until it is ready."""
@@ -213,6 +232,14 @@ class ProfiledPolicy(Policy[P]):
             shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
             if abs(observed - configured) > DRIFT_FRAC * configured:
                 drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")
+        if (factor := self._config.step_factor(snapshot.state)) is not None:
+            shown.append(Shown(name="decode_step_factor", value=factor, target=1.0))
+            if abs(factor - 1.0) > DRIFT_FRAC:
+                name = self._config.decode.name
+                drifts.append(
+                    f"decode steps take {factor:.2f} times as long as the profile {name} says: measure it again with "
+                    "`tandem profile`"
+                )
         reason = "; ".join((decision.reason, *drifts))
         return replace(decision, shown=(*decision.shown, *shown), reason=reason)
 

@@ -130,6 +130,10 @@ class VirtualReplica:
             handoff_s=None if is_prefill else self.handoff_s,
             pulled_bytes=None if is_prefill else self.pulled_bytes,
             pull_s=None if is_prefill else self.pull_s,
+            decode_steps=counters.decode_steps,
+            decode_steps_s=counters.decode_steps_s,
+            decode_steps_requests=counters.decode_steps_requests,
+            decode_steps_kv_tokens=counters.decode_steps_kv_tokens,
         )
         return report.values(None if is_prefill else self.requests)
 

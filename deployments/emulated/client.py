@@ -69,6 +69,10 @@ class EmulatedStats:
             cached_prefill_tokens=counters.cached_tokens,
             pulled_bytes=self.pulled_bytes,
             pull_s=self.pull_s,
+            decode_steps=counters.decode_steps,
+            decode_steps_s=counters.decode_steps_s / self._time_factor,
+            decode_steps_requests=counters.decode_steps_requests,
+            decode_steps_kv_tokens=counters.decode_steps_kv_tokens,
         )
 
     def note_pull(self, size_bytes: float, engine_s: float) -> None:

@@ -23,6 +23,10 @@ class EngineLoad:
     cached_prefill_tokens: int = 0  # prefix cache hits since the start, in tokens of prompts without KV from prefill
     pulled_bytes: float = 0.0  # KV pulled from prefill since the start
     pull_s: float = 0.0  # sum of the times of these transfers
+    decode_steps: int = 0  # steps in which no prompt was computed
+    decode_steps_s: float = 0.0  # sum of their durations
+    decode_steps_requests: int = 0  # sum of their batches
+    decode_steps_kv_tokens: float = 0.0  # sum of the tokens of KV in use
 
 
 class EngineStatsLogger(StatLoggerBase):
@@ -68,10 +72,21 @@ class EngineStatsLogger(StatLoggerBase):
             self.load.decode_tokens += iteration_stats.num_generation_tokens
             prompts = iteration_stats.prompt_token_stats
             self.load.prefill_tokens += prompts.computed
+            gaps_s = iteration_stats.inter_token_latencies_iter
+            if gaps_s and not prompts.computed:
+                self._add_step(min(gaps_s), len(gaps_s))  # a request that waited longer has a longer gap
             if not prompts.external_kv_transfer:  # if prefill computes the prompt, a cache hit saves no work here
                 self.load.cached_prefill_tokens += prompts.local_cache_hit
         if self.on_step is not None:
             self.on_step()
+
+    def _add_step(self, seconds: float, requests: int) -> None:
+        """Add a step without prompts."""
+        load, cache = self.load, self._cache_config
+        load.decode_steps += 1
+        load.decode_steps_s += seconds
+        load.decode_steps_requests += requests
+        load.decode_steps_kv_tokens += load.kv_usage_frac * (cache.num_gpu_blocks or 0) * cache.block_size
 
     def log_engine_initialized(self) -> None:
         """Log nothing; the base class requires this method."""

@@ -13,6 +13,7 @@ METHOD_FORGET_PEER = "tandem_forget_peer"
 METHOD_GPU = "tandem_gpu"
 METHOD_PARAMETERS = "tandem_parameters"
 METHOD_FLOPS = "tandem_matmul_flops_per_s"
+METHOD_KV_BYTES = "tandem_kv_bytes"
 # Value of vLLM's engine argument ``worker_extension_cls``.
 IMPORT_PATH = "deployments.vllm_seam.worker_extension.WorkerExtension"
 
@@ -165,6 +166,21 @@ class WorkerExtension:
     def tandem_parameters(self) -> int:
         """Number of the model's parameters on this worker."""
         return sum(parameter.numel() for parameter in self.model_runner.model.parameters())
+
+    def tandem_kv_bytes(self) -> int:
+        """Size of this worker's KV cache in bytes, by its tensors: so any type, layout and parallelism counts right.
+
+        Needs: ``kv_caches`` of vLLM's model runner, a list of tensors or of lists of them.
+        Without it: ``tandem profile`` fails.
+        """
+        pending, size = list(self.model_runner.kv_caches), 0
+        while pending:
+            cache = pending.pop()
+            if isinstance(cache, list | tuple):
+                pending += cache
+            else:
+                size += cache.numel() * cache.element_size()
+        return int(size)
 
     def tandem_matmul_flops_per_s(self) -> float:
         """Floating-point operations per second of a product of two square matrices, the best of five.

@@ -20,7 +20,7 @@ from deployments.serve_seam.environment import serve_environment
 from serve_app import sdk
 from serve_app.checks.ray_schema import check_engines, single_app_config
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
-from serve_app.cli import cost, curate, keys, placement, pressure, scaling, schema, simulate, traces
+from serve_app.cli import cost, curate, keys, placement, pressure, profiles, scaling, schema, simulate, traces
 from serve_app.cli.terminal import Address, console, errors
 from serve_app.kube.manifest import manifest_text, render_rayservice
 from serve_app.load.generator import LoadGenerator
@@ -32,7 +32,7 @@ from serve_app.running import ray_drain
 from serve_app.running.ray_stage import stage as stage_all
 
 cli = Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for family in (scaling, simulate, pressure, curate, traces, cost, keys, schema, placement):
+for family in (scaling, simulate, profiles, pressure, curate, traces, cost, keys, schema, placement):
     cli.add_typer(family.commands)
 
 # The shipped configuration that needs no GPU.
@@ -158,30 +158,6 @@ def quickstart(
         demo.show(report, metrics, console)
     if not demo.is_complete(report, metrics):
         raise ConfigError("the demonstration is not complete: a request failed, a path was unused, or no KV moved")
-
-
-@cli.command()
-def profile(
-    config: ConfigPath,
-    out: Annotated[Path, Option(help="Where to write the profile.")],
-    name: Annotated[str | None, Option(help="The profile's name; by default the file's.")] = None,
-    group: Annotated[str | None, Option(help="The group to measure; by default the first.")] = None,
-) -> None:
-    """Measure the engines of a config and write their profile, for the emulated engine and the simulator."""
-    app = single_app_config(load_serve_yaml(config))
-    groups = {each.name: (service, each) for service in app.services for each in service.groups}
-    if group is not None and group not in groups:
-        raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
-    service, chosen = groups[group or app.groups[0].name]
-    from deployments.emulated import profiler
-
-    with config_errors(), errors.status("starting") as line:
-        measured = profiler.profile(
-            name or out.stem, service, chosen, kv_transfer=app.kv_transfer, on_progress=line.update
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(measured.model_dump_json(indent=1) + "\n")
-    console.print(f"{out}: {measured.name}, {measured.kv_tokens} tokens of KV, {measured.max_running} requests")
 
 
 @cli.command()

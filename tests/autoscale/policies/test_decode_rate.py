@@ -34,7 +34,7 @@ def simulated(requests_per_s: float, configured_per_s: float) -> Run:
 
 
 def test_after_ten_minutes_the_learned_rate_is_within_15_percent() -> None:
-    run = simulated(requests_per_s=24.0, configured_per_s=60.0)
+    run = simulated(requests_per_s=32.0, configured_per_s=60.0)
     shown = {each.name: each.value for each in run.plans[-1][1].decision.shown}
     assert shown["decode_queue"] == 0.0
     # Each output token reads the KV of the prompt and of half of the answer, in the mean.

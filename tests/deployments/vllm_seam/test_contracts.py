@@ -45,6 +45,7 @@ def test_contract_engine_stats_engine_stats_logger() -> None:
         "external_kv_transfer: int",
         "self.num_generation_tokens",
         "self.prompt_token_stats",
+        "self.inter_token_latencies_iter",
     ):
         assert field in stats, field
     pulls = installed_source("vllm/distributed/kv_transfer/kv_connector/v1/nixl/stats.py")
@@ -114,6 +115,10 @@ def test_contract_worker_extension_worker_extension() -> None:
     assert "self.device" in worker
     assert "self.model_runner" in worker
     assert "worker_extension_cls" in worker
+
+
+def test_contract_worker_extension_worker_extension_tandem_kv_bytes() -> None:
+    assert "self.kv_caches" in installed_source("vllm/v1/worker/gpu_model_runner.py")
 
 
 def test_contract_worker_extension_nixl_worker() -> None:

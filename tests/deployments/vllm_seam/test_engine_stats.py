@@ -30,9 +30,13 @@ def scheduler(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**shown, **fields})
 
 
-def iteration(output: int, computed: int, cached: int = 0, pulled: int = 0) -> SimpleNamespace:
+def iteration(
+    output: int, computed: int, cached: int = 0, pulled: int = 0, gaps_s: tuple[float, ...] = ()
+) -> SimpleNamespace:
     prompts = SimpleNamespace(computed=computed, local_cache_hit=cached, external_kv_transfer=pulled)
-    return SimpleNamespace(num_generation_tokens=output, prompt_token_stats=prompts)
+    return SimpleNamespace(
+        num_generation_tokens=output, prompt_token_stats=prompts, inter_token_latencies_iter=list(gaps_s)
+    )
 
 
 def test_an_engine_is_empty_before_its_first_step_and_then_as_the_last_one_left_it() -> None:
@@ -61,7 +65,21 @@ def test_tokens_are_counted_and_queues_are_the_last_steps() -> None:
         "cached_prefill_tokens": 60.0,
         "pulled_bytes": 0.0,
         "pull_s": 0.0,
+        "decode_steps": 0,
+        "decode_steps_s": 0.0,
+        "decode_steps_requests": 0,
+        "decode_steps_kv_tokens": 0.0,
     }
+
+
+def test_steps_without_prompts_are_added_up() -> None:
+    stats = make_logger()
+    stats.record(scheduler(kv_cache_usage=0.5), iteration(2, 0, gaps_s=(0.02, 0.09)))  # one request had waited
+    stats.record(scheduler(kv_cache_usage=0.25), iteration(3, 0, gaps_s=(0.03, 0.03, 0.03)))
+    stats.record(scheduler(kv_cache_usage=0.9), iteration(3, 64, gaps_s=(0.5, 0.5)))  # with a prompt
+    load = stats.load
+    assert (load.decode_steps, load.decode_steps_s, load.decode_steps_requests) == (2, pytest.approx(0.05), 5)
+    assert load.decode_steps_kv_tokens == pytest.approx((0.5 + 0.25) * 100 * 32)
 
 
 def test_pulls_of_a_step_are_added_up() -> None:

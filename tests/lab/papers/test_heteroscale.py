@@ -113,7 +113,7 @@ def test_the_curve_names_each_split_with_its_rate() -> None:
 
 
 def test_all_signals_act_at_the_same_load() -> None:
-    configs = signal_configs(replace(DIALOGUE, best=point(9, 25.0)), pressure(SERVICE_A, H100))
+    configs = signal_configs(replace(DIALOGUE, best=point(9, 40.0)), pressure(SERVICE_A, H100))
     assert list(configs) == list(Signal)
     policies = {}
     for signal, config in configs.items():

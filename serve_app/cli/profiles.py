@@ -1,0 +1,144 @@
+"""``tandem profile``: measures engines, and holds a profile against measured operating points."""
+
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Exit, Option, Typer
+
+from autoscale.engines.operating_points import (
+    OperatingPoint,
+    Prediction,
+    load_operating_points,
+    mean_error_frac,
+    predicted,
+)
+from autoscale.engines.profile import EngineProfile
+from kvtransfer.topology import Role
+from serve_app.checks.ray_schema import single_app_config
+from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
+from serve_app.cli.terminal import console, errors, figure, figures_table
+from serve_app.output import write_file
+
+commands = Typer()
+
+_SEED = 0  # of the lengths that are drawn for a prediction: the same check gives the same figures
+
+
+@commands.command()
+def profile(
+    config: Annotated[Path, Argument(help="A Serve YAML with one Tandem application; with --check, a profile.")],
+    out: Annotated[Path | None, Option(help="Where to write the profile.")] = None,
+    name: Annotated[str | None, Option(help="The profile's name; by default the file's.")] = None,
+    group: Annotated[str | None, Option(help="The group to measure; by default the first.")] = None,
+    check: Annotated[
+        Path | None,
+        Option(help="Measure nothing: compare the profile with the operating points in this CSV."),
+    ] = None,
+    most_error_frac: Annotated[
+        float, Option(min=0.0, help="With --check: highest mean error of TPOT; beyond it the exit code is 1.")
+    ] = 0.1,
+    json_out: Annotated[Path | None, Option("--json", help="With --check: write all figures here.")] = None,
+) -> None:
+    """Measure the engines of a config and write their profile, or check a profile against measured points."""
+    if check is not None:
+        _check(config, check, most_error_frac, json_out)
+        return
+    if out is None:
+        raise ConfigError("give --out FILE for the profile, or --check FILE to compare one with measured points")
+    app = single_app_config(load_serve_yaml(config))
+    groups = {each.name: (service, each) for service in app.services for each in service.groups}
+    if group is not None and group not in groups:
+        raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
+    service, chosen = groups[group or app.groups[0].name]
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # its other lines would hide the progress
+    from deployments.profiler.profile import profiles
+
+    with config_errors(), errors.status("starting") as line:
+        measured = profiles(
+            name or out.stem,
+            service,
+            chosen,
+            kv_transfer=app.kv_transfer,
+            points=out.with_suffix(".points.jsonl"),
+            on_progress=line.update,
+        )
+    for path, each in _files(out, measured).items():
+        write_file(path, each.model_dump_json(indent=1) + "\n", "--out")
+        console.print(_line(path, each), highlight=False)
+
+
+def _files(out: Path, measured: Mapping[Role, EngineProfile]) -> dict[Path, EngineProfile]:
+    """The files to write: one if both roles have the same engine."""
+    prefill, decode = measured[Role.PREFILL], measured[Role.DECODE]
+    return {out: decode} if prefill is decode else {out.with_stem(f"{out.stem}_prefill"): prefill, out: decode}
+
+
+def _line(path: Path, each: EngineProfile) -> str:
+    text = f"{path}: {each.name}, {each.kv_tokens} tokens of KV, {each.max_running} requests"
+    if (test := each.left_out) is None:
+        return text
+    return (
+        f"{text}; off by {test.prefill_error_frac_p90:.0%} (prefill) and {test.decode_error_frac_p90:.0%} (decode) at "
+        f"{test.points} points left out (p90)"
+    )
+
+
+def _check(path: Path, points_path: Path, most_error_frac: float, json_out: Path | None) -> None:
+    """Compare, print, and exit with 1 if the mean error of TPOT is too large."""
+    with config_errors():
+        engine, points = EngineProfile.load(path), load_operating_points(points_path)
+        found = [predicted(engine, point, random.Random(_SEED)) for point in points]
+    table = figures_table(
+        "input/output tokens",
+        ("in flight", "TTFT s", "by mean", "by median", "TPOT ms", "by profile", "error"),
+        title=f"{engine.name}: {points_path.name}, measured, and by the profile",
+    )
+    for point, prediction in zip(points, found, strict=True):
+        error = mean_error_frac([(point.tpot_s, prediction.tpot_s)])
+        sign = "-" if point.tpot_s is not None and prediction.tpot_s < point.tpot_s else "+"
+        table.add_row(
+            f"{point.input_tokens}/{point.output_tokens}{' *' if prediction.is_extrapolated else ''}",
+            str(point.concurrency),
+            figure(point.ttft_s, ".3f"),
+            figure(prediction.ttft_mean_s, ".3f"),
+            figure(prediction.ttft_median_s, ".3f"),
+            figure(point.tpot_s, ".2f", 1e3),
+            figure(prediction.tpot_s, ".2f", 1e3),
+            "-" if error is None else f"{sign}{error:.1%}",
+        )
+    console.print(table)
+    if any(prediction.is_extrapolated for prediction in found):
+        console.print("* beyond the profile's points")
+    by_reading = _errors(points, found)
+    texts = [f"{reading} {error:.1%}" for reading, error in by_reading.items() if error is not None]
+    text = ", ".join(texts) or "nothing was measured"
+    console.print(f"mean error without sign: {text}", highlight=False, soft_wrap=True)
+    if json_out is not None:
+        rows = [point.model_dump() | asdict(each) for point, each in zip(points, found, strict=True)]
+        result = {"profile": engine.name, "points": str(points_path), "mean_error_frac": by_reading, "rows": rows}
+        write_file(json_out, json.dumps(result, indent=1) + "\n", "--json")
+    tpot_error = by_reading["TPOT"]
+    if tpot_error is not None and tpot_error > most_error_frac:
+        errors.print(
+            f"tandem: TPOT is off by {tpot_error:.1%} in the mean, more than --most-error-frac {most_error_frac:g}: "
+            "measure the engine again with `tandem profile CONFIG --out FILE`",
+            style="red",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise Exit(1)
+
+
+def _errors(points: Sequence[OperatingPoint], found: Sequence[Prediction]) -> dict[str, float | None]:
+    """Mean error by reading: measured TTFT may be a mean or a median."""
+    pairs = list(zip(points, found, strict=True))
+    return {
+        "TPOT": mean_error_frac([(point.tpot_s, each.tpot_s) for point, each in pairs]),
+        "TTFT if it is a mean": mean_error_frac([(point.ttft_s, each.ttft_mean_s) for point, each in pairs]),
+        "TTFT if it is a median": mean_error_frac([(point.ttft_s, each.ttft_median_s) for point, each in pairs]),
+    }
