@@ -94,9 +94,9 @@ def _check(path: Path, points_path: Path, most_error_frac: float, json_out: Path
         engine, points = EngineProfile.load(path), load_operating_points(points_path)
         found = [predicted(engine, point, random.Random(_SEED)) for point in points]
     table = figures_table(
-        "input/output tokens",
-        ("in flight", "TTFT s", "by mean", "by median", "TPOT ms", "by profile", "error"),
-        title=f"{engine.name}: {points_path.name}, measured, and by the profile",
+        "tokens in/out",
+        ("in flight", "TTFT s", "mean", "median", "TPOT ms", "model", "error"),
+        title=f"{engine.name}: {points_path.name}, measured, and by the engine model",
     )
     for point, prediction in zip(points, found, strict=True):
         error = mean_error_frac([(point.tpot_s, prediction.tpot_s)])

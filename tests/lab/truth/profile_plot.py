@@ -19,7 +19,7 @@ def places(path: Path, what: str) -> Iterator[tuple[tuple[int, ...], float]]:
     """The measured places of one kind, such as ``prefill``, and their seconds."""
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         row = json.loads(line)
-        if what in row["at"][:2]:
+        if row["at"][1] == what:  # the first part names the engine
             yield tuple(each for each in row["at"] if isinstance(each, int)), row["seconds"]
 
 
