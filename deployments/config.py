@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import Pools
+from autoscale.documents import first_fault
 from autoscale.engines.variants import TypicalLengthsConfig, Worth
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -74,6 +75,32 @@ class StartHostsConfig(StrictConfig):
     GPU. A replica that starts takes one. 0: none, and replicas import everything at their start."""
 
 
+class LongPromptsConfig(StrictConfig):
+    """Groups that only very long prompts go to, so that these prompts delay no others (DOPD section VII).
+
+    Very long prompts are rare, so no forecast sees them. The groups have fixed counts, and the autoscaler does not see
+    them: neither their requests nor their GPUs count in its sizes and budgets.
+    """
+
+    least_tokens: int = Field(ge=1)
+    """Estimated tokens of a prompt from which it goes to these groups. The endpoint estimates them from the prompt's
+    bytes, 4 for each token; it counts token ids exactly."""
+    groups: tuple[GroupConfig, ...] = Field(min_length=1)
+    """Deployment groups for these prompts. While none of them has a replica, the prompts go to the other groups."""
+    admission: ObjectivesConfig = ObjectivesConfig()
+    """Objectives of these prompts alone. With {} they have none, and none of them is refused for its wait."""
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        for key, pool in ((key, pool) for group in self.groups for key, pool in group.pools().items()):
+            if pool.max_replicas is not None or not pool.replicas:
+                raise ValueError(
+                    f"{key} is for long prompts and has a fixed number of replicas: leave max_replicas out, and set "
+                    "replicas to 1 or more"
+                )
+        return self
+
+
 class ServiceConfig(StrictConfig):
     """One model: its engines, its groups, and how it is routed and sized."""
 
@@ -82,6 +109,8 @@ class ServiceConfig(StrictConfig):
     """vLLM engine arguments of both roles, by name."""
     groups: tuple[GroupConfig, ...] = Field(min_length=1)
     """Deployment groups of the model. Replicas of the first group are the standard for the capacity of all others."""
+    long_prompts: LongPromptsConfig | None = None
+    """Groups of their own for very long prompts. Left out, all prompts go to the same groups."""
     typical_lengths: TypicalLengthsConfig = TypicalLengthsConfig()
     router: RouterConfig = RouterConfig()
     admission: ObjectivesConfig | None = None
@@ -99,6 +128,14 @@ class ServiceConfig(StrictConfig):
                 "a group with a prefill pool first, since its replicas are the standard for the others"
             )
         check_known(self.groups)
+        return self
+
+    @model_validator(mode="after")
+    def _check_long_prompts(self) -> Self:
+        try:
+            _ = self.long_service
+        except ValidationError as error:
+            raise ValueError(f"long_prompts: {first_fault(error)}") from None
         return self
 
     @model_validator(mode="after")
@@ -167,6 +204,19 @@ class ServiceConfig(StrictConfig):
                     f"{gpu_type or 'no GPU'}: {remedy}, or set another accelerator_type"
                 )
         return self
+
+    @property
+    def long_service(self) -> Self | None:
+        """The service of very long prompts alone, which no policy sizes; ``None``: they have no groups of their own."""
+        if (long := self.long_prompts) is None:
+            return None
+        kept = {name: getattr(self, name) for name in ("model", "engine_kwargs", "typical_lengths", "router")}
+        return type(self)(**kept, groups=long.groups, admission=long.admission)
+
+    @property
+    def all_groups(self) -> tuple[GroupConfig, ...]:
+        """The groups, and after them those of very long prompts."""
+        return self.groups if self.long_prompts is None else (*self.groups, *self.long_prompts.groups)
 
     def admission_in(self, endpoint: AdmissionConfig) -> AdmissionConfig:
         """The endpoint's bounds with the objectives of this service."""

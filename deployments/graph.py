@@ -50,7 +50,7 @@ def build_graph(
     outliers = {
         str(key): service.router.outlier.model_dump(mode="json")
         for service in services
-        for group in service.groups
+        for group in service.all_groups
         for key in group.pools()
     }
     actors = [_actor("health_board", HealthBoard, configs=outliers)]
@@ -144,7 +144,7 @@ def _service(
     topology: TopologyConfig | None,
     start_hosts: StartHostsConfig,
 ) -> Service:
-    """Bind the pools of one model."""
+    """Bind the pools of one model, and those of its long prompts."""
     prefills: dict[str, Application] = {}
     decodes: dict[str, Application] = {}
     gpu_resources = {} if topology is None else topology.gpu_resources
@@ -183,4 +183,11 @@ def _service(
                 bind_kwargs=bind,
                 override_serve_options={"name": str(key), **serve_options(pool)},
             )
-    return Service(config=config, worth=config.worths(), decodes=decodes, prefills=prefills)
+    long = config.long_service
+    return Service(
+        config=config,
+        worth=config.worths(),
+        decodes=decodes,
+        prefills=prefills,
+        long=None if long is None else _service(long, kv_transfer, ingress, topology, start_hosts),
+    )

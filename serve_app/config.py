@@ -194,7 +194,7 @@ class AppConfig(StrictConfig):
     @property
     def groups(self) -> tuple[GroupConfig, ...]:
         """Groups of all services."""
-        return tuple(group for service in self.services for group in service.groups)
+        return tuple(group for service in self.services for group in service.all_groups)
 
     @property
     def model(self) -> ModelConfig:

@@ -56,6 +56,11 @@ class Gate:
         """Number of requests that wait or are being answered."""
         return self._admission.request_count
 
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return self._admission.waiting
+
     def refuse_unread(self, key: str | None, priority: Priority) -> None:
         """Count a request that was refused before its body was read."""
         self._admission.refuse_unread(key, priority, time.monotonic())
@@ -118,7 +123,6 @@ class Gate:
         for place in self._admission.passed(time.monotonic()):
             if (turn := self._turns.get(place)) is not None and not turn.done():
                 turn.set_result(None)
-        metrics.WAITING.set(self._admission.waiting)
 
     async def _tick(self) -> None:
         """Refuse requests that have waited too long, while any request waits."""
@@ -143,11 +147,12 @@ class Intake:
     """Counts requests from the arrival of their headers, and refuses some before their bodies are read."""
 
     def __init__(self, limits: RequestLimits, keys: ApiKeys | None, gates: Collection[Gate]) -> None:
-        """``gates``: the gates of all models; they count the requests whose bodies have been read."""
+        """``gates``: those of all models and of their very long prompts; they count requests whose bodies were read."""
         self._limits = limits
         self._keys = keys
         self._gates = gates
         self._arriving = 0  # requests whose body is being read, or whose model is being woken
+        metrics.WAITING.set_function(lambda: sum(gate.waiting for gate in gates))
         self._drains_until_s = 0.0  # monotonic time until which new requests are refused
 
     def check_open(self) -> None:

@@ -29,7 +29,7 @@ from deployments.endpoint.client_request import (
 )
 from deployments.endpoint.config import IngressConfig
 from deployments.endpoint.gate import Gate, Intake
-from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of
+from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
 from deployments.endpoint.metrics_port import MetricsPage, MetricsPort
 from deployments.endpoint.relay import Relay
 from deployments.endpoint.request_body import Bodies, Body, read_body
@@ -107,20 +107,22 @@ class Ingress:
             for service in services
             if service.config.autoscale is not None
         ]
-        self._intake = Intake(limits, keys, [model.gate for model in self._models.values()])
+        models = [part for model in self._models.values() for part in (model, model.long) if part is not None]
+        self._intake = Intake(limits, keys, [model.gate for model in models])
         self._bodies, self._relay = Bodies(config), Relay(config.retries)
         self._health_error: OpenAIError | None = None  # result of the last health check
         self._health_checked_s = -math.inf  # monotonic time of the last health check
         self._health_lock = asyncio.Lock()
         endpoint = serve.get_deployment_handle(context.deployment, context.app_name)
-        engines = [pool for service in services for pool in (*service.decodes.values(), *service.prefills.values())]
+        engines = [pool for service in services for pool in service.handles()]
         self._page = MetricsPage(endpoint, engines, context.app_name if is_autoscaled else None)
         port = MetricsPort(config.metrics_host, config.metrics_port, context.app_name, self._page.render)
         loops = [self._watch.run(), port.run(), *([] if self._membership is None else [self._membership.run()])]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._start.ready()
 
-    def _served_model(self, service: Service, limits: RequestLimits) -> ServedModel:
+    def _served_model(self, service: Service, limits: RequestLimits, usual: ServedModel | None = None) -> ServedModel:
+        """The model; ``usual``: the model of whose very long prompts this is the part."""
         config, groups = service.config, []
         for group in config.groups:
             handle = service.decodes[group.name]
@@ -137,11 +139,18 @@ class Ingress:
             replicas=self._config.replicas,
             prefill_replicas=count_prefill(config, service.worth, self._membership),
         )
-        return ServedModel(config, groups, gate, self._membership, max_prompt_tokens=self._config.max_prompt_tokens)
+        membership = None if config.autoscale is None else self._membership
+        model = ServedModel(
+            config, groups, gate, membership, max_prompt_tokens=self._config.max_prompt_tokens, usual=usual
+        )
+        if service.long is not None:
+            model.long = self._served_model(service.long, limits, model)
+        return model
 
     def _is_stranded(self, pool: str) -> bool:
         """Whether a decode pool has no replica while another pool of the same model has one."""
-        return any(model.is_stranded(pool) for model in self._models.values())
+        models = self._models.values()
+        return any(part.is_stranded(pool) for model in models for part in (model, model.long) if part is not None)
 
     async def __del__(self) -> None:
         """Called by Serve when it ends the replica."""
@@ -217,7 +226,7 @@ class Ingress:
             "object": "model",
             "created": self._created_s,
             "owned_by": "tandem",
-            "max_model_len": model.max_model_len,
+            "max_model_len": (model.long or model).max_model_len,
         }
 
     def _named_model(self, name: Any) -> ServedModel:
@@ -287,8 +296,11 @@ class Ingress:
                 raise OpenAIError(400, "model is missing", param="model")
             request.model = self._named_model(fields["model"])
             check_types(fields)
-        most_tokens = request.model.most_prompt_tokens
-        request.place = place_of(request.endpoint, fields, request.key, request.priority, most_tokens)
+        prompts = prompt_tokens(request.endpoint, fields)
+        request.model = request.model.serving_prompt(max(prompts))
+        request.place = place_of(
+            request.endpoint, fields, prompts, request.key, request.priority, request.model.most_prompt_tokens
+        )
 
     @contextmanager
     def _refusals_counted(self, key: str | None) -> Iterator[None]:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployments.wire.openai_errors import OpenAIError
@@ -109,14 +109,24 @@ def check_types(body: dict[str, Any]) -> None:
             raise OpenAIError(400, f"{name} must be {kind_name} (got {value!r:.100})", param=name)
 
 
+def prompt_tokens(endpoint: str, body: dict[str, Any]) -> list[int]:
+    """Tokens of each prompt of a request to ``endpoint`` (``chat`` or ``completions``), estimated if they are text."""
+    return [_messages_tokens(body)] if endpoint == "chat" else _prompts_tokens(body.get("prompt"))
+
+
 def place_of(
-    endpoint: str, body: dict[str, Any], key: str | None, priority: Priority, most_prompt_tokens: int | None
+    endpoint: str,
+    body: dict[str, Any],
+    prompts: Sequence[int],
+    key: str | None,
+    priority: Priority,
+    most_prompt_tokens: int | None,
 ) -> QueuedRequest:
     """The place in admission of a request to ``endpoint`` (``chat`` or ``completions``); ``key``: name of its API key.
 
-    A prompt counts as at most ``most_prompt_tokens``, since decode refuses a longer one before it is computed.
+    ``prompts``: tokens of each of its prompts. A prompt counts as at most ``most_prompt_tokens``, since decode refuses
+    a longer one before it is computed.
     """
-    prompts = [_messages_tokens(body)] if endpoint == "chat" else _prompts_tokens(body.get("prompt"))
     most_tokens = math.inf if most_prompt_tokens is None else most_prompt_tokens
     most_output_tokens = _count(body.get("max_tokens"))
     if endpoint == "chat":

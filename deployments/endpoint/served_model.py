@@ -1,5 +1,8 @@
 """One model at the endpoint: its groups, the choice of a group for a request, and the end of the model's sleep.
 
+A model may have groups for very long prompts alone. They are a ``ServedModel`` of their own, ``long``, with a queue of
+its own, so that these prompts delay no others.
+
 A model sleeps while autoscaling has left it no replica. A request wakes it.
 """
 
@@ -10,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve import Application
@@ -42,6 +46,11 @@ class Service:
     worth: Mapping[PoolKey, Worth]  # of each pool: replicas of the first group that one of its own is worth
     decodes: Mapping[str, DeploymentHandle | Application]
     prefills: Mapping[str, DeploymentHandle | Application]  # only of groups with a prefill pool
+    long: "Service | None" = None  # the deployments for very long prompts
+
+    def handles(self) -> list[Any]:
+        """Handles of all pools."""
+        return [*self.decodes.values(), *self.prefills.values(), *([] if self.long is None else self.long.handles())]
 
 
 class DecodeGroup:
@@ -80,10 +89,17 @@ class ServedModel:
         membership: MembershipFeed | None,
         *,
         max_prompt_tokens: int | None,
+        usual: "ServedModel | None" = None,
     ) -> None:
-        """``membership``: the pools that serve by the autoscaler's plan; ``None``: no model is autoscaled.
+        """A model without requests.
 
-        ``max_prompt_tokens``: the endpoint's own bound of a prompt.
+        Args:
+            config: the service, or its part for very long prompts.
+            groups: its groups.
+            gate: where its requests wait for their turn.
+            membership: the pools that serve by the autoscaler's plan; ``None``: no policy sizes them.
+            max_prompt_tokens: the endpoint's own bound of a prompt.
+            usual: for very long prompts: the model whose groups compute them while ``groups`` have no replica.
         """
         self.model_id = config.model.id
         self.groups = tuple(groups)
@@ -94,14 +110,30 @@ class ServedModel:
         self.slow_tpot_s = config.router.outlier.slow_tpot_s
         self.can_sleep = config.autoscale is not None and not any(group.decode.replicas for group in config.groups)
         self._membership = membership
+        self._usual = usual
+        self.long: ServedModel | None = None  # the part for very long prompts, if there is one
+        self.least_long_tokens = math.inf if config.long_prompts is None else config.long_prompts.least_tokens
+
+    def serving_prompt(self, tokens: int) -> "ServedModel":
+        """The model, or its part for very long prompts if that has replicas.
+
+        ``tokens``: estimate of the request's longest prompt.
+        """
+        if self.long is None or tokens < self.least_long_tokens:
+            return self
+        return self.long if any(known_pools.has_replicas(group.pool) for group in self.long.groups) else self
 
     def serving(self) -> list[DecodeGroup]:
         """The groups whose decode pool has replicas that the plan admits. Without such a group: all that have replicas.
+
+        If no group for very long prompts has replicas, they are the model's usual groups.
 
         A replica that the plan does not admit waits for more replicas of the other role, or is about to leave. The
         router of a group knows no other group. If a group had only such replicas, its router would send requests there.
         """
         groups = [group for group in self.groups if known_pools.has_replicas(group.pool)]
+        if not groups and self._usual is not None:
+            return self._usual.serving()
         membership = None if self._membership is None else self._membership.now()
         if membership is None:  # no plan holds
             return groups

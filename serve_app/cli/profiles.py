@@ -51,7 +51,7 @@ def profile(
     if out is None:
         raise ConfigError("give --out FILE for the profile, or --check FILE to compare one with measured points")
     app = single_app_config(load_serve_yaml(config))
-    groups = {each.name: (service, each) for service in app.services for each in service.groups}
+    groups = {each.name: (service, each) for service in app.services for each in service.all_groups}
     if group is not None and group not in groups:
         raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
     service, chosen = groups[group or app.groups[0].name]

@@ -171,3 +171,41 @@ def test_a_context_of_true_or_false_is_refused(value: bool) -> None:
         service({}, max_model_len=value)
     with pytest.raises(ValidationError, match=f"max_model_len is {value}: set a number of tokens"):
         service({}, {LENGTH: value})
+
+
+def _service(**fields: Any) -> ServiceConfig:
+    own = {"model": {"id": "m", "source": "org/m"}, "groups": [{"name": "a"}]}
+    return ServiceConfig.model_validate({**own, **fields})
+
+
+def test_very_long_prompts_have_groups_that_no_policy_sizes() -> None:
+    pool = {"max_replicas": 2}
+    service = _service(
+        groups=[{"name": "a", "prefill": pool, "decode": pool}],
+        autoscale={"policy": {"kind": "queue_depth", "decode_requests_per_s": 1.0}},
+        admission={"ttft_s": 1.0},
+        long_prompts={"least_tokens": 30_000, "groups": [{"name": "far"}]},
+    )
+    assert [group.name for group in service.all_groups] == ["a", "far"]
+    assert {key.group for key in service.pool_limits().root} == {"a"}  # what the policy sizes
+    long = service.long_service
+    assert long is not None
+    assert (long.model, long.router, long.autoscale, long.long_prompts) == (service.model, service.router, None, None)
+    assert [group.name for group in long.groups] == ["far"]
+    assert long.admission_in(IngressConfig().admission).ttft_s is None  # the objective of other prompts is not theirs
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"name": "far", "decode": {"max_replicas": 2}}, "decode:far .* leave max_replicas out"),
+        ({"name": "far", "prefill": {"replicas": 0}, "decode": {"replicas": 0}}, "prefill:far .* replicas to 1"),
+        (
+            {"name": "far", "decode": {"engine_kwargs": {"max_model_len": True}}},
+            "long_prompts: .*max_model_len is True",
+        ),
+    ],
+)
+def test_groups_for_long_prompts_need_fixed_counts_and_valid_engines(group: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        _service(long_prompts={"least_tokens": 30_000, "groups": [group]})

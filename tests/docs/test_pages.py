@@ -180,8 +180,10 @@ def test_the_readmes_configurations_are_valid(example: dict[str, Any]) -> None:
 
 
 def test_the_placement_pages_configuration_is_valid(example: dict[str, Any]) -> None:
-    block, elastic, _ = yaml_blocks("docs/placement.md")
+    block, elastic, _, long = yaml_blocks("docs/placement.md")
     TopologyConfig.model_validate(elastic["topology"])
+    chat = block["args"]["services"][0]
+    assert [group.name for group in ServiceConfig.model_validate({**chat, **long}).all_groups][-1] == "long"
     application = {
         **example["applications"][0],
         "autoscaling_policy": {"policy_function": "autoscale.ray_policy:JointPolicy"},
@@ -191,7 +193,7 @@ def test_the_placement_pages_configuration_is_valid(example: dict[str, Any]) -> 
 
 
 def test_the_placement_pages_variants_are_worth_what_it_says() -> None:
-    _, _, services = yaml_blocks("docs/placement.md")
+    _, _, services, _ = yaml_blocks("docs/placement.md")
     (service,) = services
     for group in service["groups"]:
         for role in ("prefill", "decode"):

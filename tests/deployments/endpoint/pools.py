@@ -103,6 +103,7 @@ class Pools:
             longest_context_tokens=None,
             router=SimpleNamespace(outlier=OutlierConfig()),
             autoscale=None,
+            long_prompts=None,
         )
         self.model = ServedModel(config, made, gate, None, max_prompt_tokens=None)
         self.relay = Relay(retries)
@@ -111,7 +112,7 @@ class Pools:
     def request(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:
         """A request whose body has these fields; it arrived ``ago_s`` ago."""
         from deployments.endpoint.client_request import ClientRequest
-        from deployments.endpoint.json_body import place_of
+        from deployments.endpoint.json_body import place_of, prompt_tokens
         from router.admission_config import Priority
 
         arrived_s = self.clock.monotonic() - ago_s
@@ -127,7 +128,9 @@ class Pools:
             body=held,
         )
         request.raw, request.model = b"{}", self.model
-        request.place = place_of("completions", body or {}, None, Priority.NORMAL, None)
+        request.place = place_of(
+            "completions", body or {}, prompt_tokens("completions", body or {}), None, Priority.NORMAL, None
+        )
         return request
 
     def frames(self, body: dict[str, Any] | None = None, ago_s: float = 0.0) -> Any:

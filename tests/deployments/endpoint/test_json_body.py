@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.endpoint import json_body
-from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of
+from deployments.endpoint.json_body import check_content_type, check_types, json_object, place_of, prompt_tokens
 from deployments.wire.openai_errors import OpenAIError
 from router.admission import Admission, QueuedRequest
 from router.admission_config import AdmissionConfig, Priority
@@ -186,7 +186,7 @@ TEXT = "four" * 100  # 100 tokens
 
 
 def asked(endpoint: str, most_prompt_tokens: int | None = None, **body: Any) -> QueuedRequest:
-    return place_of(endpoint, body, None, Priority.NORMAL, most_prompt_tokens)
+    return place_of(endpoint, body, prompt_tokens(endpoint, body), None, Priority.NORMAL, most_prompt_tokens)
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,33 @@ def test_a_prompt_counts_up_to_the_longest_context_and_the_models_card_shows_the
     gate: Any = None
     model = ServedModel(ServiceConfig.model_validate(fields), [], gate, None, max_prompt_tokens=max_prompt_tokens)
     assert (model.max_model_len, model.most_prompt_tokens) == (4096, most_tokens)
+
+
+def _with_long_prompts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A model with group a, and its part for very long prompts with group b."""
+    usual: Any = Pools(Clock(monkeypatch), "a").model
+    long: Any = Pools(Clock(monkeypatch), "b").model
+    usual.long, usual.least_long_tokens, long._usual = long, 1000, usual
+    return usual, long
+
+
+def test_only_very_long_prompts_go_to_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, long = _with_long_prompts(monkeypatch)
+    know(monkeypatch, a=["a0"], b=["b0"])
+    assert usual.serving_prompt(999) is usual
+    assert usual.serving_prompt(1000) is long
+    assert [group.name for group in usual.serving()] == ["a"]
+    assert [group.name for group in long.serving()] == ["b"]
+
+
+def test_very_long_prompts_go_to_the_usual_groups_while_their_own_have_no_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, long = _with_long_prompts(monkeypatch)
+    know(monkeypatch, a=["a0"], b=[])
+    assert usual.serving_prompt(5000) is usual
+    assert [group.name for group in long.serving()] == ["a"]  # for a request whose replica was lost
+    assert long.is_stranded("decode:test_endpoint:b")  # so a call that waits there ends
+    know(monkeypatch, a=[], b=["b0"])
+    assert not usual.serving()  # other prompts do not go to the groups of long ones
+    assert not usual.is_stranded("decode:test_endpoint:a")
