@@ -201,7 +201,7 @@ class Stack:
             )
         url = f"http://127.0.0.1:{_PORT}"
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _answers(url):
+        while not answers(url):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
                 raise RuntimeError(f"{self._name} did not start: see {log}")
@@ -215,7 +215,8 @@ class Stack:
             self._process.wait(120)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a stack answers a request."""
     body = json.dumps({"model": "tiny", "prompt": [300] * 4, "max_tokens": 1}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"})
     try:
