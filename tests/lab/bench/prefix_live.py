@@ -37,6 +37,7 @@ BLOCK_TOKENS = 32
 # Share of the cluster's KV that all prefixes take: llm-d's published shape (needs of 73 %).
 DEMAND_FRAC = 0.73
 KV_BLOCKS = round(PREFIXES * PREFIX_TOKENS / DEMAND_FRAC / ENGINES / BLOCK_TOKENS)
+_CPUS = 4 * ENGINES  # Ray's count of the node's CPUs, enough for all processes; the machine may have fewer cores
 _PORT = 8100
 _START_TIMEOUT_S = 400.0
 _SETTLE_S = 15.0
@@ -212,13 +213,13 @@ def _host(stack: str) -> None:
     args["engine_kwargs"] = kwargs
     args["groups"] = [{"name": "g0", "prefill": None, "decode": pool}]
     args["router"] = {"policy": stack.removeprefix("tandem_")}
-    with deploy(document):
+    with LocalCluster([NodeSpec(cpus=_CPUS)]) as cluster, deploy(document, address=cluster.address):
         sys.stdin.read()
 
 
 def _host_ray(model: dict[str, Any], engine_kwargs: dict[str, Any]) -> None:
     driver_environment()
-    with LocalCluster([NodeSpec(cpus=6)]) as cluster:
+    with LocalCluster([NodeSpec(cpus=_CPUS)]) as cluster:
         import ray
         from ray import serve
         from ray.serve.config import RequestRouterConfig
