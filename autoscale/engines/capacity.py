@@ -3,8 +3,19 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from enum import StrEnum
 
 from autoscale.engines.profile import EngineProfile
+
+
+class Limit(StrEnum):
+    """What limits the requests per second of a replica."""
+
+    PREFILL_COMPUTE = "prefill compute"
+    KV_MEMORY = "decode KV memory"
+    TPOT = "TPOT objective (time to read weights and KV)"
+    MAX_RUNNING = "max_running of the decode engine"
+    LINK = "hand-over link"
 
 
 def prefill_engines(
@@ -43,15 +54,26 @@ def decode_batch(
 
     Source: DOPD section IV-B, M' and the constraint on TPOT.
     """
+    return decode_limit(profile, context_tokens, tpot_s, prompt_s_per_output_token)[0]
+
+
+def decode_limit(
+    profile: EngineProfile, context_tokens: float, tpot_s: float, prompt_s_per_output_token: float = 0.0
+) -> tuple[int, Limit]:
+    """The ``decode_batch``, and what limits it; the arguments are the same."""
     # On average the last block of a request is half empty.
     fitting = int(profile.kv_tokens / max(1.0, context_tokens + profile.block_tokens / 2))
-    batches = range(2, min(profile.max_running, fitting) + 1)
+    most = min(profile.max_running, fitting)
+    batches = range(2, most + 1)
     # A step takes longer with each request in the batch, so the batches that meet the objective come first.
 
     def step_s(batch: int) -> float:
         return profile.decode.seconds_for(batch, context_tokens) + batch * prompt_s_per_output_token
 
-    return 1 + bisect_right(batches, tpot_s, key=step_s)
+    batch = 1 + bisect_right(batches, tpot_s, key=step_s)
+    if batch < most:
+        return batch, Limit.TPOT
+    return batch, Limit.KV_MEMORY if fitting <= profile.max_running else Limit.MAX_RUNNING
 
 
 def decode_tokens_per_s(

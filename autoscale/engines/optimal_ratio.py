@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
-from autoscale.engines.capacity import decode_batch
+from autoscale.engines.capacity import Limit, decode_limit, handoff_engines
+from autoscale.engines.lengths import Lengths, MeanRequest
 from autoscale.engines.profile import EngineProfile
 from kvtransfer.strict_config import StrictConfig
 
@@ -56,57 +57,92 @@ class OptimalRatio:
     """The ratio at which prefill just keeps every decode replica at its highest concurrency.
 
     Attributes:
+        request: the mean request for which it is.
         decode_concurrency: requests in the batch of one decode replica (cc_d).
         decode_step_s: time of one step at that concurrency, seconds (t_d).
-        prefill_per_decode: prefill replicas per decode replica (n_p / n_d), not rounded.
+        prefill_requests_per_s: requests per second of one prefill replica.
+        decode_requests_per_s: requests per second of one decode replica at its limit.
+        decode_limit: what limits a decode replica. A prefill replica is limited by its compute.
         is_extrapolated: whether a value lies outside a profile's points.
     """
 
+    request: MeanRequest
     decode_concurrency: int
     decode_step_s: float
-    prefill_per_decode: float
+    prefill_requests_per_s: float
+    decode_requests_per_s: float
+    decode_limit: Limit
     is_extrapolated: bool
+
+    @property
+    def prefill_per_decode(self) -> float:
+        """Prefill replicas per decode replica (n_p / n_d), not rounded, without headroom."""
+        return self.decode_requests_per_s / self.prefill_requests_per_s
 
 
 def optimal_ratio(
     prefill_profile: EngineProfile,
     decode_profile: EngineProfile,
-    input_tokens: float,
-    output_tokens: float,
+    lengths: Lengths,
     *,
     tpot_s: float,
     memory: DecodeMemoryConfig | None = None,
 ) -> OptimalRatio:
-    """``n_p / n_d = cc_d t_p / (t_d OSL)`` (Eq. 14), without headroom.
-
-    ``input_tokens``: mean prompt (ISL). ``output_tokens``: mean answer (OSL). ``tpot_s``: the objective. ``memory``:
-    limits from which the paper estimates decode's batch; ``None``: the batch follows from the profile.
+    """The optimal ratio of two profiles for a distribution of lengths; see ``ratio_for``.
 
     Raises:
-        ValueError: a length is not above 0, prefill takes no time, or a step cannot read the weights in time.
+        ValueError: prefill takes no time, or a step cannot read the weights in time.
     """
-    if not (input_tokens > 0.0 and output_tokens > 0.0):
-        raise ValueError(f"{input_tokens:g} input and {output_tokens:g} output tokens: both must be above 0")
+    request = MeanRequest.of(lengths, prefill_profile)
+    return ratio_for(request, decode_profile, tpot_s=tpot_s, memory=memory)
+
+
+def ratio_for(
+    request: MeanRequest,
+    decode_profile: EngineProfile,
+    *,
+    tpot_s: float,
+    memory: DecodeMemoryConfig | None = None,
+) -> OptimalRatio:
+    """``n_p / n_d = cc_d E[T_p] / (t_d OSL)`` (Eq. 14), without headroom; less if the link of decode is slower.
+
+    ``tpot_s``: the objective. ``memory``: limits from which the paper estimates decode's batch; ``None``: the batch
+    follows from the profile.
+
+    Raises:
+        ValueError: a step cannot read the weights in time.
+    """
     # Eq. 13 and 14 are used here; the paper's Algorithm 2 differs from them. Its line 30 takes a step's time at
     # (ISL + OSL)/2, but the mean KV is ISL + OSL/2. Its lines 30 and 31 count all requests, but Eq. 14 counts those of
     # one decode replica (r / n_d).
-    context_tokens = input_tokens + output_tokens / 2
     if memory is None:
-        concurrency = decode_batch(decode_profile, context_tokens, tpot_s)
+        concurrency, limit = decode_limit(decode_profile, request.context_tokens, tpot_s)
     else:
-        # Eq. 13: cc_d = min(V_mem, V_BW) / ((ISL + OSL/2) M_token).
-        request_bytes = context_tokens * decode_profile.handoff.kv_bytes_per_token
-        fitting = int(min(memory.room_bytes, memory.readable_bytes(tpot_s)) / request_bytes)
-        concurrency = max(1, min(fitting, decode_profile.max_running))
-    prefill_s = prefill_profile.prefill.seconds_for(input_tokens)
-    if prefill_s <= 0.0:
-        raise ValueError(f"profile {prefill_profile.name}: {input_tokens:g} tokens take no time: measure it again")
-    step_s = decode_profile.decode.seconds_for(concurrency, context_tokens)
+        concurrency, limit = _concurrency_by_memory(request, decode_profile, tpot_s, memory)
+    step_s = decode_profile.decode.seconds_for(concurrency, request.context_tokens)
+    decode_requests_per_s = concurrency / (step_s * request.output_tokens)
+    link_requests_per_s = 1.0 / handoff_engines(decode_profile, 1.0, request.input_tokens)
+    if link_requests_per_s < decode_requests_per_s:
+        decode_requests_per_s, limit = link_requests_per_s, Limit.LINK
     return OptimalRatio(
+        request=request,
         decode_concurrency=concurrency,
         decode_step_s=step_s,
-        prefill_per_decode=concurrency * prefill_s / (step_s * output_tokens),
-        is_extrapolated=not (
-            prefill_profile.prefill.covers(input_tokens) and decode_profile.decode.covers(concurrency, context_tokens)
-        ),
+        prefill_requests_per_s=1.0 / request.prefill_s,
+        decode_requests_per_s=decode_requests_per_s,
+        decode_limit=limit,
+        is_extrapolated=request.beyond_frac > 0.0
+        or not decode_profile.decode.covers(concurrency, request.context_tokens),
     )
+
+
+def _concurrency_by_memory(
+    request: MeanRequest, profile: EngineProfile, tpot_s: float, memory: DecodeMemoryConfig
+) -> tuple[int, Limit]:
+    """The batch of one decode replica, and what limits it: cc_d = min(V_mem, V_BW) / (context M_token) (Eq. 13)."""
+    request_bytes = request.context_tokens * profile.handoff.kv_bytes_per_token
+    fitting, readable = memory.room_bytes, memory.readable_bytes(tpot_s)
+    concurrency = max(1, int(min(fitting, readable) / request_bytes))
+    if concurrency > profile.max_running:
+        return profile.max_running, Limit.MAX_RUNNING
+    return concurrency, Limit.KV_MEMORY if fitting <= readable else Limit.TPOT

@@ -12,12 +12,14 @@ from typing import Literal
 from pydantic import Field
 
 from autoscale.engines.capacity import decode_tokens_per_s
+from autoscale.engines.lengths import Lengths, MeanRequest
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
 from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
 from autoscale.headcount import EPSILON_REPLICAS, Census
 from autoscale.policies.policy import (
     Policy,
     ProfiledConfig,
+    observed_lengths,
     present_replicas,
     queue_at_endpoint,
     ratio_of,
@@ -146,7 +148,7 @@ class Dopd(Policy[DopdConfig]):
         elif (means := past.means()) is None:
             reason = "arrivals and their lengths were not observed yet"
         else:
-            past, reason = self._adjusted(past, means, snapshot.now_s)
+            past, reason = self._adjusted(past, means, snapshot)
         plan = past.plan or tuple(present[role] for role in Role)
         wanted = dict(zip(Role, plan, strict=True))
         if (urgent := self._overload(snapshot, past, wanted)) is not None:
@@ -157,12 +159,13 @@ class Dopd(Policy[DopdConfig]):
             wanted=wanted if is_planned else None, reason=reason, ratio=ratio_of(wanted, snapshot), memory=past.memory()
         )
 
-    def _adjusted(self, past: _Past, means: tuple[float, ...], now_s: float) -> tuple[_Past, str]:
+    def _adjusted(self, past: _Past, means: tuple[float, ...], snapshot: Snapshot) -> tuple[_Past, str]:
         """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35).
 
-        ``means``: means of the interval that ends now.
+        The forecast mean lengths scale the distribution of the lengths that are observed now. ``means``: means of the
+        interval that ends now.
         """
-        config, factors = self._config, past.factors
+        config, factors, now_s = self._config, past.factors, snapshot.now_s
         if past.forecasts:
             outcomes = zip(past.factors, past.forecasts, means, strict=True)
             factors = tuple(config.correction.updated(*outcome) for outcome in outcomes)
@@ -171,18 +174,20 @@ class Dopd(Policy[DopdConfig]):
         results = [config.forecast.forecast(times_s, values, config.interval_s) for values in series]
         forecasts = tuple(each.value for each in results)
         rate, inputs, outputs = (value / factor for value, factor in zip(forecasts, factors, strict=True))
-        inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # optimal_ratio needs lengths above 0
+        inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # lengths must be above 0
+        lengths = (observed_lengths(snapshot.traffic) or Lengths.fixed(inputs, outputs)).scaled(inputs, outputs)
         best = optimal_ratio(
-            config.prefill, config.decode, inputs, outputs, tpot_s=self._slo.tpot_s, memory=config.decode_memory
+            config.prefill, config.decode, lengths, tpot_s=self._slo.tpot_s, memory=config.decode_memory
         )
         # Lines 32 and 33. r_next is ``in_flight``: the requests on decode if batches are full (Little's law). R_opt is
         # ``prefill_per_decode`` (Eq. 14).
         in_flight = rate * outputs * best.decode_step_s
-        decode = in_flight / (config.concurrency_frac * best.decode_concurrency)
+        decode = rate / (config.concurrency_frac * best.decode_requests_per_s)
         prefill = best.prefill_per_decode * decode
         if self._ratio.is_aggregated:
-            prompt_s = config.decode.prefill.seconds_for(inputs) / outputs  # of the engine for each output token
-            capacity = decode_tokens_per_s(config.decode, inputs + outputs / 2, self._slo.tpot_s, prompt_s)
+            # Time of the engine for prompts, for each output token.
+            prompt_s = MeanRequest.of(lengths, config.decode).prefill_s / outputs
+            capacity = decode_tokens_per_s(config.decode, lengths.context_tokens, self._slo.tpot_s, prompt_s)
             prefill, decode = 0.0, rate * outputs / (config.concurrency_frac * capacity)
         notes = [f"{name}: {each.fallback}" for name, each in zip(_SERIES, results, strict=True) if each.fallback]
         if best.is_extrapolated:
@@ -191,7 +196,12 @@ class Dopd(Policy[DopdConfig]):
         past = _Past(
             interval=(now_s, *_NO_SUMS), points=points, forecasts=forecasts, factors=factors, plan=(prefill, decode)
         )
-        return past, "; ".join((f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}", *notes))
+        return past, "; ".join(
+            (
+                f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}, decode is limited by the {best.decode_limit}",
+                *notes,
+            )
+        )
 
     def _overload(self, snapshot: Snapshot, past: _Past, planned: Mapping[Role, float]) -> Decision | None:
         """More replicas if a role's load is over its threshold, else ``None`` (Algorithm 2, lines 18-23).

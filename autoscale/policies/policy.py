@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
+from autoscale.engines.lengths import Lengths
 from autoscale.engines.profile import EngineProfile, ProfileRef
 from autoscale.headcount import smallest_replicas, standard_replicas
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import ControllerState, Decision, ReplicaStats, Shown, Snapshot
+from autoscale.types import ControllerState, Decision, ReplicaStats, Shown, Snapshot, Traffic
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
 
@@ -119,6 +120,21 @@ def queue_at_endpoint(snapshot: Snapshot) -> float:
     traffic, settled_s = snapshot.traffic, snapshot.state.settled_s
     is_from_before = settled_s is not None and snapshot.now_s < settled_s
     return traffic.waiting_requests + (0.0 if is_from_before else traffic.refused_per_s * _REFUSED_S)
+
+
+def observed_lengths(traffic: Traffic) -> Lengths | None:
+    """The distribution of the lengths of the offered requests; ``None``: no length was observed.
+
+    The lengths are of requests that reached decode, or ended there. Admission refuses long prompts first, so the
+    offered ones are longer. The lengths are multiplied, so that their means are the offered ones.
+    """
+    inputs, outputs = traffic.input_tokens_mean, traffic.output_tokens_mean
+    if not inputs or not outputs:
+        return None
+    lengths = Lengths.independent(
+        traffic.input_lengths or ((inputs, 1.0),), traffic.output_lengths or ((outputs, 1.0),)
+    )
+    return lengths.scaled(inputs, outputs)
 
 
 def is_latency_current(snapshot: Snapshot) -> bool:

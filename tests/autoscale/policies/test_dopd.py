@@ -24,6 +24,10 @@ MakeSnapshot = Callable[..., Snapshot]
 PROFILES = Path(__file__).parents[3] / "configs" / "profiles"
 # 90 tokens take 0.1 s of prefill; eight requests of 90 + 20/2 tokens run in steps of 28 ms (conftest's profile).
 CHAT = Traffic(requests_per_s=10.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
+# Prefill at 1 ms a token, and beyond 100 tokens at 5 ms.
+BENT = {"tokens": [0, 100, 1000], "seconds": [0.0, 0.1, 4.6]}
+# The KV of a prompt takes no time that counts: the batch limits decode.
+FAST_LINK = {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e9}
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +37,7 @@ def make_policy(make_profile: Callable[..., EngineProfile]) -> MakePolicy:
     def make(**changes: Any) -> Dopd:
         document = {
             "prefill": make_profile(),
-            "decode": make_profile(),
+            "decode": make_profile(handoff=FAST_LINK),
             "interval_s": 10.0,
             "forecast": {"kind": "last_value"},
             "correction": {"weight_frac": 0.0},
@@ -93,6 +97,37 @@ def test_algorithm_2_by_hand(make_policy: MakePolicy, make_snapshot: MakeSnapsho
     later = ticks.at(1020.0)
     assert later.wanted is not None
     assert later.wanted[D] == pytest.approx(3 * decision.wanted[D])  # 50 and 10 requests/s: 30 on average
+
+
+def test_the_forecast_means_scale_the_observed_distribution(
+    make_policy: MakePolicy, make_profile: Callable[..., EngineProfile], make_snapshot: MakeSnapshot
+) -> None:
+    bent = make_policy(prefill=make_profile(prefill=BENT))
+    ticks = Ticks(bent, make_snapshot)
+    mixed = replace(CHAT, input_lengths=((30.0, 0.75), (270.0, 0.25)), output_lengths=((10.0, 0.5), (30.0, 0.5)))
+    for at_s in (1000.0, 1010.0):
+        decision = ticks.at(at_s, mixed)
+    # The mean prompt takes 90 ms. Three in four take 30 ms, one takes 100 ms + 170 x 5 ms.
+    assert decision.wanted is not None
+    assert decision.wanted[P] == pytest.approx(10 * (0.75 * 0.03 + 0.25 * 0.95) / 0.9)
+    # Context 90 + (100 + 900)/2 / (2 x 20) = 102.5: eight still run, in steps of 28 ms.
+    assert decision.wanted[D] == pytest.approx(5.6 / (0.9 * 8))
+    # At half the mean, all lengths are halved: no prompt is beyond the bend by more than 35 tokens.
+    for at_s in (1020.0, 1030.0):
+        decision = ticks.at(at_s, replace(mixed, input_tokens_mean=45.0))
+    assert decision.wanted is not None
+    assert decision.wanted[P] == pytest.approx(10 * (0.75 * 0.015 + 0.25 * 0.275) / 0.9)
+
+
+def test_a_slow_link_needs_more_decode_replicas(
+    make_policy: MakePolicy, make_profile: Callable[..., EngineProfile], make_snapshot: MakeSnapshot
+) -> None:
+    slow = make_profile(handoff={**FAST_LINK, "bytes_per_s": 0.45e6})  # 90 kB of KV take 0.2 s: 5 requests/s
+    ticks = Ticks(make_policy(decode=slow), make_snapshot)
+    for at_s in (1000.0, 1010.0):
+        decision = ticks.at(at_s)
+    assert decision.wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 10 / 5 / 0.9})
+    assert "decode is limited by the hand-over link" in decision.reason
 
 
 def test_means_are_over_requests_and_not_over_ticks(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from pydantic import Field
 
+from autoscale.engines.lengths import Lengths
 from autoscale.engines.optimal_ratio import optimal_ratio
 from autoscale.engines.profile import EngineProfile
 from autoscale.policies.peers import SIM_POLICIES, SimPolicyConfig
@@ -75,7 +76,8 @@ def claims(say: Say = silent) -> Iterator[Claim]:
 
 def ratio_claim(inputs: int, outputs: int, claimed: float) -> Claim:
     """Eq. 11-14 without the headroom of a tenth."""
-    found = optimal_ratio(engine(_P), engine(_D), inputs, outputs, tpot_s=SLO.tpot_s, memory=MEMORY_TP2)
+    lengths = Lengths.fixed(inputs, outputs)
+    found = optimal_ratio(engine(_P), engine(_D), lengths, tpot_s=SLO.tpot_s, memory=MEMORY_TP2)
     ours = found.prefill_per_decode
     beyond = "; beyond Table I's 1,700 tokens its last lines go on" if found.is_extrapolated else ""
     return Claim(
