@@ -196,12 +196,8 @@ class Dopd(Policy[DopdConfig]):
         past = _Past(
             interval=(now_s, *_NO_SUMS), points=points, forecasts=forecasts, factors=factors, plan=(prefill, decode)
         )
-        return past, "; ".join(
-            (
-                f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}, decode is limited by the {best.decode_limit}",
-                *notes,
-            )
-        )
+        text = f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}"
+        return past, "; ".join((text, f"decode is limited by the {best.decode_limit}", *notes))
 
     def _overload(self, snapshot: Snapshot, past: _Past, planned: Mapping[Role, float]) -> Decision | None:
         """More replicas if a role's load is over its threshold, else ``None`` (Algorithm 2, lines 18-23).
