@@ -4,11 +4,12 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
 
 import numpy as np
 
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig
-from autoscale.engines.profile import DecodeSurface, EngineProfile, Handoff, PrefillCurve, Source
+from autoscale.engines.profile import EngineProfile
 from autoscale.report import RequestRecord, Slo
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.replica import VirtualReplica
@@ -39,53 +40,23 @@ ROUTER = RouterConfig(
     length=LengthConfig(local_cap_tokens=512, local_tokens_per_output_token=512.0, decode_room_frac=0.5)
 )
 
-_LENGTHS = (100, 200, 700, 1200, 1700)
-# bf16: 80 layers x 2 x 8 heads x 128 x 2 bytes.
-_KV_BYTES_PER_TOKEN = 327_680
-_BLOCK_TOKENS = 16
-_FLOPS_PER_TOKEN, _PEAK_FLOPS = 1.41e11, 1.979e15
+# Table I, with the KV that MEMORY_TP2 leaves.
+_PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2_table_1.json"
 
 
 def engine(role: Role) -> EngineProfile:
     """Table I: Llama-3.3-70B FP8, prefill on one H100; a decode replica holds what Eq. 11 leaves on two."""
-    return EngineProfile(
-        name=f"dopd_table_1_{role}",
-        model="Llama-3.3-70B FP8",
-        gpu="H100",
-        gpus=GPUS[role],
-        kv_tokens=int(MEMORY_TP2.room_bytes / _KV_BYTES_PER_TOKEN) // _BLOCK_TOKENS * _BLOCK_TOKENS,
-        block_tokens=_BLOCK_TOKENS,
-        max_batch_tokens=8192,
-        # Section IV-B: a prefill yields one request at a time; vLLM's default for decode.
-        max_running=1 if role is Role.PREFILL else 256,
-        prefill=PrefillCurve(tokens=_LENGTHS, seconds=(0.036, 0.046, 0.125, 0.193, 0.269)),
-        decode=DecodeSurface(
-            batch=(1, 104, 200, 248),
-            context_tokens=_LENGTHS,
-            step_s=(
-                (0.0176,) * 5,
-                (0.028, 0.031, 0.033, 0.035, 0.037),
-                (0.045, 0.046, 0.047, 0.050, 0.053),
-                (0.047, 0.049, 0.053, 0.057, 0.061),
-            ),
-        ),
-        handoff=Handoff(base_s=0.015, kv_bytes_per_token=_KV_BYTES_PER_TOKEN, bytes_per_s=25e9),
-        start_s=START_S[role],
-        flops_per_token=_FLOPS_PER_TOKEN,
-        peak_flops=_PEAK_FLOPS * GPUS[role],
-        sources=(
-            Source(part="prefill; decode.step_s, batch 104 to 248", kind="measured", text="DOPD, Table I"),
-            Source(
-                part="decode.step_s, batch 1",
-                kind="measured",
-                text="two H100 (TP 2), NVIDIA Dynamo's sweep: the line of Table I's points would fall to half of it",
-            ),
-            Source(part="kv_tokens", kind="derived", text="Eq. 11 with M' = 8 GB over 327,680 bytes per token"),
-            Source(part="handoff", kind="derived", text="15 ms and more by section II-C; half of a 400 Gb/s link"),
-            Source(part="start_s", kind="measured", text="DOPD, section VII"),
-            Source(part="the rest", kind="assumed", text="vLLM's defaults on H100, data sheet of the SXM board"),
-        ),
-    )
+    decode = EngineProfile.load(_PROFILE)
+    if role is Role.DECODE:
+        return decode
+    prefill = {
+        "name": "h100_llama70b_fp8_tp1_table_1",
+        "gpus": GPUS[role],
+        "max_running": 1,  # section IV-B: a prefill yields one request at a time
+        "start_s": START_S[role],
+        "peak_flops": decode.peak_flops / decode.gpus,
+    }
+    return decode.model_copy(update=prefill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
