@@ -13,8 +13,8 @@ class Limit(StrEnum):
 
     PREFILL_COMPUTE = "prefill compute"
     KV_MEMORY = "decode KV memory"
-    TPOT = "TPOT objective (time to read weights and KV)"
-    MAX_RUNNING = "max_running of the decode engine"
+    TPOT = "TPOT objective"  # the time to read weights and KV in each step
+    MAX_RUNNING = "decode max_running"
     LINK = "hand-over link"
 
 

@@ -29,7 +29,7 @@ def test_prefill_takes_the_fewest_gpus_that_serve_the_longest_prompt_in_time(mak
     # 500 tokens: 0.51 s of prefill and 0.51 s of hand-over; 0.01 + 0.2 s and 0.51 s with the faster engines.
     fast = {"tokens": [0, 1000], "seconds": [0.01, 0.41]}
     one = make_profile(gpus=1, gpu="H100")
-    two, four = (each.model_copy(update={"prefill": make_profile(prefill=fast).prefill}) for each in (two, four))
+    two, four = (make_profile(gpus=n, gpu="H100", prefill=fast) for n in (2, 4))
     chosen = prefill_candidates([four, one, two], need())
     assert [each.refusal for each in chosen] == [
         "1 GPUs of this type are enough for the longest prompt",
