@@ -105,7 +105,7 @@ def test_engines_without_a_gpu_are_counted_too(monkeypatch: pytest.MonkeyPatch, 
         ((*TABLE_1, *FIXED, "--gpus", "H200=8"), "--gpus H200=8: no profile has the type H200, they have H100"),
         ((*TABLE_1, *FIXED, "--gpus", "H100=many"), "--gpus H100=many: give a type and a number above 0, as H100=8"),
         ((*TABLE_1, *FIXED, "--requests-per-s", "-1"), "--requests-per-s -1: give a number above 0"),
-        ((*TABLE_1, *FIXED, "--requests-per-s", "90", "--gpus", "8"), "carry 24.7 requests/s, and --requests-per-s is"),
+        ((*TABLE_1, *FIXED, "--requests-per-s", "90", "--gpus", "8"), "carry 24.6 requests/s, and --requests-per-s is"),
         ((*TABLE_1, *FIXED, "--gpus", "8", "--ttft-s", "0.1"), "no prefill engine is fit (h100_llama70b_fp8_tp1: the"),
         (
             (*TABLE_1, *FIXED, "--gpus", "8", "--tpot-s", "0.01"),
