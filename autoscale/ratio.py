@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from kvtransfer.topology import Role
@@ -161,6 +161,21 @@ class PdRatio:
                 [core_schema.str_schema(pattern=r"^\d+:\d+$"), core_schema.float_schema()]
             ),
         )
+
+
+def _setting(value: Any) -> Any:
+    return value if value == "auto" else PdRatio.parse(value)
+
+
+# A configured ratio, or "auto": it follows the traffic.
+RatioSetting = Annotated[
+    PdRatio | Literal["auto"],
+    PlainValidator(_setting),
+    PlainSerializer(lambda value: value if isinstance(value, str) else value.exact(), return_type=str),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "pattern": r"^(\d+:\d+|auto)$"}, {"type": "number"}]},
+    ),
+]
 
 
 def pd_text(counts: Mapping[Role, float]) -> str:

@@ -290,6 +290,43 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSums:
+    """Sums over the requests of an interval, from which their mean request follows.
+
+    Attributes:
+        requests: number of the requests.
+        prefill_s: time of their prompts on a prefill engine, by its profile.
+        input_tokens: tokens of their prompts.
+        output_tokens: tokens of their answers.
+        context_tokens: for each output token, the KV of its request at that time.
+    """
+
+    requests: float = 0.0
+    prefill_s: float = 0.0
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+    context_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedRatio:
+    """A P/D ratio that follows the traffic (``pd_ratio: auto``).
+
+    Attributes:
+        ratio: the one in force.
+        since_s: begin of the running interval, after which the ratio may change.
+        sums: the requests of the running interval.
+        optimal: prefill per decode that the requests of the last interval asked for, without limits; ``None``: no
+            interval has ended.
+    """
+
+    ratio: Annotated[PdRatio, BeforeValidator(PdRatio.stored)]
+    since_s: float
+    sums: RequestSums = RequestSums()
+    optimal: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
     """The controller's whole memory between two ticks: part of every snapshot and of every plan.
 
@@ -330,6 +367,7 @@ class ControllerState:
             For each: when they last asked for a node.
         existing_tried: pools in ``offers`` whose replicas asked for room on existing nodes before, and got none.
         steps: of the last windows, the time, and a mean step of the decode replicas that are standard replicas.
+        followed: the ratio of ``pd_ratio: auto``; ``None``: the ratio is configured, or no tick has computed it.
         links: of each group, the time of the last windows in which KV was pulled, and the pulls' bandwidth, bytes/s.
     """
 
@@ -362,6 +400,11 @@ class ControllerState:
     refused: Mapping[str, float] = field(default_factory=dict)
     again_s: Mapping[PoolKey, float] = field(default_factory=dict)
     existing_tried: tuple[PoolKey, ...] = ()
+    followed: FollowedRatio | None = None
+
+    def ratio(self, configured: PdRatio) -> PdRatio:
+        """The ratio of the service: the one that follows the traffic, or the configured one."""
+        return configured if self.followed is None else self.followed.ratio
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -529,6 +572,10 @@ class Plan:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[PoolKey, tuple[str, ...]] = field(default_factory=dict)
     again: tuple[PoolKey, ...] = ()
+
+    def ratio(self, configured: PdRatio) -> PdRatio:
+        """The ratio that the plan keeps: the policy's own, or else that of the service."""
+        return self.decision.ratio or self.state.ratio(configured)
 
 
 # Pool and nodes of each replica that is on nodes, by replica id.

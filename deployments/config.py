@@ -140,7 +140,7 @@ class ServiceConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _check_pd_ratio(self) -> Self:
-        group, ratio = self.groups[0], None if self.autoscale is None else self.autoscale.pd_ratio
+        group, ratio = self.groups[0], None if self.autoscale is None else self.autoscale.ratio
         if ratio is None or ratio.is_aggregated == (group.prefill is None):
             return self
         if group.prefill is None:
@@ -253,7 +253,7 @@ class ServiceConfig(StrictConfig):
     def worths(self) -> dict[PoolKey, Worth]:
         """How much a replica of each pool is worth, beside one of the first group; a ValueError as in ``worths``."""
         autoscale = self.autoscale
-        slo, ratio = (SloConfig(), PdRatio(1, 1)) if autoscale is None else (autoscale.slo, autoscale.pd_ratio)
+        slo, ratio = (SloConfig(), PdRatio(1, 1)) if autoscale is None else (autoscale.slo, autoscale.ratio)
         return worths(self.groups, ratio, self.typical_lengths, slo.tpot_s)
 
     def pool_limits(self, topology: TopologyConfig | None = None) -> Pools:

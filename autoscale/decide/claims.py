@@ -55,7 +55,7 @@ class Shortage:
         slots: Slots | None,
         budget_gpus: Mapping[str, float],
     ) -> None:
-        ratio, override = plan.decision.ratio or config.pd_ratio, config.override
+        ratio, override = plan.ratio(config.ratio), config.override
         self._ratio = ratio if override is None else kept_ratio(config, ratio, override.counts, snapshot.pools)
         pools, state = limited(config, snapshot.pools, plan.state), plan.state
         stuck = stuck_in(pools, state, overdue_pools(state, snapshot.now_s, config.no_node_s) - state.offers.keys())
@@ -188,7 +188,7 @@ def _offered(shortage: Shortage, givers: Givers, claims: Mapping[str, Claimed]) 
             names = {pool.key: _in_leaving_order(pool, counts[pool.key], leaving, shortage) for pool in pair}
             nodes = {node for pool in pair for name in names[pool.key] if name for node in pool.on.get(name, ())}
             if shortage.may_use(nodes) or shortage.is_limited(kinds):
-                yield from _units_of_group(service, pair, counts, names, config.pd_ratio)
+                yield from _units_of_group(service, pair, counts, names, state.ratio(config.ratio))
 
 
 def _needed(units: list[_Unit], is_enough: Callable[[list[_Unit]], bool]) -> list[_Unit]:
@@ -234,7 +234,7 @@ def _pairs(config: AutoscaleConfig, snapshot: Snapshot) -> list[tuple[PoolStats,
         prefill, decode = (pools.get(PoolKey(group, role)) for role in Role)
         if prefill is None or decode is None:  # an aggregated group: decode alone
             leader, follower = decode, PoolStats.absent(PoolKey(group, Role.PREFILL))
-        elif config.pd_ratio.leader is Role.DECODE:
+        elif snapshot.state.ratio(config.ratio).leader is Role.DECODE:
             leader, follower = decode, prefill
         else:
             leader, follower = prefill, decode

@@ -5,12 +5,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from autoscale.decide.auto_ratio import AutoRatioConfig
 from autoscale.extension import DEFERRED, Extensible, Extension
 from autoscale.floors import FloorsConfig
 from autoscale.observe.collectors import CollectorConfig, RayCollectorConfig
 from autoscale.policies import OWN_POLICIES, POLICIES, SIMULATED_ONLY, PolicyConfig
 from autoscale.policies.policy import Policy
-from autoscale.ratio import PdRatio
+from autoscale.ratio import PdRatio, RatioSetting
 from autoscale.slo import SloConfig
 from kvtransfer.strict_config import StrictConfig
 from kvtransfer.topology import Role
@@ -97,8 +98,12 @@ class AutoscaleConfig(StrictConfig):
     # Policies of other systems, for the simulator only.
     refused_policies: ClassVar[tuple[str, ...]] = SIMULATED_ONLY
 
-    pd_ratio: PdRatio = Field(PdRatio(1, 1), validate_default=True)
-    """Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill."""
+    pd_ratio: RatioSetting = Field(PdRatio(1, 1), validate_default=True)
+    """Prefill replicas to decode replicas, as '1:3', or a number; '0:1' where groups have no prefill; 'auto': the ratio
+    follows the lengths of the requests (auto_ratio)."""
+    auto_ratio: AutoRatioConfig | None = None
+    """The engines' profiles, the limits and the rate of a ratio that follows the requests. It has an effect only if
+    pd_ratio is auto."""
     policy: Annotated[PolicyConfig | Extension, Extensible(OWN_POLICIES)]
     """How many replicas of each role are wanted: a kind of policy, or one of your own (docs/extending.md)."""
     policy_timeout_s: float = Field(1.0, ge=0.05, le=10.0)
@@ -166,6 +171,7 @@ class AutoscaleConfig(StrictConfig):
                 "`tandem scale --resume` first"
             )
         self.check_reports(self.report_s)
+        self._check_auto_ratio(is_deferred=info.context == DEFERRED)
         if info.context != DEFERRED:
             self._check_aggregated()
         if self.gate.is_enabled and self.gate.band_replicas < self.guard.band_replicas:
@@ -176,9 +182,42 @@ class AutoscaleConfig(StrictConfig):
             )
         return self
 
+    def _check_auto_ratio(self, *, is_deferred: bool) -> None:
+        """Refuse a ratio that should follow the requests without profiles, or under a policy that keeps no ratio."""
+        if self.pd_ratio != "auto":
+            return
+        if not is_deferred and self.policy_settings()[0].has_own_ratio:
+            raise ValueError(
+                f"pd_ratio is auto, and policy {self.policy.kind!r} sizes each role by itself: leave pd_ratio out, or "
+                "take a policy that keeps a ratio, such as heteroscale or queue_depth"
+            )
+        if self.auto_ratio is None:
+            raise ValueError(
+                "pd_ratio is auto, and auto_ratio is missing: give the profiles of both engines as auto_ratio: "
+                "{prefill: FILE, decode: FILE} (`tandem profile` measures them), or a ratio such as '1:3'"
+            )
+        self.auto_ratio.start_ratio(self.slo.tpot_s)  # raises a ValueError if a profile is wrong
+
+    @property
+    def followed_by(self) -> AutoRatioConfig | None:
+        """By what the ratio follows the requests; ``None``: it is fixed."""
+        return self.auto_ratio if self.pd_ratio == "auto" else None
+
+    @property
+    def ratio(self) -> PdRatio:
+        """The configured ratio, or the first one of a ratio that follows the requests."""
+        if isinstance(self.pd_ratio, PdRatio):
+            return self.pd_ratio
+        assert self.auto_ratio is not None  # by validation
+        return self.auto_ratio.start_ratio(self.slo.tpot_s)
+
+    def at_ratio(self, ratio: PdRatio) -> Self:
+        """The configuration with a fixed ratio, which may be one that no file may have."""
+        return self.model_copy(update={"pd_ratio": ratio})
+
     def _check_aggregated(self) -> None:
         """Refuse other prefill counts than 0 at the ratio 0:1, and a prefill count of 0 at any other ratio."""
-        if self.pd_ratio.is_aggregated and not self.policy_settings()[0].is_fit_for_aggregated:
+        if self.ratio.is_aggregated and not self.policy_settings()[0].is_fit_for_aggregated:
             fit = ", ".join(kind for kind, policy in self.policies.items() if policy.is_fit_for_aggregated)
             raise ValueError(
                 f"pd_ratio is {self.pd_ratio}, and policy {self.policy.kind!r} sizes prefill and decode together: for "
@@ -187,14 +226,14 @@ class AutoscaleConfig(StrictConfig):
         built_in = None if isinstance(self.policy, Extension) else self.policy
         for name, counts in (("override", self.override), ("policy", built_in)):
             prefill = getattr(counts, "prefill", None)
-            has_prefill = not self.pd_ratio.is_aggregated
+            has_prefill = not self.ratio.is_aggregated
             if isinstance(prefill, int) and (prefill > 0) != has_prefill:
                 raise ValueError(
                     f"{name} has {prefill} prefill replicas, and pd_ratio is {self.pd_ratio}: give 0 with 0:1, and 1 "
                     "or more with any other ratio"
                 )
         for number, period in enumerate(self.floors.periods):
-            if period.prefill is not None and self.pd_ratio.is_aggregated:
+            if period.prefill is not None and self.ratio.is_aggregated:
                 raise ValueError(
                     f"floors.periods.{number}.prefill is {period.prefill}, and pd_ratio is 0:1, so the groups have no "
                     "prefill: leave it out"

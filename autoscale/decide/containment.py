@@ -53,27 +53,32 @@ def directly(call: Call) -> Decision:
 
 
 class PolicyCall:
-    """The policy of one configuration. The first call builds it, so that an error then is an error of that call."""
+    """The policy of one configuration. A call builds it, so that an error then is an error of that call.
+
+    It is built again only when the ratio changes.
+    """
 
     def __init__(self, config: AutoscaleConfig, run: Run = directly) -> None:
         self._config = config
         self._run = run
         self._policy: Policy[Any] | None = None
+        self._ratio: PdRatio | None = None  # of the policy
 
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """The decision of the policy. Raises _WrongAnswer, PolicyLate, or whatever the policy raises.
+    def decide(self, snapshot: Snapshot, ratio: PdRatio) -> Decision:
+        """The decision of the policy, which gets the service's ratio.
 
+        Raises _WrongAnswer, PolicyLate, or whatever the policy raises.
         The answer is checked within the time of the call too, since reading it may run code of the policy.
         """
-        return self._run(lambda: checked_decision(self._answer(snapshot), self._config.pd_ratio))
+        return self._run(lambda: checked_decision(self._answer(snapshot, ratio), ratio))
 
-    def _answer(self, snapshot: Snapshot) -> Any:
+    def _answer(self, snapshot: Snapshot, ratio: PdRatio) -> Any:
         config = self._config
         if isinstance(config.policy, Extension):
             snapshot = _copied(snapshot)
-        if self._policy is None:
+        if self._policy is None or self._ratio != ratio:
             policy_class, settings = config.policy_settings()
-            self._policy = policy_class(settings, ratio=config.pd_ratio, slo=config.slo)
+            self._policy, self._ratio = policy_class(settings, ratio=ratio, slo=config.slo), ratio
         return self._policy.decide(snapshot)
 
 
@@ -98,7 +103,7 @@ def _with_own_mappings(value: T) -> T:
 def contained(policy: PolicyCall, snapshot: Snapshot, config: AutoscaleConfig) -> Decision:
     """The policy's decision; if it fails, a decision that keeps the counts, with the policy and the cause as reason."""
     try:
-        return policy.decide(snapshot)
+        return policy.decide(snapshot, config.ratio)
     except PolicyLate as late:
         fault, cause = PolicyFault.LATE, str(late)
     except _WrongAnswer as wrong:

@@ -7,6 +7,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.containment import PolicyCall, Run, directly
 from autoscale.decide.draft import Draft, emit, unchanged
 from autoscale.decide.floor import note_floors, raise_to_floors
+from autoscale.decide.follow_ratio import follow_ratio, note_ratio
 from autoscale.decide.gate import admit, leave
 from autoscale.decide.guard import exchange, guard
 from autoscale.decide.placing import place
@@ -19,7 +20,7 @@ from kvtransfer.topology import Topology
 
 Stage = Callable[[Draft], None]
 STAGES: tuple[Stage, ...] = (
-    *(reconcile, hold, decide, sleep, bring_back, raise_to_floors),  # what is wanted
+    *(reconcile, follow_ratio, hold, decide, sleep, bring_back, raise_to_floors, note_ratio),  # what is wanted
     *(guard, exchange, place, ask_again, note_floors, leave, admit),  # what is possible
     note_starts,
 )

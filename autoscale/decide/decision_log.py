@@ -115,7 +115,8 @@ def _decided(plan: Plan) -> tuple[object, ...]:
     Texts that change in each tick are left out: the time left of a cooldown, the age of a report.
     """
     notes = tuple(note for note in plan.held_back if note.kind is not NoteKind.COOLDOWN)
-    decision = plan.decision.wanted is None, plan.decision.fault
+    followed = plan.state.followed
+    decision = plan.decision.wanted is None, plan.decision.fault, followed and followed.ratio
     return plan.counts, plan.admitted, plan.withdrawn, plan.victims, notes, decision, plan.pending, plan.passed_over
 
 

@@ -23,6 +23,7 @@ class Draft:
     stages fails at once.
 
     Attributes:
+        config: the configuration; from ``follow_ratio`` on, with the ratio of this tick.
         snapshot: input; its state is the state after the last tick.
         slots: free room of nodes, from which placed replicas are taken.
         notes: why less was done than the policy wanted; the plan's ``held_back``.
@@ -32,6 +33,7 @@ class Draft:
         room: limits of both roles' counts over all pools.
         overdue: pools with replicas that have waited for a node for too long.
         floors: floors that are in force, or for which replicas start already.
+        ratio_change: why the ratio that follows the requests has changed in this tick; ``None``: it has not.
         hold: why the policy's wish is ignored; ``None``: it is followed.
         may_leave: whether running replicas may leave: latency, without the TTFT from before the last replica entered,
             meets its objective, or people, limits or claims want fewer.
@@ -65,6 +67,8 @@ class Draft:
     room: Room = field(init=False)
     overdue: frozenset[PoolKey] = field(init=False)
     floors: tuple[Floor, ...] = field(init=False)
+    # follow_ratio
+    ratio_change: str | None = field(init=False)
     # hold
     hold: str | None = field(init=False)
     may_leave: bool = field(init=False)
@@ -100,7 +104,7 @@ class Draft:
     @property
     def ratio(self) -> PdRatio:
         """The decision's ratio, or else the configured one."""
-        return self.decision.ratio or self.config.pd_ratio
+        return self.decision.ratio or self.config.ratio
 
 
 def emit(draft: Draft) -> Plan:

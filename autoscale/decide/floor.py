@@ -63,7 +63,7 @@ def _raise_wish(draft: Draft) -> None:
         # floor, or the room would cut the floor of the other.
         wanted = _beside_floors(wanted, least, draft.room)
         decision = replace(decision, ratio=PdRatio.of(wanted, draft.room.step))
-    ratio = decision.ratio or draft.config.pd_ratio
+    ratio = decision.ratio or draft.config.ratio
     counts = _in_room(least, ratio, draft)
     # A floor that the room cuts is met as well as it can be, so nothing is urgent any more.
     is_short = counts is not None and any(

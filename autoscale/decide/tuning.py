@@ -75,7 +75,8 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
     _check_bounds(config, pools)
     _check_budget(config, pools)
     room = deployed_room(config, pools)
-    _check_ratio(config, room)
+    if config.followed_by is None:  # else every tick takes a ratio for which the room has counts
+        _check_ratio(config, room)
     if isinstance(config.policy, PeriodicConfig):
         for period in config.policy.periods:
             _check_period(period, config, room)
@@ -86,10 +87,10 @@ def check_fits(config: AutoscaleConfig, pools: Pools) -> None:
 
 def _check_roles(config: AutoscaleConfig, pools: Pools) -> None:
     has_prefill = any(key.role is Role.PREFILL for key in pools.root)
-    if has_prefill and config.pd_ratio.is_aggregated:
-        raise ValueError(f"pd_ratio is {config.pd_ratio}, and groups have prefill: choose a ratio such as 1:3")
-    if not has_prefill and not config.pd_ratio.is_aggregated:
-        raise ValueError(f"pd_ratio is {config.pd_ratio}, and no group has prefill: only 0:1 is possible")
+    if has_prefill and config.ratio.is_aggregated:
+        raise ValueError(f"pd_ratio is {config.ratio}, and groups have prefill: choose a ratio such as 1:3")
+    if not has_prefill and not config.ratio.is_aggregated:
+        raise ValueError(f"pd_ratio is {config.ratio}, and no group has prefill: only 0:1 is possible")
 
 
 def _check_bounds(config: AutoscaleConfig, pools: Pools) -> None:
@@ -141,17 +142,17 @@ def deployed_room(config: AutoscaleConfig, pools: Pools) -> Room:
 
 def _check_ratio(config: AutoscaleConfig, room: Room) -> None:
     """Refuse a room without counts at the ratio; 0 wanted replicas stand for the smallest counts in the room."""
-    if _counts_at_ratio(dict.fromkeys(Role, 0.0), config.pd_ratio, config, room) is None:
+    if _counts_at_ratio(dict.fromkeys(Role, 0.0), config.ratio, config, room) is None:
         within = "" if room.budget_gpus is None else f" within {room.budget_gpus} GPUs"
         raise ValueError(
-            f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.pd_ratio}"
+            f"no counts between {pd_text(room.lowest)} and {pd_text(room.highest)} are at the ratio {config.ratio}"
             f"{within}: change the bounds, the budget or the ratio"
         )
 
 
 def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> None:
     if period.prefill is not None and period.decode is not None:
-        ratio_to_keep = period.pd_ratio or config.pd_ratio
+        ratio_to_keep = period.pd_ratio or config.ratio
         deviation = ratio_to_keep.deviation(period.prefill, period.decode)
         if deviation > config.guard.band_replicas:
             raise ValueError(
@@ -160,7 +161,7 @@ def _check_period(period: PeriodConfig, config: AutoscaleConfig, room: Room) -> 
                 "give the period its own pd_ratio"
             )
     # Bounds and budget must not change the period's counts, which keep their own ratio if both are given.
-    counts_ratio = period.ratio or config.pd_ratio
+    counts_ratio = period.ratio or config.ratio
     wanted = _counts_at_ratio(period.wanted(), counts_ratio, config, room.boundless())
     if wanted is not None and wanted != _counts_at_ratio(period.wanted(), counts_ratio, config, room):
         raise ValueError(

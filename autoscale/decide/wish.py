@@ -107,7 +107,7 @@ def decide(draft: Draft) -> None:
     # Policies see the counts that placement may reach.
     seen = replace(draft.snapshot, state=draft.state, pools=tuple(draft.pools))
     decision = contained(draft.policy, seen, draft.config)
-    if draft.config.pd_ratio.is_aggregated:
+    if draft.config.ratio.is_aggregated:
         wanted = None if decision.wanted is None else {**decision.wanted, Role.PREFILL: 0.0}
         decision = replace(decision, wanted=wanted, ratio=None)
     draft.decision = _after_hold_and_override(decision, draft)
@@ -133,7 +133,7 @@ def sleep(draft: Draft) -> None:
     ):
         return
     if draft.state.is_asleep:
-        draft.decision = _woken(config.pd_ratio) if draft.snapshot.is_awaited else _ASLEEP
+        draft.decision = _woken(config.ratio) if draft.snapshot.is_awaited else _ASLEEP
     elif draft.hold is None and _is_idle_for_long(draft):
         draft.falls_asleep = True
         wanted = dict.fromkeys(Role, 0.0)

@@ -114,6 +114,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
     """
 
     is_fit_for_aggregated = True
+    has_own_ratio = True
 
     def decide_with_observed(self, snapshot: Snapshot) -> Decision:
         """Replicas for the load that is expected after one start, and spare replicas for chance.

@@ -127,6 +127,7 @@ class Dopd(Policy[DopdConfig]):
     """
 
     is_fit_for_aggregated = True
+    has_own_ratio = True
 
     def __init__(self, config: DopdConfig, *, ratio: PdRatio, slo: SloConfig) -> None:
         super().__init__(config, ratio=ratio, slo=slo)

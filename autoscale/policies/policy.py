@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -37,10 +37,12 @@ class Policy(ABC, Generic[C]):
         config_class: class of the settings of a policy of one's own; the built-in ones are in ``PolicyConfig``.
         is_fit_for_aggregated: whether it also fits services whose groups have no prefill (``pd_ratio`` 0:1): the decode
             replicas that it wants there do all the work.
+        has_own_ratio: whether it sizes each role by itself, so that ``pd_ratio`` does not change its counts.
     """
 
     config_class: ClassVar[type[StrictConfig]]
     is_fit_for_aggregated: ClassVar[bool] = False
+    has_own_ratio: ClassVar[bool] = False
 
     def __init__(self, config: C, *, ratio: PdRatio, slo: SloConfig) -> None:
         self._config = config
@@ -181,22 +183,15 @@ def _has_new_replica(snapshot: Snapshot) -> bool:
     )
 
 
-class ProfiledConfig(StrictConfig):
-    """The engines of both roles in the first group, and the time that they take to start."""
+class EnginesConfig(StrictConfig):
+    """The engines of both roles in the first group."""
 
     prefill: ProfileRef = Field(description="The profile of a prefill replica, or the path of its file.")
     decode: ProfileRef = Field(description="The profile of a decode replica, or the path of its file.")
-    prefill_start_s: float | None = Field(None, ge=0.0)
-    """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile. It holds
-    until the first start has been observed; then the median of the last starts does."""
-    decode_start_s: float | None = Field(None, ge=0.0)
-    """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile. It holds
-    until the first start has been observed; then the median of the last starts does."""
 
     def with_observed(self, state: ControllerState) -> Self:
-        """The configuration with start times, link and decode steps as observed; before that, as configured."""
-        learned = {f"{role}_start_s": state.start_s(role) for role in Role}
-        changes: dict[str, Any] = {name: seconds for name, seconds in learned.items() if seconds is not None}
+        """The configuration with link and decode steps as observed; before that, as in the profiles."""
+        changes: dict[str, EngineProfile] = {}
         profiles: dict[str, EngineProfile] = {"prefill": self.prefill, "decode": self.decode}
         if (bytes_per_s := state.link_bytes_per_s) is not None:
             for name, profile in profiles.items():
@@ -218,6 +213,24 @@ class ProfiledConfig(StrictConfig):
             if self.decode.decode.covers(step.batch, step.context_tokens)
         ]
         return median(factors) if factors else None
+
+
+class ProfiledConfig(EnginesConfig):
+    """The engines of both roles in the first group, and the time that they take to start."""
+
+    prefill_start_s: float | None = Field(None, ge=0.0)
+    """Time from the request for a prefill replica until it is ready, seconds; left out: as in its profile. It holds
+    until the first start has been observed; then the median of the last starts does."""
+    decode_start_s: float | None = Field(None, ge=0.0)
+    """Time from the request for a decode replica until it is ready, seconds; left out: as in its profile. It holds
+    until the first start has been observed; then the median of the last starts does."""
+
+    def with_observed(self, state: ControllerState) -> Self:
+        """The configuration with start times, link and decode steps as observed; before that, as configured."""
+        learned = {f"{role}_start_s": state.start_s(role) for role in Role}
+        changes = {name: seconds for name, seconds in learned.items() if seconds is not None}
+        observed = super().with_observed(state)
+        return observed.model_copy(update=changes) if changes else observed
 
     def start_s(self, role: Role) -> float:
         """Seconds from the request for a replica of a role until it is ready."""

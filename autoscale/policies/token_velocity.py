@@ -69,6 +69,8 @@ class TokenVelocity(ProfiledPolicy[TokenVelocityConfig]):
     Source: TokenScale (arXiv 2512.03416): the velocities, and convertible decoders for bursts.
     """
 
+    has_own_ratio = True
+
     def decide_with_observed(self, snapshot: Snapshot) -> Decision:
         """Arriving tokens per second (lambda) over the velocity of one replica, with headroom.
 

@@ -84,6 +84,7 @@ class Wva(Policy[WvaConfig]):
     """
 
     is_fit_for_aggregated = True
+    has_own_ratio = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Size each role by its own saturation; the ratio follows from the counts.

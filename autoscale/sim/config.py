@@ -241,8 +241,12 @@ class SimConfig(StrictConfig):
                 pool = self.groups[0].pool(role)
                 policy.setdefault(str(role), pool.profile)
                 policy.setdefault(f"{role}_start_s", pool.ready_after_s)
+        settings = merged(self.autoscale, changes)
+        if settings.get("pd_ratio") == "auto":
+            engines = {str(role): self.groups[0].pool(role).profile for role in Role}
+            settings["auto_ratio"] = engines | (settings.get("auto_ratio") or {})
         try:
-            return SimAutoscaleConfig.model_validate({**merged(self.autoscale, changes), "policy": policy})
+            return SimAutoscaleConfig.model_validate({**settings, "policy": policy})
         except ValidationError as error:
             raise ValueError(f"policies.{name}: {first_fault(error)}") from None
 

@@ -259,7 +259,7 @@ def _deviations(run: Run) -> Iterator[float]:
     """Distance of the admitted replicas from the ratio at each decision, replicas of the smaller role."""
     roles = {life.replica_id: life.key.role for life in run.fleet.lives}
     for at_s, plan in run.plans:
-        ratio = plan.decision.ratio or run.pd_ratio
+        ratio = None if run.pd_ratio is None else plan.ratio(run.pd_ratio)
         if ratio is not None and run.scenario.warm_up_s <= at_s <= run.scenario.end_s:
             counts = Counter(roles[name] for name in plan.admitted)
             yield ratio.deviation(counts[Role.PREFILL], counts[Role.DECODE])

@@ -250,7 +250,7 @@ def run_serve(scenario: Scenario, serve: VirtualServe, counts: Mapping[PoolKey, 
         records=serve.cluster.records(),
         fleet=serve.fleet,
         plans=serve.plans,
-        pd_ratio=serve.controller.config.pd_ratio,
+        pd_ratio=serve.controller.config.ratio,
     )
 
 

@@ -61,7 +61,7 @@ _LOG_BYTES = 64 << 20  # size at which the decision log begins a new file; one o
 # time that commands wait for an answer.
 _CHECK_S = 5.0
 # Fields whose check loads policies and collectors of one's own.
-_LOADING_FIELDS = {"policy", "collector", "pd_ratio"}
+_LOADING_FIELDS = {"policy", "collector", "pd_ratio", "auto_ratio"}
 _STATUS_S = 10.0  # longest wait for Serve's answer when an application was deployed, seconds
 _KEPT = "kept"  # name under which settings are stored for the next deployment of the application
 _WAKE_S = 5.0  # time for which one call of ``wake`` holds, seconds; a request that waits repeats the call

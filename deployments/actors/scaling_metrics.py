@@ -110,7 +110,7 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
     for role in Role:
         yield "tandem_replicas_pending", [model, role], plan.pending.get(role, 0)
     serving = serving_replicas(service)
-    yield "tandem_pd_ratio", [model, "configured"], (plan.decision.ratio or config.pd_ratio).per_decode()
+    yield "tandem_pd_ratio", [model, "configured"], plan.ratio(config.ratio).per_decode()
     if serving[Role.DECODE]:
         yield "tandem_pd_ratio", [model, "serving"], serving[Role.PREFILL] / serving[Role.DECODE]
     latency, slo = service.last.latency, config.slo

@@ -141,7 +141,7 @@ def _planned(app: str, status: Status, service: str | None) -> tuple[str, Plan, 
     config, last = status.services[name].config, status.services[name].last
     if last is None:
         raise ConfigError(f"{name} has no plan yet: wait for its first decision")
-    return name, last.plan, config, last.plan.decision.ratio or config.pd_ratio
+    return name, last.plan, config, last.plan.ratio(config.ratio)
 
 
 def _history(log: Path, service: str) -> list[str]:

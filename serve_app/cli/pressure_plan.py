@@ -159,7 +159,7 @@ def _counts(config: AutoscaleConfig, room: Room, options: LiveOptions) -> list[d
         ConfigError: no counts at a ratio fit the bounds and the GPUs.
     """
     if options.ratios is None:
-        ratios, is_chosen = neighbours(config.pd_ratio), False
+        ratios, is_chosen = neighbours(config.ratio), False
     else:
         ratios, is_chosen = [_ratio(text) for text in options.ratios.split(",")], True
     plan = []
@@ -167,7 +167,7 @@ def _counts(config: AutoscaleConfig, room: Room, options: LiveOptions) -> list[d
         counts = counts_at(ratio, room, options.limits.most_gpus)
         if counts is not None:
             plan.append(counts)
-        elif is_chosen or ratio == config.pd_ratio:
+        elif is_chosen or ratio == config.ratio:
             raise ConfigError(
                 f"no counts at the ratio {ratio} lie between {pd_text(room.lowest)} and {pd_text(room.highest)} and "
                 f"take at most {options.limits.most_gpus:g} GPUs (a replica without GPUs counts as one): give other "

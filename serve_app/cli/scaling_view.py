@@ -22,8 +22,8 @@ from serve_app.cli.terminal import figure
 def scaling_view(title: str, service: ServiceStatus, status: Status, now_s: float) -> Group:
     """Pools, signal, ratio and the last decision of one service of an application."""
     config, last = service.config, service.last
-    decided_ratio = None if last is None else last.plan.decision.ratio
-    head = Text(f"{title}: ratio {decided_ratio or config.pd_ratio}, policy {config.policy.kind}")
+    ratio = config.ratio if last is None else last.plan.ratio(config.ratio)
+    head = Text(f"{title}: ratio {ratio}{' (auto)' if config.followed_by else ''}, policy {config.policy.kind}")
     if config.is_paused:
         head.append("  PAUSED", style="bold yellow")
     if config.is_observing:

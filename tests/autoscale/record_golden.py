@@ -27,7 +27,17 @@ _SIMULATED = {
     "wva": {},
 }
 
+# As _SIMULATED, of a ratio that follows the requests.
+_AUTO = {
+    "pd_ratio": "auto",
+    "auto_ratio": {"prefill": str(PROFILE), "decode": str(PROFILE), "interval_s": 20.0, "least_requests": 50},
+    "policy": {"kind": "heteroscale", "target": 500.0},
+    "gate": {"observation_s": 10.0},
+}
+
 if __name__ == "__main__":
+    following = SimAutoscaleConfig.model_validate(_AUTO)
+    (Path(__file__).parent / "replay" / "auto_ratio.jsonl").write_text("\n".join(simulated(following)) + "\n")
     for name, policy in _POLICIES.items():
         config = SimAutoscaleConfig.model_validate(
             {"pd_ratio": "1:3", "policy": policy, "gate": {"observation_s": 6.0}}

@@ -10,6 +10,7 @@ from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.containment import PolicyCall
 from autoscale.decide.controller import STAGES
 from autoscale.decide.draft import Draft
+from autoscale.ratio import PdRatio
 from autoscale.types import ControllerState, Decision, Snapshot
 from kvtransfer.topology import Role
 
@@ -23,7 +24,7 @@ class Wish(PolicyCall):
         super().__init__(config)
         self._decision = Decision(wanted=wanted, reason="a wish", is_step=True)
 
-    def _answer(self, snapshot: Snapshot) -> Decision:
+    def _answer(self, snapshot: Snapshot, ratio: PdRatio) -> Decision:
         return self._decision
 
 
