@@ -42,7 +42,7 @@ class Wishes:
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def decide(self, snapshot: Snapshot, ratio: PdRatio) -> Decision:
         return self.decision
 
 
