@@ -6,13 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscale.types import ControllerState, PoolKey
+from autoscale.ratio import PdRatio
+from autoscale.types import ControllerState, Decision, FollowedRatio, Plan, PoolKey
 from kvtransfer.topology import Role
 
 
 def test_the_name_of_a_pool_says_role_and_group() -> None:
     assert str(PoolKey("g0", Role.PREFILL)) == "prefill:g0"
     assert str(PoolKey("rack-7", Role.DECODE)) == "decode:rack-7"
+
+
+def test_a_plan_keeps_the_policys_ratio_or_the_followed_one_or_the_configured_one() -> None:
+    configured, followed, own = PdRatio(1, 3), PdRatio(0.7, 1), PdRatio(2, 1)
+    plain, following = ControllerState(), ControllerState(followed=FollowedRatio(ratio=followed, since_s=0.0))
+
+    def ratio_of(state: ControllerState, ratio: PdRatio | None = None) -> PdRatio:
+        decision = Decision(wanted=None, reason="", ratio=ratio)
+        return Plan(counts={}, admitted=(), withdrawn=(), victims=(), decision=decision, state=state).ratio(configured)
+
+    assert [ratio_of(plain), ratio_of(following), ratio_of(following, own)] == [configured, followed, own]
 
 
 @given(st.text(min_size=1), st.sampled_from(Role))

@@ -189,3 +189,22 @@ def test_a_group_with_prefill_comes_first(tmp_path: Path) -> None:
     document = {"groups": [{**GROUP, "name": "both", "prefill": None}, GROUP]}
     with pytest.raises(ValueError, match="'both' comes first and has no prefill pool"):
         SimConfig.load(write(tmp_path, document))
+
+
+def test_a_ratio_that_follows_the_requests_takes_the_first_groups_profiles(tmp_path: Path) -> None:
+    settings = {"pd_ratio": "auto", "auto_ratio": {"interval_s": 20, "least_requests": 40}}
+    policies = {"heteroscale": {**settings, "policy": {"target": 300}}}
+    config = SimConfig.load(write(tmp_path, smallest(policies=policies, warm_up_s=10)))
+    autoscale = config.autoscale_config("heteroscale")
+    assert autoscale.auto_ratio is not None
+    assert autoscale.auto_ratio.decode == config.groups[0].decode.profile
+    # Answers become ten times as long after 60 s, so a prompt keeps prefill busy for a smaller share of a request.
+    trace = [
+        TraceRequest(at_s=0.2 * number, input_tokens=1000, output_tokens=20 if number < 300 else 200)
+        for number in range(900)
+    ]
+    run = run_policy(scenario_of(config, trace), autoscale, dict.fromkeys(config.pools(), 2))
+    ratios = [plan.ratio(autoscale.ratio).per_decode() for _, plan in run.plans]
+    top = ratios.index(max(ratios))
+    assert ratios[0] < ratios[top] and ratios[-1] < ratios[top] / 2  # first up from the start lengths, then down
+    assert any(plan.decision.reason.startswith("pd_ratio ") for _, plan in run.plans)
