@@ -206,5 +206,5 @@ def test_a_ratio_that_follows_the_requests_takes_the_first_groups_profiles(tmp_p
     run = run_policy(scenario_of(config, trace), autoscale, dict.fromkeys(config.pools(), 2))
     ratios = [plan.ratio(autoscale.ratio).per_decode() for _, plan in run.plans]
     top = ratios.index(max(ratios))
-    assert ratios[0] < ratios[top] and ratios[-1] < ratios[top] / 2  # first up from the start lengths, then down
+    assert max(ratios[0], ratios[-1]) < 0.7 * ratios[top]  # up from the start lengths, then down
     assert any(plan.decision.reason.startswith("pd_ratio ") for _, plan in run.plans)
