@@ -68,7 +68,7 @@ class PrefillCurve(StrictConfig):
 class DecodeSurface(StrictConfig):
     """Seconds of one decode step, by the number of requests in the batch and their mean context, tokens."""
 
-    batch: tuple[int, ...] = Field(min_length=2)
+    batch: tuple[int, ...] = Field(min_length=1)
     context_tokens: tuple[int, ...] = Field(min_length=1)
     step_s: tuple[tuple[float, ...], ...] = Field(description="One row per batch, one value per context.")
 
@@ -143,6 +143,13 @@ class Handoff(StrictConfig):
         return self.base_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
 
+class Link(StrictConfig):
+    """The time of a transfer of KV alone, without the steps of the two engines around it (``Handoff``)."""
+
+    base_s: float = Field(ge=0.0, description="Time of an empty transfer.")
+    bytes_per_s: float = Field(gt=0.0, description="Bandwidth of a transfer, less its base.")
+
+
 class Memory(StrictConfig):
     """Memory traffic of an engine's steps, for its roofline; numbers of all its GPUs together."""
 
@@ -174,6 +181,7 @@ class EngineProfile(StrictConfig):
     mixed_prefill_frac: float = Field(1.0, gt=0.0)
     """Time that prompt tokens add to a step in which requests decode, as a share of what they add to an idle engine."""
     handoff: Handoff
+    link: Link | None = Field(None, description="None: the transfer of KV alone was not measured.")
     start_s: float = Field(ge=0.0, description="Seconds from the request for a replica until it is ready.")
     flops_per_token: float = Field(gt=0.0)  # floating-point operations, without attention
     peak_flops: float = Field(gt=0.0)  # floating-point operations per second, of all its GPUs together
@@ -247,7 +255,9 @@ def _check_axis(name: str, values: tuple[int, ...]) -> None:
 
 
 def _at(axis: tuple[int, ...], values: tuple[float, ...], point: float) -> float:
-    """The value at ``point``, by the line through the two nearest points of the axis, which has at least two."""
+    """The value at ``point``, by the line through the two nearest points of the axis; its value if it has only one."""
+    if len(axis) == 1:
+        return values[0]
     index = min(max(bisect_right(axis, point), 1), len(axis) - 1)
     share = (point - axis[index - 1]) / (axis[index] - axis[index - 1])
     return values[index - 1] + share * (values[index] - values[index - 1])

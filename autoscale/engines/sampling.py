@@ -1,49 +1,94 @@
-"""Where to measure a curve next: where it bends most, so that few points describe it (pure)."""
+"""Where to measure an engine next: again where a time may be noise, and between places where its curve bends (pure).
+
+Other work of a machine only adds to a time, for seconds at a time. So measurements come in rounds, and a place is
+measured again only in a later round. The least time of all rounds counts.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+from autoscale.engines.form import TOLERANCE_FRAC, Form, Place, Terms, fitted
 
-def next_point(measured: Mapping[int, float], least: int, most: int, tolerance_frac: float) -> int | None:
-    """The point at which a curve should be measured next; ``None``: lines between the points are near enough.
+Times = Mapping[Place, Sequence[float]]  # measured seconds by place, one for each round
 
-    The two ends come first, and then the point between them at equal ratios. After that, the interval in which a line
-    is expected to be furthest from the curve is halved. The distance follows from how much the curve's slope changes at
-    the ends of the interval: a line misses a curve by its second derivative times the square of the interval over 8.
+LEAST_ROUNDS = 2  # rounds of a place whose time is that of the form
+_MOST_ROUNDS = 6  # rounds of any other place
+_AGREEMENT_FRAC = 0.05  # the two least times of a place agree within this share
+LEAST_AGREED_ROUNDS = 3  # rounds of a place that differs from the form
+_MOST_BETWEEN = 3  # places that are added between two of the first ones
 
-    Args:
-        measured: values above 0 by point.
-        least: the first point of the curve, at least 1.
-        most: the last point.
-        tolerance_frac: distance between line and curve that is near enough, as a share of the value.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A plan of measurements of one curve.
+
+    Attributes:
+        terms: of the curve's form.
+        axis: prompt lengths or batches that are measured in any case, at least one; they rise.
+        contexts: mean contexts at which an axis value is measured, in tokens.
     """
-    for end in (least, most):
-        if end not in measured:
-            return end
-    points = sorted(measured)
-    if len(points) == 2:
-        return _between(least, most)
-    curvatures = {at: _curvature(points, measured, at) for at in range(1, len(points) - 1)}
-    worst, worst_frac = None, tolerance_frac
-    for index, (start, end) in enumerate(pairwise(points)):
-        bend = max(abs(curvatures.get(index, 0.0)), abs(curvatures.get(index + 1, 0.0)))
-        missed_frac = bend * (end - start) ** 2 / 8.0 / min(measured[start], measured[end])
-        if missed_frac > worst_frac and (point := _between(start, end)) is not None:
-            worst, worst_frac = point, missed_frac
-    return worst
+
+    terms: Terms
+    axis: tuple[int, ...]
+    contexts: Callable[[int], tuple[int, ...]]
+
+    def form(self, times: Times) -> Form:
+        """The form of measured times."""
+        return fitted(self.terms, least_times(times))
+
+    def next_places(self, times: Times) -> list[Place]:
+        """Places of the next round; empty: the survey is complete."""
+        places = [place for at in self._measured_axis(times) for place in self._row(at)]
+        first = [place for place in places if len(times.get(place, ())) < LEAST_ROUNDS]
+        if first:
+            return first
+        form = self.form(times)
+        doubtful = [place for place in places if form.corrections[place[0]][place[1]] and not is_settled(times[place])]
+        if doubtful:
+            return doubtful
+        return [place for at in self._bends(form) for place in self._row(at)]
+
+    def _measured_axis(self, times: Times) -> list[int]:
+        return sorted({*self.axis, *(at for at, _ in times)})
+
+    def _row(self, at: int) -> list[Place]:
+        return [(at, context_tokens) for context_tokens in self.contexts(at)]
+
+    def _bends(self, form: Form) -> list[int]:
+        """Axis values to add: in the middle of two whose corrections differ, so that a line between them may be off."""
+        added = []
+        for start, end in pairwise(sorted(form.corrections)):
+            differences = [
+                abs(form.correction(start, context) - form.correction(end, context)) for context in self.contexts(start)
+            ]
+            middle = between(start, end)
+            if max(differences) > 2.0 * TOLERANCE_FRAC and middle is not None and self._has_room(form, middle):
+                added.append(middle)
+        return added
+
+    def _has_room(self, form: Form, at: int) -> bool:
+        """Whether another place may be added between the two of the first ones around it."""
+        before = max(each for each in self.axis if each < at)
+        after = min(each for each in self.axis if each > at)
+        return sum(before < each < after for each in form.corrections) < _MOST_BETWEEN
 
 
-def _between(start: int, end: int) -> int | None:
-    """The whole number between two points at equal ratios; ``None``: there is none."""
-    point = round(math.sqrt(max(1, start) * end))
-    point = min(max(point, start + 1), end - 1)
-    return point if start < point < end else None
+def least_times(times: Times) -> dict[Place, float]:
+    """The least time of each place."""
+    return {place: min(each) for place, each in times.items() if each}
 
 
-def _curvature(points: Sequence[int], values: Mapping[int, float], at: int) -> float:
-    """Second derivative of the curve at an inner point, from it and the two points beside it."""
-    before, here, after = points[at - 1], points[at], points[at + 1]
-    slope_before = (values[here] - values[before]) / (here - before)
-    slope_after = (values[after] - values[here]) / (after - here)
-    return 2.0 * (slope_after - slope_before) / (after - before)
+def is_settled(times: Sequence[float]) -> bool:
+    """Whether the least time of a place needs no further round: another round agrees, or there were enough of them."""
+    if len(times) < LEAST_AGREED_ROUNDS:
+        return False
+    least, second, *_ = sorted(times)
+    return second <= (1.0 + _AGREEMENT_FRAC) * least or len(times) >= _MOST_ROUNDS
+
+
+def between(start: int, end: int) -> int | None:
+    """The whole number between two others at equal ratios; ``None``: there is none."""
+    middle = min(max(round(math.sqrt(start * end)), start + 1), end - 1)
+    return middle if start < middle < end else None

@@ -128,6 +128,18 @@ async def handoff_s(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, prompt: lis
     return times[0] - sent_s - (times[-1] - times[0]) / (len(times) - 1)
 
 
+async def pull_s(prefill: AsyncLLMEngine, decode: AsyncLLMEngine, stats: Any, prompt: list[int]) -> float:
+    """Seconds of the transfer of a prompt's KV alone, as the decode engine's KV connector reports them.
+
+    ``stats``: the decode engine's statistics. Raises RuntimeError: no transfer was reported.
+    """
+    before_s = stats.load.pull_s
+    await handoff_s(prefill, decode, prompt)
+    if stats.load.pull_s <= before_s:
+        raise RuntimeError("the decode engine reports no pull of KV, and computed the prompt itself: see its log")
+    return float(stats.load.pull_s - before_s)
+
+
 def _prefill_steps(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> int:
     """Most steps in which these prompts are computed."""
     return -(-sum(map(len, prompts)) // client.vllm_config.scheduler_config.max_num_batched_tokens)  # rounded up

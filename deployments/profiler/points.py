@@ -22,7 +22,7 @@ class Points:
         Raises:
             ValueError: the file cannot be read, is none of this kind, or has points of other engines.
         """
-        self._path = path
+        self.path = path
         self.seconds: dict[tuple[Any, ...], float] = {}
         first = json.loads(json.dumps({"engines": dict(engines)}))
         try:
@@ -45,6 +45,6 @@ class Points:
         """The seconds at a place, measured now if they are not stored yet."""
         if place not in self.seconds:
             self.seconds[place] = round(await measure(), 7)
-            with self._path.open("a", encoding="utf-8") as lines:
+            with self.path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"at": list(place), "seconds": self.seconds[place]}) + "\n")
         return self.seconds[place]

@@ -4,22 +4,24 @@ import asyncio
 import platform
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import vllm
 from vllm import AsyncLLMEngine
 
-from autoscale.engines.profile import EngineProfile, Handoff, LeftOut, Source
+from autoscale.engines.profile import EngineProfile, Source
 from deployments.config import ServiceConfig
 from deployments.options import llm_config
 from deployments.pool_config import GroupConfig, RoleConfig
-from deployments.profiler.curves import Bench, OnProgress, handoff
+from deployments.profiler.bench import Bench
+from deployments.profiler.curves import EngineTracks, LinkTracks
 from deployments.profiler.engines import engine
 from deployments.profiler.points import Points
+from deployments.profiler.rounds import OnProgress, measure_all
+from deployments.vllm_seam.engine_stats import engine_stats
 from deployments.vllm_seam.worker_extension import METHOD_FLOPS, METHOD_KV_BYTES, METHOD_PARAMETERS
 from kvtransfer.connector import ConnectorConfig
 from kvtransfer.topology import Role
@@ -99,62 +101,65 @@ async def _profiles(
         start_s = time.monotonic() - began_s
         async with engines[Role.DECODE] as decode:
             clients = {Role.PREFILL: prefill, Role.DECODE: decode}
-            benches = {role: Bench(client, role, points, rng, on_progress) for role, client in clients.items()}
-            on_progress("handing KV over")
-            link = await handoff(
-                benches[Role.PREFILL], benches[Role.DECODE], points, await _kv_bytes_per_token(benches[Role.DECODE])
-            )
-            made = {}
-            for role, pool in pools.items():
-                if is_one_engine and role is Role.PREFILL:
-                    continue
-                prompts = benches[Role.PREFILL] if is_one_engine else benches[role]
-                own_name = name if is_one_engine or role is Role.DECODE else f"{name}_{role}"
-                made[role] = await _profile(own_name, service, pool, prompts, benches[role], link, start_s)
+            benches = {role: Bench(client, role, rng) for role, client in clients.items()}
+            links = LinkTracks(benches[Role.PREFILL], benches[Role.DECODE], engine_stats())
+            on_progress("warming up")
+            for warm_up in (*(bench.warm_up for bench in benches.values()), links.warm_up):
+                await warm_up()
+            # Engines that are alike are measured once: prompts on the prefill engine, steps on the decode engine.
+            roles = [Role.DECODE] if is_one_engine else list(Role)
+            prompts = {role: benches[Role.PREFILL if is_one_engine else role] for role in roles}
+            measured = {role: EngineTracks.of(prompts[role], benches[role]) for role in roles}
+            tracks = [track for each in measured.values() for track in each.tracks]
+            await measure_all([*tracks, links.handoffs, links.pulls], points, rng, on_progress)
+            kv_bytes_per_token = await _kv_bytes_per_token(benches[Role.DECODE])
+            handoff, link = links.handoff(kv_bytes_per_token), links.link(kv_bytes_per_token)
+            made = {
+                role: await _profile(
+                    name if role is Role.DECODE else f"{name}_{role}",
+                    service.model.id,
+                    pools[role],
+                    measured[role],
+                    benches[role],
+                    {"handoff": handoff, "link": link, "start_s": round(start_s, 1)},
+                )
+                for role in roles
+            }
     return made if len(made) > 1 else dict.fromkeys(Role, made[Role.DECODE])
 
 
 async def _profile(
     name: str,
-    service: ServiceConfig,
+    model: str,
     pool: RoleConfig,
-    prompts: Bench,
-    steps: Bench,
-    link: Handoff,
-    start_s: float,
+    measured: EngineTracks,
+    bench: Bench,
+    common: Mapping[str, Any],
 ) -> EngineProfile:
-    """Measure prompts on one engine and steps on another; the two are one, or alike."""
-    curve = await prompts.prefill_curve()
-    surface = await steps.decode_surface()
-    mixed_frac = await steps.mixed_prefill_frac(curve, surface.context_tokens[len(surface.context_tokens) // 2])
-    prompt_errors, step_errors = await prompts.left_out_prefill(curve), await steps.left_out_decode(surface)
-    config = steps.client.vllm_config
+    """The profile of one engine; ``common``: fields that both roles have."""
+    curve, surface = measured.prefill_curve(), measured.decode_surface()
+    config = bench.client.vllm_config
     # Each worker answers for its own part.
-    parameters = sum(await steps.client.collective_rpc(METHOD_PARAMETERS))
-    flops = sum(await steps.client.collective_rpc(METHOD_FLOPS))
+    parameters = sum(await bench.client.collective_rpc(METHOD_PARAMETERS))
+    flops = sum(await bench.client.collective_rpc(METHOD_FLOPS))
     gpu = pool.placement.accelerator_type
     return EngineProfile(
         name=name,
-        model=service.model.id,
+        model=model,
         gpu=gpu,
         gpus=pool.workers if gpu else 0,
-        kv_tokens=steps.kv_tokens,
+        kv_tokens=bench.kv_tokens,
         block_tokens=int(config.cache_config.block_size),
-        max_batch_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_batch_tokens=bench.max_batch_tokens,
         max_running=config.scheduler_config.max_num_seqs,
         prefill=curve,
         decode=surface,
-        mixed_prefill_frac=mixed_frac,
-        handoff=link,
-        start_s=round(start_s, 1),
+        mixed_prefill_frac=measured.mixed_prefill_frac(curve),
         flops_per_token=2.0 * parameters,  # a multiplication and an addition for each parameter
         peak_flops=flops,
         sources=_sources(gpu),
-        left_out=LeftOut(
-            points=len(prompt_errors) + len(step_errors),
-            prefill_error_frac_p90=_p90(prompt_errors),
-            decode_error_frac_p90=_p90(step_errors),
-        ),
+        left_out=measured.left_out(curve, surface),
+        **common,
     )
 
 
@@ -162,20 +167,19 @@ async def _kv_bytes_per_token(bench: Bench) -> float:
     return float(sum(await bench.client.collective_rpc(METHOD_KV_BYTES))) / bench.kv_tokens
 
 
-def _p90(errors: Sequence[float]) -> float:
-    return round(float(np.quantile(np.abs(errors), 0.9)), 3)
-
-
 def _sources(gpu: str | None) -> tuple[Source, ...]:
     where = f"vLLM {vllm.__version__} on {gpu or _cpu()}"
     measured = {
-        "prefill": f"{where}: one prompt alone, to its first token, the two least times that agree",
-        "decode": f"{where}: median step while the whole batch decodes, the two least that agree; contexts that do not "
-        "fit a batch are on the line through the two longest that do",
+        "prefill": f"{where}: one prompt alone, to its first token; least times of several rounds, as a form with few "
+        "terms, corrected where repeats confirm another time",
+        "decode": f"{where}: median step while the whole batch decodes; least times of several rounds, as a form with "
+        "few terms, corrected where repeats confirm another time",
         "mixed_prefill_frac": f"{where}: what prompts of 128 and 512 tokens add to the streams beside them, "
         "over what they add to an idle engine",
         "handoff": f"{where}, over NIXL on one machine: prefill's answer to decode's first token less one step, a line "
         "through several lengths; kv_bytes_per_token by the engine's own tensors",
+        "link": f"{where}, over NIXL on one machine: time and bytes of each pull by NIXL's own telemetry, a line "
+        "through several lengths",
         "start_s": f"{where}: the engine alone, without its replica's imports",
         "peak_flops": f"{where}: best of 5 products of square matrices",
         "kv_tokens, block_tokens, max_batch_tokens, max_running": "the engine's own",

@@ -1,0 +1,127 @@
+"""Measures many places in rounds, so that the repeats of one place are spread over time, and tells how far it is."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from autoscale.engines.form import Place
+from autoscale.engines.sampling import LEAST_AGREED_ROUNDS, LEAST_ROUNDS, Survey, Times, is_settled
+from deployments.profiler.points import Points
+
+OnProgress = Callable[[str], None]
+Measure = Callable[[Place], Awaitable[float]]
+
+# Least time between two measurements of one place, seconds: about as long as a shared machine is slow at a time.
+_APART_S = 5.0
+
+
+@dataclass(slots=True)
+class Track:
+    """One kind of measurement on one engine.
+
+    Attributes:
+        engine: name of the engine, in messages and stored points.
+        kind: what is measured, such as ``prefill``.
+        measure: measures a place once, seconds.
+        next_places: the places of the next round.
+        least_rounds: rounds in which each place is measured at least.
+        times: measured seconds by place, one for each round.
+    """
+
+    engine: str
+    kind: str
+    measure: Measure
+    next_places: Callable[[Times], list[Place]]
+    least_rounds: int
+    times: dict[Place, list[float]] = field(default_factory=dict)
+
+    def seconds(self, place: Place) -> float:
+        """The least time of a place."""
+        return min(self.times[place])
+
+    def expected(self) -> int:
+        """Measurements that this track takes at least, with those that are done."""
+        places = {*self.times, *self.next_places(self.times)}
+        return sum(max(self.least_rounds, len(self.times.get(place, ()))) for place in places)
+
+    async def add(self, place: Place, points: Points) -> None:
+        """Measure a place, or take its stored time, for one more round."""
+        times = self.times.setdefault(place, [])
+        key = (self.engine, self.kind, *place, len(times) + 1)
+        times.append(await points.measured(key, lambda: self.measure(place)))
+
+
+def survey_track(engine: str, kind: str, survey: Survey, measure: Measure) -> Track:
+    """A curve, measured where it bends."""
+    return Track(engine, kind, measure, survey.next_places, LEAST_ROUNDS)
+
+
+def places_track(engine: str, kind: str, places: Sequence[Place], measure: Measure) -> Track:
+    """Some places, each measured until two of its times agree."""
+    return Track(engine, kind, measure, partial(_unsettled, places), LEAST_AGREED_ROUNDS)
+
+
+def _unsettled(places: Sequence[Place], times: Times) -> list[Place]:
+    return [place for place in places if not is_settled(times.get(place, ()))]
+
+
+class MeasuringError(ValueError):
+    """An engine failed while it was measured."""
+
+
+async def measure_all(
+    tracks: Sequence[Track], points: Points, rng: random.Random, on_progress: OnProgress, apart_s: float = _APART_S
+) -> None:
+    """Measure all places of all tracks, round by round.
+
+    Args:
+        tracks: what to measure; their times are added.
+        points: where measured times are stored.
+        rng: the order of a round.
+        on_progress: called before each measurement.
+        apart_s: least time between two measurements of one place, seconds.
+
+    Raises:
+        MeasuringError: an engine failed.
+    """
+    progress, last_s = _Progress(points, on_progress), dict[tuple[str, str, Place], float]()
+    while due := [(track, place) for track in tracks for place in track.next_places(track.times)]:
+        rng.shuffle(due)
+        expected = sum(track.expected() for track in tracks)
+        for track, place in due:
+            progress.tell(track, place, sum(len(each) for one in tracks for each in one.times.values()), expected)
+            before, key = len(points.seconds), (track.engine, track.kind, place)
+            if key in last_s:
+                await asyncio.sleep(max(0.0, last_s[key] + apart_s - time.monotonic()))
+            try:
+                await track.add(place, points)
+            except Exception as error:
+                raise MeasuringError(
+                    f"the {track.engine} engine failed at {_text(track, place)} ({type(error).__name__}: {error}): run "
+                    f"the command again, it goes on with the {len(points.seconds)} measurements in {points.path}"
+                ) from error
+            if len(points.seconds) > before:  # it was measured now
+                last_s[key] = time.monotonic()
+
+
+class _Progress:
+    """How far a run is, and how long the rest takes at the pace so far."""
+
+    def __init__(self, points: Points, on_progress: OnProgress) -> None:
+        self._points, self._on_progress = points, on_progress
+        self._began_s, self._at_begin = time.monotonic(), len(points.seconds)
+
+    def tell(self, track: Track, place: Place, done: int, expected: int) -> None:
+        measured_now = len(self._points.seconds) - self._at_begin
+        text = f"{done} of at least {expected} measurements"
+        if measured_now:
+            left_s = (time.monotonic() - self._began_s) / measured_now * max(1, expected - done)
+            text += f", {left_s:.0f} s left"
+        self._on_progress(f"{text}: {track.engine}, {_text(track, place)}")
+
+
+def _text(track: Track, place: Place) -> str:
+    return f"{track.kind.replace('_', ' ')} {' x '.join(str(each) for each in place if each)}"
