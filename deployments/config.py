@@ -14,6 +14,7 @@ from autoscale.slo import SloConfig
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import PoolKey, PoolLimits
 from deployments.pool_config import EngineKwargs, GroupConfig, RoleConfig
+from deployments.profile_match import check_parallelism, differences, policy_profiles
 from deployments.variants import check_known, worths
 from kvtransfer.labels import DEFAULT_LABELS
 from kvtransfer.strict_config import StrictConfig
@@ -204,6 +205,20 @@ class ServiceConfig(StrictConfig):
                     f"{gpu_type or 'no GPU'}: {remedy}, or set another accelerator_type"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _check_profiles(self) -> Self:
+        for key, pool, profile in policy_profiles(self.autoscale, self.groups[0]):
+            check_parallelism(key, pool, profile)
+        return self
+
+    def profile_differences(self) -> list[str]:
+        """Sentences that say in what engines of the policy's profiles differ from those of the first group."""
+        return [
+            sentence
+            for key, pool, profile in policy_profiles(self.autoscale, self.groups[0])
+            for sentence in differences(key, pool, self.model.id, self.engine_kwargs, profile)
+        ]
 
     @property
     def long_service(self) -> Self | None:

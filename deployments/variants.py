@@ -12,6 +12,7 @@ from autoscale.engines.variants import TypicalLengthsConfig, Worth, aggregated_w
 from autoscale.ratio import PdRatio
 from autoscale.types import PoolKey
 from deployments.pool_config import GroupConfig
+from deployments.profile_match import check_parallelism
 
 
 def check_known(groups: Sequence[GroupConfig]) -> None:
@@ -50,7 +51,7 @@ def worths(
     """The worth of a replica of each pool; ``tpot_s``: the objective, seconds.
 
     Raises:
-        ValueError: a profile cannot be read.
+        ValueError: a profile cannot be read, or is of an engine with another number of GPUs.
     """
     first, pools = groups[0], {key: pool for group in groups for key, pool in group.pools().items()}
     result = dict[PoolKey, Worth]()
@@ -65,6 +66,9 @@ def worths(
     paths = {key: path for key, pool in pools.items() if (path := pool.profile_path) is not None}
     if by_profile & paths.keys():  # else no profile is needed
         loaded = {path: EngineProfile.load(path) for path in set(paths.values())}
+        for key, path in paths.items():
+            if pools[key].profile is not None:
+                check_parallelism(key, pools[key], loaded[path])
         profiles = {key: loaded[path].at_speed(pools[key].speed) for key, path in paths.items()}
         aggregated = {group.name for group in groups if group.prefill is None}
         known = variants.worths(profiles, aggregated, first.name, lengths, tpot_s)

@@ -7,8 +7,8 @@ and the batch times the mean context. Each term adds time, so no weight is below
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -23,6 +23,7 @@ Terms = Callable[[Place], tuple[float, ...]]
 # may be off. Repeats of one measurement on an idle machine differ less.
 TOLERANCE_FRAC = 0.05
 _ITERATIONS = 30  # of the fit
+_SCALE_FALL = 0.8  # factor of the scale from one iteration to the next, from 1 to the tolerance
 # Two points of a curve differ at most by this factor: a line between them is at most 3 % above a curve that grows with
 # the square.
 _CURVE_RATIO = math.sqrt(2.0)
@@ -47,7 +48,7 @@ class Form:
         terms: what a place costs, before the weights.
         weights: seconds of each term.
         corrections: logarithm of measured time over the form's, by axis value, and then by context. It is 0 where the
-            measured time is that of the form.
+            measured time is that of the form, or is not confirmed.
     """
 
     terms: Terms
@@ -62,6 +63,14 @@ class Form:
         """
         return _weighted(self.weights, self.terms(place)) * math.exp(self.correction(*place))
 
+    def missed(self, place: Place, measured_s: float) -> float:
+        """Logarithm of a measured time over the form's, without corrections."""
+        return math.log(measured_s / _weighted(self.weights, self.terms(place)))
+
+    def misses(self, place: Place, measured_s: float) -> bool:
+        """Whether a measured time differs from the form by more than the tolerance."""
+        return abs(self.missed(place, measured_s)) > TOLERANCE_FRAC
+
     def correction(self, at: int, context_tokens: int) -> float:
         """Logarithm of the factor at a place."""
         axis = sorted(self.corrections)
@@ -70,17 +79,21 @@ class Form:
         return float(np.interp(math.log(at), [math.log(each) for each in axis], columns))
 
 
-def fitted(terms: Terms, seconds: Mapping[Place, float]) -> Form:
+def fitted(terms: Terms, seconds: Mapping[Place, float], confirmed: Collection[Place]) -> Form:
     """The form that is nearest to measured times, with corrections where it is off by more than ``TOLERANCE_FRAC``.
 
-    ``seconds``: times above 0 of at least one place.
+    Args:
+        terms: of the form.
+        seconds: times above 0 of at least one place.
+        confirmed: places whose time repeats confirm; only they are corrected.
     """
     weights = term_weights([terms(place) for place in seconds], list(seconds.values()))
+    form = Form(terms=terms, weights=weights, corrections={})
     corrections: dict[int, dict[int, float]] = {}
     for place, measured_s in seconds.items():
-        missed = math.log(measured_s / _weighted(weights, terms(place)))
-        corrections.setdefault(place[0], {})[place[1]] = missed if abs(missed) > TOLERANCE_FRAC else 0.0
-    return Form(terms=terms, weights=weights, corrections=corrections)
+        is_other = place in confirmed and form.misses(place, measured_s)
+        corrections.setdefault(place[0], {})[place[1]] = form.missed(place, measured_s) if is_other else 0.0
+    return replace(form, corrections=corrections)
 
 
 def prefill_curve(form: Form, max_batch_tokens: int) -> PrefillCurve:
@@ -115,19 +128,21 @@ def term_weights(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> t
         rows: terms of each measured place.
         seconds: its time, above 0.
 
-    A time that is far off counts less, by Cauchy's weights 1 / (1 + (error / tolerance)^2): it is a local deviation, or
-    the machine was slow. The weights follow from the errors of the fit before.
+    A time that is far off counts less, by Cauchy's weights 1 / (1 + (error / scale)^2): it is a local deviation, or the
+    machine was slow. The weights follow from the errors of the fit before. The scale falls from fit to fit, so that the
+    first fits follow all times and the last ones the majority.
     """
     from scipy.optimize import nnls  # its import takes a second
 
     relative = np.asarray(rows) / np.asarray(seconds)[:, None]
-    scale = relative.max(axis=0)
-    shares, importance = np.zeros(len(scale)), np.ones(len(relative))
-    for _ in range(_ITERATIONS):
-        shares, _ = nnls(relative / scale * importance[:, None], importance)
-        errors = relative / scale @ shares - 1.0
-        importance = 1.0 / np.sqrt(1.0 + (errors / TOLERANCE_FRAC) ** 2)
-    return tuple(float(each) for each in shares / scale)
+    largest = relative.max(axis=0)
+    shares, importance = np.zeros(len(largest)), np.ones(len(relative))
+    for iteration in range(_ITERATIONS):
+        shares, _ = nnls(relative / largest * importance[:, None], importance)
+        errors = relative / largest @ shares - 1.0
+        scale = max(TOLERANCE_FRAC, _SCALE_FALL**iteration)
+        importance = 1.0 / np.sqrt(1.0 + (errors / scale) ** 2)
+    return tuple(float(each) for each in shares / largest)
 
 
 def _weighted(weights: Sequence[float], terms: Sequence[float]) -> float:

@@ -157,6 +157,14 @@ class Memory(StrictConfig):
     peak_bytes_per_s: float = Field(gt=0.0)
 
 
+class Precision(StrictConfig):
+    """Types of an engine's numbers, by the names of vLLM's engine arguments."""
+
+    dtype: str = Field(description="Type of weights and activations that are not quantised, such as bfloat16.")
+    quantization: str | None = Field(None, description="Method of quantisation; None: none.")
+    kv_cache_dtype: str = Field("auto", description="Type of KV; auto: that of the activations.")
+
+
 class LeftOut(StrictConfig):
     """How far a measured profile is off at points that were left out of it, 90th percentiles of the relative error."""
 
@@ -186,6 +194,7 @@ class EngineProfile(StrictConfig):
     flops_per_token: float = Field(gt=0.0)  # floating-point operations, without attention
     peak_flops: float = Field(gt=0.0)  # floating-point operations per second, of all its GPUs together
     memory: Memory | None = Field(None, description="Memory traffic; left out: the roofline counts only arithmetic.")
+    precision: Precision | None = Field(None, description="None: not recorded.")
     sources: tuple[Source, ...] = Field(min_length=1)
     left_out: LeftOut | None = Field(None, description="None: no point was left out to test the profile.")
 

@@ -15,9 +15,9 @@ Times = Mapping[Place, Sequence[float]]  # measured seconds by place, one for ea
 
 LEAST_ROUNDS = 2  # rounds of a place whose time is that of the form
 _MOST_ROUNDS = 6  # rounds of any other place
-_AGREEMENT_FRAC = 0.05  # the two least times of a place agree within this share
-LEAST_AGREED_ROUNDS = 3  # rounds of a place that differs from the form
-_MOST_BETWEEN = 3  # places that are added between two of the first ones
+_AGREEMENT_FRAC = 0.1  # the three least times of a place agree within this share
+LEAST_AGREED_ROUNDS = 3
+_MOST_BETWEEN = 2  # places that are added between two of the first ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,14 @@ class Survey:
     axis: tuple[int, ...]
     contexts: Callable[[int], tuple[int, ...]]
 
-    def form(self, times: Times) -> Form:
-        """The form of measured times."""
-        return fitted(self.terms, least_times(times))
-
     def next_places(self, times: Times) -> list[Place]:
         """Places of the next round; empty: the survey is complete."""
         places = [place for at in self._measured_axis(times) for place in self._row(at)]
         first = [place for place in places if len(times.get(place, ())) < LEAST_ROUNDS]
         if first:
             return first
-        form = self.form(times)
-        doubtful = [place for place in places if form.corrections[place[0]][place[1]] and not is_settled(times[place])]
+        form = form_of(self.terms, times)
+        doubtful = [place for place in places if form.misses(place, min(times[place])) and not is_settled(times[place])]
         if doubtful:
             return doubtful
         return [place for at in self._bends(form) for place in self._row(at)]
@@ -58,21 +54,28 @@ class Survey:
 
     def _bends(self, form: Form) -> list[int]:
         """Axis values to add: in the middle of two whose corrections differ, so that a line between them may be off."""
-        added = []
+        added = list[int]()
         for start, end in pairwise(sorted(form.corrections)):
             differences = [
                 abs(form.correction(start, context) - form.correction(end, context)) for context in self.contexts(start)
             ]
             middle = between(start, end)
-            if max(differences) > 2.0 * TOLERANCE_FRAC and middle is not None and self._has_room(form, middle):
+            if max(differences) <= 2.0 * TOLERANCE_FRAC or middle is None:
+                continue
+            if self._between_first([*form.corrections, *added], middle) < _MOST_BETWEEN:
                 added.append(middle)
         return added
 
-    def _has_room(self, form: Form, at: int) -> bool:
-        """Whether another place may be added between the two of the first ones around it."""
+    def _between_first(self, measured: Sequence[int], at: int) -> int:
+        """Number of values between the two of the first axis around ``at``."""
         before = max(each for each in self.axis if each < at)
         after = min(each for each in self.axis if each > at)
-        return sum(before < each < after for each in form.corrections) < _MOST_BETWEEN
+        return sum(before < each < after for each in measured)
+
+
+def form_of(terms: Terms, times: Times) -> Form:
+    """The form of measured times."""
+    return fitted(terms, least_times(times), {place for place, each in times.items() if agree(each)})
 
 
 def least_times(times: Times) -> dict[Place, float]:
@@ -81,11 +84,14 @@ def least_times(times: Times) -> dict[Place, float]:
 
 
 def is_settled(times: Sequence[float]) -> bool:
-    """Whether the least time of a place needs no further round: another round agrees, or there were enough of them."""
-    if len(times) < LEAST_AGREED_ROUNDS:
-        return False
-    least, second, *_ = sorted(times)
-    return second <= (1.0 + _AGREEMENT_FRAC) * least or len(times) >= _MOST_ROUNDS
+    """Whether a place needs no further round: its least times agree, or there were enough of them."""
+    return agree(times) or len(times) >= _MOST_ROUNDS
+
+
+def agree(times: Sequence[float]) -> bool:
+    """Whether the three least times of a place agree, so that they are its own and not the machine's."""
+    least = sorted(times)[:LEAST_AGREED_ROUNDS]
+    return len(least) == LEAST_AGREED_ROUNDS and least[-1] <= (1.0 + _AGREEMENT_FRAC) * least[0]
 
 
 def between(start: int, end: int) -> int | None:

@@ -2,7 +2,6 @@
 
 import math
 import random
-import statistics
 
 from vllm import AsyncLLMEngine
 
@@ -14,8 +13,10 @@ from deployments.profiler.rounds import Track, places_track, survey_track
 _SHORTEST_TOKENS = 16  # the shortest prompt, tokens
 _SHORTEST_CONTEXT_TOKENS = 64  # the shortest context of decode steps, tokens: longer than half of ``DECODE_STEPS``
 _LARGEST_BATCH = 256
-_AXIS_RATIO = 1.7  # lengths, and batches, of the first round; not 2, at which batches of CUDA graphs would hide their padding
-_REPEATS = 3  # prompts of one measurement, whose median counts
+# Ratio of two lengths, or batches, of the first rounds. At 2 all batches would be sizes of CUDA graphs, which need no
+# padding.
+_AXIS_RATIO = 1.7
+_REPEATS = 3  # prompts of one measurement, whose least time counts
 _WARM_UPS = 3  # runs before the first measurement of an engine
 _SEED = 1  # of the places that are left out
 _LEFT_OUT = 8  # places of each curve that only test it
@@ -98,7 +99,7 @@ class Bench:
         return _SHORTEST_CONTEXT_TOKENS, middle, longest
 
     async def _prefill_s(self, place: Place) -> float:
-        return statistics.median([await prefill_s(self.client, self.prompt(place[0])) for _ in range(_REPEATS)])
+        return min([await prefill_s(self.client, self.prompt(place[0])) for _ in range(_REPEATS)])
 
     async def _step_s(self, place: Place) -> float:
         return await step_s(self.client, self._prompts(*place))

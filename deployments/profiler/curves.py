@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from autoscale.engines.form import Place, decode_surface, fitted, prefill_curve, prompt_terms, step_terms, term_weights
+from autoscale.engines.form import Place, decode_surface, prefill_curve, prompt_terms, step_terms, term_weights
 from autoscale.engines.profile import DecodeSurface, Handoff, LeftOut, Link, PrefillCurve
-from autoscale.engines.sampling import least_times
+from autoscale.engines.sampling import form_of, least_times
 from deployments.profiler.bench import Bench
 from deployments.profiler.engines import handoff_s, pull_s
 from deployments.profiler.rounds import Track, places_track
@@ -51,12 +51,11 @@ class EngineTracks:
 
     def prefill_curve(self) -> PrefillCurve:
         """Seconds of a prompt by its length."""
-        form = fitted(prompt_terms(self.max_batch_tokens), least_times(self.prompts.times))
-        return prefill_curve(form, self.max_batch_tokens)
+        return prefill_curve(form_of(prompt_terms(self.max_batch_tokens), self.prompts.times), self.max_batch_tokens)
 
     def decode_surface(self) -> DecodeSurface:
         """Seconds of a step by batch and context."""
-        return decode_surface(fitted(step_terms, least_times(self.steps.times)))
+        return decode_surface(form_of(step_terms, self.steps.times))
 
     def mixed_prefill_frac(self, curve: PrefillCurve) -> float:
         """What a prompt adds to the streams beside it, as a share of the time that it adds to an idle engine."""

@@ -22,6 +22,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from deployments.config import ServiceConfig
 from deployments.machine.claims import CLAIMS, CoreClaim, PortClaim
 from deployments.pool_config import RoleConfig
+from deployments.profiler.rounds import MeasuringError
 from deployments.replicas.engine_host import core_binding
 from deployments.replicas.prefill import prefill_sampling
 from kvtransfer.topology import Role
@@ -36,7 +37,10 @@ _POLL_S = 0.001  # time between two looks at running streams, seconds
 async def engine(
     role: Role, service: ServiceConfig, pool: RoleConfig, kwargs: dict[str, Any]
 ) -> AsyncIterator[AsyncLLMEngine]:
-    """An engine on cores and a port of its own, as in a replica; it ends with the context."""
+    """An engine on cores and a port of its own, as in a replica; it ends with the context.
+
+    Raises MeasuringError: it does not start.
+    """
     # The claims hold as long as these variables. The engine's processes inherit the environment.
     port = PortClaim(CLAIMS, _HOST)
     os.environ |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": _HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port.port)}
@@ -48,7 +52,10 @@ async def engine(
     kwargs = {name: value for name, value in kwargs.items() if name in known}
     kwargs["kv_transfer_config"] = KVTransferConfig(**kwargs["kv_transfer_config"])
     model = str(service.model.folder or service.model.source)
-    client = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **kwargs))
+    try:
+        client = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **kwargs))
+    except RuntimeError as error:
+        raise MeasuringError(f"the {role} engine does not start ({error})") from error
     try:
         yield client
     finally:

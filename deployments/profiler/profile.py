@@ -12,7 +12,7 @@ from typing import Any
 import vllm
 from vllm import AsyncLLMEngine
 
-from autoscale.engines.profile import EngineProfile, Source
+from autoscale.engines.profile import EngineProfile, Precision, Source
 from deployments.config import ServiceConfig
 from deployments.options import llm_config
 from deployments.pool_config import GroupConfig, RoleConfig
@@ -157,6 +157,11 @@ async def _profile(
         mixed_prefill_frac=measured.mixed_prefill_frac(curve),
         flops_per_token=2.0 * parameters,  # a multiplication and an addition for each parameter
         peak_flops=flops,
+        precision=Precision(
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            quantization=config.model_config.quantization,
+            kv_cache_dtype=str(config.cache_config.cache_dtype),
+        ),
         sources=_sources(gpu),
         left_out=measured.left_out(curve, surface),
         **common,

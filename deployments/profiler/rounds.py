@@ -90,6 +90,7 @@ async def measure_all(
     progress, last_s = _Progress(points, on_progress), dict[tuple[str, str, Place], float]()
     while due := [(track, place) for track in tracks for place in track.next_places(track.times)]:
         rng.shuffle(due)
+        due.sort(key=lambda each: each[1][1])  # by context: the prefix cache has the beginning of a longer one
         expected = sum(track.expected() for track in tracks)
         for track, place in due:
             progress.tell(track, place, sum(len(each) for one in tracks for each in one.times.values()), expected)

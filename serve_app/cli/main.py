@@ -61,6 +61,8 @@ def validate(config: ConfigPath) -> None:
     app = single_app_config(load_serve_yaml(config))
     with errors.status("asking vLLM about the engine arguments"):
         check_engines(app)
+    for sentence in (each for service in app.services for each in service.profile_differences()):
+        errors.print(f"note: {sentence}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     pools = sum(len(group.pools()) for group in app.groups)
     models = ", ".join(f"model {service.model.id}" for service in app.services)
     console.print(f"{config}: fine ({len(app.groups)} group(s), {pools} pools, {models})")

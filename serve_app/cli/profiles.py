@@ -1,7 +1,6 @@
 """``tandem profile``: measures engines, and holds a profile against measured operating points."""
 
 import json
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,9 +17,11 @@ from autoscale.engines.operating_points import (
     predicted,
 )
 from autoscale.engines.profile import EngineProfile
+from deployments.profiler.rounds import MeasuringError
 from kvtransfer.topology import Role
 from serve_app.checks.ray_schema import single_app_config
 from serve_app.checks.yaml_checks import ConfigError, config_errors, load_serve_yaml
+from serve_app.cli.engine_output import engine_output_to
 from serve_app.cli.terminal import console, errors, figure, figures_table
 from serve_app.output import write_file
 
@@ -55,18 +56,22 @@ def profile(
     if group is not None and group not in groups:
         raise ConfigError(f"there is no group {group!r} in {config}: it has {', '.join(groups)}")
     service, chosen = groups[group or app.groups[0].name]
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # its other lines would hide the progress
-    from deployments.profiler.profile import profiles
+    log = out.with_suffix(".log")
+    errors.print(f"measuring {chosen.name} of {config}; the engines write to {log}", highlight=False, soft_wrap=True)
+    with config_errors(), engine_output_to(log) as terminal, terminal.status("starting") as line:
+        from deployments.profiler.profile import profiles
 
-    with config_errors(), errors.status("starting") as line:
-        measured = profiles(
-            name or out.stem,
-            service,
-            chosen,
-            kv_transfer=app.kv_transfer,
-            points=out.with_suffix(".points.jsonl"),
-            on_progress=line.update,
-        )
+        try:
+            measured = profiles(
+                name or out.stem,
+                service,
+                chosen,
+                kv_transfer=app.kv_transfer,
+                points=out.with_suffix(".points.jsonl"),
+                on_progress=line.update,
+            )
+        except MeasuringError as error:
+            raise ConfigError(f"{error}. {log} has what the engines wrote") from None
     for path, each in _files(out, measured).items():
         write_file(path, each.model_dump_json(indent=1) + "\n", "--out")
         console.print(_line(path, each), highlight=False)

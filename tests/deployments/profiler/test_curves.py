@@ -1,7 +1,6 @@
 """The profile of an engine whose speed is known is that engine's profile."""
 
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,48 +30,75 @@ def _engine() -> EngineProfile:
     return EngineProfile.model_validate(document)
 
 
-@pytest.fixture(name="bench")
-async def _bench(engine: EngineProfile, tmp_path: Path) -> AsyncIterator[Any]:
+def bench(engine: EngineProfile, max_running: int = _MAX_RUNNING) -> Any:
+    """An emulated engine to be measured."""
     from deployments.emulated.client import EmulatedClient
     from deployments.pool_config import EmulatorConfig
-    from deployments.profiler.curves import Bench
-    from deployments.profiler.points import Points
+    from deployments.profiler.bench import Bench
 
     config = EmulatorConfig.model_validate({"profile": str(PROFILES / "cpu_tiny.json"), "chunk_s": 0.0})
     client: Any = EmulatedClient(engine, config, max_model_len=_LONGEST_TOKENS)
     client.vllm_config = SimpleNamespace(
         model_config=SimpleNamespace(get_vocab_size=lambda: 1000, max_model_len=_LONGEST_TOKENS),
         cache_config=SimpleNamespace(num_gpu_blocks=_KV_TOKENS // 16, block_size=16),
-        scheduler_config=SimpleNamespace(max_num_seqs=_MAX_RUNNING, max_num_batched_tokens=2048),
+        scheduler_config=SimpleNamespace(max_num_seqs=max_running, max_num_batched_tokens=2048),
     )
     client.start()
-    points = Points(tmp_path / "points.jsonl", {})
-    yield Bench(client, "decode", points, random.Random(0), lambda text: None)
-    client._task.cancel()
+    return Bench(client, "decode", random.Random(0))
 
 
-async def test_prompts_take_the_times_of_the_engine(bench: Any, engine: EngineProfile) -> None:
-    curve = await bench.prefill_curve()
+async def measured(tracks: list[Any], path: Path) -> None:
+    from deployments.profiler.points import Points
+    from deployments.profiler.rounds import measure_all
+
+    await measure_all(tracks, Points(path, {}), random.Random(0), lambda text: None, apart_s=0.0)
+
+
+async def test_the_curves_are_those_of_the_engine(engine: EngineProfile, tmp_path: Path) -> None:
+    from deployments.profiler.curves import EngineTracks
+
+    alone = bench(engine)
+    await alone.warm_up()
+    await measured((found := EngineTracks.of(alone, alone)).tracks, tmp_path / "points.jsonl")
+    curve, surface = found.prefill_curve(), found.decode_surface()
     for tokens in (20, 100, 400, 1000):
         assert curve.seconds_for(tokens) == pytest.approx(engine.prefill.seconds_for(tokens), rel=0.25)
-    assert len(await bench.left_out_prefill(curve)) == 5
-
-
-async def test_steps_take_the_times_of_the_engine(bench: Any, engine: EngineProfile) -> None:
-    surface = await bench.decode_surface()
     assert surface.batch[0] == 1 and surface.batch[-1] == _MAX_RUNNING
     for batch, context in ((1, 100), (2, 500), (4, 800)):
         assert surface.seconds_for(batch, context) == pytest.approx(engine.decode.seconds_for(batch, context), rel=0.25)
+    assert found.mixed_prefill_frac(engine.prefill) == pytest.approx(engine.mixed_prefill_frac, rel=0.3)
+    left_out = found.left_out(curve, surface)
+    assert left_out.points == 16 and left_out.prefill_error_frac_p90 < 0.25
 
 
-async def test_a_prompt_costs_the_streams_beside_it_what_the_engine_takes(bench: Any, engine: EngineProfile) -> None:
-    frac = await bench.mixed_prefill_frac(engine.prefill, 200)
-    assert frac == pytest.approx(engine.mixed_prefill_frac, rel=0.3)
+async def test_an_engine_for_one_request_is_measured(engine: EngineProfile, tmp_path: Path) -> None:
+    from deployments.profiler.curves import EngineTracks
+
+    alone = bench(engine.model_copy(update={"max_running": 1}), max_running=1)
+    await measured([(tracks := EngineTracks.of(alone, alone)).steps, tracks.beside], tmp_path / "points.jsonl")
+    surface = tracks.decode_surface()
+    assert surface.batch == (1,)
+    assert surface.seconds_for(1, 300) == pytest.approx(engine.decode.seconds_for(1, 300), rel=0.25)
 
 
-async def test_handoffs_are_a_line(bench: Any, engine: EngineProfile, tmp_path: Path) -> None:
-    from deployments.profiler.curves import handoff
-    from deployments.profiler.points import Points
+async def test_handoffs_and_transfers_are_lines(engine: EngineProfile, tmp_path: Path) -> None:
+    from deployments.profiler.curves import LinkTracks
 
-    line = await handoff(bench, bench, Points(tmp_path / "handoff.jsonl", {}), 1000.0)
-    assert line.seconds_for(800) == pytest.approx(engine.handoff.seconds_for(800), rel=0.4)
+    alone = bench(engine)
+    links = LinkTracks(alone, alone, alone.client.stats)
+    await links.warm_up()
+    await measured([links.handoffs, links.pulls], tmp_path / "points.jsonl")
+    kv_bytes = engine.handoff.kv_bytes_per_token
+    assert links.handoff(kv_bytes).seconds_for(800) == pytest.approx(engine.handoff.seconds_for(800), rel=0.4)
+    # The emulated engine reports the time without the base.
+    assert links.link(kv_bytes).bytes_per_s == pytest.approx(engine.handoff.bytes_per_s, rel=0.01)
+    assert links.link(kv_bytes).base_s == pytest.approx(0.0, abs=1e-3)
+
+
+async def test_a_prompt_whose_kv_was_not_pulled_is_an_error(engine: EngineProfile) -> None:
+    from deployments.profiler.engines import pull_s
+
+    alone = bench(engine)
+    silent = SimpleNamespace(load=SimpleNamespace(pull_s=0.0))
+    with pytest.raises(RuntimeError, match="reports no pull of KV"):
+        await pull_s(alone.client, alone.client, silent, alone.prompt(64))

@@ -1,48 +1,59 @@
 """An engine of known speed on a machine that is slow for seconds at a time, with a clock of its own.
 
-Two shared cores with the tiny model (2026-11-29): spells of 1 to 5 s in which all takes 1.3 to 3 times as long, a third
-of the time, and 5 % of jitter on each measurement.
+So were two shared cores with the tiny model (2026-11-29): spells of 1 to 5 s, a third of the time, in which all work
+takes 1.3 to 3 times as long, and each measurement is a few percent too long.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 _QUIET_S = 6.0  # mean time between two spells
 _SPELL_S = (1.0, 5.0)
 _SPELL_FACTOR = (1.3, 3.0)
 _JITTER_FRAC = 0.05  # mean share by which a measurement is too long
+_APART_S = 5.0  # between two measurements of one place
 _DECODE_STEPS = 48  # of one measurement
+_REPEATS = 3  # prompts of one measurement
 
 
-@dataclass(slots=True)
+@dataclass
 class SlowMachine:
     """Measures prompts and decode steps; ``now_s`` tells how long all measurements took.
 
-    ``prompt_s``: true seconds by tokens. ``step_s``: true seconds by batch and context.
+    ``prompt_s``: true seconds by tokens. ``step_s``: true seconds by batch and context. ``kv_tokens``: its KV.
     """
 
     prompt_s: Callable[[int], float]
     step_s: Callable[[int, int], float]
+    kv_tokens: int
     rng: random.Random
     now_s: float = 0.0
-    _cached: set[tuple[int, int]] = field(default_factory=set)
     _spell: tuple[float, float, float] = (0.0, 0.0, 1.0)  # begin, end, factor
+    _cached_tokens: dict[int, int] = field(default_factory=dict)  # by number of the request
+    _measured_s: dict[Hashable, float] = field(default_factory=dict)  # by place
 
-    def measure_prompt_s(self, tokens: int) -> float:
-        """The time of one prompt."""
-        return self._run(self.prompt_s(tokens)) * self._jitter()
+    async def measure_prompt(self, place: tuple[int, int]) -> float:
+        """The least time of some prompts."""
+        self._wait(place)
+        return min(self._run(self.prompt_s(place[0])) * self._jitter() for _ in range(_REPEATS))
 
-    def measure_step_s(self, batch: int, context_tokens: int) -> float:
-        """The median step. Before, the prompts are computed, but for those that the prefix cache has."""
-        self._run(batch * self.prompt_s(context_tokens if (batch, context_tokens) not in self._cached else 16))
-        self._cached.add((batch, context_tokens))
+    async def measure_step(self, place: tuple[int, int]) -> float:
+        """The median step. Before, the parts of the prompts are computed that the prefix cache lacks."""
+        batch, context_tokens = place
+        self._wait(place)
+        for request in range(batch):
+            cached_tokens = min(context_tokens - 1, self._cached_tokens.get(request, 0))
+            self._run(self.prompt_s(context_tokens) - self.prompt_s(cached_tokens))
+            self._cached_tokens[request] = max(context_tokens, self._cached_tokens.get(request, 0))
+        if sum(self._cached_tokens.values()) > self.kv_tokens:
+            self._cached_tokens = dict.fromkeys(range(batch), context_tokens)
         steps = sorted(self._run(self.step_s(batch, context_tokens)) for _ in range(_DECODE_STEPS))
         return steps[_DECODE_STEPS // 2] * self._jitter()
 
-    def wait(self, until_s: float) -> None:
-        """Let time pass."""
-        self.now_s = max(self.now_s, until_s)
+    def _wait(self, place: tuple[int, int]) -> None:
+        self.now_s = max(self.now_s, self._measured_s.get(place, -_APART_S) + _APART_S)
+        self._measured_s[place] = self.now_s
 
     def _jitter(self) -> float:
         return 1.0 + self.rng.expovariate(1.0 / _JITTER_FRAC)
