@@ -61,7 +61,7 @@ def differences(
         for name, measured in profile.precision.model_dump().items():
             deployed = arguments.get(name)
             if deployed not in _BY_MODEL:
-                pairs.append((name, str(measured), str(deployed)))
+                pairs.append((name, measured or "none", str(deployed)))
     return [
         f"profile {profile.name} has {name} {measured}, and {key} has {deployed}: if they differ in speed, measure the "
         "engine with `tandem profile`"

@@ -257,7 +257,7 @@ class ProfiledPolicy(Policy[P]):
                 if abs(seconds - configured_s) > DRIFT_FRAC * configured_s:
                     drifts.append(f"{role} replicas start in {seconds:.3g} s, configured are {configured_s:.3g} s")
         if (observed := snapshot.state.link_bytes_per_s) is not None:
-            configured = self._config.decode.handoff.bytes_per_s
+            configured = (self._config.decode.link or self._config.decode.handoff).bytes_per_s
             shown.append(Shown(name="link_bytes_per_s", value=observed, target=configured))
             if abs(observed - configured) > DRIFT_FRAC * configured:
                 drifts.append(f"KV is pulled at {observed / 1e9:.3g} GB/s, the profile has {configured / 1e9:.3g} GB/s")

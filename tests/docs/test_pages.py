@@ -200,6 +200,7 @@ def test_the_placement_pages_variants_are_worth_what_it_says() -> None:
             if group[role] is not None:
                 kind = group[role]["profile"].removesuffix(".json")
                 group[role]["profile"] = str(ROOT / "configs" / "profiles" / f"{kind}_llama2_70b_tp4.json")
+                group[role]["tensor_parallel_size"] = 4
     policy = {"pd_ratio": "1:2", "policy": {"kind": "heteroscale", "target": 600}}
     limits = ServiceConfig.model_validate({**service, "autoscale": policy}).pool_limits().root
     worth = {str(key): round(pool.capacity, 2) for key, pool in limits.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.links import Links, with_window
-from autoscale.engines.profile import EngineProfile
+from autoscale.engines.profile import EngineProfile, Link
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.policies.token_velocity import TokenVelocity, TokenVelocityConfig, network_velocity
 from autoscale.ratio import PdRatio
@@ -65,6 +65,22 @@ def test_policies_take_the_observed_link_and_name_a_drift(
     assert "KV is pulled at" in decision.reason
     (shown,) = (each for each in decision.shown if each.name == "link_bytes_per_s")
     assert (shown.value, shown.target) == (pytest.approx(configured / 4), configured)
+
+
+def test_an_observed_link_is_held_against_the_profiles_link_if_it_has_one(
+    make_profile: MakeProfile, make_snapshot: MakeSnapshot
+) -> None:
+    """A handoff is slower than its transfer: the bandwidth of pulls alone would seem to have drifted from it."""
+    handoff = make_profile().handoff
+    link = Link(base_s=0.0, bytes_per_s=4 * handoff.bytes_per_s)
+    profile = make_profile().model_copy(update={"link": link})
+    traffic = Traffic(requests_per_s=1.0, input_tokens_mean=90.0, output_tokens_mean=20.0)
+    state = ControllerState(links={"g0": ((1.0, 4 * handoff.bytes_per_s),)})
+    policy = TokenVelocity(TokenVelocityConfig(prefill=profile, decode=profile), ratio=PdRatio(1, 1), slo=SloConfig())
+    decision = policy.decide(make_snapshot(traffic=traffic, state=state))
+    assert "KV is pulled at" not in decision.reason
+    (shown,) = (each for each in decision.shown if each.name == "link_bytes_per_s")
+    assert shown.target == link.bytes_per_s
 
 
 def test_the_share_across_switches_holds_until_kv_was_pulled(

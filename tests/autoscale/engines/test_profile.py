@@ -56,6 +56,12 @@ def test_a_line_equals_the_steps_one_by_one_until_it_bends(batch: int, context: 
     assert steps * (first_s + more_s * (steps - 1) / 2) == pytest.approx(one_by_one_s)
 
 
+def test_a_surface_of_one_batch_has_its_row_for_all() -> None:
+    surface = DecodeSurface(batch=(1,), context_tokens=(0, 100), step_s=((0.02, 0.03),))
+    assert surface.seconds_for(1, 50) == surface.seconds_for(2, 50) == pytest.approx(0.025)
+    assert surface.covers(1, 50) and not surface.covers(2, 50)
+
+
 def test_a_line_that_falls_below_half_of_the_least_point_stays_there() -> None:
     surface = DecodeSurface(batch=(1, 2), context_tokens=(0, 100), step_s=((0.1, 0.06), (0.1, 0.06)))
     assert surface.seconds_for(1, 1000) == pytest.approx(0.05)

@@ -1,9 +1,8 @@
 """A picture of a measured profile: its curves, the points that made them, and those that were left out."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from matplotlib.axes import Axes
@@ -15,12 +14,16 @@ _WIDTH_IN, _HEIGHT_IN, _DOTS_PER_IN = 11.0, 4.6, 130
 _CURVE_POINTS = 200  # lengths at which a curve is drawn
 
 
-def places(path: Path, what: str) -> Iterator[tuple[tuple[int, ...], float]]:
-    """The measured places of one kind, such as ``prefill``, and their seconds."""
+def least_times(path: Path, kind: str) -> dict[tuple[int, int], float]:
+    """The least seconds of each measured place of one kind, such as ``prefill``; a place is axis value and context."""
+    least: dict[tuple[int, int], float] = {}
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         row = json.loads(line)
-        if row["at"][1] == what:  # the first part names the engine
-            yield tuple(each for each in row["at"] if isinstance(each, int)), row["seconds"]
+        _, of_kind, at, context_tokens, _ = row["at"]  # engine, kind, place, round
+        if of_kind == kind:
+            place = (at, context_tokens)
+            least[place] = min(row["seconds"], least.get(place, row["seconds"]))
+    return least
 
 
 def draw(profile: EngineProfile, points: Path) -> Figure:
@@ -28,35 +31,30 @@ def draw(profile: EngineProfile, points: Path) -> Figure:
     figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     prompts, steps = figure.subplots(1, 2)
     first, last = profile.prefill.tokens[0], profile.prefill.tokens[-1]
-    lengths = [first + (last - first) * number / _CURVE_POINTS for number in range(_CURVE_POINTS + 1)]
+    lengths = [first * (last / first) ** (number / _CURVE_POINTS) for number in range(_CURVE_POINTS + 1)]
     prompts.plot(lengths, [1e3 * profile.prefill.seconds_for(tokens) for tokens in lengths], color="C0")
-    _scatter(prompts, [(at[0], 1e3 * s, at[0] in profile.prefill.tokens) for at, s in places(points, "prefill")])
-    prompts.set(title="One prompt alone", xlabel="prompt, tokens", ylabel="time to first token, ms", xscale="log")
+    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in least_times(points, "prefill").items()], "o")
+    _scatter(prompts, [(at, 1e3 * s) for (at, _), s in least_times(points, "prefill_left_out").items()], "x")
+    prompts.set(
+        title="One prompt alone", xlabel="prompt, tokens", ylabel="time to first token, ms", xscale="log", yscale="log"
+    )
     axis = profile.decode.context_tokens
     for number, batch in enumerate(profile.decode.batch):
         row = [1e3 * profile.decode.seconds_for(batch, context) for context in axis]
         steps.plot(axis, row, color=f"C{number % 10}", label=f"{batch}")
-    _scatter(
-        steps,
-        [
-            (at[1], 1e3 * s, at[0] in profile.decode.batch and at[1] in axis)
-            for at, s in places(points, "decode")
-            if len(at) > 1
-        ],
+    _scatter(steps, [(context, 1e3 * s) for (_, context), s in least_times(points, "decode").items()], "o")
+    _scatter(steps, [(context, 1e3 * s) for (_, context), s in least_times(points, "decode_left_out").items()], "x")
+    steps.set(
+        title="One decode step", xlabel="context of each request, tokens", ylabel="ms", xscale="log", yscale="log"
     )
-    steps.set(title="One decode step", xlabel="context of each request, tokens", ylabel="ms")
     steps.legend(title="batch", fontsize="small", loc="upper left")
     figure.suptitle(f"{profile.name}: lines by the profile; dots measured for it, crosses left out to test it")
     return figure
 
 
-def _scatter(axes: Axes, points: list[tuple[float, float, bool]]) -> None:
-    for is_used, marker in ((True, "o"), (False, "x")):
-        chosen: Any = [(x, y) for x, y, used in points if used is is_used]
-        if chosen:
-            axes.plot(
-                *zip(*chosen, strict=True), color="black", marker=marker, linestyle="none", zorder=3, markersize=5
-            )
+def _scatter(axes: Axes, points: list[tuple[int, float]], marker: str) -> None:
+    if points:
+        axes.plot(*zip(*points, strict=True), color="black", marker=marker, linestyle="none", zorder=3, markersize=5)
 
 
 def main(
