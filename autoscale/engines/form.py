@@ -23,7 +23,6 @@ Terms = Callable[[Place], tuple[float, ...]]
 # may be off. Repeats of one measurement on an idle machine differ less.
 TOLERANCE_FRAC = 0.05
 _ITERATIONS = 30  # of the fit
-_SCALE_FALL = 0.8  # factor of the scale from one iteration to the next, from 1 to the tolerance
 # Two points of a curve differ at most by this factor: a line between them is at most 3 % above a curve that grows with
 # the square.
 _CURVE_RATIO = math.sqrt(2.0)
@@ -128,20 +127,18 @@ def term_weights(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> t
         rows: terms of each measured place.
         seconds: its time, above 0.
 
-    A time that is far off counts less, by Cauchy's weights 1 / (1 + (error / scale)^2): it is a local deviation, or the
-    machine was slow. The weights follow from the errors of the fit before. The scale falls from fit to fit, so that the
-    first fits follow all times and the last ones the majority.
+    A time that is far off counts less, by Cauchy's weights 1 / (1 + (error / tolerance)^2): it is a local deviation, or
+    the machine was slow. The weights follow from the errors of the fit before.
     """
     from scipy.optimize import nnls  # its import takes a second
 
     relative = np.asarray(rows) / np.asarray(seconds)[:, None]
     largest = relative.max(axis=0)
     shares, importance = np.zeros(len(largest)), np.ones(len(relative))
-    for iteration in range(_ITERATIONS):
+    for _ in range(_ITERATIONS):
         shares, _ = nnls(relative / largest * importance[:, None], importance)
         errors = relative / largest @ shares - 1.0
-        scale = max(TOLERANCE_FRAC, _SCALE_FALL**iteration)
-        importance = 1.0 / np.sqrt(1.0 + (errors / scale) ** 2)
+        importance = 1.0 / np.sqrt(1.0 + (errors / TOLERANCE_FRAC) ** 2)
     return tuple(float(each) for each in shares / largest)
 
 

@@ -29,6 +29,7 @@ from kvtransfer.topology import Role
 
 _HOST = "127.0.0.1"  # both engines run on this machine
 DECODE_STEPS = 48  # decode steps of each measured point of the decode surface
+_STRETCH_STEPS = 8  # steps of a stretch of a measurement, whose mean counts
 _STEPS_BESIDE = 24  # decode steps before, and after, a prompt that is computed beside them
 _POLL_S = 0.001  # time between two looks at running streams, seconds
 
@@ -86,9 +87,10 @@ async def prefill_s(client: AsyncLLMEngine, prompt: list[int]) -> float:
 
 
 async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
-    """Median time of a decode step, seconds, while requests with these prompts decode together.
+    """Time of a decode step, seconds, while requests with these prompts decode together, in a calm quarter of the time.
 
-    On average, the context is half of ``DECODE_STEPS`` longer than the prompt.
+    It is the mean over stretches of some steps, since outputs that come late are followed by others at once. On
+    average, the context is half of ``DECODE_STEPS`` longer than the prompt.
     """
     times: list[list[float]] = [[] for _ in prompts]
     # The first request already decodes while the last one is still prefilled.
@@ -96,7 +98,12 @@ async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
     await asyncio.gather(*(arrivals(client, *each) for each in zip(prompts, repeat(tokens), times)))
     # All requests decode from the latest first token until the earliest last token.
     begin_s, end_s = max(each[0] for each in times), min(each[-1] for each in times)
-    return statistics.median(gap for each in times for gap in _gaps_s(each, begin_s, end_s))
+    tokens_s = [at_s for at_s in times[0] if begin_s <= at_s <= end_s]
+    steps = min(_STRETCH_STEPS, len(tokens_s) - 1)
+    stretches = sorted(
+        (later_s - sooner_s) / steps for sooner_s, later_s in zip(tokens_s, tokens_s[steps:], strict=False)
+    )
+    return stretches[len(stretches) // 4]
 
 
 async def added_s(client: AsyncLLMEngine, prompts: Sequence[list[int]], beside: list[int]) -> float:

@@ -97,6 +97,7 @@ def test_a_curve_has_a_point_on_each_side_of_the_longest_prompt_of_a_step() -> N
 def test_a_curve_does_not_fall_where_a_longer_prompt_was_faster() -> None:
     curve = prefill_curve(confirmed(prompt_terms(8192), prompts(at_512=3.0)), 8192)
     assert list(curve.seconds) == sorted(curve.seconds)
+    assert curve.seconds_for(512) == curve.seconds_for(1024) == pytest.approx(3.0 * prompt_s(512), rel=0.02)
 
 
 def test_an_engine_for_one_request_has_a_surface_of_one_row() -> None:

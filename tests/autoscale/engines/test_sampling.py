@@ -63,6 +63,18 @@ def test_places_are_added_around_a_jump_and_at_most_two_between_two_of_the_first
     assert sorted(at for at, _ in times if at not in axis) == [304, 362, 724, 861]
 
 
+def test_a_bump_between_two_of_the_first_places_gets_two_places_and_not_three() -> None:
+    axis = tuple(2**power for power in range(4, 13))
+    survey = Survey(terms=prompt_terms(8192), axis=axis, contexts=lambda tokens: (0,))
+    found_one = {(512, 0): 1.3}  # so that a place is added on its left, which then differs from both neighbours
+
+    def seconds(place: Place, _: int) -> float:
+        return straight_s(place) * (1.9 if 300 < place[0] < 480 else found_one.get(place, 1.0))
+
+    times, _ = surveyed(survey, seconds)
+    assert len([at for at, _ in times if 256 < at < 512]) == 2
+
+
 def test_a_bend_at_one_of_the_contexts_adds_the_whole_row() -> None:
     def seconds(place: Place, _: int) -> float:
         batch, context = place
