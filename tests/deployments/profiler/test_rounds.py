@@ -73,7 +73,7 @@ def tracks(machine: SlowMachine, rng: random.Random) -> list[Track]:
 
 @pytest.mark.parametrize(
     ("prompt_s", "step_s", "most_s"),
-    [(tiny_prompt_s, tiny_step_s, 240.0), (gpu_prompt_s, gpu_step_s, 240.0), (bent_prompt_s, bent_step_s, 420.0)],
+    [(tiny_prompt_s, tiny_step_s, 240.0), (gpu_prompt_s, gpu_step_s, 240.0), (bent_prompt_s, bent_step_s, 480.0)],
     ids=["tiny", "gpu", "bent"],
 )
 async def test_a_slow_machine_does_not_hide_an_engine(
