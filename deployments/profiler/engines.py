@@ -90,7 +90,8 @@ async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
     """Time of a decode step, seconds, while requests with these prompts decode together, in a calm quarter of the time.
 
     It is the mean over stretches of some steps, since outputs that come late are followed by others at once. On
-    average, the context is half of ``DECODE_STEPS`` longer than the prompt.
+    average, the context is half of ``DECODE_STEPS`` longer than the prompt. Raises RuntimeError: the requests did not
+    decode together.
     """
     times: list[list[float]] = [[] for _ in prompts]
     # The first request already decodes while the last one is still prefilled.
@@ -99,10 +100,10 @@ async def step_s(client: AsyncLLMEngine, prompts: Sequence[list[int]]) -> float:
     # All requests decode from the latest first token until the earliest last token.
     begin_s, end_s = max(each[0] for each in times), min(each[-1] for each in times)
     tokens_s = [at_s for at_s in times[0] if begin_s <= at_s <= end_s]
-    steps = min(_STRETCH_STEPS, len(tokens_s) - 1)
-    stretches = sorted(
-        (later_s - sooner_s) / steps for sooner_s, later_s in zip(tokens_s, tokens_s[steps:], strict=False)
-    )
+    ends = zip(tokens_s, tokens_s[_STRETCH_STEPS:], strict=False)
+    stretches = sorted((later_s - sooner_s) / _STRETCH_STEPS for sooner_s, later_s in ends)
+    if not stretches:
+        raise RuntimeError(f"{len(prompts)} requests did not decode together: the engine's KV or batch is too small")
     return stretches[len(stretches) // 4]
 
 

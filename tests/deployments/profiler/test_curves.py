@@ -132,3 +132,27 @@ def test_a_prompt_whose_kv_was_not_pulled_is_an_error(engine: EngineProfile, run
             await pull_s(alone.client, alone.client, silent, alone.prompt(64))
 
     run(main())
+
+
+def test_requests_that_do_not_decode_together_are_an_error(engine: EngineProfile, run: Run) -> None:
+    async def main() -> None:
+        from deployments.profiler.engines import step_s
+
+        alone = bench(engine.model_copy(update={"max_running": 1}))
+        with pytest.raises(RuntimeError, match="2 requests did not decode together"):
+            await step_s(alone.client, [alone.prompt(64), alone.prompt(64)])
+
+    run(main())
+
+
+def test_the_context_is_met_in_the_middle_and_a_longer_one_begins_as_a_shorter_one(
+    engine: EngineProfile, run: Run
+) -> None:
+    async def main() -> None:
+        alone = bench(engine)
+        short, long = alone._prompts(2, 100), alone._prompts(2, 500)
+        assert [len(each) for each in (*short, *long)] == [76, 76, 476, 476]  # 48 steps are measured
+        assert [each[:76] for each in long] == short
+        assert short[0] != short[1]
+
+    run(main())

@@ -1,5 +1,6 @@
 """Engines of known speed are found again on a machine that is slow for seconds at a time, and in little time."""
 
+import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from autoscale.engines.sampling import Survey, between, form_of
 from deployments.profiler.points import Points
 from deployments.profiler.rounds import MeasuringError, Track, measure_all, places_track, survey_track
 from tests.deployments.profiler.slow_machine import SlowMachine
+from tests.deployments.profiler.virtual_loop import virtual_time
 
 _MAX_BATCH_TOKENS, _LONGEST_TOKENS, _LARGEST_BATCH, _KV_TOKENS = 2048, 4095, 32, 32_768
 _SEEDS = range(10)
@@ -143,3 +145,17 @@ async def test_progress_has_the_number_of_measurements_and_the_time_left(tmp_pat
     assert len(told) == 6
     assert told[0].startswith("0 of at least 6 measurements: link, handoff ")
     assert told[-1].startswith("5 of at least 6 measurements, 0 s left: link, handoff ")
+
+
+def test_repeats_of_a_place_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure(place: tuple[int, int]) -> float:
+        return 1.0
+
+    async def main() -> None:
+        track = places_track("link", "handoff", [(128, 0), (512, 0)], measure)
+        points = Points(tmp_path / "points.jsonl", {})
+        await measure_all([track], points, random.Random(0), lambda text: None, apart_s=5.0)
+        assert asyncio.get_running_loop().time() == 10.0  # three rounds of two places that take no time
+
+    with virtual_time(monkeypatch, ("deployments.profiler.rounds",)) as run:
+        run(main())

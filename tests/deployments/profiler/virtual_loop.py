@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer, so that emulated engines keep exact time on a busy machine."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +30,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A function that runs a coroutine in virtual time; engines that it makes keep the loop's time."""
+def virtual_time(monkeypatch: pytest.MonkeyPatch, modules: Sequence[str] = _CLOCKS) -> Iterator[Any]:
+    """A function that runs a coroutine in virtual time; ``modules`` keep the loop's time."""
     loop = VirtualLoop()
     clock = SimpleNamespace(time=loop.time, monotonic=loop.time, perf_counter=loop.time)
-    for module in _CLOCKS:
+    for module in modules:
         monkeypatch.setattr(f"{module}.time", clock)
 
     def run(main: Coroutine[Any, Any, None]) -> None:
