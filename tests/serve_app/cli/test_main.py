@@ -165,6 +165,23 @@ def test_validate_says_that_a_shipped_config_is_fine(run: Run, path: Path) -> No
     assert ": fine (" in " ".join(out.split())
 
 
+@pytest.mark.ray
+def test_validate_names_a_profile_of_another_model(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve.schema")
+    (tiny,) = (path for path in CONFIGS if path.stem == "cpu_tiny")
+    document = load_serve_yaml(tiny)
+    args, profile = document["applications"][0]["args"], str(tiny.parent / "profiles" / "h100_llama70b_fp8_tp4.json")
+    args["autoscale"] = {"policy": {"kind": "default", "prefill": profile, "decode": profile}}
+    for role in ("prefill", "decode"):
+        args["groups"][0][role]["max_replicas"] = 2
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(document))
+    code, out, err = run("validate", tmp_path / "serve.yaml")
+    assert code == 0 and ": fine (" in " ".join(out.split())
+    notes = [line for line in err.splitlines() if line.startswith("note: profile h100_llama70b_fp8_tp4 has ")]
+    assert len(notes) == 4  # of both roles: the model, and the GPU
+    assert "and prefill:g0 has tiny: " in notes[0]
+
+
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "deploy", "quickstart"])
 def test_a_missing_config_is_one_line_for_every_command_that_reads_one(run: Run, tmp_path: Path, command: str) -> None:
     assert (
