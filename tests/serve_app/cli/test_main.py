@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from deployments.serve_seam.environment import serve_environment
+from serve_app.checks.ray_schema import JOINT_POLICY
 from serve_app.checks.yaml_checks import load_serve_yaml, parse_app_config
 from serve_app.cli.main import _curl, _replace_model, main
 from serve_app.kube.manifest import manifest_text, render_rayservice
@@ -172,6 +173,7 @@ def test_validate_names_a_profile_of_another_model(run: Run, tmp_path: Path) -> 
     document = load_serve_yaml(tiny)
     args, profile = document["applications"][0]["args"], str(tiny.parent / "profiles" / "h100_llama70b_fp8_tp4.json")
     args["autoscale"] = {"policy": {"kind": "default", "prefill": profile, "decode": profile}}
+    document["applications"][0]["autoscaling_policy"] = JOINT_POLICY
     for role in ("prefill", "decode"):
         args["groups"][0][role]["max_replicas"] = 2
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(document))
