@@ -24,6 +24,7 @@ import ray
 from autoscale import ray_victims
 from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord, Settings
 from autoscale.extension import DEFERRED
+from autoscale.forecast.forecaster import ForecastState
 from autoscale.policies.heteroscale import Signal
 from autoscale.types import Places, Plan, PoolKey, Snapshot
 from kvtransfer.topology import Node
@@ -51,6 +52,7 @@ class Ticked:
         labels: labels of the node that does not exist yet and for which new replicas of a pool wait.
         faults: what is wrong with the figures of other sources, by service.
         signals: the observed signals, by service.
+        forecasts: what is remembered of forecasts, of the services where it has changed.
     """
 
     decided: Mapping[str, tuple[Snapshot, Plan]]
@@ -61,6 +63,7 @@ class Ticked:
     labels: Mapping[PoolKey, Mapping[str, str]] = field(default_factory=dict)
     faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     signals: Mapping[str, Mapping[Signal, float]] = field(default_factory=dict)
+    forecasts: Mapping[str, ForecastState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ class CoordinatorClient:
     """One application's coordinator as the policy's process knows it.
 
     Attributes:
-        cycles: cycles to send. The newest one replaces older ones that were not sent, but no log line is dropped.
+        cycles: cycles to send. The newest one replaces older ones that were not sent, but no log line and no state of
+            a forecast is dropped.
         news: what the coordinator has sent, in order.
     """
 
@@ -116,6 +120,9 @@ class CoordinatorClient:
         self._newest: Cycle | None = None  # the newest cycle, until it is sent
         self._lines: list[str] = []  # log lines to send with it
         self._sent_lines: list[str] = []  # lines that were sent and are not confirmed
+        # States of forecasts to send with it, and those that were sent and are not confirmed.
+        self._forecasts: dict[str, ForecastState] = {}
+        self._sent_forecasts: dict[str, ForecastState] = {}
         self._sent_counts: Mapping[PoolKey, int] | None = None  # of plans that were sent and are not confirmed
 
     def start(self) -> None:
@@ -135,7 +142,7 @@ class CoordinatorClient:
             if self._reply is not None and self._reply.done():
                 reply, self._reply = self._reply, None
                 self._read(reply.result())
-                self._sent_lines = []
+                self._sent_lines, self._sent_forecasts = [], {}
         except ray.exceptions.RayError:
             self._use(None)  # the coordinator restarts; the settings that it sent last stay in use
             return
@@ -174,9 +181,10 @@ class CoordinatorClient:
             return
         newest, self._newest = self._newest, None
         self._sent_lines, self._lines = self._lines, []
+        self._sent_forecasts, self._forecasts = self._forecasts, {}
         plans = [plan for _, plan in newest.ticked.decided.values()]
         self._sent_counts = {key: count for plan in plans for key, count in plan.counts.items()}
-        cycle = CYCLE.dump_python(_record(newest), mode="json")
+        cycle = CYCLE.dump_python(_record(newest, self._sent_forecasts), mode="json")
         self._reply = self._handle.sync.remote(cycle, self._sent_lines).future()
 
     def _drain(self) -> None:
@@ -184,15 +192,17 @@ class CoordinatorClient:
         while not self.cycles.empty():
             self._newest = self.cycles.get()
             self._lines += self._newest.lines
+            self._forecasts |= self._newest.ticked.forecasts
 
     def _use(self, handle: Any) -> None:
-        """Use this coordinator from now on, or none. Lines that were sent but not confirmed are sent again."""
+        """Use this coordinator from now on, or none. What was sent but not confirmed is sent again."""
         self._handle, self._awaiting, self._reply = handle, None, None
+        self._forecasts, self._sent_forecasts = self._sent_forecasts | self._forecasts, {}
         self._lines, self._sent_lines, self._sent_counts = [*self._sent_lines, *self._lines], [], None
 
 
-def _record(cycle: Cycle) -> CycleRecord:
-    """A cycle as the coordinator gets it."""
+def _record(cycle: Cycle, forecasts: Mapping[str, ForecastState]) -> CycleRecord:
+    """A cycle as the coordinator gets it; ``forecasts``: states of forecasts to store."""
     ticked = cycle.ticked
     return CycleRecord(
         services={
@@ -204,6 +214,7 @@ def _record(cycle: Cycle) -> CycleRecord:
                 traffic=snapshot.traffic,
                 collector_faults=ticked.faults.get(name, ()),
                 signals=ticked.signals.get(name, {}),
+                forecast=snapshot.forecast,
             )
             for name, (snapshot, plan) in ticked.decided.items()
         },
@@ -211,6 +222,7 @@ def _record(cycle: Cycle) -> CycleRecord:
         places=ticked.places,
         policy_call_p99_s=cycle.call_p99_s,
         is_hooked=ray_victims.VICTIMS.is_hooked,
+        forecasts=forecasts,
     )
 
 

@@ -11,6 +11,7 @@ from autoscale.decide.ray_policy_limit import LimitedCalls
 from autoscale.decide.status import Settings
 from autoscale.decide.tuning import Pools
 from autoscale.extension import Extension
+from autoscale.forecast.forecaster import ForecastState
 from autoscale.ray_coordinator_client import CoordinatorClient, Cycle, Ticked
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Decision, PoolKey
@@ -27,6 +28,7 @@ class Link:
         cordoned: nodes and switches on which no replica may start.
         awaited: services that sleep and for which requests wait.
         resumed: controller states from before a restart, until the policy takes them.
+        resumed_forecasts: what is remembered of forecasts, in the same way.
         confirmed: replica counts of the newest plans that the coordinator has confirmed; ``None``: of no plan yet.
     """
 
@@ -40,6 +42,7 @@ class Link:
         self.cordoned: frozenset[str] = frozenset()
         self.awaited: frozenset[str] = frozenset()
         self.resumed: dict[str, ControllerState] | None = None
+        self.resumed_forecasts: dict[str, ForecastState] | None = None
         self.confirmed: Mapping[PoolKey, int] | None = None
         self._complain = complain
         # Calls of policies of one's own, by service and kind. They outlive a changed configuration: a call may go on.
@@ -61,8 +64,9 @@ class Link:
 
     def _take(self, settings: Settings) -> None:
         """Take new settings; a service whose configuration has changed gets a new controller."""
-        if settings.states and not self.controllers:  # the first answer: later, states of this process are newer
-            self.resumed = dict(settings.states)
+        if not self.controllers:  # the first answer: later, states of this process are newer
+            self.resumed = dict(settings.states) or None
+            self.resumed_forecasts = dict(settings.forecasts) or None
         self.cordoned, self.topology = settings.cordoned, settings.topology
         # Pools of a service that has left stay: a cycle that runs in the thread may still read them.
         self.pools |= {name: service.pools for name, service in settings.services.items()}

@@ -32,6 +32,7 @@ from autoscale.observe.ray_topology import read_nodes, read_places
 from autoscale.observe.signals import Reports, Signals
 from autoscale.policies.heteroscale import observed_signals
 from autoscale.ray_coordinator_client import Ticked
+from autoscale.ray_forecasts import Forecasts
 from autoscale.ray_link import Link
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ENDPOINT, ControllerState, Places, Plan, PoolKey, PoolStats, Snapshot
@@ -68,6 +69,7 @@ class JointPolicy:
         self._tick: Future[Ticked] | None = None  # the running cycle
         self._signals: dict[str, Signals] = {}
         self._sources = Sources()
+        self._forecasts = Forecasts(self._complain)
         # Results of the last cycle: states and plans by service, lacking GPU types, nodes for new replicas.
         self._states: dict[str, ControllerState] = {}
         self._last: dict[str, Plan] = {}
@@ -124,6 +126,9 @@ class JointPolicy:
         if link.resumed is not None:
             self._states, link.resumed = link.resumed, None
             self._taken_over = frozenset(replica for state in self._states.values() for replica in state.admitted)
+        if link.resumed_forecasts is not None:
+            self._forecasts.resume(link.resumed_forecasts)
+            link.resumed_forecasts = None
         if self._tick is not None and self._tick.done():
             tick, self._tick = self._tick, None
             self._take(tick.result(), link)
@@ -241,7 +246,8 @@ class JointPolicy:
         faults = {name: tuple(faults.values()) for name, (_, faults) in collected.items()}
         # Here, not in ``Link.publish``: that runs in Serve's control loop.
         signals = {name: observed_signals(snapshot) for name, (snapshot, _) in decided.items()}
-        return Ticked(decided, lines, nodes, places, starts, labels, faults, signals)
+        forecasts = self._forecasts.take_changed()
+        return Ticked(decided, lines, nodes, places, starts, labels, faults, signals, forecasts)
 
     def _start_nodes(
         self, decided: Iterable[tuple[Snapshot, Plan]], slots: Slots
@@ -314,7 +320,8 @@ class JointPolicy:
             )
         latency = signals.latency(config.slo.quantile_frac)
         seen = replace(blank, pools=tuple(stats), latency=latency, traffic=signals.traffic())
-        return with_collected(seen, collected)
+        seen = with_collected(seen, collected)
+        return replace(seen, forecast=self._forecasts.observe(name, config, seen, time.monotonic()))
 
     def _take(self, ticked: Ticked, link: Link) -> None:
         """Take the result of a cycle: pass victims and nodes to the scheduler hook, and plans to the coordinator."""

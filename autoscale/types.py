@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from autoscale.load_forecast import LoadForecast
 from autoscale.ratio import PdRatio
 from kvtransfer.topology import LinkTier, Node, Offer, Role
 
@@ -450,6 +451,7 @@ class Snapshot:
         claims: pools whose room a more important service needs, each with the most replicas that it may keep.
         claimed: replicas whose room the more important service needs.
         warm_replicas: number of warm replicas that the service may have now; ``None``: as configured.
+        forecast: the load one start ahead; ``None``: it is not forecast, or not yet.
     """
 
     now_s: float
@@ -464,6 +466,7 @@ class Snapshot:
     claims: Mapping[PoolKey, int] = field(default_factory=dict)
     claimed: tuple[str, ...] = ()
     warm_replicas: int | None = None
+    forecast: LoadForecast | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

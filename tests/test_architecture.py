@@ -38,13 +38,14 @@ MAY_BE_PRIVATE = {"ray": ("deployments/serve_seam/*", "*/ray_*.py"), "vllm": ("d
 # Other rooms (subfolders) of its folder that a room may import. It may also import the folder's own modules but doors.
 ROOMS: dict[str, set[str]] = {
     "autoscale/engines": set(),
+    "autoscale/forecast": set(),
     "autoscale/traces": set(),
     "autoscale/observe": set(),
     "autoscale/policies": {"engines"},
-    "autoscale/policies/peers": {"engines", "policies"},
-    "autoscale/decide": {"observe", "policies"},
+    "autoscale/policies/peers": {"engines", "forecast", "policies"},
+    "autoscale/decide": {"forecast", "observe", "policies"},
     "autoscale/pressure": {"policies", "traces"},
-    "autoscale/sim": {"engines", "traces", "observe", "policies", "policies/peers", "decide", "pressure"},
+    "autoscale/sim": {"engines", "forecast", "traces", "observe", "policies", "policies/peers", "decide", "pressure"},
     "deployments/machine": set(),
     "deployments/serve_seam": set(),
     "deployments/wire": {"serve_seam"},

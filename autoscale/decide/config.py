@@ -8,9 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from autoscale.decide.auto_ratio import AutoRatioConfig
 from autoscale.extension import DEFERRED, Extensible, Extension
 from autoscale.floors import FloorsConfig
+from autoscale.forecast.config import LoadForecastConfig
 from autoscale.observe.collectors import CollectorConfig, RayCollectorConfig
 from autoscale.policies import OWN_POLICIES, POLICIES, SIMULATED_ONLY, PolicyConfig
-from autoscale.policies.policy import Policy
+from autoscale.policies.policy import Policy, ProfiledConfig
 from autoscale.ratio import PdRatio, RatioSetting
 from autoscale.slo import SloConfig
 from kvtransfer.strict_config import StrictConfig
@@ -110,6 +111,9 @@ class AutoscaleConfig(StrictConfig):
     """Time in which a policy of your own must decide. While it computes for longer, the counts of its service stay, and
     the other services of the application are decided. Built-in policies need no limit."""
     slo: SloConfig = SloConfig()
+    forecast: LoadForecastConfig | None = None
+    """How the load one start ahead is forecast. Left out: with the defaults if the policy uses forecasts, as dopd does;
+    otherwise the load is not forecast."""
     bounds: dict[Role, BoundsConfig] = Field(default_factory=dict)
     """Bounds of each role, inside the replicas and max_replicas of the deployed groups."""
     floors: FloorsConfig = FloorsConfig()
@@ -244,6 +248,12 @@ class AutoscaleConfig(StrictConfig):
         if isinstance(self.policy, Extension):
             return OWN_POLICIES.settings(self.policy)
         return self.policies[self.policy.kind], self.policy
+
+    @property
+    def load_forecast(self) -> LoadForecastConfig | None:
+        """How the load is forecast; ``None``: the policy uses no forecast, and none was asked for."""
+        uses_forecast = isinstance(self.policy, ProfiledConfig) and self.policy.uses_forecast
+        return self.forecast or (LoadForecastConfig() if uses_forecast else None)
 
     def bounds_of(self, role: Role, lowest: int, highest: int) -> tuple[int, int]:
         """Lowest and highest count of a role in a group; ``lowest`` and ``highest``: the deployed ones.

@@ -16,6 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.tuning import Pools
+from autoscale.forecast.forecaster import ForecastState
+from autoscale.load_forecast import LoadForecast
 from autoscale.policies.heteroscale import Signal
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState, Latency, Places, Plan, PoolKey, Traffic
@@ -29,7 +31,7 @@ class PlanRecord:
     """The plan of one service, the replica ids of each pool, and what the plan is based on: latency, traffic, signals.
 
     ``collector_faults``: what is wrong with the figures of its collector. ``signals``: those that were observed, from
-    ``observed_signals``.
+    ``observed_signals``. ``forecast``: the load one start ahead; ``None``: it is not forecast, or not yet.
     """
 
     plan: Plan
@@ -39,6 +41,7 @@ class PlanRecord:
     traffic: Traffic
     collector_faults: tuple[str, ...] = ()
     signals: Mapping[Signal, float] = field(default_factory=dict)
+    forecast: LoadForecast | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class CycleRecord:
         policy_call_p99_s: 99th percentile of the time that a policy call takes. Calls that begin or end a tick are left
             out: Ray Serve calls the policy more often than it ticks.
         is_hooked: whether Ray Serve's scheduler follows the plans' choice of replicas and nodes.
+        forecasts: what is remembered of forecasts, of the services where it has changed since the last cycle.
     """
 
     services: Mapping[str, PlanRecord]
@@ -58,6 +62,7 @@ class CycleRecord:
     places: Places | None
     policy_call_p99_s: float
     is_hooked: bool
+    forecasts: Mapping[str, ForecastState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class Settings:
         cordoned: nodes and switches that get no new replica.
         states: controller states of the previous policy, by service, for a policy that has just started; otherwise
             empty.
+        forecasts: in the same way, what is remembered of forecasts.
     """
 
     version: int
@@ -85,6 +91,7 @@ class Settings:
     topology: TopologyConfig | None
     cordoned: frozenset[str]
     states: Mapping[str, ControllerState] = field(default_factory=dict)
+    forecasts: Mapping[str, ForecastState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +153,7 @@ CYCLE = TypeAdapter(CycleRecord)
 SETTINGS = TypeAdapter(Settings)
 STATUS = TypeAdapter(Status)
 _STATE = TypeAdapter(CoordinatorState)
+_FORECAST = TypeAdapter(ForecastState)
 
 
 def stored_state(stored: bytes | None) -> CoordinatorState:
@@ -155,3 +163,17 @@ def stored_state(stored: bytes | None) -> CoordinatorState:
     except ValidationError as error:
         logger.warning("the coordinator's stored state cannot be read, and it starts as deployed: %s", error)
         return CoordinatorState()
+
+
+def forecast_to_json(state: ForecastState) -> bytes:
+    """What is remembered of a service's forecasts, as JSON. It has the load of a day, so it is stored by itself."""
+    return _FORECAST.dump_json(state)
+
+
+def stored_forecast(stored: bytes | None) -> ForecastState | None:
+    """Read what is stored of a service's forecasts; ``None``: nothing, or this version cannot read it."""
+    try:
+        return None if stored is None else _FORECAST.validate_json(stored)
+    except ValidationError as error:
+        logger.warning("the stored load of a service cannot be read, so its forecasts begin anew: %s", error)
+        return None

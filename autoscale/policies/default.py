@@ -97,6 +97,14 @@ class DefaultConfig(ProfiledConfig):
     prefill load in history_s. For history_s after a burst, each role keeps replicas for burst_work_frac of its work."""
     burst_work_frac: float = Field(0.88, gt=0.0, le=1.0)
     """Share of the work of the last history_s for which replicas stay after a burst; older work weighs less."""
+    starts_by_forecast: bool = False
+    """Whether replicas also start for the forecast of requests (autoscale.forecast), while its errors are smaller than
+    those of the last value. It never removes a replica. On the public traces it cost as much as it gained."""
+
+    @property
+    def uses_forecast(self) -> bool:
+        """It does if replicas start by it."""
+        return self.starts_by_forecast
 
 
 class _Load(NamedTuple):
@@ -130,18 +138,31 @@ class Default(ProfiledPolicy[DefaultConfig]):
             return Decision(wanted=None, reason="no request has ended yet: the length of answers is not known")
         loads, present = self._loads(snapshot), present_replicas(snapshot)
         history = _History.of(snapshot.state.memory, snapshot.now_s, self._config)
-        wanted = self._replicas_to_keep(history, self._needed(history, loads), present)
+        growth = self._growth(snapshot, rate)
+        wanted = self._replicas_to_keep(history, self._needed(history, loads, growth), present)
         decode = max(loads["decode"].replicas, loads["handoff"].replicas)
         prefill_text = "" if self._ratio.is_aggregated else f"{loads['prefill'].replicas:.2g}P"
         reason = f"{rate:.3g} requests/s keep {prefill_text}{decode:.2g}D busy"
+        if growth > 1.0:
+            reason += f", {snapshot.forecast} are forecast"
         if (late := self._late_role(snapshot)) is not None:
             role, why = late
             wanted[role] = max(wanted[role], present[role] + max(1.0, self._config.net_frac * present[role]))
             reason += f"; {why}: {role} gets more"
         return Decision(wanted=wanted, ratio=ratio_of(wanted, snapshot), memory=history.series, reason=reason)
 
-    def _needed(self, history: "_History", loads: Mapping[str, _Load]) -> dict[Role, float]:
-        """Replicas of each role for the expected load, spare ones included. Adds this tick's values to the history."""
+    def _growth(self, snapshot: Snapshot, rate: float) -> float:
+        """Forecast requests per present one, at least 1; 1 if the forecast is not used, or not proven."""
+        forecast = snapshot.forecast
+        if not self._config.starts_by_forecast or forecast is None or not forecast.requests_per_s.is_proven or not rate:
+            return 1.0
+        return max(1.0, forecast.requests_per_s.value / rate)
+
+    def _needed(self, history: "_History", loads: Mapping[str, _Load], growth: float) -> dict[Role, float]:
+        """Replicas of each role for the expected load, spare ones included. Adds this tick's values to the history.
+
+        ``growth``: forecast requests per present one.
+        """
         config, needed = self._config, dict.fromkeys(Role, 0.0)
         for name, role in _LOADS.items():
             history.add(name, loads[name].replicas)
@@ -154,6 +175,8 @@ class Default(ProfiledPolicy[DefaultConfig]):
                 busy_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
             level, slope = _line(history.times, np.array(history.series[name]), config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
+            if name != "decode":
+                ahead = max(ahead, growth * loads[name].replicas)
             spare = spare_factor * math.sqrt(loads[name].unevenness * ahead)
             # The surprise compares with the forecast that was made one start before the observed events: at that time
             # replicas could still be started for them.

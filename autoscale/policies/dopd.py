@@ -1,7 +1,7 @@
 """DOPD: sizes both roles at the optimal P/D ratio for forecast arrivals and lengths (DOPD Algorithm 2).
 
-At the end of each *interval* it makes a *plan*: the wanted replicas of both roles for the next interval. In an
-*overload* it adds replicas at once.
+At the end of each *interval* it makes a *plan*: the wanted replicas of both roles, for the snapshot's forecast of the
+load (``autoscale.forecast``). In an *overload* it adds replicas at once.
 """
 
 import math
@@ -14,8 +14,8 @@ from pydantic import Field
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.lengths import Lengths, MeanRequest
 from autoscale.engines.optimal_ratio import DecodeMemoryConfig, optimal_ratio
-from autoscale.forecast import ArimaConfig, CorrectionConfig, ForecastConfig
 from autoscale.headcount import EPSILON_REPLICAS, Census
+from autoscale.load_forecast import LoadForecast
 from autoscale.policies.policy import (
     Policy,
     ProfiledConfig,
@@ -28,28 +28,21 @@ from autoscale.policies.policy import (
 )
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
-from autoscale.types import Decision, Shown, Snapshot, Traffic
+from autoscale.types import Decision, Shown, Snapshot
 from kvtransfer.topology import Role
 
 # Prefix of the names of the policy's series in the memory; no other policy reads them.
 _PREFIX = "dopd_"
-# The three series that are forecast.
-_SERIES = ("requests_per_s", "input_tokens", "output_tokens")
-# The sums in ``_Past.interval`` before the first observation.
-_NO_SUMS = (0.0,) * 6
 
 
 class DopdConfig(ProfiledConfig):
-    """The interval, the forecasts, the planned share of decode's concurrency, and the thresholds of an overload.
+    """The interval, the planned share of decode's concurrency, and the thresholds of an overload.
 
     The paper gives no numbers for the thresholds. DOPD extends Dynamo, so the defaults are those of Dynamo's planner.
     """
 
     kind: Literal["dopd"] = "dopd"
     interval_s: float = Field(100.0, gt=0.0, description="Time between two adjustments (T: 'hundreds of seconds').")
-    forecast: ForecastConfig = ArimaConfig()
-    correction: CorrectionConfig = CorrectionConfig()
-    history_points: int = Field(50, ge=1, le=1000, description="Number of remembered intervals; Dynamo's window.")
     concurrency_frac: float = Field(0.9, gt=0.0, le=1.0)
     """Planned share of decode's highest concurrency (section IV-B)."""
     queue_requests: float = Field(5.0, gt=0.0)
@@ -59,64 +52,28 @@ class DopdConfig(ProfiledConfig):
     decode_memory: DecodeMemoryConfig | None = None
     """GPU memory, by which the paper bounds decode's concurrency. Left out, the bounds are those of the profile."""
 
+    @property
+    def uses_forecast(self) -> bool:
+        """It does: Algorithm 2, line 27."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Past:
     """The policy's memory between two ticks."""
 
-    # The running interval: its begin, the number of its ticks with observed arrivals, and the sum of their rates. Then,
-    # for input and for output tokens: the sum of the rates of ticks with a mean length, and the sum of rate x length.
-    interval: tuple[float, ...]
-    points: tuple[tuple[float, ...], ...] = ()  # end of each earlier interval, and its means (as in _SERIES)
-    forecasts: tuple[float, ...] = ()  # the last forecast of each of _SERIES, not corrected
-    factors: tuple[float, ...] = (1.0,) * len(_SERIES)  # by which the forecasts of _SERIES are divided
+    began_s: float  # begin of the running interval
     plan: tuple[float, ...] = ()  # wanted prefill and decode replicas; empty: no plan holds
 
     @classmethod
     def of(cls, memory: Mapping[str, tuple[float, ...]], now_s: float) -> "_Past":
-        """Read a snapshot's memory. Times in the future are left out: the clock was set back."""
-        fresh = cls(interval=(now_s, *_NO_SUMS))
-        interval = memory.get(f"{_PREFIX}interval", fresh.interval)
-        columns = [memory.get(f"{_PREFIX}{name}", ()) for name in ("at_s", *_SERIES)]
-        return cls(
-            interval=interval if interval[0] <= now_s else fresh.interval,
-            points=tuple(point for point in zip(*columns, strict=True) if point[0] < now_s),
-            forecasts=memory.get(f"{_PREFIX}forecasts", ()),
-            factors=memory.get(f"{_PREFIX}factors", fresh.factors),
-            plan=memory.get(f"{_PREFIX}plan", ()),
-        )
+        """Read a snapshot's memory. A begin in the future does not count: the clock was set back."""
+        (began_s,) = memory.get(f"{_PREFIX}began_s", (now_s,))
+        return cls(began_s=min(began_s, now_s), plan=memory.get(f"{_PREFIX}plan", ()))
 
     def memory(self) -> dict[str, tuple[float, ...]]:
         """Write it as the memory of a decision."""
-        columns = zip(*self.points, strict=True) if self.points else [()] * (1 + len(_SERIES))
-        series = dict(zip(("at_s", *_SERIES), columns, strict=True))
-        state = {"interval": self.interval, "forecasts": self.forecasts, "factors": self.factors, "plan": self.plan}
-        return {f"{_PREFIX}{name}": values for name, values in (series | state).items()}
-
-    def with_traffic(self, traffic: Traffic) -> "_Past":
-        """A copy with the traffic of one more tick."""
-        rate = traffic.requests_per_s
-        if rate is None or not traffic.is_whole:
-            return self
-        since_s, *sums = self.interval
-        added = [1.0, rate]
-        for length in (traffic.input_tokens_mean, traffic.output_tokens_mean):
-            added += [0.0, 0.0] if length is None else [rate, rate * length]
-        return replace(self, interval=(since_s, *(a + b for a, b in zip(sums, added, strict=True))))
-
-    def means(self) -> tuple[float, ...] | None:
-        """Mean rate, input tokens and output tokens of the interval; ``None``: one of them is not known.
-
-        The rate is known if it was observed in this interval. A length that was not observed is that of the interval
-        before.
-        """
-        _, ticks, rates, input_rates, inputs, output_rates, outputs = self.interval
-        earlier_input, earlier_output = self.points[-1][2:] if self.points else (None, None)
-        input_tokens = inputs / input_rates if input_rates > 0.0 else earlier_input
-        output_tokens = outputs / output_rates if output_rates > 0.0 else earlier_output
-        if not ticks or input_tokens is None or output_tokens is None:
-            return None
-        return rates / ticks, input_tokens, output_tokens
+        return {f"{_PREFIX}began_s": (self.began_s,), f"{_PREFIX}plan": self.plan}
 
 
 class Dopd(Policy[DopdConfig]):
@@ -140,16 +97,16 @@ class Dopd(Policy[DopdConfig]):
         After an overload the counts stay until the interval ends.
         """
         present = present_replicas(snapshot)
-        past = _Past.of(snapshot.state.memory, snapshot.now_s).with_traffic(snapshot.traffic)
-        remaining_s = past.interval[0] + self._config.interval_s - snapshot.now_s
+        past = _Past.of(snapshot.state.memory, snapshot.now_s)
+        remaining_s = past.began_s + self._config.interval_s - snapshot.now_s
         if snapshot.traffic.requests_per_s is None:
             reason = "no arrivals were observed"
         elif remaining_s > 0.0:
             reason = f"the next adjustment is in {remaining_s:.0f} s"
-        elif (means := past.means()) is None:
-            reason = "arrivals and their lengths were not observed yet"
+        elif (forecast := snapshot.forecast) is None:
+            reason = "there is no forecast: no step with arrivals and their lengths has ended lately"
         else:
-            past, reason = self._adjusted(past, means, snapshot)
+            past, reason = self._adjusted(forecast, snapshot)
         plan = past.plan or tuple(present[role] for role in Role)
         wanted = dict(zip(Role, plan, strict=True))
         if (urgent := self._overload(snapshot, past, wanted)) is not None:
@@ -160,21 +117,13 @@ class Dopd(Policy[DopdConfig]):
             wanted=wanted if is_planned else None, reason=reason, ratio=ratio_of(wanted, snapshot), memory=past.memory()
         )
 
-    def _adjusted(self, past: _Past, means: tuple[float, ...], snapshot: Snapshot) -> tuple[_Past, str]:
+    def _adjusted(self, forecast: LoadForecast, snapshot: Snapshot) -> tuple[_Past, str]:
         """The memory with a plan for the next interval, and the reason (Algorithm 2, lines 24-35).
 
-        The forecast mean lengths scale the distribution of the lengths that are observed now. ``means``: means of the
-        interval that ends now.
+        The forecast mean lengths scale the distribution of the lengths that are observed now.
         """
-        config, factors, now_s = self._config, past.factors, snapshot.now_s
-        if past.forecasts:
-            outcomes = zip(past.factors, past.forecasts, means, strict=True)
-            factors = tuple(config.correction.updated(*outcome) for outcome in outcomes)
-        points = (*past.points, (now_s, *means))[-config.history_points :]
-        times_s, *series = zip(*points, strict=True)
-        results = [config.forecast.forecast(times_s, values, config.interval_s) for values in series]
-        forecasts = tuple(each.value for each in results)
-        rate, inputs, outputs = (value / factor for value, factor in zip(forecasts, factors, strict=True))
+        config = self._config
+        rate, inputs, outputs = (each.value for each in forecast.series.values())
         inputs, outputs = max(1.0, inputs), max(1.0, outputs)  # lengths must be above 0
         lengths = (observed_lengths(snapshot.traffic) or Lengths.fixed(inputs, outputs)).scaled(inputs, outputs)
         best = optimal_ratio(
@@ -190,15 +139,12 @@ class Dopd(Policy[DopdConfig]):
             prompt_s = MeanRequest.of(lengths, config.decode).prefill_s / outputs
             capacity = decode_tokens_per_s(config.decode, lengths.context_tokens, self._slo.tpot_s, prompt_s)
             prefill, decode = 0.0, rate * outputs / (config.concurrency_frac * capacity)
-        notes = [f"{name}: {each.fallback}" for name, each in zip(_SERIES, results, strict=True) if each.fallback]
+        notes = forecast.fallbacks
         if best.is_extrapolated:
             notes.append("beyond what the profiles cover")
-        text = f"{rate:.3g} requests/s of {inputs:.0f} + {outputs:.0f} tokens ahead, {in_flight:.3g} in flight"
-        past = _Past(
-            interval=(now_s, *_NO_SUMS), points=points, forecasts=forecasts, factors=factors, plan=(prefill, decode)
-        )
-        text = f"{text}, optimal P/D ratio {best.prefill_per_decode:.3g}"
-        return past, "; ".join((text, f"decode is limited by the {best.decode_limit}", *notes))
+        text = f"{forecast}, {in_flight:.3g} in flight, optimal P/D ratio {best.prefill_per_decode:.3g}"
+        reason = "; ".join((text, f"decode is limited by the {best.decode_limit}", *notes))
+        return _Past(began_s=snapshot.now_s, plan=(prefill, decode)), reason
 
     def _overload(self, snapshot: Snapshot, past: _Past, planned: Mapping[Role, float]) -> Decision | None:
         """More replicas if a role's load is over its threshold, else ``None`` (Algorithm 2, lines 18-23).

@@ -189,6 +189,11 @@ class EnginesConfig(StrictConfig):
     prefill: ProfileRef = Field(description="The profile of a prefill replica, or the path of its file.")
     decode: ProfileRef = Field(description="The profile of a decode replica, or the path of its file.")
 
+    @property
+    def uses_forecast(self) -> bool:
+        """Whether the policy plans with the snapshot's forecast of the load."""
+        return False
+
     def with_observed(self, state: ControllerState) -> Self:
         """The configuration with link and decode steps as observed; before that, as in the profiles."""
         changes: dict[str, EngineProfile] = {}

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autoscale.decide.controller import Controller
+from autoscale.decide.forecasting import forecaster_of, start_ahead_s
+from autoscale.forecast.forecaster import fit
+from autoscale.load_forecast import LoadForecast
 from autoscale.observe.signals import Signals
 from autoscale.sim.cluster import VirtualCluster
 from autoscale.sim.fleet import Fleet, VirtualPool
@@ -38,6 +41,7 @@ class VirtualServe:
         self._targets = {key: pool.lowest_replicas for key, pool in pools.items()}
         self._state = ControllerState()
         self._signals = Signals(controller.config.window_s)
+        self._forecaster = forecaster_of(controller.config)
 
     def start(self, counts: Mapping[PoolKey, int]) -> None:
         """Begin with these ready replicas of each pool."""
@@ -81,7 +85,7 @@ class VirtualServe:
         self._signals.add(reports, now_s, config.interval_s)
         if (demand := self.cluster.endpoint_report()) is not None:
             self._signals.add_endpoint({"endpoint": (now_s, demand)}, now_s, config.interval_s)
-        return Snapshot(
+        snapshot = Snapshot(
             now_s=now_s,
             pools=tuple(
                 PoolStats(
@@ -98,6 +102,16 @@ class VirtualServe:
             state=self._state,
             is_awaited=self.cluster.is_awaited,
         )
+        return replace(snapshot, forecast=self._forecast(snapshot))
+
+    def _forecast(self, snapshot: Snapshot) -> LoadForecast | None:
+        """The forecast of the load. Unlike the live shell, this one fits in the tick itself."""
+        if self._forecaster is None:
+            return None
+        ahead_s = start_ahead_s(self.controller.config, snapshot.state)
+        if (task := self._forecaster.observe(snapshot.traffic, snapshot.now_s, ahead_s)) is not None:
+            self._forecaster.take(task, fit(task))
+        return self._forecaster.forecast(snapshot.now_s)
 
     def _follow(self, plan: Plan) -> None:
         for key in self.fleet.pools:

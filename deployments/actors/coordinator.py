@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -35,10 +36,13 @@ from autoscale.decide.status import (
     ServiceStatus,
     Settings,
     Status,
+    forecast_to_json,
+    stored_forecast,
     stored_state,
 )
 from autoscale.decide.tuning import Pools, differing, merged, tuned
 from autoscale.extension import DEFERRED
+from autoscale.forecast.forecaster import ForecastState
 from autoscale.topology_config import TopologyConfig
 from autoscale.types import ControllerState
 from deployments.actors.scaling_metrics import scaling_metrics
@@ -122,6 +126,8 @@ class Coordinator:
         self._version = state.version  # of the settings; a policy reads them again if it has another version
         self._cordoned = set(state.cordoned)
         self._cycle = state.cycle
+        stored = {name: stored_forecast(load_state(app, _forecast_key(name))) for name in self._services}
+        self._forecasts = {name: forecast for name, forecast in stored.items() if forecast is not None}
         self._synced_s = time.monotonic()  # time of the policy's last message, at first of the start
         self._admitted_version = 0
         self._admitted_changed = Bell()  # wakes callers of ``watch``
@@ -135,17 +141,22 @@ class Coordinator:
         self._announcing = asyncio.get_running_loop().create_task(keep_announced(coordinator_key(app), self._name))
 
     async def join(self) -> dict[str, Any]:
-        """``Settings`` for a policy that has just started, with the controllers' states of the previous policy."""
-        return self._settings({name: record.plan.state for name, record in self._plans().items()})
+        """``Settings`` for a policy that has just started, with the states of the previous policy."""
+        states = {name: record.plan.state for name, record in self._plans().items()}
+        return self._settings(states, self._forecasts)
 
     async def sync(self, cycle: dict[str, Any], lines: list[str]) -> dict[str, Any]:
         """Store a ``CycleRecord``, write lines to the decision log, and return ``Settings``."""
         before = self._admitted()
-        self._cycle = status.CYCLE.validate_python(cycle)
+        received = status.CYCLE.validate_python(cycle)
+        self._cycle = replace(received, forecasts={})
         self._synced_s = time.monotonic()
         if self._admitted() != before:
             self._admitted_version += 1
             self._admitted_changed.ring()
+        for name, forecast in received.forecasts.items():
+            self._forecasts[name] = forecast
+            save_state(self._app, _forecast_key(name), forecast_to_json(forecast))
         if lines:  # a cycle without lines has no new decision, and is not stored
             self._store()
             await asyncio.to_thread(self._write, lines)
@@ -251,7 +262,11 @@ class Coordinator:
         since_s = time.monotonic() - _WAKE_S
         return sorted(name for name, at_s in self._woken_s.items() if at_s > since_s)
 
-    def _settings(self, states: Mapping[str, ControllerState] | None = None) -> dict[str, Any]:
+    def _settings(
+        self,
+        states: Mapping[str, ControllerState] | None = None,
+        forecasts: Mapping[str, ForecastState] | None = None,
+    ) -> dict[str, Any]:
         settings = Settings(
             version=self._version,
             services={
@@ -261,6 +276,7 @@ class Coordinator:
             topology=self._topology,
             cordoned=frozenset(self._cordoned),
             states=states or {},
+            forecasts=forecasts or {},
         )
         return status.SETTINGS.dump_python(settings, mode="json")
 
@@ -290,6 +306,11 @@ class Coordinator:
                 log.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             logger.warning("the decision log %s cannot be written: %s", self._log_path, error)
+
+
+def _forecast_key(service: str) -> str:
+    """Name under which a service's load is stored. A redeploy does not change it: users stay the same."""
+    return f"forecast:{service}"
 
 
 def _fitting(service: str, base: AutoscaleConfig, changes: Mapping[str, Any], pools: Pools) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from autoscale.engines.profile import EngineProfile
-from autoscale.forecast import ForecastConfig, LastValueConfig
+from autoscale.forecast.series import ForecastConfig, LastValueConfig
 from autoscale.headcount import desired_replicas
 from autoscale.policies.peers.dynamo_sla import TrafficDemand, next_demand, with_traffic
 from autoscale.policies.peers.independent import Memory, decided, is_due, serving_replicas, standing

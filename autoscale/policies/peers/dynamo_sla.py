@@ -19,7 +19,7 @@ from pydantic import Field
 
 from autoscale.engines.capacity import decode_tokens_per_s
 from autoscale.engines.profile import EngineProfile
-from autoscale.forecast import ForecastConfig, LastValueConfig
+from autoscale.forecast.series import ForecastConfig, LastValueConfig
 from autoscale.policies.peers.independent import (
     EPSILON,
     Memory,

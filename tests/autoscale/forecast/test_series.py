@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from autoscale.forecast import ArimaConfig, CorrectionConfig, EwmaConfig, ForecastConfig, LastValueConfig
+from autoscale.forecast.series import ArimaConfig, CorrectionConfig, EwmaConfig, ForecastConfig, LastValueConfig
 
 SERIES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40)
 FORECASTERS = (LastValueConfig(), EwmaConfig(), EwmaConfig(trend_s=60.0), ArimaConfig(), ArimaConfig(order=(2, 0, 1)))
@@ -179,7 +179,7 @@ def test_a_kind_names_its_forecaster() -> None:
 def test_only_a_fit_imports_statsmodels(run_python: Callable[..., Any]) -> None:
     script = """
 import json, sys
-from autoscale.forecast import ArimaConfig
+from autoscale.forecast.series import ArimaConfig
 ArimaConfig().forecast([0.0], [1.0], 1.0)
 before = "statsmodels" in sys.modules
 ArimaConfig().forecast(range(9), [1, 2, 1, 3, 1, 2, 1, 3, 1], 1.0)
