@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autoscale.decide.config import AutoscaleConfig
@@ -55,12 +56,14 @@ class FitProcess:
             process = self._process = _started()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(TASK.dump_json(task).decode() + "\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and then it has no answer either
+            process.stdin.write(TASK.dump_json(task).decode() + "\n")
+            process.stdin.flush()
         while (line := process.stdout.readline()) == READY + "\n":
             pass
         if not line:
-            raise RuntimeError(f"the process that fits forecasts has ended with exit code {process.wait()}")
+            process.communicate()  # closes its pipes
+            raise RuntimeError(f"the process that fits forecasts has ended with exit code {process.returncode}")
         return FORECASTS.validate_json(line)
 
 

@@ -37,7 +37,7 @@ class LoadForecastConfig(StrictConfig):
         if (points := self.remembered_points) > _MOST_POINTS:
             raise ValueError(
                 f"season_s ({self.season_s:g}) at a step_s of {self.step_s:g} needs {points} points, at most "
-                f"{_MOST_POINTS} are remembered: choose a longer step_s"
+                f"{_MOST_POINTS} are remembered: choose a longer step_s, or null for season_s"
             )
         return self
 

@@ -66,13 +66,12 @@ def _fit_series(
     recent, season = slice(-config.fit_points, None), None
     if config.season_s is not None:
         season = season_of(times_s, values, horizon_s, points=config.fit_points, season_s=config.season_s)
-    if season is None:
-        return config.method.forecast(times_s[recent], values[recent], horizon_s, search)
-    rest = [value - course for value, course in zip(values[recent], season.at_values, strict=True)]
-    forecast = config.method.forecast(times_s[recent], rest, horizon_s, search, is_signed=True)
-    if forecast.fallback is not None:
-        return replace(forecast, value=values[-1])
-    return replace(forecast.shifted(season.ahead), model=f"{forecast.model} and the day before")
+    if season is not None:
+        rest = [value - course for value, course in zip(values[recent], season.at_values, strict=True)]
+        forecast = config.method.forecast(times_s[recent], rest, horizon_s, search, is_signed=True)
+        if forecast.fallback is None:
+            return replace(forecast.shifted(season.ahead), model=f"{forecast.model} and the period before")
+    return config.method.forecast(times_s[recent], values[recent], horizon_s, search)
 
 
 @dataclass(slots=True)

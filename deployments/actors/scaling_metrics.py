@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.headcount import standard_of
+from autoscale.load_forecast import LoadForecast
 from autoscale.types import Plan, PoolKey
 from kvtransfer.topology import Role
 
@@ -45,6 +46,25 @@ _GAUGES: dict[str, tuple[str, list[str]]] = {
         "Signal of the last decision, in the signal's own unit, and its target",
         ["model", "signal", "of"],
     ),
+    "tandem_forecast": (
+        "Forecast of a series (requests per second, tokens of a prompt or of an answer) one start ahead, in the unit "
+        "of the series: value to plan with, bounds of the 80 % interval, and last observed value",
+        ["model", "series", "of"],
+    ),
+    "tandem_forecast_horizon_seconds": ("Time from the last observed step to the end of the forecast step", ["model"]),
+    "tandem_forecast_mape_ratio": (
+        "Mean absolute error of the last forecasts as a share of the observed value, and that of the last value",
+        ["model", "series", "of"],
+    ),
+    "tandem_forecast_near_ratio": (
+        "Share of the last forecasts within 10 requests in flight or 50 tokens, and that of the last value",
+        ["model", "series", "of"],
+    ),
+    "tandem_forecast_coverage_ratio": (
+        "Share of the observed values inside the 80 % interval of their forecast",
+        ["model", "series"],
+    ),
+    "tandem_forecast_fallback": ("1 if only the last value is used", ["model", "series"]),
     "tandem_autoscale_mode": ("1 if the mode is on", ["model", "mode"]),
     "tandem_autoscale_decision_age_seconds": ("Time since the last tick of the controller", ["model"]),
     "tandem_autoscale_hooked": ("1 if Serve obeys the plan's choice of replicas that stop and of nodes", []),
@@ -124,6 +144,8 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
         if per_s is not None:
             yield "tandem_autoscale_requests_per_second", [model, name], per_s
     yield "tandem_autoscale_waiting_requests", [model], traffic.waiting_requests
+    if (forecast := service.last.forecast) is not None:
+        yield from _forecast_samples(model, forecast)
     for shown in plan.decision.shown:
         yield "tandem_autoscale_signal", [model, shown.name, "seen"], shown.value
         yield "tandem_autoscale_signal", [model, shown.name, "target"], shown.target
@@ -131,3 +153,23 @@ def _samples(model: str, service: ServiceStatus, now_s: float) -> Iterator[tuple
     for name, is_on in modes.items():
         yield "tandem_autoscale_mode", [model, name], float(is_on)
     yield "tandem_autoscale_decision_age_seconds", [model], max(0.0, now_s - (plan.state.ticked_s or now_s))
+
+
+def _forecast_samples(model: str, forecast: LoadForecast) -> Iterator[tuple[str, list[str], float]]:
+    """Name, labels and value of each gauge of a forecast; a number that is not known has no sample."""
+    yield "tandem_forecast_horizon_seconds", [model], forecast.horizon_s
+    for name, series in forecast.series.items():
+        numbers = {"value": series.value, "low": series.low, "high": series.high, "last": series.last}
+        samples: list[tuple[str, list[str], float | None]] = [
+            ("tandem_forecast", [model, name, of], number) for of, number in numbers.items()
+        ]
+        samples.append(("tandem_forecast_fallback", [model, name], float(series.fallback is not None)))
+        if (accuracy := series.accuracy) is not None:
+            samples += [
+                ("tandem_forecast_mape_ratio", [model, name, "forecast"], accuracy.mape_frac),
+                ("tandem_forecast_mape_ratio", [model, name, "last_value"], accuracy.last_mape_frac),
+                ("tandem_forecast_near_ratio", [model, name, "forecast"], accuracy.near_frac),
+                ("tandem_forecast_near_ratio", [model, name, "last_value"], accuracy.last_near_frac),
+                ("tandem_forecast_coverage_ratio", [model, name], accuracy.coverage_frac),
+            ]
+        yield from ((gauge, labels, number) for gauge, labels, number in samples if number is not None)

@@ -11,6 +11,7 @@ from rich.text import Text
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.floor import floor_text, lead_s
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
+from autoscale.load_forecast import LoadForecast, SeriesForecast
 from autoscale.ratio import pd_text
 from autoscale.types import ControllerState, PoolKey, Traffic
 from deployments.actors.scaling_metrics import missing_s, pool_counts, serving_replicas
@@ -75,6 +76,7 @@ def _decision_lines(config: AutoscaleConfig, last: PlanRecord, now_s: float) -> 
         f"{figure(traffic.requests_per_s, '.4g')} requests/s of {figure(traffic.input_tokens_mean, '.4g')} input and "
         f"{figure(traffic.output_tokens_mean, '.4g')} output tokens on average",
         *_demand_lines(traffic),
+        *([] if last.forecast is None else _forecast_lines(last.forecast, now_s)),
         f"last decision {max(0.0, now_s - (plan.state.ticked_s or now_s)):.0f} s ago: {plan.decision.reason}",
         *last.collector_faults,
         *(f"held back: {note.text}" for note in plan.held_back),
@@ -92,6 +94,27 @@ def _demand_lines(traffic: Traffic) -> list[str]:
         return []
     served = f"{figure(traffic.served_per_s, '.4g')}/s get a first token"
     return [f"{served}, {traffic.waiting_requests:.0f} wait at the endpoint, refused: {refused or 'none'}"]
+
+
+def _forecast_lines(forecast: LoadForecast, now_s: float) -> list[str]:
+    """The forecast of each series, its model or why it is only the last value, and how far the last ones were off."""
+    ahead_s = forecast.issued_s + forecast.horizon_s - now_s
+    return [
+        f"forecast in {max(0.0, ahead_s):.0f} s:",
+        *(f"  {name} {_series_text(series)}" for name, series in forecast.series.items()),
+    ]
+
+
+def _series_text(series: SeriesForecast) -> str:
+    interval = "" if series.low is None or series.high is None else f" ({series.low:.4g} to {series.high:.4g})"
+    how = series.model if series.fallback is None else f"last value: {series.fallback}"
+    text = f"{series.value:.4g}{interval}, {how}"
+    if (accuracy := series.accuracy) is None:
+        return text
+    errors = f"MAPE {figure(accuracy.mape_frac, '.1%')}, of the last value {figure(accuracy.last_mape_frac, '.1%')}"
+    near = f"{accuracy.near_frac:.0%} near (last value {accuracy.last_near_frac:.0%})"
+    covered = "" if accuracy.coverage_frac is None else f", {accuracy.coverage_frac:.0%} in the 80 % interval"
+    return f"{text}; {errors}, {near}{covered}, of {accuracy.forecasts}"
 
 
 def _floor_lines(config: AutoscaleConfig, state: ControllerState, now_s: float) -> list[str]:

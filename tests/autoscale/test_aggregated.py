@@ -20,6 +20,7 @@ from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, PoolKey, PoolStats, Snapshot, Traffic
 from kvtransfer.topology import Role, Topology
 from tests.autoscale.decide.test_cycle import NOW_S, controller, node, pools, room, snapshot
+from tests.autoscale.load_forecasts import forecast_of
 
 P, D = Role.PREFILL, Role.DECODE
 ALONE = PdRatio(0, 1)
@@ -108,7 +109,8 @@ def test_policies_by_profile_want_engines_for_prompts_and_answers(kind: str) -> 
     wanted = {}
     for ratio in ("0:1", "1:1"):
         of = pools("g", (1, 1), lowest=1)
-        seen = replace(snapshot(of if ratio == "1:1" else of[1:]), traffic=traffic)
+        ahead = forecast_of(20.0, 1000.0, 200.0)
+        seen = replace(snapshot(of if ratio == "1:1" else of[1:]), traffic=traffic, forecast=ahead)
         settings = {**profiled(kind), **({"interval_s": 10.0} if kind == "dopd" else {})}
         policy, config = AutoscaleConfig.model_validate({"pd_ratio": ratio, "policy": settings}).policy_settings()
         decision = None

@@ -132,7 +132,7 @@ def published(policy: Any) -> CycleRecord:
     from autoscale.ray_coordinator_client import _record
 
     policy._link.client._drain()
-    return _record(policy._link.client._newest)
+    return _record(policy._link.client._newest, policy._link.client._forecasts)
 
 
 def test_a_call_returns_the_counts_of_the_last_tick(policy: Any) -> None:

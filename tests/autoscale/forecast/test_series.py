@@ -15,7 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from autoscale.forecast.series import ArimaConfig, CorrectionConfig, EwmaConfig, ForecastConfig, LastValueConfig
 
 SERIES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40)
-FORECASTERS = (LastValueConfig(), EwmaConfig(), EwmaConfig(trend_s=60.0), ArimaConfig(), ArimaConfig(order=(2, 0, 1)))
+FORECASTERS = (
+    LastValueConfig(),
+    EwmaConfig(),
+    EwmaConfig(trend_s=60.0),
+    ArimaConfig(),
+    ArimaConfig(orders=((2, 0, 1),)),
+)
 
 
 def regular(values: Sequence[float], step_s: float = 100.0) -> list[float]:
@@ -51,7 +57,7 @@ def test_a_trend_fades() -> None:
 def test_arima_without_terms_is_the_mean() -> None:
     values = [5.0, 4.0, 6.0, 5.0, 7.0, 3.0, 6.0, 4.0]
     # X = mu + sum phi X + sum theta eps (Algorithm 2, line 27) without phi and theta: mu.
-    assert ahead(ArimaConfig(order=(0, 0, 0)), regular(values), values, 100.0) == pytest.approx(5.0, abs=1e-3)
+    assert ahead(ArimaConfig(orders=((0, 0, 0),)), regular(values), values, 100.0) == pytest.approx(5.0, abs=1e-3)
 
 
 def test_arima_finds_a_moving_average() -> None:
@@ -60,7 +66,7 @@ def test_arima_finds_a_moving_average() -> None:
     for noise in rng.normal(size=400):
         values.append(level + float(noise))
         level += 0.3 * float(noise)
-    found = ahead(ArimaConfig(order=(0, 1, 1)), regular(values), values, 100.0)
+    found = ahead(ArimaConfig(orders=((0, 1, 1),)), regular(values), values, 100.0)
     assert found == pytest.approx(level, abs=0.3)  # theta is known to 0.05, the last noises are about 1
 
 
@@ -70,7 +76,7 @@ def test_arima_finds_an_autoregression() -> None:
     while len(values) < 400:
         values.append(10.0 + 0.8 * (values[-1] - 10.0) + float(rng.normal()))
     values.append(20.0)
-    config = ArimaConfig(order=(1, 0, 0))
+    config = ArimaConfig(orders=((1, 0, 0),))
     # 0.045 is the standard error of phi at 400 values, and 10 away from the mean it counts ten times.
     assert ahead(config, regular(values), values, 100.0) == pytest.approx(18.0, abs=0.9)
     assert ahead(config, regular(values), values, 200.0) == pytest.approx(16.4, abs=1.4)
@@ -90,13 +96,13 @@ def test_a_gap_is_filled_by_the_line_across_it() -> None:
 @pytest.mark.parametrize(
     ("times", "values", "horizon_s", "said"),
     [
-        ([1.0], [3.0], 10.0, r"1 values, ARIMA\(1, 1, 1\) needs 7"),
-        (regular([0.0] * 6), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0], 100.0, "6 values"),
+        ([1.0], [3.0], 10.0, "1 values, ARIMA needs 3"),
+        (regular([0.0] * 2), [1.0, 2.0], 100.0, "2 values"),
         (regular([0.0] * 9), [2.5] * 9, 100.0, "the series is constant"),
         (regular([0.0] * 9), [0.0] * 9, 100.0, "the series is constant"),
         (regular([0.0] * 9), [float(n % 3) for n in range(9)], 1e9, "9 steps of 100 s are too few"),
         # Long steps and then short ones: at the median step, the series has few values.
-        ([0.0, *(1000.0 * n for n in range(1, 5)), 4001.0, 4002.0], [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0], 1.0, "few"),
+        ([0.0, 1000.0, 1001.0], [1.0, 2.0, 3.0], 2000.0, "few"),
     ],
 )
 def test_a_series_that_arima_cannot_fit_keeps_its_last_value_and_the_reason_is_given(
@@ -160,8 +166,8 @@ def test_an_invalid_series_is_refused(times: list[float], values: list[float], h
     [
         {"kind": "oracle"},
         {},
-        {"kind": "arima", "order": [9, 1, 1]},
-        {"kind": "arima", "order": [0, 1, 0]},
+        {"kind": "arima", "orders": [[9, 1, 1]]},
+        {"kind": "arima", "orders": [[0, 2, 0]]},
         {"kind": "ewma", "level_s": 0},
     ],
 )

@@ -17,6 +17,7 @@ from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
 from autoscale.types import ControllerState, Decision, PoolKey, Snapshot, Traffic
 from kvtransfer.topology import Role
+from tests.autoscale.load_forecasts import forecast_of
 
 P, D = Role.PREFILL, Role.DECODE
 MakePolicy = Callable[..., Dopd]
@@ -32,15 +33,13 @@ FAST_LINK = {"base_s": 0.01, "kv_bytes_per_token": 1000, "bytes_per_s": 1e9}
 
 @pytest.fixture(scope="session")
 def make_policy(make_profile: Callable[..., EngineProfile]) -> MakePolicy:
-    """A policy that adjusts every 10 s to the last value, without correction."""
+    """A policy that adjusts every 10 s."""
 
     def make(**changes: Any) -> Dopd:
         document = {
             "prefill": make_profile(),
             "decode": make_profile(handoff=FAST_LINK),
             "interval_s": 10.0,
-            "forecast": {"kind": "last_value"},
-            "correction": {"weight_frac": 0.0},
             **changes,
         }
         return Dopd(DopdConfig.model_validate(document), ratio=PdRatio(1, 1), slo=SloConfig())
@@ -60,7 +59,10 @@ class Ticks:
         return PoolKey("g0", role)
 
     def at(self, now_s: float, traffic: Traffic = CHAT, **fields: Any) -> Decision:
-        """The decision of a tick, whose memory goes into the next one."""
+        """The decision of a tick, whose memory goes into the next one; the tick's traffic is also the forecast."""
+        load = traffic.requests_per_s, traffic.input_tokens_mean, traffic.output_tokens_mean
+        if None not in load:
+            fields.setdefault("forecast", forecast_of(*load))
         snapshot = self._make(*self._counts, now_s=now_s, traffic=traffic, state=self.state, **fields)
         decision = self._policy.decide(snapshot)
         assert decision == self._policy.decide(snapshot)  # the policy has no state of its own
@@ -95,8 +97,10 @@ def test_algorithm_2_by_hand(make_policy: MakePolicy, make_snapshot: MakeSnapsho
     # The plan holds through the next interval, whatever the load.
     assert ticks.at(1015.0, replace(CHAT, requests_per_s=50.0)).wanted == decision.wanted
     later = ticks.at(1020.0)
-    assert later.wanted is not None
-    assert later.wanted[D] == pytest.approx(3 * decision.wanted[D])  # 50 and 10 requests/s: 30 on average
+    assert later.wanted == decision.wanted
+    more = ticks.at(1030.0, forecast=forecast_of(30.0, 90.0, 20.0))  # the forecast counts, not the present load
+    assert more.wanted is not None
+    assert more.wanted[D] == pytest.approx(3 * decision.wanted[D])
 
 
 def test_the_forecast_means_scale_the_observed_distribution(
@@ -114,7 +118,7 @@ def test_the_forecast_means_scale_the_observed_distribution(
     assert decision.wanted[D] == pytest.approx(5.6 / (0.9 * 8))
     # At half the mean, all lengths are halved: no prompt is beyond the bend by more than 35 tokens.
     for at_s in (1020.0, 1030.0):
-        decision = ticks.at(at_s, replace(mixed, input_tokens_mean=45.0))
+        decision = ticks.at(at_s, mixed, forecast=forecast_of(10.0, 45.0, 20.0))
     assert decision.wanted is not None
     assert decision.wanted[P] == pytest.approx(10 * (0.75 * 0.015 + 0.25 * 0.275) / 0.9)
 
@@ -130,32 +134,17 @@ def test_a_slow_link_needs_more_decode_replicas(
     assert "decode is limited by the hand-over link" in decision.reason
 
 
-def test_means_are_over_requests_and_not_over_ticks(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
-    ticks = Ticks(make_policy(), make_snapshot)
-    ticks.at(1000.0, Traffic(requests_per_s=3.0, input_tokens_mean=50.0, output_tokens_mean=10.0))
-    ticks.at(1005.0, Traffic(requests_per_s=1.0, input_tokens_mean=90.0))
-    decision = ticks.at(1010.0, Traffic(requests_per_s=0.0))
-    assert decision.memory is not None
-    assert decision.memory["dopd_at_s"] == (1010.0,)
-    assert decision.memory["dopd_requests_per_s"] == pytest.approx([4 / 3])
-    assert decision.memory["dopd_input_tokens"] == pytest.approx([60.0])
-    assert decision.memory["dopd_output_tokens"] == pytest.approx([10.0])
-    assert ticks.at(1020.0, Traffic(requests_per_s=0.0)).wanted == {P: 0.0, D: 0.0}  # lengths as before
-
-
-def test_a_forecast_is_divided_by_how_far_the_last_one_was_off(
+def test_the_reason_names_the_forecast_its_model_and_why_it_is_the_last_value(
     make_policy: MakePolicy, make_snapshot: MakeSnapshot
 ) -> None:
-    ticks = Ticks(make_policy(correction={"weight_frac": 1.0, "most": 10.0}), make_snapshot)
-    for at_s, rate in ((1000.0, 10.0), (1010.0, 10.0), (1015.0, 5.0)):
-        ticks.at(at_s, replace(CHAT, requests_per_s=rate))
-    decision = ticks.at(1020.0, replace(CHAT, requests_per_s=5.0))
-    # 10 were predicted and 5 came: the factor is 2, and the next forecast, 5, becomes 2.5.
-    assert decision.memory is not None
-    assert decision.memory["dopd_factors"] == pytest.approx([2.0, 1.0, 1.0])
-    assert decision.memory["dopd_forecasts"] == pytest.approx([5.0, 90.0, 20.0])
-    assert decision.wanted is not None
-    assert decision.wanted[P] == pytest.approx(2.5 * 0.1 / 0.9)
+    ticks = Ticks(make_policy(), make_snapshot)
+    ticks.at(1000.0)
+    by_model = ticks.at(1010.0).reason
+    assert by_model.startswith("10 requests/s of 90 + 20 tokens in 60 s (ARIMA(0, 1, 1)), 5.6 in flight")
+    constant = forecast_of(10.0, 90.0, 20.0, fallback="the series is constant")
+    by_last_value = ticks.at(1020.0, forecast=constant).reason
+    assert "in 60 s (last value)" in by_last_value
+    assert by_last_value.endswith("; requests_per_s: the series is constant")
 
 
 def test_an_overload_of_either_role_does_not_wait(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
@@ -224,7 +213,7 @@ def test_an_interval_that_ends_in_an_overload_is_remembered_too(
     decision = ticks.at(1010.0, stats={P: {"waiting_requests": 6.0}})
     assert decision.is_urgent
     assert decision.memory is not None
-    assert decision.memory["dopd_at_s"] == (1010.0,)
+    assert decision.memory["dopd_began_s"] == (1010.0,)
 
 
 def test_without_observations_there_is_no_decision_and_the_memory_stays(
@@ -240,17 +229,16 @@ def test_without_observations_there_is_no_decision_and_the_memory_stays(
     assert ticks.at(1021.0).wanted is not None
     silent = Ticks(make_policy(), make_snapshot)
     for at_s in (1000.0, 1010.0):
-        decision = silent.at(at_s, Traffic(requests_per_s=1.0, input_tokens_mean=90.0))
-    assert (decision.wanted, decision.reason) == (None, "arrivals and their lengths were not observed yet")
+        decision = silent.at(at_s, forecast=None)
+    assert decision.wanted is None
+    assert decision.reason == "there is no forecast: no step with arrivals and their lengths has ended lately"
 
 
-def test_partly_observed_arrivals_remove_no_replica_and_are_not_remembered(
-    make_policy: MakePolicy, make_snapshot: MakeSnapshot
-) -> None:
+def test_partly_observed_arrivals_remove_no_replica(make_policy: MakePolicy, make_snapshot: MakeSnapshot) -> None:
     ticks = Ticks(make_policy(), make_snapshot, counts=(3, 3))
     ticks.at(1000.0)
     part = replace(CHAT, requests_per_s=1.0, is_whole=False)
-    assert ticks.at(1010.0, part).wanted == {P: 3.0, D: 3.0}
+    assert ticks.at(1010.0, part, forecast=forecast_of(10.0, 90.0, 20.0)).wanted == {P: 3.0, D: 3.0}
     assert ticks.at(1011.0).wanted == pytest.approx({P: 10 * 0.1 / 0.9, D: 5.6 / 7.2})
 
 
@@ -259,8 +247,7 @@ def test_a_clock_that_was_set_back_forgets_the_future(make_policy: MakePolicy, m
     for at_s in (1000.0, 1010.0, 1020.0):
         ticks.at(at_s)
     ticks.at(1015.0)
-    assert ticks.state.memory["dopd_at_s"] == (1010.0,)
-    assert ticks.state.memory["dopd_interval"][0] == 1015.0
+    assert ticks.state.memory["dopd_began_s"] == (1015.0,)
     assert ticks.at(1025.0).wanted is not None
 
 
@@ -269,26 +256,6 @@ def test_memory_of_another_policy_is_not_read(make_policy: MakePolicy, make_snap
     ticks.state = replace(ticks.state, memory={"at_s": (1.0, 2.0), "prefill": (3.0, 4.0)})
     ticks.at(1000.0)
     assert all(name.startswith("dopd_") for name in ticks.state.memory)
-
-
-def test_a_long_day_by_arima_stays_bounded_and_says_when_it_could_not_fit(make_snapshot: MakeSnapshot) -> None:
-    table = EngineProfile.load(PROFILES / "h100_llama70b_fp8_tp1.json")
-    config = DopdConfig(prefill=table, decode=table, history_points=12)
-    ticks = Ticks(Dopd(config, ratio=PdRatio(1, 1), slo=SloConfig()), make_snapshot, counts=(4, 4))
-    for number in range(0, 2500, 20):
-        wave = math.sin(number / 300)
-        traffic = Traffic(
-            requests_per_s=8.0 + 4.0 * wave, input_tokens_mean=800.0 + 50.0 * wave, output_tokens_mean=200.0
-        )
-        decision = ticks.at(1000.0 + number, traffic)
-        if number == 100:
-            assert "requests_per_s: 1 values, ARIMA(1, 1, 1) needs 7" in decision.reason
-        if number == 2000:
-            assert decision.reason.endswith("; output_tokens: the series is constant")
-    assert decision.wanted is not None
-    assert sum(map(len, ticks.state.memory.values())) == 4 * 12 + 7 + 3 + 3 + 2
-    # At the end nearly 12 requests/s come and the rate falls: the forecast is near.
-    assert ticks.state.memory["dopd_forecasts"][0] == pytest.approx(8.0 + 4.0 * math.sin(2500 / 300), rel=0.1)
 
 
 TRAFFIC = st.builds(
@@ -313,7 +280,7 @@ def test_decisions_are_deterministic_and_counts_are_finite(
     make_snapshot: MakeSnapshot,
     observations: list[tuple[float, Traffic, float | None, float | None]],
 ) -> None:
-    ticks, now_s = Ticks(make_policy(history_points=3), make_snapshot, counts=(2, 3)), 1000.0
+    ticks, now_s = Ticks(make_policy(), make_snapshot, counts=(2, 3)), 1000.0
     for passed_s, traffic, waiting, usage in observations:
         now_s += passed_s
         decision = ticks.at(now_s, traffic, stats={P: {"waiting_requests": waiting}, D: {"kv_usage_frac": usage}})
@@ -324,7 +291,7 @@ def test_decisions_are_deterministic_and_counts_are_finite(
             assert decision.wanted[P] >= 2
             assert decision.wanted[D] >= 3
         assert decision.memory is not None
-        assert sum(map(len, decision.memory.values())) <= 4 * 3 + 7 + 3 + 3 + 2
+        assert sum(map(len, decision.memory.values())) <= 1 + 2
         assert all(math.isfinite(number) for series in decision.memory.values() for number in series)
 
 
@@ -347,9 +314,8 @@ def test_more_requests_or_longer_prompts_never_need_fewer(
     ("change", "message"),
     [
         ({"interval_s": 0}, "greater than 0"),
-        ({"history_points": 0}, "greater than or equal to 1"),
         ({"concurrency_frac": 1.1}, "less than or equal to 1"),
-        ({"forecast": {"kind": "prophet"}}, "does not match any of the expected tags"),
+        ({"forecast": {"kind": "last_value"}}, "Extra inputs"),
         ({"queue_requests": 0}, "greater than 0"),
         ({"wheels": 4}, "Extra inputs"),
     ],

@@ -5,6 +5,7 @@ from dataclasses import replace
 from autoscale.decide.config import AutoscaleConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
+from autoscale.load_forecast import Accuracy, LoadForecast, SeriesForecast
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, PoolLimits, Refused, Shown, Traffic
 from deployments.actors.scaling_metrics import scaling_metrics, serving_replicas
 from deployments.metrics import render
@@ -77,6 +78,40 @@ def test_every_state_of_a_replica_has_its_number() -> None:
         assert line in page.splitlines()
     assert 'latency="tpot",model="m",of="seen"' not in page
     assert 'of="served"' not in page  # not observed
+
+
+def test_a_forecast_is_shown_with_its_errors_and_what_is_not_known_has_no_sample() -> None:
+    accuracy = Accuracy(
+        forecasts=12,
+        mape_frac=0.1,
+        last_mape_frac=0.2,
+        error_ratio=0.5,
+        near_frac=0.9,
+        last_near_frac=0.8,
+        coverage_frac=None,
+    )
+    rate = SeriesForecast(value=7.0, low=6.0, high=8.0, last=5.0, model="ARIMA(0, 1, 1)", accuracy=accuracy)
+    length = SeriesForecast(value=90.0, last=90.0, model="last value", fallback="the series is constant")
+    forecast = LoadForecast(
+        issued_s=60.0, horizon_s=120.0, requests_per_s=rate, input_tokens=length, output_tokens=length
+    )
+    page = render([scaling_metrics(status(replace(LAST, forecast=forecast)), 100.0)]).decode()
+    for line in (
+        'tandem_forecast{model="m",of="value",series="requests_per_s"} 7.0',
+        'tandem_forecast{model="m",of="low",series="requests_per_s"} 6.0',
+        'tandem_forecast{model="m",of="high",series="requests_per_s"} 8.0',
+        'tandem_forecast{model="m",of="last",series="requests_per_s"} 5.0',
+        'tandem_forecast_horizon_seconds{model="m"} 120.0',
+        'tandem_forecast_mape_ratio{model="m",of="forecast",series="requests_per_s"} 0.1',
+        'tandem_forecast_mape_ratio{model="m",of="last_value",series="requests_per_s"} 0.2',
+        'tandem_forecast_near_ratio{model="m",of="forecast",series="requests_per_s"} 0.9',
+        'tandem_forecast_near_ratio{model="m",of="last_value",series="requests_per_s"} 0.8',
+        'tandem_forecast_fallback{model="m",series="requests_per_s"} 0.0',
+        'tandem_forecast_fallback{model="m",series="input_tokens"} 1.0',
+    ):
+        assert line in page.splitlines()
+    assert "tandem_forecast_coverage_ratio{" not in page
+    assert 'of="low",series="input_tokens"' not in page
 
 
 def test_before_the_first_decision_the_page_has_no_sample() -> None:

@@ -52,7 +52,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "queue_depth reactive": {"policy": {**_QUEUE, "burn_down_s": 5.0}},
     "queue_depth headroom": {"policy": {**_QUEUE, "burn_down_s": 5.0, "headroom_frac": 0.4}},
     "queue_depth predictive": {"policy": {**_QUEUE, "burn_down_s": 5.0, "lead_s": _START_S, "trend_s": 12.0}},
-    "dopd": {"policy": {"kind": "dopd", "interval_s": 5.0, "forecast": {"kind": "last_value"}, **_PROFILES}},
+    "dopd": {
+        "policy": {"kind": "dopd", "interval_s": 5.0, **_PROFILES},
+        "forecast": {"method": {"kind": "last_value"}, "step_s": 5.0, "season_s": None},
+    },
     "wva": {"policy": {"kind": "wva"}},
     "token_velocity": {"policy": {"kind": "token_velocity", **_PROFILES}},
     "default": {

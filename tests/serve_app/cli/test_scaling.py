@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from autoscale.decide.config import AutoscaleConfig, OverrideConfig
 from autoscale.decide.status import PlanRecord, ServiceStatus, Status
 from autoscale.decide.tuning import Pools
+from autoscale.load_forecast import Accuracy, LoadForecast, SeriesForecast
 from autoscale.types import (
     ControllerState,
     Decision,
@@ -162,6 +163,28 @@ def test_top_shows_how_many_replicas_serve_wait_are_withdrawn_and_end() -> None:
     assert "no room for more than 1 of prefill:g0" in text
     assert "tried again in 30 s" in text
     assert "Serve's choice" not in text
+
+
+def test_top_shows_the_forecast_its_errors_and_why_the_last_value_is_used() -> None:
+    accuracy = Accuracy(
+        forecasts=12,
+        mape_frac=0.1,
+        last_mape_frac=0.2,
+        error_ratio=0.5,
+        near_frac=0.75,
+        last_near_frac=0.5,
+        coverage_frac=0.83,
+    )
+    rate = SeriesForecast(value=7.0, low=6.0, high=8.0, last=5.0, model="ARIMA(0, 1, 1)", accuracy=accuracy)
+    length = SeriesForecast(value=90.0, last=90.0, model="last value", fallback="the series is constant")
+    forecast = LoadForecast(
+        issued_s=60.0, horizon_s=120.0, requests_per_s=rate, input_tokens=length, output_tokens=length
+    )
+    text = " ".join(shown(last=replace(LAST, forecast=forecast)).split())
+    assert "forecast in 80 s: requests_per_s 7 (6 to 8), ARIMA(0, 1, 1); MAPE 10.0%, of the last value 20.0%" in text
+    assert "75% near (last value 50%), 83% in the 80 % interval, of 12" in text
+    assert "input_tokens 90, last value: the series is constant" in text
+    assert "forecast" not in shown()
 
 
 def test_top_shows_demand_that_is_not_served_at_once() -> None:
