@@ -47,8 +47,7 @@ class FitProcess:
     def end(self) -> None:
         """End the process, and the fit that it is making."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            _end(self._process)
 
     def _ask(self, task: FitTask) -> tuple[Forecast, ...]:
         process = self._process
@@ -62,7 +61,7 @@ class FitProcess:
         while (line := process.stdout.readline()) == READY + "\n":
             pass
         if not line:
-            process.communicate()  # closes its pipes
+            _end(process)
             raise RuntimeError(f"the process that fits forecasts has ended with exit code {process.returncode}")
         return FORECASTS.validate_json(line)
 
@@ -76,6 +75,16 @@ def _started() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process and close its pipes; it may have ended before."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(OSError):  # what was written and not read
+            pipe.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,18 +57,20 @@ class History:
     def observed(self, traffic: Traffic, now_s: float, *, step_s: float, most_points: int) -> "History":
         """The history with the traffic of one more tick; a step that has ended becomes a point.
 
-        A tick whose traffic was not observed, or only in part, does not count. If the clock was set back, points of
-        the future are left out.
+        A tick whose traffic was not observed, or only in part, does not count; one with a number that is not finite or
+        below 0 neither. If the clock was set back, points of the future are left out.
         """
         step, history = math.floor(now_s / step_s), self
         if self.step is not None and step != self.step:
             history = self._closed(step, step_s, most_points)
         history = replace(history, step=step)
-        rate = traffic.requests_per_s
+        rate, lengths = traffic.requests_per_s, (traffic.input_tokens_mean, traffic.output_tokens_mean)
         if rate is None or not traffic.is_whole:
             return history
+        if not all(0.0 <= number < math.inf for number in (rate, *lengths) if number is not None):
+            return history
         added = [1.0, rate]
-        for length in (traffic.input_tokens_mean, traffic.output_tokens_mean):
+        for length in lengths:
             added += [0.0, 0.0] if length is None else [rate, rate * length]
         return replace(history, sums=Sums(*(a + b for a, b in zip(history.sums, added, strict=True))))
 

@@ -175,7 +175,7 @@ class Default(ProfiledPolicy[DefaultConfig]):
                 busy_frac, spare_factor, horizon_s = config.decode_busy_frac, config.decode_spare, 0.0
             level, slope = _line(history.times, np.array(history.series[name]), config.memory_s)
             ahead = max(0.0, level + slope * horizon_s * config.ahead_frac)
-            if name != "decode":
+            if name != "decode" and growth > 1.0:
                 ahead = max(ahead, growth * loads[name].replicas)
             spare = spare_factor * math.sqrt(loads[name].unevenness * ahead)
             # The surprise compares with the forecast that was made one start before the observed events: at that time

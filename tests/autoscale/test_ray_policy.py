@@ -564,3 +564,37 @@ def test_a_service_without_another_source_has_none(policy: Any, collecting: Auto
     tell(policy, told(("m", collecting.model_copy(update={"collector": RayCollectorConfig()}))))
     ticked(policy)
     assert policy._sources._sources == {}
+
+
+def test_the_load_is_forecast_off_the_tick_published_and_resumed(
+    policy: Any, make_autoscale: Callable[..., AutoscaleConfig]
+) -> None:
+    config = make_autoscale(
+        interval_s=0.2, window_s=5.0, stale_s=60.0, forecast={"step_s": 1.0, "fit_points": 4, "season_s": None}
+    )
+    policy._link.controllers = {"m": Controller(config)}
+    try:
+        deadline = time.monotonic() + 60
+        while (state := policy._link.client._forecasts.get("m")) is None:
+            now_s = time.time()
+            of = contexts(at_s=now_s)
+            for context in of.values():
+                for counter in ("requests", "first_tokens", "input_tokens", "requests_ended", "output_tokens"):
+                    points = [SimpleNamespace(timestamp=now_s, value=20.0 * now_s)]
+                    context.raw_metrics[counter] = dict.fromkeys(context.running_replicas, points)
+            policy(of)
+            policy._link.client._drain()
+            assert time.monotonic() < deadline, policy._complaints
+            time.sleep(0.05)
+    finally:
+        policy._forecasts.end()
+    assert state.history.points[-1].requests_per_s == pytest.approx(20.0, rel=0.01)
+    assert state.forecast is not None
+    link = policy._link
+    answer = Settings(version=3, services={}, topology=None, cordoned=frozenset(), forecasts={"m": state})
+    link.controllers = {}
+    tell(policy, SETTINGS.dump_python(answer, mode="json"))
+    assert link.resumed_forecasts == {"m": state}
+    policy(contexts())
+    assert link.resumed_forecasts is None
+    assert policy._forecasts._stored == {"m": state}

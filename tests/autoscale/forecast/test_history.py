@@ -1,5 +1,8 @@
 """How ticks become points: means over requests, gaps, a set clock, and how much is remembered."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from autoscale.forecast.history import History, Point
@@ -33,6 +36,13 @@ def test_what_was_not_observed_whole_does_not_count() -> None:
     part = Traffic(requests_per_s=1.0, input_tokens_mean=50.0, output_tokens_mean=10.0, is_whole=False)
     history = observed((1003.0, CHAT), (1005.0, part), (1013.0, part), (1015.0, Traffic()), (1023.0, CHAT))
     assert history.points == (Point(1010.0, 3.0, 50.0, 10.0),)  # and the step after it is a gap
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["requests_per_s", "input_tokens_mean", "output_tokens_mean"])
+def test_figures_that_are_no_numbers_do_not_count(name: str, wrong: float) -> None:
+    history = observed((1003.0, CHAT), (1005.0, replace(CHAT, **{name: wrong})), (1013.0, CHAT))
+    assert history.points == (Point(1010.0, 3.0, 50.0, 10.0),)
 
 
 def test_no_more_than_the_remembered_time_stays() -> None:

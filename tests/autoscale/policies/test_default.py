@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autoscale.engines.capacity import decode_batch, decode_tokens_per_s, prefill_engines
 from autoscale.engines.profile import PrefillCurve
+from autoscale.load_forecast import Accuracy, LoadForecast
 from autoscale.policies.default import Default, DefaultConfig
 from autoscale.ratio import PdRatio
 from autoscale.slo import SloConfig
@@ -26,6 +27,7 @@ from autoscale.types import (
     Traffic,
 )
 from kvtransfer.topology import LinkTier, Role
+from tests.autoscale.load_forecasts import forecast_of
 
 PROFILE = Path(__file__).parents[3] / "configs" / "profiles" / "h100_llama70b_fp8_tp2.json"
 CONFIG = DefaultConfig.model_validate({"prefill": str(PROFILE), "decode": str(PROFILE), "prefill_start_s": 30.0})
@@ -457,3 +459,37 @@ def test_prefill_is_sized_by_the_offered_lengths_where_admission_lets_only_short
 
     assert prefill(lengths) == pytest.approx(prefill(tuple((8.0 * tokens, share) for tokens, share in lengths)))
     assert prefill(lengths) >= prefill(()) - 1e-9  # without lengths: as if each prompt had the mean length
+
+
+def proven(rate: float, *, error_ratio: float = 0.8, forecasts: int = 10) -> LoadForecast:
+    """A forecast of requests by a model whose errors are known."""
+    of = forecast_of(rate, 1200.0, 220.0)
+    accuracy = Accuracy(
+        forecasts=forecasts,
+        mape_frac=0.1,
+        last_mape_frac=0.1,
+        error_ratio=error_ratio,
+        near_frac=1.0,
+        last_near_frac=1.0,
+        coverage_frac=0.8,
+    )
+    return replace(of, requests_per_s=replace(of.requests_per_s, accuracy=accuracy))
+
+
+def test_prefill_starts_for_a_proven_forecast_if_that_is_wanted_and_none_leaves_for_it() -> None:
+    def wanted(forecast: LoadForecast | None, starts_by_forecast: bool = True) -> tuple[float, float]:
+        snapshot = Snapshot(now_s=0.0, pools=(), traffic=arrivals(50.0), forecast=forecast)
+        decision = policy(starts_by_forecast=starts_by_forecast).decide(snapshot)
+        assert decision.wanted is not None
+        assert ("are forecast" in decision.reason) == (decision.wanted[Role.PREFILL] > 9.0)
+        return decision.wanted[Role.PREFILL], decision.wanted[Role.DECODE]
+
+    without = wanted(None)
+    rising = prefill_engines(CONFIG.prefill, 100.0, 1200.0)
+    assert wanted(proven(100.0)) == (pytest.approx(rising + CONFIG.prefill_spare * math.sqrt(rising)), without[1])
+    assert wanted(proven(10.0)) == without  # a forecast removes nothing
+    assert wanted(proven(100.0), starts_by_forecast=False) == without
+    assert wanted(proven(100.0, error_ratio=1.0)) == without  # no better than the last value
+    assert wanted(proven(100.0, forecasts=9)) == without  # too few to tell
+    stepped_back = replace(proven(100.0), requests_per_s=replace(proven(100.0).requests_per_s, fallback="worse"))
+    assert wanted(stepped_back) == without

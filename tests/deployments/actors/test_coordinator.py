@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from autoscale.decide.status import CYCLE, CycleRecord, PlanRecord
+from autoscale.decide.status import CYCLE, SETTINGS, CycleRecord, PlanRecord
 from autoscale.extension import DEFERRED
+from autoscale.forecast.forecaster import ForecastState
+from autoscale.forecast.history import History, Point
 from autoscale.types import ControllerState, Decision, Latency, Plan, PoolKey, Traffic
 from deployments.config import ServiceConfig
 from kvtransfer.topology import Role
@@ -65,7 +67,7 @@ def config_of(settings: dict[str, Any]) -> dict[str, Any]:
     return settings["services"]["m"]["config"]  # type: ignore[no-any-return]
 
 
-def cycle(*admitted: str, ticked_s: float = 1.0) -> dict[str, Any]:
+def cycle(*admitted: str, ticked_s: float = 1.0, forecast: ForecastState | None = None) -> dict[str, Any]:
     """A cycle as the policy sends it."""
     record = PlanRecord(
         plan=Plan(
@@ -83,7 +85,14 @@ def cycle(*admitted: str, ticked_s: float = 1.0) -> dict[str, Any]:
         latency=Latency(),
         traffic=Traffic(),
     )
-    made = CycleRecord(services={"m": record}, nodes=None, places=None, policy_call_p99_s=0.0, is_hooked=True)
+    made = CycleRecord(
+        services={"m": record},
+        nodes=None,
+        places=None,
+        policy_call_p99_s=0.0,
+        is_hooked=True,
+        forecasts={} if forecast is None else {"m": forecast},
+    )
     return CYCLE.dump_python(made, mode="json")  # type: ignore[no-any-return]
 
 
@@ -165,6 +174,31 @@ async def test_a_restarted_coordinator_has_its_states_and_tunings_again(world: A
     joined = await coordinator().join()
     assert joined["states"]["m"]["ticked_s"] == 7.0
     assert config_of(joined)["policy"]["target"] == 50.0
+
+
+async def test_the_load_of_a_service_outlives_the_policy_the_coordinator_and_a_redeployment(world: Any) -> None:
+    first = coordinator()
+    assert (await first.join())["forecasts"] == {}
+    own = ForecastState(step_s=60.0, history=History(points=(Point(60.0, 3.0, 900.0, 200.0),)))
+    await first.sync(cycle("p1", "d1", forecast=own), [])  # no line: a decision is no news, and the load is stored
+    settings = await first.sync(cycle("p1", "d1"), ["{}"])
+    assert settings["forecasts"] == {}  # the policy that sent it has it
+    assert own == SETTINGS.validate_python(await first.join()).forecasts["m"]
+    world.alive.clear()
+    world.deployed_s, world.actor = 6.0, "tandem-2"
+    joined = await coordinator().join()
+    assert joined["states"] == {}
+    assert own == SETTINGS.validate_python(joined).forecasts["m"]
+    # The load of a day is not stored with each decision.
+    assert [len(value) > 100 and b"900.0" in value for value in world.kv.values()].count(True) == 1
+
+
+async def test_a_stored_load_of_another_form_begins_anew(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await coordinator().sync(cycle("p1", "d1", forecast=ForecastState(step_s=60.0)), [])
+    (key,) = [key for key in world.kv if b"forecast" in key]
+    world.kv[key] = b'{"step_s": "often"}'
+    assert (await coordinator().join())["forecasts"] == {}
+    assert "its forecasts begin anew" in caplog.text
 
 
 async def test_tunings_outlive_the_death_of_all_replicas_and_of_the_coordinator(world: Any) -> None:
