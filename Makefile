@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
+.PHONY: help setup model quickstart serve test check lint test-pure test-engines test-slow test-thorough format docs bench-peers bench-control bench-cost bench-overload bench-policies bench-forecast bench-ratio bench-placement bench-hetero bench-variants bench-starts bench-sim fit-profiles plot-profile sim-vs-real reproduce quality drill fuzz soak demo-autoscale demo-elastic audit clean
 CONFIG ?= configs/cpu_tiny.yaml
 MODEL ?=
 TRACES ?= traces
@@ -68,6 +68,9 @@ bench-policies: setup ## Run every policy live under the same rise and fall of l
 
 bench-ratio: model ## Measure goodput of 1P1D, 2P1D and 1P2D on real engines, against the computed ratio (about 7 minutes)
 	@$(VENV)/python -m tests.lab.bench.ratio
+
+bench-forecast: setup ## Measure the time of a forecast of the load, and its errors on the traces in TRACES=folder (about 15 minutes)
+	@$(VENV)/python -m tests.lab.bench.forecast $(if $(wildcard $(TRACES)),$(TRACES))
 
 bench-placement: setup ## Measure a placement cycle on 20,000 GPUs, compared with first-fit (about a minute)
 	@$(VENV)/python -m tests.lab.bench.placement

@@ -16,7 +16,7 @@ _POLICIES = {
 
 _SIMULATED = {
     "default": {},
-    "dopd": {"interval_s": 20.0, "forecast": {"kind": "ewma", "level_s": 40.0}},
+    "dopd": {"interval_s": 20.0},
     "dynamo": {"adjustment_s": 30.0},
     "dynamo_sla": {"adjustment_s": 30.0},
     "hpa": {},
@@ -46,5 +46,7 @@ if __name__ == "__main__":
     for name, fields in _SIMULATED.items():
         profiles = {"prefill": str(PROFILE), "decode": str(PROFILE)} if needs_profiles(name) else {}
         document = {"policy": {"kind": name, **profiles, **fields}, "gate": {"observation_s": 10.0}}
+        if name == "dopd":
+            document["forecast"] = {"step_s": 10.0, "season_s": None}
         config = SimAutoscaleConfig.model_validate(document)
         (Path(__file__).parent / "replay" / f"{name}.jsonl").write_text("\n".join(simulated(config)) + "\n")

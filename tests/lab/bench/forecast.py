@@ -165,6 +165,7 @@ def _windows(path: Path) -> Iterator[Case]:
 
 def main(
     traces: Annotated[Path | None, typer.Argument(help="Folder with traces; else the shipped one.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only cases with this beginning of their name.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Forecasts that are timed, for each number of points.")] = 40,
     out: Annotated[Path, typer.Option(help="Write the figures here.")] = Path("reports/bench_forecast.json"),
 ) -> None:
@@ -184,6 +185,8 @@ def main(
     for head in heads:
         table.add_column(head, justify="right")
     for case in cases(traces):
+        if only and not any(case.name.startswith(name) for name in only):
+            continue
         lasts_days = case.step_s * len(case.loads) > 1.2 * _LONG_S
         for season_s in (None, 86400.0) if lasts_days else (None,):
             config = LoadForecastConfig(step_s=case.step_s, season_s=season_s)
@@ -192,7 +195,10 @@ def main(
             rows = {name: each.row() for name, each in errors.items()}
             documents.append({"case": title, "series": rows, "p99_s": float(np.percentile(seconds, 99))})
             for name, row in rows.items():
-                table.add_row(f"{title}, {name}", *_cells(row))
+                cells = f"{title}, {name}", *_cells(row)
+                table.add_row(*cells)
+                if not console.is_terminal:  # a log shows what is done
+                    typer.echo("  ".join(cells), err=True)
     console.print(table)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"durations": timed, "accuracy": documents}, indent=1) + "\n")
