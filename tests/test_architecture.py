@@ -67,6 +67,8 @@ DOORS = (
     "autoscale/ray_policy",
     "autoscale/ray_link",
     "autoscale/ray_coordinator_client",
+    "autoscale/ray_forecasts",
+    "autoscale/ray_forecast_worker",
     "deployments/graph",
     "serve_app/app",
     "serve_app/sdk",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from autoscale.types import Latency, Traffic
 from kvtransfer.topology import Role
+from tests.autoscale.load_forecasts import forecast_of
 from tests.autoscale.virtual_serve import VirtualServe
 
 INPUT_TOKENS, OUTPUT_TOKENS = 90.0, 20.0
@@ -63,4 +64,6 @@ class SteadyOverload:
             output_tokens_mean=OUTPUT_TOKENS,
             cached_frac=0.0,
         )
-        self.serve.decide(load, latency=latency, traffic=traffic)
+        # The load is constant, so it is also what is forecast.
+        forecast = forecast_of(self.requests_per_s, INPUT_TOKENS, OUTPUT_TOKENS)
+        self.serve.decide(load, latency=latency, traffic=traffic, forecast=forecast)
