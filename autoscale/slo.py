@@ -26,6 +26,10 @@ class SloConfig(StrictConfig):
         prompt_ttft_s = self.ttft_s_per_input_token * input_tokens
         return min(1.0, self.ttft_s / max(1e-9, prompt_ttft_s))  # prompt_ttft_s is 0 by default
 
+    def objective_s(self, input_tokens: int) -> float:
+        """The TTFT objective of a prompt, seconds."""
+        return max(self.ttft_s, self.ttft_s_per_input_token * input_tokens)
+
     def is_met(self, latency: Latency) -> bool:
         """Whether each observed quantile meets its objective, and few enough requests are refused."""
         return (

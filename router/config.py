@@ -47,6 +47,23 @@ class LengthConfig(StrictConfig):
         return self
 
 
+class PrefillQueueConfig(StrictConfig):
+    """The queue of a group's prompts in front of its prefill replicas (``router.prefill_scheduler``)."""
+
+    strategy: Literal["direct", "fcfs", "edf", "dopd"] = "direct"
+    """Order in which prompts wait for a prefill replica. direct: no common queue, each decode replica sends a prompt at
+    once. fcfs: by arrival. edf: by deadline, which is the arrival plus the TTFT objective. dopd: Algorithm 1 of DOPD,
+    short prompts gather in batches (DECISIONS 258)."""
+    window_tokens: int = Field(2048, ge=1)
+    """Prompt tokens that a prefill replica may have before the next prompt waits in the queue (DECISIONS 259)."""
+    timeout_frac: float = Field(0.5, gt=0.0, le=1.0)
+    """Share of Kingman's mean wait after which short prompts go although they are no whole batch: alpha in Eq. 17 of
+    DOPD. Used by dopd alone."""
+    credit_wait_s: float = Field(1.0, gt=0.0, le=60.0)
+    """Longest time, seconds, for which a prompt waits until its decode replica will have room for its KV. After that
+    decode computes it. The default is the usual TTFT objective: a prompt that waited longer is late anyway."""
+
+
 class RouterConfig(StrictConfig):
     """How requests find their replicas."""
 
@@ -57,6 +74,7 @@ class RouterConfig(StrictConfig):
     (DECISIONS 44 and 87). 0: a router relies on its own count."""
     length: LengthConfig = LengthConfig()
     outlier: OutlierConfig = OutlierConfig()
+    prefill_queue: PrefillQueueConfig = PrefillQueueConfig()
     prefill_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
     """Time, seconds, after which decode computes a prompt that no prefill replica has answered. Serve itself waits
     without limit while no replica is up. Choose more than the longest wait on prefill that you accept."""

@@ -17,6 +17,7 @@ from autoscale.report import RequestRecord
 from autoscale.sim.clock import Clock
 from autoscale.sim.endpoint import VirtualEndpoint
 from autoscale.sim.journey import Journey
+from autoscale.sim.prefill_queue import VirtualPrefillQueue
 from autoscale.sim.replica import VirtualReplica
 from autoscale.slo import SloConfig
 from autoscale.traces.trace import TraceRequest
@@ -38,6 +39,7 @@ class Group:
         to_decode: the endpoint's router to the group's decode replicas.
         uplink: the wire that all transfers of the group share; ``None``: only the replicas' network cards limit them.
         replicas: all replicas that have not gone, by name.
+        queue: prompts that wait for a prefill replica; ``None``: each is sent at once.
         prefill, decode: names of the replicas of each role in routing.
         waiting: requests that arrived while no decode replica was in routing.
         load: requests that have not ended, and the prompt tokens of those without a first token.
@@ -45,6 +47,7 @@ class Group:
 
     to_decode: PoolRouter
     uplink: Wire | None
+    queue: VirtualPrefillQueue | None
     replicas: dict[str, VirtualReplica] = field(default_factory=dict)
     prefill: Sequence[str] = ()
     decode: Sequence[str] = ()
@@ -91,6 +94,7 @@ class VirtualCluster(Clock):
             key.group: Group(
                 PoolRouter(router.policy, 0, rng),  # the only router to these replicas: it need not ask for queues
                 uplink=None if uplink_bytes_per_s is None else Wire(uplink_bytes_per_s),
+                queue=self._prefill_queue(key.group),
             )
             for key in profiles
         }
@@ -133,6 +137,8 @@ class VirtualCluster(Clock):
         group = self._groups[key.group]
         if key.role is Role.PREFILL:
             group.prefill = names
+            if group.queue is not None:
+                group.queue.route(names)
             return
         group.to_decode.set_replicas(names)
         group.decode = names
@@ -164,21 +170,22 @@ class VirtualCluster(Clock):
         Prompts on a prefill replica, and prompts whose KV it still keeps, are computed on their decode replicas.
         """
         replica.die()
-        del self._groups[replica.key.group].replicas[replica.replica_id]
-        engine = replica.engine
+        group, engine = self._groups[replica.key.group], replica.engine
+        del group.replicas[replica.replica_id]
         if replica.key.role is Role.DECODE:
             for journey in self._journeys.values():
                 if journey.decode is replica:
                     self._lose(journey)
             for request in (*engine.running, *engine.waiting, *engine.deferred):
                 del self._journeys[request]
+            for journey in queue.lose(replica) if (queue := group.queue) is not None else ():
+                self._lose(journey)
             return
         # A prefill engine has no deferred requests: they wait for KV from another engine.
         for request in (*engine.running, *engine.waiting):
             journey = self._journeys.pop(request)
             journey.decode.to_prefill.end(replica.replica_id, journey.name)
-            journey.decode.backlog.failed(journey.request.input_tokens)
-            self._prefill_locally(journey)
+            self._prefill_locally_instead(journey)
         unread = [journey for journey in self._journeys.values() if journey.kv_source is replica]
         for journey in unread:
             journey.kv_source = journey.prefilled_s = None
@@ -202,7 +209,8 @@ class VirtualCluster(Clock):
         """Count the requests that have not ended as failed."""
         waiting = (journey for group in self._groups.values() for journey in group.waiting)
         at_endpoint = () if self._endpoint is None else self._endpoint.waiting
-        for journey in (*self._journeys.values(), *waiting, *at_endpoint):
+        queued = (journey for group in self._groups.values() for journey in group.queue or ())
+        for journey in (*self._journeys.values(), *waiting, *queued, *at_endpoint):
             if not journey.is_lost:  # a lost one has a record, but a prefill engine may still have its prompt
                 self._records[journey.number] = journey.record(error="not ended")
 
@@ -317,21 +325,48 @@ class VirtualCluster(Clock):
         self._decode(journey, None)
 
     def _prefill_remotely(self, group: Group, journey: Journey) -> None:
+        journey.decode.backlog.sent(journey.request.input_tokens)
+        if group.queue is None:
+            self._prefill_on(group, journey, self._prefill_replica(group, journey))
+        else:
+            group.queue.add(journey)
+
+    def _prefill_replica(self, group: Group, journey: Journey) -> str:
+        """The replica to which a decode replica sends a prompt at once."""
         router = journey.decode.to_prefill
         router.set_replicas(group.prefill)
         ordered = router.order()
         if polled := router.ask(ordered):
             queues = {name: group.replicas[name].engine.queued_prefill_tokens for name in polled}
             ordered = router.informed(ordered, queues)
-        prefill = group.replicas[ordered[0].replica_id]
+        return ordered[0].replica_id
+
+    def _prefill_on(self, group: Group, journey: Journey, replica_id: str) -> None:
+        prefill = group.replicas[replica_id]
         prefill.ongoing_requests += 1
-        tokens = journey.request.input_tokens
-        journey.decode.backlog.sent(tokens)
-        router.begin(prefill.replica_id, journey.name, tokens)
+        journey.decode.to_prefill.begin(replica_id, journey.name, journey.request.input_tokens)
         request = journey.model_request(Role.PREFILL)
         self._journeys[request] = journey
         prefill.engine.add(request)
         prefill.wake()
+
+    def _prefill_queue(self, name: str) -> VirtualPrefillQueue | None:
+        """The queue of a group; ``None``: decode replicas send prompts at once."""
+        config = self._config.prefill_queue
+        if config.strategy == "direct":
+            return None
+        return VirtualPrefillQueue(
+            config,
+            self._slo,
+            self,
+            on_bind=lambda journey, replica_id: self._prefill_on(self._groups[name], journey, replica_id),
+            on_leave=self._prefill_locally_instead,
+        )
+
+    def _prefill_locally_instead(self, journey: Journey) -> None:
+        """Let decode compute a prompt that no prefill replica has computed."""
+        journey.decode.backlog.failed(journey.request.input_tokens)
+        self._prefill_locally(journey)
 
     def _decode(self, journey: Journey, kv_ready_s: float | None) -> None:
         """Put a request into its decode engine.
@@ -363,6 +398,8 @@ class VirtualCluster(Clock):
         """Begin to move the KV of a computed prompt to its decode replica."""
         decode, tokens = journey.decode, journey.request.input_tokens
         prefill.ongoing_requests -= 1
+        if (queue := self._groups[prefill.key.group].queue) is not None:
+            queue.computed(journey)
         if journey.is_lost:
             journey.release_kv(prefill)
             self._leave_if_empty(prefill)
